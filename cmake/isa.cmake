@@ -1,0 +1,77 @@
+# Instruction sets by file name. The library holds every path of its architecture and picks one at
+# run time, so only the files named here may be compiled for more than the baseline.
+#
+#   suffix             architecture  compiled with
+#   *_avx2.cpp         x86-64        -mavx2 -mfma -mf16c
+#   *_avx512.cpp       x86-64        the above, AVX-512 F BW VL DQ
+#   *_amx.cpp          x86-64        the above, AVX-512 BF16, AMX tile and bf16
+#   *_neon.cpp         aarch64       the baseline (armv8-a)
+#   *_neon_dotprod.cpp aarch64       -march=armv8.2-a+dotprod+fp16
+#
+# Each path that is part of the build defines LLAISYS_HAVE_<AVX2|AVX512|AMX|NEON|NEON_DOTPROD> for all
+# sources. Files of the other architecture, or of a path the compiler does not know, are left out.
+
+include(CheckCXXCompilerFlag)
+
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" _processor)
+if(_processor MATCHES "^(x86_64|amd64)$")
+  set(LLAISYS_ARCH x86_64)
+elseif(_processor MATCHES "^(aarch64|arm64)$")
+  set(LLAISYS_ARCH aarch64)
+else()
+  set(LLAISYS_ARCH generic)
+endif()
+
+set(LLAISYS_ISA_PATHS avx2 avx512 amx neon neon_dotprod) # in link order, see CMakeLists.txt
+set(_flags_avx2 -mavx2 -mfma -mf16c)
+set(_flags_avx512 ${_flags_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # gcc takes the _mm512_undefined_*() of its own intrinsics for uses of uninitialised variables.
+  list(APPEND _flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
+set(_flags_amx ${_flags_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
+set(_flags_neon "")
+set(_flags_neon_dotprod -march=armv8.2-a+dotprod+fp16)
+set(_arch_avx2 x86_64)
+set(_arch_avx512 x86_64)
+set(_arch_amx x86_64)
+set(_arch_neon aarch64)
+set(_arch_neon_dotprod aarch64)
+
+set(LLAISYS_ISA_DEFINITIONS "")
+foreach(_path IN LISTS LLAISYS_ISA_PATHS)
+  string(TOUPPER "${_path}" _PATH)
+  set(LLAISYS_ISA_${_path} OFF)
+  if(_arch_${_path} STREQUAL LLAISYS_ARCH)
+    set(_supported TRUE)
+    if(_flags_${_path})
+      string(REPLACE ";" " " _joined "${_flags_${_path}}")
+      check_cxx_compiler_flag("${_joined}" LLAISYS_COMPILER_KNOWS_${_PATH})
+      set(_supported ${LLAISYS_COMPILER_KNOWS_${_PATH}})
+    endif()
+    if(_supported)
+      set(LLAISYS_ISA_${_path} ON)
+      list(APPEND LLAISYS_ISA_DEFINITIONS LLAISYS_HAVE_${_PATH})
+    endif()
+  endif()
+endforeach()
+
+# Split `sources` into those for the baseline and those for an instruction set (in link order),
+# and give the latter their flags.
+function(llaisys_split_isa_sources sources out_base out_isa)
+  set(base ${sources})
+  set(isa "")
+  foreach(path IN LISTS LLAISYS_ISA_PATHS)
+    set(matching ${sources})
+    list(FILTER matching INCLUDE REGEX "_${path}\\.cpp$")
+    list(FILTER base EXCLUDE REGEX "_${path}\\.cpp$")
+    if(LLAISYS_ISA_${path})
+      list(APPEND isa ${matching})
+      if(matching AND _flags_${path})
+        set_source_files_properties(${matching} PROPERTIES COMPILE_OPTIONS "${_flags_${path}}")
+      endif()
+    endif()
+  endforeach()
+  set(${out_base} ${base} PARENT_SCOPE)
+  set(${out_isa} ${isa} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,161 @@
+/* A model handle: weights, KV cache, runner and sampler behind one pointer.
+ *
+ * Step and Decode return 0 ok, 1 no KV slot, 2 aborted (reserved), -1 invalid input, < -1 fatal.
+ * After any of them but 0: NOutputs is 0, and the KV metadata and the bytes of every cell that was
+ * in use are as they were before the call. */
+#ifndef LLAISYS_MODELS_MODEL_H
+#define LLAISYS_MODELS_MODEL_H
+
+#include "llaisys/runtime/infer_types.h"
+#include "llaisys/runtime/kv_cache.h"
+#include "llaisys/tensor.h"
+
+typedef enum LlaisysModelType {
+    LLAISYS_MODEL_TYPE_UNKNOWN = 0,
+    LLAISYS_MODEL_TYPE_QWEN2 = 1,
+    LLAISYS_MODEL_TYPE_MOCK = 2,
+    LLAISYS_MODEL_TYPE_LLAMA = 3,
+    LLAISYS_MODEL_TYPE_QWEN3 = 4 /* reserved */
+} LlaisysModelType;
+
+typedef enum {
+    LLAISYS_DECODE_OK = 0,
+    LLAISYS_DECODE_NO_KV_SLOT = 1,
+    LLAISYS_DECODE_ABORTED = 2
+} LlaisysDecodeStatus;
+
+/* The first 23 fields and their order are fixed; later ones are appended. */
+typedef struct LlaisysModelCreateParams {
+    LlaisysModelType model_type;
+    const void *meta; /* LlaisysQwen2Meta for QWEN2, LLAMA and MOCK; copied */
+    llaisysDeviceType_t device;
+    const int32_t *device_ids; /* [ndevice]; NULL with ndevice 0: device 0 */
+    int32_t ndevice;
+    int32_t kv_cache_layout;          /* LlaisysKvLayout */
+    int32_t kv_cache_block_size;      /* slots a block; 0: 16 */
+    int64_t max_model_len;            /* longest position + 1; 0: the meta's maxseq */
+    int64_t kv_cache_capacity_tokens; /* slots; 0: max_model_len. BLOCK rounds up to whole blocks */
+    int32_t tensor_parallel_size;     /* 0 or 1; more are refused by this build */
+    int32_t pipeline_parallel_size;   /* 0 or 1 */
+    int32_t world_size;
+    int32_t rank;
+    int32_t local_rank;
+    const char *distributed_executor_backend; /* NULL or "uni" */
+    const char *distributed_backend;
+    const char *master_addr;
+    int32_t master_port;
+    int32_t node_rank;
+    int32_t nnodes;
+    const char *init_method;
+    const char *tp_group_name;
+    int32_t use_single_process_tp;
+    /* Ours. */
+    uint32_t struct_size;     /* sizeof(LlaisysModelCreateParams) */
+    int32_t n_threads;        /* of the handle's own pool, the caller included; 0: one a core */
+    int32_t max_batch_tokens; /* a larger step is run in pieces of at most this many; 0: 512 */
+    int32_t reserved;         /* 0 */
+} LlaisysModelCreateParams;
+
+typedef struct LlaisysModel LlaisysModel;
+
+/* NULL on failure: see llaisysLastError(). Nothing is kept of params. */
+LLAISYS_API LlaisysModel *llaisysModelCreate(const LlaisysModelCreateParams *params);
+LLAISYS_API void llaisysModelDestroy(LlaisysModel *model);
+LLAISYS_API LlaisysModelType llaisysModelType(const LlaisysModel *model); /* UNKNOWN for NULL */
+
+/* The parameters that are in force, defaults filled in (strings: valid as long as the model). */
+LLAISYS_API int32_t llaisysModelParams(const LlaisysModel *model, LlaisysModelCreateParams *params);
+
+/* The slot table: LlaisysQwen2Weights * for QWEN2, LLAMA and MOCK. Lives as long as the model. A
+ * slot written directly is checked and taken over at the next step; a handle that was in it before
+ * is the writer's to free. */
+LLAISYS_API void *llaisysModelWeights(LlaisysModel *model);
+
+/* Puts a tensor into the slot `field` ("attn_q_w", ...) of layer `layer` (ignored for global
+ * slots) and frees what was there. On 0 the handle belongs to the model, which may lay its values
+ * out anew and let the original go: do not use it again except for another slot of the same model.
+ * On failure it stays the caller's. Checks name, layer, shape and dtype. */
+LLAISYS_API int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_t layer,
+                                              llaisysTensor_t tensor);
+
+/* -- Running ------------------------------------------------------------------------------------ */
+
+/* May return with work in flight; Sample and GetLogits* wait for it. */
+LLAISYS_API int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput *input);
+
+/* The same for a SLOT batch. */
+LLAISYS_API int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch);
+
+/* Output rows of the last step, in token order: as many as tokens marked. */
+LLAISYS_API int32_t llaisysModelNOutputs(LlaisysModel *model);         /* -1: NULL */
+LLAISYS_API const int32_t *llaisysModelOutputIds(LlaisysModel *model); /* [NOutputs] token index */
+LLAISYS_API float *llaisysModelGetLogits(LlaisysModel *model);         /* [NOutputs, voc] */
+LLAISYS_API float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i); /* NULL: no such row */
+/* The pointers are the model's and good until its next Step, Decode or Destroy. */
+
+/* Draws ids[n_rows]. Reads the output rows and the histories and changes neither. */
+LLAISYS_API int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *sampling,
+                                       int32_t *ids);
+/* Of row i of the last Sample. */
+LLAISYS_API int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *logprobs);
+
+/* The history that penalties look at. Reset starts it from the prompt (repetition counts prompt
+ * tokens, frequency and presence do not); Accept appends drawn tokens; Forget frees it. A history
+ * that was never reset is empty. */
+LLAISYS_API int32_t llaisysModelSamplerReset(LlaisysModel *model, int64_t seq_id,
+                                             const int64_t *prompt, int32_t n_prompt);
+LLAISYS_API int32_t llaisysModelSamplerAccept(LlaisysModel *model, int64_t seq_id,
+                                              const int64_t *tokens, int32_t n_tokens);
+LLAISYS_API int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id);
+
+/* The hidden states (after the last norm) of the output rows, [NOutputs, hs], f32; NULL unless the
+ * model was asked to keep them. Reserved for draft heads; always NULL for now. */
+LLAISYS_API const float *llaisysModelGetHidden(LlaisysModel *model);
+
+/* -- KV cache, SLOT layout: LlaisysKvStatus; INTERNAL_ERROR in the BLOCK layout ---------------- */
+
+/* Cells of src in [p0, p1) belong to dst as well. p0 < 0: from 0; p1 < 0: to the end (all calls). */
+LLAISYS_API int32_t llaisysModelKvSeqCp(LlaisysModel *model, int64_t dst_seq, int64_t src_seq,
+                                        int64_t p0, int64_t p1);
+/* seq leaves its cells in [p0, p1); a cell that no sequence holds is free. */
+LLAISYS_API int32_t llaisysModelKvSeqRm(LlaisysModel *model, int64_t seq_id, int64_t p0,
+                                        int64_t p1);
+/* Positions in [p0, p1) move by delta, keys are rotated accordingly before the next step. A cell
+ * that other sequences hold too moves for them as well. */
+LLAISYS_API int32_t llaisysModelKvSeqAdd(LlaisysModel *model, int64_t seq_id, int64_t p0,
+                                         int64_t p1, int64_t delta);
+/* Every other sequence leaves all its cells. */
+LLAISYS_API int32_t llaisysModelKvSeqKeep(LlaisysModel *model, int64_t seq_id);
+/* -1: the sequence holds no cell, or the layout is BLOCK. */
+LLAISYS_API int64_t llaisysModelKvSeqPosMax(LlaisysModel *model, int64_t seq_id);
+LLAISYS_API int64_t llaisysModelKvSeqPosMin(LlaisysModel *model, int64_t seq_id);
+
+LLAISYS_API int32_t llaisysModelKvStats(LlaisysModel *model, LlaisysKvStats *stats);
+
+/* "cell[i] = {seq_ids, pos, used}" a line for the cells in use, then "token[i] -> cell[j]" for the
+ * last step. Writes at most capacity bytes with the final 0; *length is what the whole text needs,
+ * without the 0. text may be NULL when capacity is 0. */
+LLAISYS_API int32_t llaisysModelKvDump(LlaisysModel *model, char *text, size_t capacity,
+                                       size_t *length);
+
+/* -- KV cache, BLOCK layout: for the block manager -------------------------------------------- */
+
+/* Copies keys and values of all layers, slot src[i] to slot dst[i], as if all were read first. */
+LLAISYS_API int32_t llaisysModelKvCopySlots(LlaisysModel *model, const int32_t *src,
+                                            const int32_t *dst, int32_t n);
+/* Rotates the keys of each slot by delta[i] positions. */
+LLAISYS_API int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots,
+                                             const int64_t *delta, int32_t n);
+
+/* -- Batches (SLOT) ---------------------------------------------------------------------------- */
+
+/* Arrays of n_tokens entries, zeroed but n_seq_id, which is 1; token is NULL and embd
+ * [n_tokens, embd] when embd > 0. Each token has room for n_seq_max sequence ids. All NULL and
+ * n_tokens 0 on bad sizes or no memory. Keep n_seq_id: it is what Free frees. */
+LLAISYS_API LlaisysBatch llaisysBatchInit(int32_t n_tokens, int32_t embd, int32_t n_seq_max);
+/* A batch that borrows token: sequence 0, positions derived, logits of the last token. Free is
+ * allowed and leaves token alone. */
+LLAISYS_API LlaisysBatch llaisysBatchGetOne(int64_t *token, int32_t n_tokens);
+LLAISYS_API void llaisysBatchFree(LlaisysBatch batch);
+
+#endif

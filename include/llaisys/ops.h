@@ -1,0 +1,97 @@
+/* The operators, each on tensors of one device. All return LLAISYS_OK or an llaisysStatus_t; the
+ * error text names operator, argument, what was got and what was expected.
+ *
+ * stream NULL: the CPU, on the calling thread alone. "real" below means f32, f16 or bf16; sums are
+ * taken in f32. Tensors are contiguous unless "strided" is said: then only the last dimension has
+ * to be dense. Outputs must not overlap inputs unless said. */
+#ifndef LLAISYS_OPS_H
+#define LLAISYS_OPS_H
+
+#include "llaisys/runtime.h"
+#include "llaisys/tensor.h"
+
+/* out = a + b, elementwise; all real, one shape, one dtype. out may be a or b. */
+LLAISYS_API int32_t llaisysAdd(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t a,
+                               llaisysTensor_t b);
+
+/* Of each row of values [rows, n] (real): the index (i64 [rows]) and value ([rows], dtype of
+ * values) of the largest, the lowest index on a tie. NaN is never chosen; a row of NaN gives 0. */
+LLAISYS_API int32_t llaisysArgmax(llaisysStream_t stream, llaisysTensor_t max_index,
+                                  llaisysTensor_t max_value, llaisysTensor_t values);
+
+/* out[i] = table[index[i]]; index i64 [n] within the table, table [rows, d] real, out [n, d] real. */
+LLAISYS_API int32_t llaisysEmbedding(llaisysStream_t stream, llaisysTensor_t out,
+                                     llaisysTensor_t index, llaisysTensor_t table);
+
+/* A weight [out_features, in_features] (real) laid out for the device's kernels. It keeps its own
+ * copy: the tensor may be destroyed. */
+typedef struct LlaisysLinearWeight *llaisysLinearWeight_t;
+LLAISYS_API int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor,
+                                              llaisysLinearWeight_t *weight);
+LLAISYS_API void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight);
+
+/* For each of n parts: out[p] = in[rows] * weight[p]^T + bias[p], in one parallel region.
+ * in [m, in_features] real, strided; rows i32 [r] selects rows of in, NULL: all (r = m); out[p]
+ * [r, out_features of p] real, strided; bias NULL or an array of n, entries NULL or
+ * [out_features] real. A row's result does not depend on the other rows nor on the threads. */
+LLAISYS_API int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t rows,
+                                  int32_t n, const llaisysLinearWeight_t *weight,
+                                  const llaisysTensor_t *bias, const llaisysTensor_t *out);
+
+/* out[i] = in[i] / rms(in[i]) * weight over the last dimension; in, out [n, d] real strided,
+ * weight [d] real. out may be in. */
+LLAISYS_API int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                                   llaisysTensor_t weight, float epsilon);
+
+/* residual += in, then out = rms_norm(residual). out may be in. */
+LLAISYS_API int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out,
+                                      llaisysTensor_t residual, llaisysTensor_t in,
+                                      llaisysTensor_t weight, float epsilon);
+
+/* Rotary position embedding, halves paired (i, i + d/2): out, in [n, heads, d] real strided,
+ * positions i64 [n], inv_freq f32 [d/2]. out may be in. */
+LLAISYS_API int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                                llaisysTensor_t positions, llaisysTensor_t inv_freq);
+
+/* cache[slots[i]] = values[i]; cache [n_slots, heads, d], values [n, heads, d] strided, slots i32
+ * [n] within the cache, no slot twice. */
+LLAISYS_API int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache,
+                                   llaisysTensor_t values, llaisysTensor_t slots);
+
+/* Attention of query token i over the entries [begin[i], end[i]) of its list: entry e of table row
+ * t lies in slot tables[t, e / block_size] * block_size + e % block_size.
+ * out, q [n, heads, d] strided; k_cache, v_cache [n_slots, kv_heads, d], heads a multiple of
+ * kv_heads; q_rows, begin, end i32 [n]; tables i32 [rows, width]. All real; sums in f32; an empty
+ * list gives zeros. Tiles follow the entry number, so that the result of a token depends on its
+ * own list alone. */
+LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
+                                     llaisysTensor_t k_cache, llaisysTensor_t v_cache,
+                                     llaisysTensor_t q_rows, llaisysTensor_t begin,
+                                     llaisysTensor_t end, llaisysTensor_t tables,
+                                     int32_t block_size, float scale);
+
+/* Attention with an explicit mask: q [n, heads, d], k and v [m, kv_heads, d], mask u8 [n, m],
+ * non-zero = visible; a token that sees nothing gives zeros. */
+LLAISYS_API int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTensor_t out,
+                                               llaisysTensor_t q, llaisysTensor_t k,
+                                               llaisysTensor_t v, llaisysTensor_t mask,
+                                               float scale);
+
+/* Copies values between layouts: same shape and dtype, any strides, any dtype. */
+LLAISYS_API int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out,
+                                     llaisysTensor_t in);
+
+/* out = up * gate / (1 + exp(-gate)); all [n, d] real strided. out may be gate or up. */
+LLAISYS_API int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
+                                  llaisysTensor_t up);
+
+/* Over the last dimension; out f32, in real, [rows, n]. out may be in. A row whose largest value
+ * is -inf gives zeros. */
+LLAISYS_API int32_t llaisysSoftmax(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in);
+
+/* The k largest of each row of values [rows, n] (f32) in falling order, the lowest index first on
+ * a tie: index i32 [rows, k], value f32 [rows, k]; 1 <= k <= n. NaN counts as -inf. */
+LLAISYS_API int32_t llaisysTopK(llaisysStream_t stream, llaisysTensor_t index,
+                                llaisysTensor_t value, llaisysTensor_t values);
+
+#endif

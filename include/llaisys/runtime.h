@@ -1,0 +1,37 @@
+/* Devices and streams. */
+#ifndef LLAISYS_RUNTIME_H
+#define LLAISYS_RUNTIME_H
+
+#include "llaisys/types.h"
+
+/* An ordered queue of work on one device. On a CPU it is a pool of threads, and every call on it
+ * has finished when it returns. */
+typedef struct LlaisysStream *llaisysStream_t;
+
+/* How many devices of this kind can be used; 0 when the build or the machine has none. */
+LLAISYS_API int32_t llaisysDeviceCount(llaisysDeviceType_t device);
+
+/* What the CPU kernels run on: "portable", "avx2", "avx512" or "neon". Chosen once, from the
+ * machine or from the environment variable LLAISYS_CPU_ISA. Static storage. */
+LLAISYS_API const char *llaisysCpuIsa(void);
+
+/* n_threads counts the calling thread; 0 means one per core. The sum over all streams of the
+ * process is capped (llaisysSetThreadLimit): a stream may get fewer than it asks for, never less
+ * than one. */
+LLAISYS_API int32_t llaisysStreamCreate(llaisysDeviceType_t device, int32_t device_id,
+                                        int32_t n_threads, llaisysStream_t *stream);
+LLAISYS_API void llaisysStreamDestroy(llaisysStream_t stream);
+LLAISYS_API int32_t llaisysStreamSynchronize(llaisysStream_t stream);
+
+/* Threads that this stream really has, the caller included. */
+LLAISYS_API int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_threads);
+
+/* The cap on worker threads over all CPU streams that are created after this call; at least 1.
+ * The default is four times the number of cores. */
+LLAISYS_API int32_t llaisysSetThreadLimit(int32_t n_threads);
+
+/* Seconds that `count` empty parallel regions took on this stream (for `llaisys bench ops`). */
+LLAISYS_API int32_t llaisysBenchParallelRegion(llaisysStream_t stream, int32_t count,
+                                               double *seconds);
+
+#endif

@@ -1,0 +1,93 @@
+/* What goes into a step and into the sampler. Plain views: the library copies what it keeps. */
+#ifndef LLAISYS_RUNTIME_INFER_TYPES_H
+#define LLAISYS_RUNTIME_INFER_TYPES_H
+
+#include "llaisys/types.h"
+
+/* The small form of a step (SLOT layout): one entry of each array a token. */
+typedef struct LlaisysBatch {
+    int32_t n_tokens;
+    int64_t *token;    /* [n_tokens]; used when embd == NULL */
+    float *embd;       /* [n_tokens, hidden size] or NULL */
+    int64_t *pos;      /* [n_tokens]; NULL: the position after the last one of the sequence */
+    int32_t *n_seq_id; /* [n_tokens], each >= 1; NULL: 1 */
+    int64_t **seq_id;  /* [n_tokens][n_seq_id]; NULL: sequence 0 */
+    int8_t *logits;    /* [n_tokens], non-zero: keep this token's logits; NULL: the last token's */
+} LlaisysBatch;
+
+/* One step of the engine. Token i belongs to the sequences
+ * seq_ids[s .. s + n_seq_id[i]), s = the sum of n_seq_id before i. */
+typedef struct LlaisysStepInput {
+    uint32_t struct_size;
+    int32_t n_tokens;         /* 1 .. INT32_MAX */
+    const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary. Reserved: -1-j will mean "the
+                                 j-th id sampled by the previous step"; refused for now */
+    const float *embd;        /* [n_tokens, hidden size], used instead of token_ids when not NULL */
+    const int64_t *positions; /* [n_tokens], >= 0. SLOT only: NULL derives them */
+    const int32_t *n_seq_id;  /* [n_tokens], each >= 1; NULL: 1. BLOCK needs 1 */
+    const int64_t *seq_ids;   /* [n_seq_ids]; NULL: sequence 0 */
+    int32_t n_seq_ids;        /* the sum of n_seq_id */
+    int32_t n_seq;            /* BLOCK: rows of the tables below; 0 in SLOT */
+    const int8_t *logits;     /* [n_tokens], non-zero: keep this token's logits; NULL: the last's */
+
+    /* BLOCK layout only; NULL and 0 in SLOT. */
+    const int32_t *slot_mapping;  /* [n_tokens]: where the keys and values of token i go */
+    const int32_t *context_lens;  /* [n_seq]: tokens of the sequence, this step's included */
+    const int64_t *batch_seq_ids; /* [n_seq]: the sequence of each row, no two alike */
+    const int32_t *block_tables;  /* [n_seq, block_table_width]: block numbers, -1 past the end */
+    int32_t block_table_width;
+    int32_t reserved; /* 0 */
+} LlaisysStepInput;
+
+/* A link of the sampler chain. */
+typedef enum {
+    LLAISYS_SAMPLER_PENALTIES = 0, /* repetition, then frequency, then presence */
+    LLAISYS_SAMPLER_TEMPERATURE = 1,
+    LLAISYS_SAMPLER_TOP_K = 2,
+    LLAISYS_SAMPLER_TOP_P = 3,
+    LLAISYS_SAMPLER_MIN_P = 4,
+    LLAISYS_SAMPLER_COUNT = 5
+} LlaisysSamplerKind;
+
+/* How each output row is turned into a token. Entry r of each array belongs to row r of the call;
+ * NULL means the neutral value given beside it for every row. The allowed-token mask, then the
+ * bias, are applied before the chain; temperature 0 takes the most likely token of what is left,
+ * the lowest id first. The draw is a function of (seed, choice, position) and the row's logits. */
+typedef struct LlaisysSamplingMetadata {
+    uint32_t struct_size;
+    int32_t n_rows;           /* rows to sample */
+    const int32_t *rows;      /* [n_rows]: output row (0 .. NOutputs-1); NULL: 0, 1, 2, .. */
+    const int64_t *seq_ids;   /* [n_rows]: whose history penalties look at; NULL: no history */
+    const float *temperature; /* 1.0; finite, >= 0 */
+    const float *top_p;       /* 1.0; in (0, 1] */
+    const float *min_p;       /* 0.0; in [0, 1] */
+    const float *repetition_penalty; /* 1.0; finite, > 0 */
+    const float *presence_penalty;   /* 0.0; finite */
+    const float *frequency_penalty;  /* 0.0; finite */
+    const int32_t *top_k;            /* 0 = all; >= 0 */
+    const uint64_t *seeds;           /* 0 */
+    const int64_t *positions;        /* 0: position of the token being drawn */
+    const int32_t *choices;          /* 0: index of the choice (n > 1) */
+    const int32_t *chain_offsets;    /* [n_rows + 1] into chain; NULL: penalties, temperature,
+                                        top_k, top_p, min_p for every row */
+    const uint8_t *chain;            /* LlaisysSamplerKind, no kind twice in a row's chain */
+    const int32_t *bias_offsets;     /* [n_rows + 1] into bias_*; NULL: none */
+    const int32_t *bias_ids;         /* token ids */
+    const float *bias_values;        /* added to the logit; -INFINITY bans the token */
+    const int32_t *n_logprobs;       /* -1 = none; 0 = the drawn token's; n = and the n best */
+    const int32_t *mask_rows;        /* [n_rows]: row of masks, -1 = everything; NULL: -1 */
+    const uint32_t *masks;           /* [n_masks, (vocabulary + 31) / 32]: bit set = allowed */
+    int32_t n_masks;
+    int32_t reserved; /* 0 */
+} LlaisysSamplingMetadata;
+
+/* Log-probabilities of one sampled row, of the distribution before bias, mask and chain.
+ * Owned by the model, valid until its next Sample, Step, Decode or Destroy. */
+typedef struct LlaisysLogprobs {
+    int32_t n;             /* 0 when none were asked for; else 1 + the number of best tokens */
+    int32_t sampled_rank;  /* 1 = the drawn token was the most likely one */
+    const int32_t *ids;    /* [n]: the drawn token, then the best in falling order */
+    const float *logprobs; /* [n] */
+} LlaisysLogprobs;
+
+#endif

@@ -1,0 +1,73 @@
+/* Devices, data types, status codes, version and the last-error text. */
+#ifndef LLAISYS_TYPES_H
+#define LLAISYS_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define LLAISYS_EXPORT __declspec(dllexport)
+#else
+#define LLAISYS_EXPORT __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+#define LLAISYS_API extern "C" LLAISYS_EXPORT
+#else
+#define LLAISYS_API LLAISYS_EXPORT
+#endif
+
+/* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
+#define LLAISYS_ABI_VERSION 1
+
+typedef enum {
+    LLAISYS_DEVICE_CPU = 0,
+    LLAISYS_DEVICE_NVIDIA = 1,
+    LLAISYS_DEVICE_TYPE_COUNT = 2
+} llaisysDeviceType_t;
+
+typedef enum {
+    LLAISYS_DTYPE_INVALID = 0,
+    LLAISYS_DTYPE_F32 = 1,
+    LLAISYS_DTYPE_F16 = 2,
+    LLAISYS_DTYPE_BF16 = 3,
+    LLAISYS_DTYPE_I64 = 4,
+    LLAISYS_DTYPE_I32 = 5,
+    LLAISYS_DTYPE_I8 = 6,
+    LLAISYS_DTYPE_U8 = 7,
+    LLAISYS_DTYPE_COUNT = 8
+} llaisysDataType_t;
+
+/* What a call returns unless its header gives a list of its own. */
+typedef enum {
+    LLAISYS_OK = 0,
+    LLAISYS_ERROR_INVALID = -1,     /* an argument is wrong; nothing was changed */
+    LLAISYS_ERROR_MEMORY = -2,      /* memory could not be had; nothing was changed */
+    LLAISYS_ERROR_INTERNAL = -3,    /* a broken invariant: the handle should be destroyed */
+    LLAISYS_ERROR_UNSUPPORTED = -4, /* valid, but not on this device or in this build */
+    LLAISYS_ERROR_IO = -5           /* a file is missing, unreadable or too short */
+} llaisysStatus_t;
+
+/* A data type is stored in blocks: plain types have one element a block, quantised types many. */
+typedef struct {
+    int32_t block_elements;
+    int32_t block_bytes;
+} LlaisysDataTypeTraits;
+
+/* The number the library was built with, to be compared with LLAISYS_ABI_VERSION. */
+LLAISYS_API uint32_t llaisysAbiVersion(void);
+
+/* Why the last failing call of this thread failed; "" when none has. Valid until the thread's next
+ * failing call. Never NULL. */
+LLAISYS_API const char *llaisysLastError(void);
+/* Its llaisysStatus_t; for calls that return a handle instead of a code. */
+LLAISYS_API int32_t llaisysLastErrorCode(void);
+
+/* "f32", "bf16", ...; "invalid" for a value outside the enumeration. Static storage. */
+LLAISYS_API const char *llaisysDataTypeName(llaisysDataType_t dtype);
+
+/* LLAISYS_ERROR_INVALID for an unknown type. */
+LLAISYS_API int32_t llaisysDataTypeGetTraits(llaisysDataType_t dtype,
+                                             LlaisysDataTypeTraits *traits);
+
+#endif

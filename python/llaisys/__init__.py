@@ -1,0 +1,28 @@
+"""NovaInfer: `LLM` and `SamplingParams`. Nothing heavy is imported before it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llaisys.common.sampling import SamplingParams
+    from llaisys.entrypoints.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from llaisys.entrypoints.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from llaisys.common.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'llaisys' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,38 @@
+"""Which adapter serves which model type. Adapters are imported when they are first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from llaisys.common.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from llaisys.models.base import ModelAdapter
+
+# model_type -> "module:class". A further model is a further line here (docs/adding_a_model.md).
+MODEL_REGISTRY: dict[str, str] = {
+    "qwen2": "llaisys.models.qwen2:Qwen2Adapter",
+    "llama": "llaisys.models.llama:LlamaAdapter",
+    "mock": "llaisys.models.mock:MockAdapter",
+}
+
+
+def register_model(model_type: str, location: str) -> None:
+    """Add an adapter, given as "module:class". A type that is taken is refused."""
+    if model_type in MODEL_REGISTRY:
+        raise InvalidInputError(f"model_type {model_type!r} is registered already")
+    if location.count(":") != 1:
+        raise InvalidInputError(f"location must be 'module:class', got {location!r}")
+    MODEL_REGISTRY[model_type] = location
+
+
+def get_adapter_class(model_type: str) -> type[ModelAdapter]:
+    """The adapter of a model type; an unknown one is refused with the known ones."""
+    location = MODEL_REGISTRY.get(model_type)
+    if location is None:
+        known = ", ".join(sorted(MODEL_REGISTRY))
+        raise InvalidInputError(f"model_type must be one of {known}; got {model_type!r}")
+    module, name = location.split(":")
+    adapter: type[ModelAdapter] = getattr(import_module(module), name)
+    return adapter

@@ -1,0 +1,342 @@
+"""Requests, what a step consists of, and what comes back: plain data, no numpy.
+
+`Request` owns the tokens and the status of one sequence. Everything that crosses a layer
+(`SchedulerOutputs`, `StepOutput`, `TokenUpdate`, `StreamOutput`, `RequestOutput`) is a dataclass of
+plain values, so that it can cross a process later.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from llaisys.common.sampling import SamplingParams
+
+logger = logging.getLogger("llaisys.engine")
+
+
+class RequestStatus(Enum):
+    """Where a request stands; the names are the seeds', and FINISHED_ERROR is ours."""
+
+    WAITING = "waiting"
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "finished_stopped"
+    FINISHED_LENGTH_CAPPED = "finished_length_capped"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_IGNORED = "finished_ignored"
+    FINISHED_ERROR = "finished_error"
+
+    @property
+    def finished(self) -> bool:
+        return self in FINISH_REASONS
+
+    @property
+    def finish_reason(self) -> str | None:
+        """`stop`, `length`, `abort`, `error`; None while the request lives."""
+        return FINISH_REASONS.get(self)
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_IGNORED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+_ENDS = frozenset(
+    {
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_ABORTED,
+        RequestStatus.FINISHED_ERROR,
+    }
+)
+_EARLY_ENDS = frozenset(
+    {
+        RequestStatus.FINISHED_ABORTED,
+        RequestStatus.FINISHED_IGNORED,
+        RequestStatus.FINISHED_ERROR,
+    }
+)
+
+# A preempted request may still stop: a result or a stop string can arrive one step late.
+TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: _EARLY_ENDS
+    | {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS},
+    RequestStatus.WAITING_FOR_REMOTE_KVS: _EARLY_ENDS | {RequestStatus.WAITING},
+    RequestStatus.RUNNING: _ENDS | {RequestStatus.PREEMPTED},
+    RequestStatus.PREEMPTED: _ENDS | {RequestStatus.RUNNING},
+    **{status: frozenset() for status in FINISH_REASONS},
+}
+
+
+class IllegalTransitionError(RuntimeError):
+    """A request was asked to go where its status does not lead; nothing was changed."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence: a prompt and one choice of its continuation.
+
+    A step gives the request tokens; `num_computed_tokens` catches up with `num_tokens`. When both
+    are equal a token has been asked for and its id is not known yet.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams  # with_defaults() done
+    seed: int = 0
+    choice: int = 0  # index among the n choices of a prompt
+    stop_token_ids: frozenset[int] = frozenset()  # eos (unless ignored) and the request's own
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    cache_salt: str = ""  # prefixes are shared only between equal salts
+    max_total_tokens: int = 0  # prompt + output; set by the scheduler when it takes the request
+    arrival_time: float = 0.0
+    seq_id: int = -1  # set by the scheduler; rises with arrival
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(default_factory=list)  # prompt, then output
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: not yet scheduled
+    num_preemptions: int = 0
+    scheduled_time: float | None = None
+    stop_reason: int | str | None = None  # the token id or the string that ended it
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def finished(self) -> bool:
+        return self.status in FINISH_REASONS
+
+    def set_status(self, status: RequestStatus) -> None:
+        """Move to `status`; an illegal move is logged and raises, and changes nothing."""
+        if status not in TRANSITIONS[self.status]:
+            logger.error(
+                "request %s: illegal transition %s -> %s",
+                self.request_id,
+                self.status.value,
+                status.value,
+            )
+            raise IllegalTransitionError(
+                f"request {self.request_id}: {self.status.value} -> {status.value}"
+            )
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("request %s: %s -> %s", self.request_id, self.status.value, status.value)
+        self.status = status
+
+    def append_token(self, token_id: int) -> RequestStatus | None:
+        """Take a drawn token; the status to finish with, or None to go on."""
+        self.token_ids.append(token_id)
+        if token_id in self.stop_token_ids and self.num_output_tokens >= self.sampling.min_tokens:
+            if token_id in (self.sampling.stop_token_ids or ()):
+                self.stop_reason = token_id
+            return RequestStatus.FINISHED_STOPPED
+        if len(self.token_ids) >= self.max_total_tokens:
+            return RequestStatus.FINISHED_LENGTH_CAPPED
+        return None
+
+
+# ---- what a step consists of ---------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class NewSequence:
+    """A sequence that the worker does not hold: new, or back after a preemption."""
+
+    seq_id: int
+    request_id: str
+    token_ids: list[int]  # prompt and what was drawn before a preemption
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    choice: int
+    stop_token_ids: frozenset[int]
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class SchedulerOutputs:
+    """One step's work. The lists of length s run in parallel, one entry a sequence.
+
+    Sequence i computes its tokens [starts[i], starts[i] + counts[i]), and when samples[i] the
+    token after them is drawn.
+    """
+
+    step_id: int
+    seq_ids: list[int] = field(default_factory=list)  # [s]
+    request_ids: list[str] = field(default_factory=list)  # [s]
+    starts: list[int] = field(default_factory=list)  # [s]
+    counts: list[int] = field(default_factory=list)  # [s]
+    samples: list[bool] = field(default_factory=list)  # [s]
+    new_seqs: list[NewSequence] = field(default_factory=list)
+    new_blocks: dict[int, list[int]] = field(default_factory=dict)  # seq id -> appended blocks
+    released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted before
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.seq_ids)
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, before bias, mask and chain."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = the most likely token
+    top: list[tuple[int, float]] = field(default_factory=list)  # the best, falling
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step drew. It names its step, so it may be applied after later steps were planned."""
+
+    step_id: int
+    sampled: dict[int, list[int]]  # seq id -> new tokens (one; more when drafts were accepted)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # where asked for
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """The engine's note about one step."""
+
+    step_id: int
+    batch_size: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class TokenUpdate:
+    """What one step did to one request; the engine core's output, token ids only."""
+
+    request_id: str
+    token_ids: list[int]  # new in this step
+    status: RequestStatus
+    logprobs: list[TokenLogprobs] | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    scheduled_time: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the worker says about the model that it loaded."""
+
+    model_path: str
+    model_type: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    block_size: int
+    kv_bytes_per_token: int = 0
+    generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
+    tokenizer_source: Any = None  # what llaisys.tokenization opens; None: no tokenizer
+
+
+# ---- what the caller gets ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # over all choices
+    cached_tokens: int = 0  # prompt tokens that the prefix cache saved
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds since the request was submitted; None: it did not come that far."""
+
+    queue: float | None = None  # until it was first scheduled
+    first_token: float | None = None
+    total: float | None = None
+    per_token: float | None = None  # mean time between tokens after the first
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished (or abandoned) choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)  # the stop token included
+    finish_reason: str | None = None  # stop, length, abort, error
+    stop_reason: int | str | None = None  # the stop string or token; None for eos and length
+    status: RequestStatus = RequestStatus.WAITING
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    num_cached_tokens: int = 0
+    timings: Timings = field(default_factory=Timings)
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and all its choices."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.outputs[0].finish_reason
+
+
+@dataclass(slots=True)
+class StreamOutput:
+    """What is new of one choice. The `text` parts, put together, are the final text."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    stop_reason: int | str | None = None
+    output: RequestOutput | None = None  # with the last part of the last choice

@@ -1,0 +1,172 @@
+"""From what a user hands in to requests: template, tokenise, check against the model's limits."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import ModelInfo, Request
+
+Messages = Sequence[Mapping[str, Any]]
+MAX_SALT_CHARS = 1024
+
+
+@dataclass(slots=True)
+class ProcessedInput:
+    """A prompt and one request per choice, the first one first."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    requests: list[Request]
+
+
+def open_tokenizer(info: ModelInfo, given: Any = None) -> Any:
+    """`given`, or the model's own tokenizer; None when the model has none."""
+    if given is not None or info.tokenizer_source is None:
+        return given
+    from llaisys.tokenization import Tokenizer
+
+    source = info.tokenizer_source
+    if source.directory is None and source.vocabulary is None:
+        return None
+    return Tokenizer.from_source(source)
+
+
+class InputProcessor:
+    """Stateless but for the generator of seeds and the counter of request ids."""
+
+    def __init__(self, info: ModelInfo, tokenizer: Any = None, seed: int | None = None) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        own = tuple(tokenizer.eos_token_ids) if tokenizer is not None else ()
+        self.eos_token_ids = frozenset((*info.eos_token_ids, *own))
+        self._random = random.Random(seed)
+        self._next_id = 0
+
+    def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
+        """Token ids of a chat, the generation prompt included."""
+        if isinstance(messages, (str, Mapping)) or not messages:
+            raise InvalidInputError("messages must be a list of {'role', 'content'}, not empty")
+        ids: list[int] = self._needs_tokenizer("chat").encode_chat(messages, **options)
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._needs_tokenizer("a text prompt").encode(text)
+        return ids
+
+    def process(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+    ) -> ProcessedInput:
+        """Check everything that can be checked before the request is queued."""
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
+        if not token_ids:
+            raise InvalidInputError("the prompt is empty; it must have at least 1 token")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InvalidInputError(
+                f"the sampling parameters are a {type(params).__name__}, not SamplingParams"
+            )
+        sampling = (params or SamplingParams()).with_defaults(self.info.generation_defaults)
+        self._check_params(sampling)
+        salt = cache_salt or ""
+        if not isinstance(salt, str) or len(salt) > MAX_SALT_CHARS:
+            raise InvalidInputError(
+                f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters"
+            )
+        if request_id is None:
+            request_id = f"req-{self._next_id}"
+            self._next_id += 1
+        elif not isinstance(request_id, str) or not request_id:
+            raise InvalidInputError(f"request_id is {request_id!r}; it must be a string")
+        seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
+        stops = frozenset(sampling.stop_token_ids or ())
+        if not sampling.ignore_eos:
+            stops |= self.eos_token_ids
+        bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
+        now = time.monotonic()
+        requests = [
+            Request(
+                request_id=request_id if sampling.n == 1 else f"{request_id}#{choice}",
+                prompt_token_ids=token_ids,
+                sampling=sampling,
+                seed=seed,
+                choice=choice,
+                stop_token_ids=stops,
+                bad_words=bad_words,
+                cache_salt=salt,
+                arrival_time=now,
+            )
+            for choice in range(sampling.n)
+        ]
+        return ProcessedInput(request_id, text, token_ids, sampling, requests)
+
+    def _needs_tokenizer(self, what: str) -> Any:
+        if self.tokenizer is None:
+            raise InvalidInputError(f"{what} needs a tokenizer; this model has none")
+        return self.tokenizer
+
+    def _check_ids(self, prompt: Sequence[int]) -> list[int]:
+        if isinstance(prompt, (bytes, Mapping)):
+            raise InvalidInputError(
+                f"the prompt is a {type(prompt).__name__}; it must be a string or token ids"
+            )
+        try:
+            ids = list(prompt)
+        except TypeError:
+            raise InvalidInputError(
+                f"the prompt is {prompt!r}; it must be a string or a list of token ids"
+            ) from None
+        size = self.info.vocab_size
+        for position, item in enumerate(ids):
+            if type(item) is not int:
+                try:  # numpy integers; never bool or float
+                    if isinstance(item, (bool, float, str)):
+                        raise TypeError
+                    ids[position] = item = int(item)
+                except (TypeError, ValueError):
+                    raise InvalidInputError(
+                        f"prompt token {position} is {item!r}; it must be an integer"
+                    ) from None
+            if not 0 <= item < size:
+                raise InvalidInputError(
+                    f"prompt token {position} is {item}; it must be from 0 to {size - 1}"
+                )
+        return ids
+
+    def _check_params(self, params: SamplingParams) -> None:
+        size = self.info.vocab_size
+        named = (
+            ("stop_token_ids", params.stop_token_ids or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logit_bias token id", tuple(params.logit_bias or ())),
+        )
+        for name, ids in named:
+            for token_id in ids:
+                if token_id >= size:
+                    raise InvalidInputError(
+                        f"{name} {token_id} is outside the vocabulary of {size} tokens"
+                    )
+        if params.stop or params.bad_words:
+            self._needs_tokenizer("stop strings and bad_words")
+
+    def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of each word, at the start of a text and after a space."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for text in (word, bare, f" {bare}"):
+                if text:
+                    ids = self.tokenizer.encode(text, add_special_tokens=False)
+                    sequences[tuple(ids)] = None
+        return tuple(ids for ids in sequences if ids)

@@ -1,0 +1,147 @@
+"""LLMEngine: the engine core with text on both sides, in one process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.core import EngineCore
+from llaisys.engine.executor import Executor
+from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
+from llaisys.engine.output_processor import OutputProcessor
+
+logger = logging.getLogger("llaisys.engine")
+
+
+class LLMEngine:
+    """submit -> step, step, .. -> outputs. Not thread-safe."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        executor = self._init_executor(config)
+        try:
+            self.core = EngineCore(config, executor)
+            info = self.core.model_info
+            tokenizer = open_tokenizer(info, config.tokenizer)
+            self.input_processor = InputProcessor(info, tokenizer, config.seed)
+            self.output_processor = OutputProcessor(tokenizer, self.input_processor.eos_token_ids)
+        except BaseException:
+            executor.shutdown()
+            raise
+        self._groups: dict[str, list[str]] = {}  # what the user named -> its choices
+        self._step_seconds = 0.0
+        self._closed = False
+
+    @staticmethod
+    def _init_executor(config: EngineConfig) -> Executor:
+        """The executor that `distributed_executor_backend` names, model loaded."""
+        return Executor.get_class(config)(config)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self.core.model_info
+
+    @property
+    def tokenizer(self) -> Any:
+        """None when the model has none."""
+        return self.input_processor.tokenizer
+
+    def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
+        return self.input_processor.encode_chat(messages, **options)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        stream: bool = False,
+        cache_salt: str | None = None,
+    ) -> str:
+        """Queue a prompt and return its id; raises InvalidInputError and then changes nothing.
+
+        `stream`: report text at every step; otherwise `step` reports only the end.
+        """
+        self._check_open()
+        entry = self.input_processor.process(prompt, params, request_id, cache_salt)
+        if entry.request_id in self._groups:
+            raise InvalidInputError(f"request id {entry.request_id!r} is in use already")
+        added = []
+        try:
+            for request in entry.requests:
+                self.core.add_request(request)
+                added.append(request.request_id)
+        except BaseException:
+            for name in added:
+                self.core.finish_request(name)
+            raise
+        self.output_processor.add(
+            entry.request_id, entry.prompt, entry.params, entry.requests, stream
+        )
+        self._groups[entry.request_id] = added
+        return entry.request_id
+
+    def step(self) -> list[StreamOutput]:
+        """One step of the engine. A worker fault ends the requests of that step with reason
+        `error`; the others go on."""
+        self._check_open()
+        start = time.perf_counter()
+        updates = self.core.step()
+        outputs, stopped = self.output_processor.process(updates)
+        for request_id in stopped:
+            self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
+        self._forget(outputs)
+        self._step_seconds += time.perf_counter() - start
+        return outputs
+
+    def cancel(self, request_id: str) -> list[StreamOutput]:
+        """End a request and release what it holds at once; its last outputs (reason `abort`).
+
+        Unknown and finished requests are ignored, so cancelling twice is fine.
+        """
+        self._check_open()
+        updates = [
+            self.core.finish_request(name, RequestStatus.FINISHED_ABORTED)
+            for name in self._groups.get(request_id, ())
+        ]
+        outputs, _ = self.output_processor.process([u for u in updates if u is not None])
+        self._forget(outputs)
+        self._groups.pop(request_id, None)
+        return outputs
+
+    def has_unfinished(self) -> bool:
+        return self.core.has_unfinished()
+
+    def stats(self) -> dict[str, Any]:
+        return self.core.stats()
+
+    def profile(self, reset: bool = False) -> dict[str, Any]:
+        """Time per stage, in the model, and outside it per step."""
+        self._check_open()
+        result = self.core.executor.profile(reset)
+        result["step_seconds"] = self._step_seconds
+        outside = self._step_seconds - result["native_seconds"]
+        result["outside_native_ms_per_step"] = 1e3 * outside / max(1, result["steps"])
+        if reset:
+            self._step_seconds = 0.0
+        return result
+
+    def close(self) -> None:
+        """Free the model; more than once does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.core.close()
+
+    def _forget(self, outputs: list[StreamOutput]) -> None:
+        for output in outputs:
+            if output.output is not None:
+                self._groups.pop(output.request_id, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")

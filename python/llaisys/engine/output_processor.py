@@ -1,0 +1,273 @@
+"""From drawn token ids to text, stop strings, streams and final outputs.
+
+Stop strings are searched in the text, so they may span tokens; while the end of the text could be
+the beginning of a stop string it is held back from the stream. What a request's stream parts say,
+put together, is its final text.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import (
+    CompletionOutput,
+    Request,
+    RequestOutput,
+    RequestStatus,
+    StreamOutput,
+    Timings,
+    TokenLogprobs,
+    TokenUpdate,
+    Usage,
+)
+
+
+class StopStringFinder:
+    """Text in, text that may be shown out. Not used when there are no stop strings."""
+
+    def __init__(self, stops: tuple[str, ...], include: bool) -> None:
+        self._stops = stops
+        self._include = include
+        self._held = ""  # not shown yet: could be the beginning of a stop string
+
+    def add(self, text: str) -> tuple[str, str | None]:
+        """(text to show, the stop string that was found). The earliest end of a match wins; of
+        those that end together, the one that begins first."""
+        buffer = self._held + text
+        best: tuple[int, int, str] | None = None  # (end, start, stop)
+        for stop in self._stops:
+            start = buffer.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        if best is not None:
+            end, start, stop = best
+            self._held = ""
+            return buffer[: end if self._include else start], stop
+        keep = self._possible_start(buffer)
+        self._held = buffer[len(buffer) - keep :] if keep else ""
+        return buffer[: len(buffer) - keep], None
+
+    def flush(self) -> str:
+        """What is still held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """The length of the longest end of `text` that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The growing output of one request."""
+
+    request: Request
+    group: _Group
+    detokenizer: Any  # None: no text
+    finder: StopStringFinder | None
+    eager: bool  # text is needed at each step: streamed, or has stop strings
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    first_token_time: float | None = None
+    update: TokenUpdate | None = None  # the last one, when finished
+
+
+@dataclass(slots=True)
+class _Group:
+    """The choices of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    stream: bool
+    outputs: list[CompletionOutput | None]
+    missing: int
+
+
+class OutputProcessor:
+    """Keeps one entry per living request; a finished one is handed out and forgotten."""
+
+    def __init__(self, tokenizer: Any = None, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self._choices: dict[str, _Choice] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        params: SamplingParams,
+        requests: list[Request],
+        stream: bool,
+    ) -> None:
+        """Expect the output of the requests of one prompt."""
+        group = _Group(
+            request_id,
+            prompt,
+            requests[0].prompt_token_ids,
+            stream,
+            [None] * len(requests),
+            len(requests),
+        )
+        for request in requests:
+            detokenizer, finder = None, None
+            if params.detokenize and self.tokenizer is not None:
+                detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens)
+                if params.stop:
+                    finder = StopStringFinder(tuple(params.stop), params.include_stop_str_in_output)
+            self._choices[request.request_id] = _Choice(
+                request,
+                group,
+                detokenizer,
+                finder,
+                stream or finder is not None,
+                logprobs=None if params.logprobs is None else [],
+            )
+
+    def process(self, updates: list[TokenUpdate]) -> tuple[list[StreamOutput], list[str]]:
+        """(what is new, requests to end because of a stop string). Of a request that does not
+        stream only its end is reported. Surplus tokens of requests that have ended are dropped."""
+        now = time.monotonic()
+        outputs: list[StreamOutput] = []
+        stopped: list[str] = []
+        for update in updates:
+            choice = self._choices.get(update.request_id)
+            if choice is None:
+                continue
+            choice.token_ids += update.token_ids
+            if choice.first_token_time is None and update.token_ids:
+                choice.first_token_time = now
+            if choice.logprobs is not None and update.logprobs:
+                choice.logprobs += update.logprobs
+            done = update.status.finished
+            text = ""
+            if choice.eager:
+                text, stop = self._new_text(choice, update)
+                if stop is not None:
+                    if not done:
+                        stopped.append(update.request_id)
+                    update.status = RequestStatus.FINISHED_STOPPED
+                    update.stop_reason = stop
+                    done = True
+            if done:
+                outputs.append(self._end(choice, update, text, now))
+            elif choice.group.stream:
+                outputs.append(
+                    StreamOutput(
+                        choice.group.request_id,
+                        choice.request.choice,
+                        text,
+                        update.token_ids,
+                        logprobs=update.logprobs,
+                    )
+                )
+        return outputs, stopped
+
+    def _new_text(self, choice: _Choice, update: TokenUpdate) -> tuple[str, str | None]:
+        """The text that one step adds, and the stop string in it. Text before `min_tokens` is not
+        searched."""
+        if choice.detokenizer is None:
+            return "", None
+        parts, stop = [], None
+        ending = update.status is RequestStatus.FINISHED_STOPPED
+        for index, token in enumerate(update.token_ids):
+            if ending and index == len(update.token_ids) - 1 and not self._shown(choice):
+                break
+            piece = choice.detokenizer.add(token)
+            if choice.finder is not None:
+                count = len(choice.token_ids) - len(update.token_ids) + index + 1
+                if count < choice.request.sampling.min_tokens:
+                    parts.append(piece)
+                    continue
+                piece, stop = choice.finder.add(piece)
+            parts.append(piece)
+            if stop is not None:
+                surplus = len(update.token_ids) - index - 1
+                if surplus:
+                    del choice.token_ids[-surplus:]
+                break
+        text = "".join(parts)
+        if text:
+            choice.pieces.append(text)
+        return text, stop
+
+    def _shown(self, choice: _Choice) -> bool:
+        """Whether the token that ended the request has its text in the output."""
+        return choice.request.sampling.include_stop_str_in_output
+
+    def _end(self, choice: _Choice, update: TokenUpdate, text: str, now: float) -> StreamOutput:
+        """The last part of a choice; with the whole output when it was the last choice."""
+        if choice.detokenizer is not None and not isinstance(update.stop_reason, str):
+            text += self._rest_of_text(choice, update)
+        self._choices.pop(update.request_id, None)
+        group, index = choice.group, choice.request.choice
+        group.outputs[index] = self._completion(choice, update, now)
+        group.missing -= 1
+        return StreamOutput(
+            group.request_id,
+            index,
+            text,
+            update.token_ids,
+            update.status.finish_reason,
+            update.logprobs,
+            update.stop_reason,
+            None if group.missing else self._request_output(group),
+        )
+
+    def _rest_of_text(self, choice: _Choice, update: TokenUpdate) -> str:
+        """What the detokenizer and the finder still hold; all of it when text was not needed
+        before."""
+        text = ""
+        if not choice.eager:
+            ids = choice.token_ids
+            if update.status is RequestStatus.FINISHED_STOPPED and not self._shown(choice):
+                ids = ids[:-1]
+            text = choice.detokenizer.add_all(ids)
+        elif choice.finder is not None:
+            text = choice.finder.flush()
+        text += choice.detokenizer.finish()
+        if text:
+            choice.pieces.append(text)
+        return text
+
+    def _completion(self, choice: _Choice, update: TokenUpdate, now: float) -> CompletionOutput:
+        arrival = choice.request.arrival_time
+        first, count = choice.first_token_time, len(choice.token_ids)
+        logprobs = choice.logprobs[:count] if choice.logprobs is not None else None
+        return CompletionOutput(
+            index=choice.request.choice,
+            text="".join(choice.pieces),
+            token_ids=choice.token_ids,
+            finish_reason=update.status.finish_reason,
+            stop_reason=update.stop_reason,
+            status=update.status,
+            logprobs=logprobs,
+            cumulative_logprob=None if logprobs is None else sum(p.logprob for p in logprobs),
+            num_cached_tokens=update.num_cached_tokens,
+            timings=Timings(
+                queue=None if update.scheduled_time is None else update.scheduled_time - arrival,
+                first_token=None if first is None else first - arrival,
+                total=now - arrival,
+                per_token=(now - first) / (count - 1) if first is not None and count > 1 else None,
+            ),
+            error=update.error,
+        )
+
+    def _request_output(self, group: _Group) -> RequestOutput:
+        outputs = [output for output in group.outputs if output is not None]
+        usage = Usage(
+            prompt_tokens=len(group.prompt_token_ids),
+            completion_tokens=sum(len(output.token_ids) for output in outputs),
+            cached_tokens=outputs[0].num_cached_tokens,
+        )
+        return RequestOutput(group.request_id, group.prompt, group.prompt_token_ids, outputs, usage)

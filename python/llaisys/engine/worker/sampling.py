@@ -1,0 +1,177 @@
+"""Per-row sampling parameters, and the sampler's arrays built from them.
+
+Numbers that every row has stand in arrays by row and are gathered; what few rows have (bias, bans,
+masks, an own chain, penalties) stands in dictionaries, and only those rows cost Python work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.sampling import DEFAULT_SAMPLERS, NEUTRAL
+from llaisys.common.step import SamplerKind, SamplingMetadata
+from llaisys.common.types import NewSequence
+
+Array = NDArray[Any]
+
+_FLOATS = {
+    "temperature": float(NEUTRAL["temperature"]),
+    "top_p": float(NEUTRAL["top_p"]),
+    "min_p": float(NEUTRAL["min_p"]),
+    "repetition_penalty": float(NEUTRAL["repetition_penalty"]),
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+_KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
+_BAN = float("-inf")
+
+
+@dataclass(slots=True)
+class _Bans:
+    """Tokens that may not come next, depending on what came before."""
+
+    first: int  # position of the first drawn token; words are looked for from there on
+    until: int  # position before which `stops` are banned (min_tokens)
+    stops: tuple[int, ...]
+    words: tuple[tuple[int, ...], ...]  # sequences of two or more tokens
+
+
+class SamplingRows:
+    """What the sampler needs to know of each row of `SequenceRows`."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.floats = {
+            name: np.full(max_rows, neutral, dtype=np.float32) for name, neutral in _FLOATS.items()
+        }
+        self.top_k = np.zeros(max_rows, dtype=np.int32)
+        self.n_logprobs = np.full(max_rows, -1, dtype=np.int32)
+        self.seeds = np.zeros(max_rows, dtype=np.uint64)
+        self.choices = np.zeros(max_rows, dtype=np.int32)
+        self.penalised: set[int] = set()  # rows whose history the sampler keeps
+        self._bias: dict[int, tuple[Array, Array]] = {}
+        self._bans: dict[int, _Bans] = {}
+        self._chains: dict[int, Array] = {}
+        self._masks: dict[int, Array] = {}
+        self._default_chain = self._chain(DEFAULT_SAMPLERS)
+
+    @staticmethod
+    def _chain(names: tuple[str, ...] | list[str]) -> Array:
+        return np.array([_KINDS[name] for name in names], dtype=np.uint8)
+
+    def add(self, row: int, seq: NewSequence) -> None:
+        params = seq.sampling
+        for name, array in self.floats.items():
+            value = getattr(params, name)
+            array[row] = _FLOATS[name] if value is None else value
+        self.top_k[row] = params.top_k or 0
+        self.n_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        self.seeds[row] = seq.seed
+        self.choices[row] = seq.choice
+        if params.uses_penalties:
+            self.penalised.add(row)
+        if params.samplers is not None and tuple(params.samplers) != DEFAULT_SAMPLERS:
+            self._chains[row] = self._chain(tuple(params.samplers))
+        if params.allowed_token_ids is not None:
+            self._masks[row] = allowed_mask(params.allowed_token_ids, self.vocab_size)
+        bias = dict(params.bias_items)
+        bias.update({word[0]: _BAN for word in seq.bad_words if len(word) == 1})
+        if bias:
+            self._bias[row] = (
+                np.array(list(bias), dtype=np.int32),
+                np.array(list(bias.values()), dtype=np.float32),
+            )
+        words = tuple(word for word in seq.bad_words if len(word) > 1)
+        if words or params.min_tokens:
+            first = seq.num_prompt_tokens
+            until = first + params.min_tokens
+            self._bans[row] = _Bans(first, until, tuple(sorted(seq.stop_token_ids)), words)
+
+    def release(self, row: int) -> None:
+        self.penalised.discard(row)
+        for table in (self._bias, self._bans, self._chains, self._masks):
+            table.pop(row, None)
+
+    def metadata(
+        self,
+        rows: Array,  # [r]: rows to draw for
+        output_rows: Array,  # [r]: where their logits are
+        positions: Array,  # [r]: position of the token to draw = tokens so far
+        seq_ids: Array,  # [r]
+        tokens: Array,  # [rows, length]: the tokens so far
+    ) -> SamplingMetadata:
+        """The sampler's arrays for one step; what is neutral for every row stays None."""
+        meta = SamplingMetadata(
+            rows=output_rows.astype(np.int32),
+            seeds=self.seeds[rows],
+            positions=positions,
+            choices=self.choices[rows],
+        )
+        for name, array in self.floats.items():
+            values = array[rows]
+            if (values != _FLOATS[name]).any():
+                setattr(meta, name, values)
+        top_k = self.top_k[rows]
+        if top_k.any():
+            meta.top_k = top_k
+        n_logprobs = self.n_logprobs[rows]
+        if (n_logprobs >= 0).any():
+            meta.n_logprobs = n_logprobs
+        if self.penalised:
+            meta.seq_ids = seq_ids
+        if self._bias or self._bans or self._chains or self._masks:
+            self._add_special(meta, rows.tolist(), positions.tolist(), tokens)
+        return meta
+
+    def _add_special(
+        self, meta: SamplingMetadata, rows: list[int], positions: list[int], tokens: Array
+    ) -> None:
+        if any(row in self._chains for row in rows):
+            chains = [self._chains.get(row, self._default_chain) for row in rows]
+            meta.chain_offsets = _offsets(chains)
+            meta.chain = np.concatenate(chains)
+        if any(row in self._masks for row in rows):
+            masks = [self._masks[row] for row in rows if row in self._masks]
+            has = np.array([row in self._masks for row in rows])
+            meta.mask_rows = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
+            meta.masks = np.stack(masks)
+        empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+        biases = []
+        for row, position in zip(rows, positions, strict=True):
+            ids, values = self._bias.get(row, empty)
+            banned = self._banned(row, position, tokens)
+            if banned:
+                ids = np.concatenate([ids, np.array(banned, dtype=np.int32)])
+                values = np.concatenate([values, np.full(len(banned), _BAN, dtype=np.float32)])
+            biases.append((ids, values))
+        if any(len(ids) for ids, _ in biases):
+            meta.bias_offsets = _offsets([ids for ids, _ in biases])
+            meta.bias_ids = np.concatenate([ids for ids, _ in biases])
+            meta.bias_values = np.concatenate([values for _, values in biases])
+
+    def _banned(self, row: int, position: int, tokens: Array) -> list[int]:
+        bans = self._bans.get(row)
+        if bans is None:
+            return []
+        banned = list(bans.stops) if position < bans.until else []
+        for word in bans.words:
+            start = position - len(word) + 1
+            if start >= bans.first and tuple(tokens[row, start:position].tolist()) == word[:-1]:
+                banned.append(word[-1])
+        return banned
+
+
+def allowed_mask(token_ids: tuple[int, ...] | list[int], vocab_size: int) -> Array:
+    """[(vocab_size + 31) // 32] words with the bits of `token_ids` set."""
+    mask = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
+    ids = np.array(token_ids, dtype=np.int64)
+    np.bitwise_or.at(mask, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return mask
+
+
+def _offsets(parts: list[Array]) -> Array:
+    return np.cumsum([0, *(len(part) for part in parts)]).astype(np.int32)

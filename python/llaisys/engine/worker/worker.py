@@ -1,0 +1,364 @@
+"""One rank's share of the work: owns the model, turns a plan into arrays, draws the tokens.
+
+A step is five stages, in this order:
+
+    prepare_step_inputs       plan -> ModelStepInput (tokens, positions, who wants logits)
+    build_attention_metadata  -> AttentionMetadata (slots, block tables, context lengths)
+    run_model_forward         adapter.forward
+    sample                    adapter.sample
+    postprocess               drawn ids -> StepOutput, and into the rows for the next step
+
+The worker decides nothing about who runs; it keeps what the plans told it about each sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
+from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.worker.batch import SequenceRows, StepBuffers
+from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.models.base import AdapterOptions, ModelAdapter
+
+logger = logging.getLogger("llaisys.engine")
+
+STAGES = (
+    "prepare_step_inputs",
+    "build_attention_metadata",
+    "run_model_forward",
+    "sample",
+    "postprocess",
+)
+DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
+DEFAULT_KV_SHARE = 0.4  # of the memory that is available
+MODELS_WITHOUT_FILES = ("mock",)
+
+
+class Worker:
+    """Built by an executor: construct, `init_device`, `load_model`, `warmup`, then steps."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        local_rank: int = 0,
+        rank: int = 0,
+        distributed_init_method: str = "",
+        is_driver_worker: bool = True,
+    ) -> None:
+        self.config = config
+        self.local_rank = local_rank
+        self.rank = rank
+        self.distributed_init_method = distributed_init_method
+        self.is_driver_worker = is_driver_worker
+        self.device_id = 0
+        self.adapter: ModelAdapter | None = None
+        self.info: ModelInfo | None = None
+        self._rows: SequenceRows
+        self._buffers: StepBuffers
+        self._sampling: SamplingRows
+        self._pending: tuple[SchedulerOutputs, ForwardOutput] | None = None
+        self._stage_seconds = dict.fromkeys(STAGES, 0.0)
+        self._native_seconds = 0.0
+        self._steps = 0
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def init_device(self) -> None:
+        """Bind this rank to its device."""
+        devices = self.config.parallel.tensor_parallel_device_ids or (0,)
+        self.device_id = devices[self.local_rank]
+
+    def load_model(self) -> ModelInfo:
+        """Open the model and its KV cache; says what it is and how many blocks it got."""
+        path, model_type, checkpoint = self._open_checkpoint()
+        adapter_class = self.config.adapter_class
+        if adapter_class is None:
+            from llaisys.common.model_registry import get_adapter_class
+
+            adapter_class = get_adapter_class(model_type)
+        options = self._adapter_options()
+        per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
+        capacity = self._kv_capacity(checkpoint, per_token)
+        options = replace(options, kv_cache_capacity_tokens=capacity)
+        self.adapter = adapter = adapter_class.load(checkpoint, options)
+        block_size = self.config.cache.block_size
+        defaults: dict[str, Any] = {}
+        if checkpoint is not None:
+            defaults = asdict(checkpoint.config.generation)
+        if not defaults.get("top_p"):
+            defaults.pop("top_p", None)
+        self.info = ModelInfo(
+            model_path=path,
+            model_type=model_type,
+            vocab_size=adapter.vocab_size,
+            max_model_len=adapter.max_model_len,
+            eos_token_ids=tuple(adapter.eos_token_ids),
+            num_blocks=adapter.kv_capacity_tokens // block_size,
+            block_size=block_size,
+            kv_bytes_per_token=per_token,
+            generation_defaults=defaults,
+            tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
+        )
+        if self.info.num_blocks < 1:
+            raise InvalidInputError(
+                f"the KV cache holds {adapter.kv_capacity_tokens} tokens; one block needs "
+                f"{block_size}: raise kv_cache_memory"
+            )
+        self._make_buffers(self.info)
+        return self.info
+
+    def _open_checkpoint(self) -> tuple[str, str, Any]:
+        """(path, model type, checkpoint); the checkpoint is None for models without files."""
+        config = self.config
+        model = config.model
+        kind = config.model_type or (model if model in MODELS_WITHOUT_FILES else None)
+        if kind in MODELS_WITHOUT_FILES or (model is None and config.adapter_class is not None):
+            name = kind or config.adapter_class.__name__
+            return name, name, None
+        from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
+
+        path = resolve_model(model or DEFAULT_MODEL)
+        checkpoint = open_checkpoint(path)
+        found = checkpoint.config.model_type
+        if kind is not None and kind != found:
+            checkpoint.close()
+            raise ModelLoadError(f"model_type is {kind!r}; {path} holds a {found!r} model")
+        return str(path), found, checkpoint
+
+    def _adapter_options(self) -> AdapterOptions:
+        config = self.config
+        parallel = config.parallel
+        return AdapterOptions(
+            device=config.device,
+            device_ids=tuple(parallel.tensor_parallel_device_ids or (0,)),
+            dtype=config.dtype,
+            kv_cache_layout="block",
+            kv_cache_block_size=config.cache.block_size,
+            max_model_len=config.max_model_len or 0,
+            max_batch_tokens=config.scheduler.max_num_batched_tokens,
+            n_threads=config.n_threads,
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            rank=self.rank,
+            local_rank=self.local_rank,
+            world_size=parallel.world_size,
+        )
+
+    def _kv_capacity(self, checkpoint: Any, bytes_per_token: int) -> int:
+        """Token slots for the KV cache, a multiple of the block size."""
+        cache = self.config.cache
+        if cache.num_blocks is not None:
+            return cache.num_blocks * cache.block_size
+        block_bytes = max(1, bytes_per_token) * cache.block_size
+        if cache.kv_cache_memory is not None:
+            blocks = cache.kv_cache_memory // block_bytes
+            if blocks < 1:
+                raise InvalidInputError(
+                    f"kv_cache_memory is {cache.kv_cache_memory} bytes; one block of "
+                    f"{cache.block_size} tokens needs {block_bytes}"
+                )
+            return int(blocks * cache.block_size)
+        length = self.config.max_model_len or 0
+        if checkpoint is not None and not length:
+            length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
+        wanted = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
+        affordable = int(available_memory() * DEFAULT_KV_SHARE) // block_bytes
+        return max(1, min(wanted, affordable)) * cache.block_size
+
+    def _make_buffers(self, info: ModelInfo) -> None:
+        scheduler = self.config.scheduler
+        length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
+        self._rows = SequenceRows(scheduler.max_num_seqs, length, info.block_size)
+        self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
+        self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
+
+    def warmup(self) -> None:
+        """One token through the model, so that the first request does not pay for cold memory.
+
+        It writes slot 0 of block 0, which nobody holds yet.
+        """
+        zero = np.zeros(1, dtype=np.int64)
+        step = ModelStepInput(zero, zero.copy(), zero.copy(), np.ones(1, dtype=np.int8))
+        slots = np.zeros(1, dtype=np.int32)
+        attention = AttentionMetadata(
+            slots, zero.copy(), np.ones(1, dtype=np.int32), slots.reshape(1, 1).copy()
+        )
+        adapter = self._open_adapter()
+        adapter.forward(step, attention)
+        adapter.sample(SamplingMetadata(slots.copy(), temperature=np.zeros(1, dtype=np.float32)))
+
+    def check_health(self) -> None:
+        """Raises when the worker cannot run a step."""
+        self._open_adapter()
+
+    def close(self) -> None:
+        adapter, self.adapter = self.adapter, None
+        self._pending = None
+        if adapter is not None:
+            adapter.close()
+
+    def _open_adapter(self) -> ModelAdapter:
+        if self.adapter is None:
+            raise ClosedError(f"worker rank {self.rank}: no model is loaded")
+        return self.adapter
+
+    # ---- a step --------------------------------------------------------------------------------
+
+    def execute_model(self, plan: SchedulerOutputs) -> None:
+        """The first three stages; `sample_tokens` must follow before the next step."""
+        self._pending = None
+        with self._timed("prepare_step_inputs"):
+            step = self.prepare_step_inputs(plan)
+        with self._timed("build_attention_metadata"):
+            attention = self.build_attention_metadata(step)
+        with self._timed("run_model_forward"):
+            forward = self.run_model_forward(step, attention)
+        self._pending = (plan, forward)
+        self._steps += 1
+
+    def sample_tokens(self) -> StepOutput:
+        """The last two stages of the step that `execute_model` began."""
+        if self._pending is None:
+            raise RuntimeError("sample_tokens without execute_model")
+        plan, forward = self._pending
+        self._pending = None
+        with self._timed("sample"):
+            sampled = self.sample(forward)
+        with self._timed("postprocess"):
+            return self.postprocess(plan, sampled)
+
+    def prepare_step_inputs(self, plan: SchedulerOutputs) -> ModelStepInput:
+        adapter = self._open_adapter()
+        for seq_id in plan.released_seq_ids:
+            row = self._rows.release(seq_id)
+            if row is not None:
+                if row in self._sampling.penalised:
+                    adapter.sampler_forget(seq_id)
+                self._sampling.release(row)
+        for seq in plan.new_seqs:
+            row = self._rows.add(seq)
+            self._sampling.add(row, seq)
+            if row in self._sampling.penalised:
+                adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
+                if len(seq.token_ids) > seq.num_prompt_tokens:
+                    adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
+        for seq_id, blocks in plan.new_blocks.items():
+            self._rows.append_blocks(seq_id, blocks)
+        return self._buffers.fill_tokens(plan)
+
+    def build_attention_metadata(self, step: ModelStepInput) -> AttentionMetadata:
+        return self._buffers.fill_attention(step)
+
+    def run_model_forward(
+        self, step: ModelStepInput, attention: AttentionMetadata
+    ) -> ForwardOutput:
+        with self._native():
+            return self._open_adapter().forward(step, attention)
+
+    def sample(self, forward: ForwardOutput) -> NDArray[np.int32]:
+        """Draw a token for each sequence of the step that wants one, in the plan's order."""
+        buffers = self._buffers
+        wanted = buffers.last_tokens[buffers.samples]
+        if not len(wanted):
+            return np.zeros(0, dtype=np.int32)
+        rows = buffers.step_rows[buffers.samples]
+        metadata = self._sampling.metadata(
+            rows,
+            output_rows(forward, wanted),
+            buffers.ends[buffers.samples],
+            self._rows.seq_ids[rows],
+            self._rows.tokens,
+        )
+        with self._native():
+            return self._open_adapter().sample(metadata)
+
+    def postprocess(self, plan: SchedulerOutputs, sampled: NDArray[np.int32]) -> StepOutput:
+        """Remember the drawn tokens for the next step and say whose they are."""
+        buffers, sampling = self._buffers, self._sampling
+        rows = buffers.step_rows[buffers.samples]
+        if len(sampled) != len(rows):
+            raise RuntimeError(f"{len(sampled)} tokens were drawn for {len(rows)} sequences")
+        self._rows.tokens[rows, buffers.ends[buffers.samples]] = sampled
+        seq_ids = self._rows.seq_ids[rows].tolist()
+        tokens = sampled.tolist()
+        output = StepOutput(plan.step_id, {s: [t] for s, t in zip(seq_ids, tokens, strict=True)})
+        if sampling.penalised:
+            for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
+                if row in sampling.penalised:
+                    self._open_adapter().sampler_accept(seq_id, (token,))
+        for index in np.flatnonzero(sampling.n_logprobs[rows] >= 0).tolist():
+            found = self._open_adapter().logprobs(index)
+            if found is not None:
+                top = list(zip(found.top_ids, found.top_logprobs, strict=True))
+                entry = TokenLogprobs(tokens[index], found.sampled, found.sampled_rank, top)
+                output.logprobs[seq_ids[index]] = [entry]
+        return output
+
+    # ---- measuring -----------------------------------------------------------------------------
+
+    def profile(self, reset: bool = False) -> dict[str, Any]:
+        """Seconds per stage and inside the model since the start or the last reset."""
+        result = {
+            "rank": self.rank,
+            "steps": self._steps,
+            "native_seconds": self._native_seconds,
+            "stages": dict(self._stage_seconds),
+        }
+        if reset:
+            self._stage_seconds = dict.fromkeys(STAGES, 0.0)
+            self._native_seconds, self._steps = 0.0, 0
+        return result
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stage_seconds[stage] += time.perf_counter() - start
+
+    @contextmanager
+    def _native(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._native_seconds += time.perf_counter() - start
+
+
+def output_rows(forward: ForwardOutput, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The output row of each token index in `wanted`, whatever order the model keeps them in."""
+    ids = np.asarray(forward.output_ids[: forward.n_outputs], dtype=np.int64)
+    if np.array_equal(ids, wanted):
+        return np.arange(len(wanted), dtype=np.int64)
+    order = np.argsort(ids, kind="stable")
+    places = np.searchsorted(ids, wanted, sorter=order)
+    found = order[np.minimum(places, len(order) - 1)] if len(order) else order
+    if len(found) != len(wanted) or not np.array_equal(ids[found], wanted):
+        raise RuntimeError(
+            f"the model kept rows for tokens {ids.tolist()[:8]}, wanted {wanted.tolist()[:8]}"
+        )
+    return found
+
+
+def available_memory() -> int:
+    """Bytes that can be used without pushing others out, as far as the system says."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

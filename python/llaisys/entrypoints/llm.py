@@ -1,0 +1,380 @@
+"""`LLM`: offline inference in a few lines.
+
+with LLM() as llm:
+    for output in llm.generate(["The sea is", "Once upon a time"], SamplingParams(max_tokens=32)):
+        print(output.text)
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import RequestOutput, StreamOutput
+from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from llaisys.engine.engine_client import EngineClient, InProcessClient
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams | None] | None
+
+
+class LLM:
+    """A model, ready to answer. Not thread-safe; `close()` or a `with` block frees it.
+
+    `submit`, `step` and `collect` are the parts that `generate` and `stream` are made of: a
+    finished output is kept until `collect` takes it.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        kv_cache_memory: int | None = None,
+        num_kv_blocks: int | None = None,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        prefix_cache_min_match: int = 0,
+        tensor_parallel_size: int = 1,
+        distributed_executor_backend: str = "uni",
+        n_threads: int = 0,
+        seed: int | None = None,
+        step_timeout: float | None = None,
+        model_type: str | None = None,
+        tokenizer: Any = None,
+        adapter_class: Any = None,
+        warmup: bool = True,
+    ) -> None:
+        """`model`: a directory, a GGUF file or a model's name; None: the default model.
+
+        kv_cache_memory is in bytes. `seed` makes requests without an own seed repeatable.
+        """
+        config = EngineConfig(
+            model=model,
+            model_type=model_type,
+            tokenizer=tokenizer,
+            adapter_class=adapter_class,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            n_threads=n_threads,
+            seed=seed,
+            step_timeout=step_timeout,
+            warmup=warmup,
+            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+            cache=CacheConfig(
+                block_size,
+                kv_cache_memory,
+                num_kv_blocks,
+                enable_prefix_caching,
+                prefix_cache_min_match,
+            ),
+            parallel=ParallelConfig(
+                tensor_parallel_size=tensor_parallel_size,
+                distributed_executor_backend=distributed_executor_backend,
+            ),
+        )
+        self._finished: dict[str, RequestOutput] = {}  # until collected
+        self._streams: dict[str, list[StreamOutput]] = {}  # parts not yet yielded
+        self._client: EngineClient | None = None
+        self._client = InProcessClient(config)
+
+    # ---- the model -----------------------------------------------------------------------------
+
+    @property
+    def model_path(self) -> str:
+        """Where the model lies on disk."""
+        return self._open().model_info.model_path
+
+    @property
+    def model_info(self) -> Any:
+        """Limits and sizes: a `llaisys.common.types.ModelInfo`."""
+        return self._open().model_info
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer; None when the model has none."""
+        return self._open().tokenizer
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        ids: list[int] = self._need_tokenizer().encode(text, add_special_tokens)
+        return ids
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        text: str = self._need_tokenizer().decode_tokens(token_ids, skip_special_tokens)
+        return text
+
+    # ---- whole answers -------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        cache_salt: str | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many (texts or token ids), the outputs in the prompts' order.
+
+        Every prompt is checked before any runs. When it is interrupted, everything that it
+        submitted is cancelled and released.
+        """
+        batch = as_batch(prompts)
+        params = as_params(sampling_params, len(batch))
+        return self._run(list(zip(batch, params, strict=True)), cache_salt, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; a message is {"role": ..., "content": ...}."""
+        if isinstance(messages, (str, Mapping)) or not messages:
+            raise InvalidInputError("messages must be a list of {'role', 'content'}, not empty")
+        many = not isinstance(messages[0], Mapping)
+        conversations: list[Any] = list(messages) if many else [messages]
+        client = self._open()
+        prompts = [
+            client.encode_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                variables=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        params = as_params(sampling_params, len(prompts))
+        return self._run(list(zip(prompts, params, strict=True)), cache_salt, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Iterator[StreamOutput]:
+        """Parts of one answer as they come; a list of messages is a chat. The prompt is checked at
+        once; closing the iterator cancels the request."""
+        client = self._open()
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+            ids: Prompt = client.encode_chat(prompt)  # type: ignore[arg-type]
+        else:
+            ids = prompt  # type: ignore[assignment]
+        request_id = client.submit(ids, sampling_params, stream=True, cache_salt=cache_salt)
+        self._streams[request_id] = []
+        return self._stream(request_id)
+
+    # ---- the parts -----------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        stream: bool = False,
+        cache_salt: str | None = None,
+    ) -> str:
+        """Queue a prompt and return its id. With `stream`, `step` reports its parts too."""
+        if request_id is not None and request_id in self._finished:
+            raise InvalidInputError(f"request id {request_id!r} has an output to collect")
+        return self._open().submit(prompt, sampling_params, request_id, stream, cache_salt)
+
+    def step(self) -> list[StreamOutput]:
+        """One step for all running requests; what is new. Without work, nothing."""
+        client = self._open()
+        if not client.has_unfinished():
+            return []
+        with deferred_interrupt():
+            outputs = client.step()
+            self._route(outputs)
+        return outputs
+
+    def collect(self, request_id: str) -> RequestOutput | None:
+        """The output of a finished request, handed out once; None: not finished, or unknown."""
+        return self._finished.pop(request_id, None)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now. Its output so far, with reason `abort`, can be collected. False when
+        it is not running (any more)."""
+        outputs = self._open().cancel(request_id)
+        self._route(outputs)
+        return bool(outputs)
+
+    def has_unfinished(self) -> bool:
+        return self._open().has_unfinished()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: steps, queue lengths, KV blocks, prefix cache hits, preemptions, errors."""
+        return self._open().stats()
+
+    def profile(self, reset: bool = False) -> dict[str, Any]:
+        """Seconds per stage of the worker and milliseconds per step outside native code."""
+        return self._open().profile(reset)
+
+    def close(self) -> None:
+        """Free the model; more than once does nothing."""
+        client, self._client = self._client, None
+        self._finished.clear()
+        self._streams.clear()
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        work: list[tuple[Prompt, SamplingParams | None]],
+        cache_salt: str | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        client = self._open()
+        names: list[str] = []
+        try:
+            for prompt, params in work:
+                with deferred_interrupt():
+                    names.append(client.submit(prompt, params, cache_salt=cache_salt))
+            waiting = set(names)
+            with progress_bar(len(names), use_tqdm) as advance:
+                while waiting:
+                    done = {out.request_id for out in self.step() if out.output is not None}
+                    done &= waiting
+                    waiting -= done
+                    advance(len(done))
+            return [self._finished.pop(name) for name in names]
+        except BaseException:
+            self._abandon(names)
+            raise
+
+    def _stream(self, request_id: str) -> Iterator[StreamOutput]:
+        try:
+            parts = self._streams[request_id]
+            while True:
+                for part in parts:
+                    yield part
+                    if part.output is not None:
+                        return
+                parts.clear()
+                self.step()
+        finally:
+            self._streams.pop(request_id, None)
+            self._abandon([request_id])
+
+    def _abandon(self, names: list[str]) -> None:
+        """Cancel what still runs of `names` and drop what has finished."""
+        with deferred_interrupt():
+            for name in names:
+                if self._client is not None:
+                    self._client.cancel(name)
+                self._finished.pop(name, None)
+
+    def _route(self, outputs: list[StreamOutput]) -> None:
+        for part in outputs:
+            if part.output is not None:
+                self._finished[part.request_id] = part.output
+            waiting = self._streams.get(part.request_id)
+            if waiting is not None:
+                waiting.append(part)
+
+    def _open(self) -> EngineClient:
+        if self._client is None:
+            raise ClosedError("this LLM is closed")
+        return self._client
+
+    def _need_tokenizer(self) -> Any:
+        tokenizer = self._open().tokenizer
+        if tokenizer is None:
+            raise InvalidInputError("this model has no tokenizer")
+        return tokenizer
+
+
+def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt (a text, a list of ids) or many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__iter__"):
+        raise InvalidInputError(
+            f"prompts is a {type(prompts).__name__}; it must be a string, a list of token ids, "
+            "or a list of either"
+        )
+    items = list(prompts)
+    if not items:
+        raise InvalidInputError("prompts is empty; it must hold at least 1 prompt")
+    if all(isinstance(item, str) or hasattr(item, "__iter__") for item in items):
+        return items  # type: ignore[return-value]
+    return [items]  # type: ignore[list-item]
+
+
+def as_params(params: Params, count: int) -> list[SamplingParams | None]:
+    """One entry per prompt; a single one is for all."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
+        raise InvalidInputError(
+            f"sampling_params is a {type(params).__name__}; it must be SamplingParams or a list"
+        )
+    if len(params) != count:
+        raise InvalidInputError(f"{len(params)} sampling_params for {count} prompts")
+    return list(params)
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a step, so that no bookkeeping is cut in half."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if caught:
+            previous(*caught[0])
+
+
+@contextmanager
+def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
+    """A function to call with the number of prompts that have finished."""
+    if not wanted:
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="prompt") as bar:
+        yield bar.update

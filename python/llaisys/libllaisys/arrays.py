@@ -1,0 +1,34 @@
+"""Copies between native memory and Python buffers, and structs that point into each other."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+
+def int32_copy(address: int | None, n: int) -> bytes:
+    """The bytes of int32 [n]; empty when n is 0."""
+    return ctypes.string_at(address, 4 * n) if n > 0 and address else b""
+
+
+def float_copy(address: int | None, n: int) -> bytearray:
+    """The bytes of float [n], writable."""
+    return (
+        bytearray((ctypes.c_char * (4 * n)).from_address(address))
+        if n > 0 and address
+        else (bytearray())
+    )
+
+
+def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
+    """Point a `c_void_p` field of a struct at another struct and keep that alive with it."""
+    setattr(owner, field, ctypes.addressof(value))
+    setattr(owner, f"_{field}_kept", value)
+
+
+def keep_int32(owner: Any, field: str, values: Sequence[int]) -> None:
+    """Point a `c_void_p` field at a new int32 array with these values, kept alive with it."""
+    array = (ctypes.c_int32 * max(1, len(values)))(*values)
+    setattr(owner, field, ctypes.addressof(array))
+    setattr(owner, f"_{field}_kept", array)

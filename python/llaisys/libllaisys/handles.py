@@ -1,0 +1,287 @@
+"""Owners of native objects. Each is freed by `close()` (or a `with` block), never by `__del__`.
+
+Addresses are plain integers: the callers keep the memory behind them alive during the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.libllaisys import types
+from llaisys.libllaisys.infer_types import (
+    LlaisysLogprobs,
+    LlaisysSamplingMetadata,
+    LlaisysStepInput,
+)
+from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
+from llaisys.libllaisys.library import check, error_from, last_error, lib
+from llaisys.libllaisys.model import LlaisysModelCreateParams
+
+
+def _sizes(values: Sequence[int]) -> Any:
+    try:
+        return (ctypes.c_int64 * len(values))(*values)
+    except (TypeError, ctypes.ArgumentError) as error:
+        raise InvalidInputError(f"sizes must be integers, got {list(values)!r}") from error
+
+
+def dtype_code(name: str) -> int:
+    """The C value of a dtype name."""
+    try:
+        return types.DTYPES[name]
+    except KeyError:
+        known = ", ".join(types.DTYPES)
+        raise InvalidInputError(f"dtype must be one of {known}; got {name!r}") from None
+
+
+class Handle:
+    """One native object. `handle` raises ClosedError once it is closed or given away."""
+
+    _destroy = ""  # name of the C function that ends it
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None:
+            raise ClosedError(f"{type(self).__name__} was used after close()")
+        return self._handle
+
+    def give_away(self) -> None:
+        """The native object belongs to somebody else from now on."""
+        self._handle = None
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            getattr(lib(), self._destroy)(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Stream(Handle):
+    """An ordered queue of work on one device; on a CPU, a pool of threads."""
+
+    _destroy = "llaisysStreamDestroy"
+
+    def __init__(self, device: str = "cpu", device_id: int = 0, n_threads: int = 0) -> None:
+        handle = ctypes.c_void_p()
+        code = types.DEVICES.get(device)
+        if code is None:
+            raise InvalidInputError(f"device must be one of cpu, nvidia; got {device!r}")
+        check(lib().llaisysStreamCreate(code, device_id, n_threads, ctypes.byref(handle)))
+        super().__init__(handle.value or 0)
+
+    @property
+    def n_threads(self) -> int:
+        count = ctypes.c_int32()
+        check(lib().llaisysStreamThreads(self.handle, ctypes.byref(count)))
+        return count.value
+
+
+class Tensor(Handle):
+    """A native tensor."""
+
+    _destroy = "llaisysTensorDestroy"
+
+    @classmethod
+    def create(cls, shape: Sequence[int], dtype: str) -> Tensor:
+        """Zeroed memory of the CPU."""
+        result = ctypes.c_void_p()
+        code = dtype_code(dtype)
+        check(
+            lib().llaisysTensorCreate(
+                _sizes(shape), len(shape), code, types.DEVICE_CPU, 0, ctypes.byref(result)
+            )
+        )
+        return cls(result.value or 0)
+
+    @classmethod
+    def map(cls, path: str, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
+        """Bytes of a file from `offset` on, used in place."""
+        result = ctypes.c_void_p()
+        code = dtype_code(dtype)
+        encoded = str(path).encode()
+        check(
+            lib().llaisysTensorMap(
+                encoded, offset, _sizes(shape), len(shape), code, ctypes.byref(result)
+            )
+        )
+        return cls(result.value or 0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = (ctypes.c_int64 * lib().llaisysTensorNdim(self.handle))()
+        check(lib().llaisysTensorShape(self.handle, sizes))
+        return tuple(sizes)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        sizes = (ctypes.c_int64 * lib().llaisysTensorNdim(self.handle))()
+        check(lib().llaisysTensorStrides(self.handle, sizes))
+        return tuple(sizes)
+
+    @property
+    def dtype(self) -> str:
+        return types.DTYPE_NAMES[lib().llaisysTensorDataType(self.handle)]
+
+    @property
+    def data(self) -> int:
+        """Address of the first element; 0 when there is none."""
+        return int(lib().llaisysTensorData(self.handle) or 0)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return bool(lib().llaisysTensorIsContiguous(self.handle) == 1)
+
+    @property
+    def is_mapped(self) -> bool:
+        return bool(lib().llaisysTensorIsMapped(self.handle) == 1)
+
+    def load(self, address: int, n_bytes: int) -> None:
+        check(lib().llaisysTensorLoad(self.handle, address, n_bytes))
+
+    def store(self, address: int, n_bytes: int) -> None:
+        check(lib().llaisysTensorStore(self.handle, address, n_bytes))
+
+    def _derived(self, function: str, *arguments: Any) -> Tensor:
+        result = ctypes.c_void_p()
+        check(getattr(lib(), function)(self.handle, *arguments, ctypes.byref(result)))
+        return Tensor(result.value or 0)
+
+    def view(self, shape: Sequence[int]) -> Tensor:
+        return self._derived("llaisysTensorView", _sizes(shape), len(shape))
+
+    def slice(self, dim: int, start: int, end: int) -> Tensor:
+        return self._derived("llaisysTensorSlice", dim, start, end)
+
+    def permute(self, order: Sequence[int]) -> Tensor:
+        if len(order) != len(self.shape):
+            raise InvalidInputError(f"order must have {len(self.shape)} entries, got {len(order)}")
+        return self._derived("llaisysTensorPermute", (ctypes.c_int32 * len(order))(*order))
+
+    def contiguous(self) -> Tensor:
+        return self._derived("llaisysTensorContiguous")
+
+
+class LinearWeight(Handle):
+    """A weight laid out for the kernels of `llaisysLinear`."""
+
+    _destroy = "llaisysLinearWeightDestroy"
+
+    def __init__(self, tensor: Tensor, stream: Stream | None = None) -> None:
+        result = ctypes.c_void_p()
+        on = stream.handle if stream is not None else None
+        check(lib().llaisysLinearWeightCreate(on, tensor.handle, ctypes.byref(result)))
+        super().__init__(result.value or 0)
+
+
+class Model(Handle):
+    """A model handle; the calls of models/model.h with codes turned into exceptions."""
+
+    _destroy = "llaisysModelDestroy"
+
+    def __init__(self, params: LlaisysModelCreateParams) -> None:
+        params.struct_size = ctypes.sizeof(params)
+        handle = lib().llaisysModelCreate(ctypes.byref(params))
+        if not handle:
+            raise error_from(lib().llaisysLastErrorCode(), last_error())
+        super().__init__(handle)
+
+    @property
+    def params(self) -> LlaisysModelCreateParams:
+        """The parameters in force, defaults filled in; its strings live as long as the model."""
+        params = LlaisysModelCreateParams()
+        check(lib().llaisysModelParams(self.handle, ctypes.byref(params)))
+        return params
+
+    def replace_weight(self, field: str, layer: int, tensor: Tensor) -> None:
+        """Give a tensor to the model; on failure it stays the caller's."""
+        check(lib().llaisysModelReplaceWeight(self.handle, field.encode(), layer, tensor.handle))
+
+    def step(self, step: LlaisysStepInput) -> None:
+        step.struct_size = ctypes.sizeof(step)
+        check(lib().llaisysModelStep(self.handle, ctypes.byref(step)))
+
+    @property
+    def n_outputs(self) -> int:
+        return int(lib().llaisysModelNOutputs(self.handle))
+
+    @property
+    def output_ids_address(self) -> int:
+        """int32 [n_outputs], valid until the next step."""
+        return int(lib().llaisysModelOutputIds(self.handle) or 0)
+
+    @property
+    def logits_address(self) -> int:
+        """float [n_outputs, vocabulary], valid until the next step."""
+        return int(lib().llaisysModelGetLogits(self.handle) or 0)
+
+    def sample(self, sampling: LlaisysSamplingMetadata, ids_address: int) -> None:
+        sampling.struct_size = ctypes.sizeof(sampling)
+        check(lib().llaisysModelSample(self.handle, ctypes.byref(sampling), ids_address))
+
+    def logprobs(self, index: int) -> LlaisysLogprobs:
+        logprobs = LlaisysLogprobs()
+        check(lib().llaisysModelLogprobs(self.handle, index, ctypes.byref(logprobs)))
+        return logprobs
+
+    def sampler_reset(self, seq_id: int, address: int, n: int) -> None:
+        check(lib().llaisysModelSamplerReset(self.handle, seq_id, address, n))
+
+    def sampler_accept(self, seq_id: int, address: int, n: int) -> None:
+        check(lib().llaisysModelSamplerAccept(self.handle, seq_id, address, n))
+
+    def sampler_forget(self, seq_id: int) -> None:
+        check(lib().llaisysModelSamplerForget(self.handle, seq_id))
+
+    def kv_seq_cp(self, dst: int, src: int, p0: int, p1: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqCp(self.handle, dst, src, p0, p1))
+
+    def kv_seq_rm(self, seq: int, p0: int, p1: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqRm(self.handle, seq, p0, p1))
+
+    def kv_seq_add(self, seq: int, p0: int, p1: int, delta: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqAdd(self.handle, seq, p0, p1, delta))
+
+    def kv_seq_keep(self, seq: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqKeep(self.handle, seq))
+
+    def kv_seq_pos_max(self, seq: int) -> int:
+        return int(lib().llaisysModelKvSeqPosMax(self.handle, seq))
+
+    def kv_seq_pos_min(self, seq: int) -> int:
+        return int(lib().llaisysModelKvSeqPosMin(self.handle, seq))
+
+    def kv_stats(self) -> LlaisysKvStats:
+        stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
+        check(lib().llaisysModelKvStats(self.handle, ctypes.byref(stats)))
+        return stats
+
+    def kv_dump(self) -> str:
+        """The books of the SLOT layout as text."""
+        length = ctypes.c_size_t()
+        check(lib().llaisysModelKvDump(self.handle, None, 0, ctypes.byref(length)))
+        buffer = ctypes.create_string_buffer(length.value + 1)
+        check(lib().llaisysModelKvDump(self.handle, buffer, len(buffer), ctypes.byref(length)))
+        return buffer.value.decode()
+
+    def kv_copy_slots(self, src_address: int, dst_address: int, n: int) -> None:
+        check(lib().llaisysModelKvCopySlots(self.handle, src_address, dst_address, n))
+
+    def kv_shift_slots(self, slots_address: int, delta_address: int, n: int) -> None:
+        check(lib().llaisysModelKvShiftSlots(self.handle, slots_address, delta_address, n))

@@ -1,0 +1,79 @@
+"""include/llaisys/runtime/infer_types.h
+
+Array fields are addresses (`c_void_p`), so that numpy's can be put in without a cast.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_int32, c_uint32, c_void_p
+
+
+class LlaisysBatch(Structure):
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", c_void_p),
+        ("embd", c_void_p),
+        ("pos", c_void_p),
+        ("n_seq_id", c_void_p),
+        ("seq_id", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+class LlaisysStepInput(Structure):
+    _fields_ = (
+        ("struct_size", c_uint32),
+        ("n_tokens", c_int32),
+        ("token_ids", c_void_p),
+        ("embd", c_void_p),
+        ("positions", c_void_p),
+        ("n_seq_id", c_void_p),
+        ("seq_ids", c_void_p),
+        ("n_seq_ids", c_int32),
+        ("n_seq", c_int32),
+        ("logits", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("context_lens", c_void_p),
+        ("batch_seq_ids", c_void_p),
+        ("block_tables", c_void_p),
+        ("block_table_width", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class LlaisysSamplingMetadata(Structure):
+    _fields_ = (
+        ("struct_size", c_uint32),
+        ("n_rows", c_int32),
+        ("rows", c_void_p),
+        ("seq_ids", c_void_p),
+        ("temperature", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("repetition_penalty", c_void_p),
+        ("presence_penalty", c_void_p),
+        ("frequency_penalty", c_void_p),
+        ("top_k", c_void_p),
+        ("seeds", c_void_p),
+        ("positions", c_void_p),
+        ("choices", c_void_p),
+        ("chain_offsets", c_void_p),
+        ("chain", c_void_p),
+        ("bias_offsets", c_void_p),
+        ("bias_ids", c_void_p),
+        ("bias_values", c_void_p),
+        ("n_logprobs", c_void_p),
+        ("mask_rows", c_void_p),
+        ("masks", c_void_p),
+        ("n_masks", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class LlaisysLogprobs(Structure):
+    _fields_ = (
+        ("n", c_int32),
+        ("sampled_rank", c_int32),
+        ("ids", c_void_p),
+        ("logprobs", c_void_p),
+    )

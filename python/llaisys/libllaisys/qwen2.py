@@ -1,0 +1,51 @@
+"""include/llaisys/models/qwen2.h"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+
+ROPE_SCALING = {"plain": 0, "linear": 1, "llama3": 2}
+
+
+class LlaisysQwen2Meta(Structure):
+    _fields_ = (
+        ("dtype", c_int),
+        ("nlayer", c_size_t),
+        ("hs", c_size_t),
+        ("nh", c_size_t),
+        ("nkvh", c_size_t),
+        ("dh", c_size_t),
+        ("di", c_size_t),
+        ("maxseq", c_size_t),
+        ("voc", c_size_t),
+        ("epsilon", c_float),
+        ("theta", c_float),
+        ("end_token", c_int64),
+        ("sliding_window", c_int64),
+        ("rope_scaling", c_int32),
+        ("rope_factor", c_float),
+        ("rope_low_freq_factor", c_float),
+        ("rope_high_freq_factor", c_float),
+        ("rope_original_maxseq", c_int64),
+    )
+
+
+class LlaisysQwen2Weights(Structure):
+    _fields_ = (
+        ("in_embed", c_void_p),
+        ("out_embed", c_void_p),
+        ("out_norm_w", c_void_p),
+        ("attn_norm_w", c_void_p),
+        ("attn_q_w", c_void_p),
+        ("attn_q_b", c_void_p),
+        ("attn_k_w", c_void_p),
+        ("attn_k_b", c_void_p),
+        ("attn_v_w", c_void_p),
+        ("attn_v_b", c_void_p),
+        ("attn_o_w", c_void_p),
+        ("mlp_norm_w", c_void_p),
+        ("mlp_gate_w", c_void_p),
+        ("mlp_up_w", c_void_p),
+        ("mlp_down_w", c_void_p),
+        ("attn_o_b", c_void_p),
+    )

@@ -1,0 +1,17 @@
+"""include/llaisys/runtime.h"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_void_p
+from typing import Any
+
+FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
+    ("llaisysDeviceCount", c_int32, [c_int]),
+    ("llaisysCpuIsa", c_char_p, []),
+    ("llaisysStreamCreate", c_int32, [c_int, c_int32, c_int32, POINTER(c_void_p)]),
+    ("llaisysStreamDestroy", None, [c_void_p]),
+    ("llaisysStreamSynchronize", c_int32, [c_void_p]),
+    ("llaisysStreamThreads", c_int32, [c_void_p, POINTER(c_int32)]),
+    ("llaisysSetThreadLimit", c_int32, [c_int32]),
+    ("llaisysBenchParallelRegion", c_int32, [c_void_p, c_int32, POINTER(c_double)]),
+]

@@ -1,0 +1,38 @@
+"""include/llaisys/types.h"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_uint32
+from typing import Any
+
+ABI_VERSION = 1
+
+DEVICE_CPU = 0
+DEVICE_NVIDIA = 1
+DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
+
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7}
+DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
+DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1}
+
+OK = 0
+ERROR_INVALID = -1
+ERROR_MEMORY = -2
+ERROR_INTERNAL = -3
+ERROR_UNSUPPORTED = -4
+ERROR_IO = -5
+DECODE_NO_KV_SLOT = 1
+
+
+class LlaisysDataTypeTraits(Structure):
+    _fields_ = (("block_elements", c_int32), ("block_bytes", c_int32))
+
+
+# Name, result, arguments. Enumerations are C ints.
+FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
+    ("llaisysAbiVersion", c_uint32, []),
+    ("llaisysLastError", c_char_p, []),
+    ("llaisysLastErrorCode", c_int32, []),
+    ("llaisysDataTypeName", c_char_p, [c_int]),
+    ("llaisysDataTypeGetTraits", c_int32, [c_int, POINTER(LlaisysDataTypeTraits)]),
+]

@@ -1,0 +1,93 @@
+"""The interface between the worker and a model: forward, sample, histories, close."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.step import (
+    AttentionMetadata,
+    ForwardOutput,
+    ModelStepInput,
+    RowLogprobs,
+    SamplingMetadata,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOptions:
+    """How a model is opened; the model file itself says what it is."""
+
+    device: str = "cpu"
+    device_ids: tuple[int, ...] = (0,)
+    dtype: str = "auto"  # "auto": the checkpoint's own; "f32", "f16", "bf16" convert at load
+    kv_cache_layout: str = "block"  # "block" or "slot"
+    kv_cache_block_size: int = 16
+    kv_cache_capacity_tokens: int = 0  # 0: max_model_len
+    max_model_len: int = 0  # 0: the model's own limit
+    max_batch_tokens: int = 0  # 0: the library's default; larger steps run in pieces
+    n_threads: int = 0  # 0: one per core
+    tensor_parallel_size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+class ModelAdapter(ABC):
+    """One opened model. Not thread-safe. `close()` frees it; use after that raises ClosedError."""
+
+    vocab_size: int
+    max_model_len: int
+    kv_capacity_tokens: int  # token slots that the KV cache really has
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    @abstractmethod
+    def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
+        """Bytes of keys and values that one token needs, over all layers of this rank."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, checkpoint: Any, options: AdapterOptions) -> ModelAdapter:
+        """Open the model of a `Checkpoint` (None for models without files)."""
+
+    @abstractmethod
+    def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
+        """Run one step; the output rows stay in the model until the next one.
+
+        Raises KvCacheFullError when the SLOT layout has no room, InvalidInputError for input that
+        the model refuses, NativeError for anything else. After an exception nothing has changed.
+        """
+
+    @abstractmethod
+    def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
+        """Draw one token for each row of the last forward that `sampling` names."""
+
+    @abstractmethod
+    def logprobs(self, index: int) -> RowLogprobs | None:
+        """Of entry `index` of the last sample; None when none were asked for."""
+
+    @abstractmethod
+    def logits(self) -> NDArray[np.float32]:
+        """A copy of the output rows of the last forward, [n_outputs, vocab_size]."""
+
+    @abstractmethod
+    def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
+        """Start the history that penalties look at from a prompt."""
+
+    @abstractmethod
+    def sampler_accept(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Append drawn tokens to a history."""
+
+    @abstractmethod
+    def sampler_forget(self, seq_id: int) -> None:
+        """Free a history; unknown ids are ignored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the model; more than once does nothing."""

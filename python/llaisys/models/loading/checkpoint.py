@@ -1,0 +1,71 @@
+"""What an adapter sees of a model on disk, whatever its file format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llaisys.models.loading.config import ModelConfig
+from llaisys.models.loading.convert import Array
+from llaisys.tokenization.source import TokenizerSource
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """Row-major little-endian elements at [offset, offset + nbytes) of the file at `path`.
+
+    The range was inside the file when the header was read; who maps it checks again.
+    """
+
+    name: str  # Hugging Face tensor name
+    dtype: str  # 'f32' | 'f16' | 'bf16'
+    shape: tuple[int, ...]
+    path: Path
+    offset: int  # from the start of the file; any alignment
+    nbytes: int  # product(shape) * element size
+
+
+class Checkpoint(ABC):
+    """An open model: configuration, tensors by Hugging Face name, tokenizer.
+
+    Opening reads headers only. The object holds no file descriptor between calls, is safe to
+    read from several threads, and after `close()` every tensor call raises `ClosedError`.
+    """
+
+    config: ModelConfig
+    tokenizer_source: TokenizerSource
+
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The tensors present, in file order."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises `ModelLoadError` naming the tensor when it is absent."""
+
+    @abstractmethod
+    def record(self, name: str) -> TensorRecord | None:
+        """Where to map the tensor in place; None when it must go through `read`
+        (quantised, or rows in another order). Raises `ModelLoadError` when absent."""
+
+    @abstractmethod
+    def read(self, name: str, dtype: str) -> Array:
+        """A fresh contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

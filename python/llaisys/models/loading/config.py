@@ -1,0 +1,263 @@
+"""`ModelConfig`: the hyper-parameters of a checkpoint, whatever file format they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading.fields import Fields
+from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
+
+KNOWN_MODEL_TYPES = ("llama", "qwen2")
+DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+# Caps that no real model comes near; they keep a damaged file from asking for absurd memory.
+MAX_LAYERS = 1024
+MAX_HIDDEN = 1 << 17
+MAX_INTERMEDIATE = 1 << 20
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+MAX_VOCAB = 1 << 22
+MAX_POSITIONS = 1 << 28
+MAX_PARAMETERS = 1 << 42
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRopeScaling:
+    """Positions are divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3RopeScaling:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+RopeScaling = LinearRopeScaling | Llama3RopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults that the model ships with; None: the model does not say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Validated once, at load; every size is positive and the heads divide."""
+
+    model_type: str  # one of KNOWN_MODEL_TYPES
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int  # divides num_heads
+    head_dim: int  # even
+    intermediate_size: int
+    vocab_size: int  # rows of the embedding; may exceed the tokenizer's
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool  # q, k, v have a bias
+    output_bias: bool  # o_proj has one too (llama with attention_bias)
+    # The window of the layers listed in window_layers (all of them or a part); None: no layer.
+    sliding_window: int | None
+    window_layers: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: str  # 'f32' | 'f16' | 'bf16': what to compute in
+    generation: GenerationDefaults
+
+    def layer_window(self, layer: int) -> int | None:
+        """The attention window of one layer in tokens; None: full attention."""
+        return self.sliding_window if layer in self.window_layers else None
+
+    def check(self, where: str) -> None:
+        """Raise unless the sizes fit together; `where` names the file."""
+        if self.num_heads % self.num_kv_heads:
+            raise ModelLoadError(
+                f"{where}: {self.num_heads} attention heads are not a multiple of "
+                f"{self.num_kv_heads} key/value heads"
+            )
+        if self.head_dim % 2:
+            raise ModelLoadError(f"{where}: head_dim {self.head_dim} is odd; RoPE needs even")
+        per_layer = self.hidden_size * (
+            2 * self.head_dim * (self.num_heads + self.num_kv_heads) + 3 * self.intermediate_size
+        )
+        total = self.num_layers * per_layer + 2 * self.vocab_size * self.hidden_size
+        if total > MAX_PARAMETERS:
+            raise ModelLoadError(
+                f"{where}: the sizes ask for {total} parameters, more than {MAX_PARAMETERS}"
+            )
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """Read config.json (and generation_config.json where present) of a model directory."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(f"{directory}: config.json is missing")
+    generation = read_optional_json_object(directory / "generation_config.json")
+    return parse_config(read_json_object(path), generation, where=str(path))
+
+
+def parse_config(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    where: str = "config.json",
+) -> ModelConfig:
+    """Build a `ModelConfig` from the dictionaries of a Hugging Face model directory."""
+    fields = Fields(config, where)
+    model_type = _model_type(fields)
+    _refuse_variants(fields)
+    hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
+    layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+    vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
+    if not fields.has("head_dim") and hidden % heads:
+        raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
+    theta, scaling = parse_rope(fields)
+    window, window_layers = _sliding_window(fields, model_type, layers)
+    bias = model_type == "qwen2" or fields.boolean("attention_bias", False)
+    extra = Fields(generation or {}, "generation_config.json")
+    eos = extra.id_list("eos_token_id", vocab) + fields.id_list("eos_token_id", vocab)
+    bos = fields.id_list("bos_token_id", vocab) or extra.id_list("bos_token_id", vocab)
+    result = ModelConfig(
+        model_type=model_type,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, heads),
+        head_dim=fields.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads),
+        intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE),
+        vocab_size=vocab,
+        rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_position_embeddings=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+        attention_bias=bias,
+        output_bias=model_type == "llama" and bias,
+        sliding_window=window,
+        window_layers=window_layers,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        bos_token_id=bos[0] if bos else None,
+        dtype=_dtype(fields),
+        generation=parse_generation(extra),
+    )
+    result.check(where)
+    return result
+
+
+def _model_type(fields: Fields) -> str:
+    name = fields.string("model_type")
+    if name not in KNOWN_MODEL_TYPES:
+        known = ", ".join(KNOWN_MODEL_TYPES)
+        raise ModelLoadError(f"{fields.where}: unknown architecture {name!r}; known: {known}")
+    return str(name)
+
+
+def _refuse_variants(fields: Fields) -> None:
+    """Settings under the same model_type that would silently give a different model."""
+    act = fields.string("hidden_act", "silu")
+    if act not in ("silu", "swish"):
+        raise fields.fail("hidden_act", f"is {act!r}; only 'silu' is supported")
+    if fields.boolean("mlp_bias", False):
+        raise fields.fail("mlp_bias", "is true; a bias in the MLP is not supported")
+    if fields.has("quantization_config"):
+        method = fields.section("quantization_config").values.get("quant_method")
+        raise fields.fail("quantization_config", f"(quant_method {method!r}) is not supported")
+
+
+def parse_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta`/`rope_scaling`."""
+    section = fields.section("rope_parameters")
+    if not section.values:
+        section = fields.section("rope_scaling")
+    for name in ("full_attention", "sliding_attention"):
+        if section.has(name):
+            raise section.fail(name, "sets RoPE per layer type, which is not supported")
+    theta_from = section if section.has("rope_theta") else fields
+    theta = theta_from.number("rope_theta", 1e-3, 1e12, 10000.0)
+    partial = section if section.has("partial_rotary_factor") else fields
+    if partial.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+        raise partial.fail("partial_rotary_factor", "below 1 is not supported")
+    kind = section.string("rope_type", None) or section.string("type", "default")
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, LinearRopeScaling(section.number("factor", 1.0, 1e6))
+    if kind == "llama3":
+        low = section.number("low_freq_factor", 1e-6, 1e6)
+        high = section.number("high_freq_factor", 1e-6, 1e6)
+        if high <= low:
+            raise section.fail("high_freq_factor", f"is {high}, not above low_freq_factor {low}")
+        return theta, Llama3RopeScaling(
+            factor=section.number("factor", 1.0, 1e6),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position_embeddings=section.integer(
+                "original_max_position_embeddings", 1, MAX_POSITIONS
+            ),
+        )
+    raise section.fail("rope_type", f"{kind!r} is not supported; known: default, linear, llama3")
+
+
+def _sliding_window(
+    fields: Fields, model_type: str, layers: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """(window, layers that use it). qwen2: layers from max_window_layers on, when switched on."""
+    if model_type != "qwen2" or not fields.boolean("use_sliding_window", False):
+        return None, ()
+    window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)
+    if window is None:
+        return None, ()
+    types = fields.values.get("layer_types")
+    if types is None:
+        first = fields.integer("max_window_layers", 0, MAX_POSITIONS, 28)
+        chosen = tuple(range(min(first, layers), layers))
+    else:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(types, list) or len(types) != layers:
+            raise fields.fail("layer_types", f"must be a list of {layers} names")
+        for item in types:
+            if item not in known:
+                raise fields.fail("layer_types", f"holds {item!r}; known: {', '.join(known)}")
+        chosen = tuple(i for i, item in enumerate(types) if item == "sliding_attention")
+    return (window, chosen) if chosen else (None, ())
+
+
+def _dtype(fields: Fields) -> str:
+    key = "dtype" if fields.has("dtype") else "torch_dtype"
+    name = fields.string(key, "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.fail(key, f"is {name!r}; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def parse_generation(fields: Fields) -> GenerationDefaults:
+    """Sampling defaults of generation_config.json; `do_sample: false` means temperature 0."""
+    temperature = fields.number("temperature", 0.0, 100.0, None)
+    if not fields.boolean("do_sample", True):
+        temperature = 0.0
+    return GenerationDefaults(
+        temperature=temperature,
+        top_p=fields.number("top_p", 0.0, 1.0, None),
+        top_k=fields.integer("top_k", 0, MAX_VOCAB, None),
+        min_p=fields.number("min_p", 0.0, 1.0, None),
+        repetition_penalty=fields.number("repetition_penalty", 1e-3, 100.0, None),
+    )

@@ -1,0 +1,54 @@
+"""Element type conversion in numpy. bf16 has no numpy type: it travels as uint16 bit patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llaisys.common.errors import InvalidInputError
+
+Array = npt.NDArray[Any]
+
+STORAGE: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype("<f4"),
+    "f16": np.dtype("<f2"),
+    "bf16": np.dtype("<u2"),
+}
+
+
+def storage_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy type that holds elements of `dtype` ('f32' | 'f16' | 'bf16')."""
+    if dtype not in STORAGE:
+        raise InvalidInputError(f"dtype {dtype!r} is unknown; known: {', '.join(STORAGE)}")
+    return STORAGE[dtype]
+
+
+def f32_to_bf16(values: Array) -> Array:
+    """Round to nearest, ties to even; NaN stays NaN (quiet), infinities stay."""
+    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    if is_nan.any():
+        rounded[is_nan] = (bits[is_nan] >> 16) | 0x40
+    return rounded
+
+
+def bf16_to_f32(bits: Array) -> Array:
+    wide: Array = np.asarray(bits, dtype="<u2").astype("<u4") << 16
+    return wide.view("<f4")
+
+
+def convert(values: Array, source: str, target: str) -> Array:
+    """`values` holding `source` elements as an array of `target` elements, same shape."""
+    if values.dtype != storage_dtype(source):
+        raise InvalidInputError(f"array of {values.dtype} does not hold {source} elements")
+    wanted = storage_dtype(target)
+    if source == target:
+        return values
+    wide = bf16_to_f32(values) if source == "bf16" else values
+    if target == "bf16":
+        return f32_to_bf16(wide)
+    with np.errstate(over="ignore"):  # f32 beyond the f16 range becomes infinity
+        return wide.astype(wanted, copy=False)

@@ -1,0 +1,207 @@
+"""`ModelConfig` and `TokenizerSource` from GGUF metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading import config as limits
+from llaisys.models.loading.config import (
+    GenerationDefaults,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    ModelConfig,
+    RopeScaling,
+)
+from llaisys.models.loading.convert import Array
+from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.gguf_reader import GgufTensor
+from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def config_from_gguf(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, GgufTensor],
+    rope_factors: Array | None,
+    where: str,
+) -> ModelConfig:
+    """`tensors` by Hugging Face name; `rope_factors` is the tensor rope_freqs.weight, if any."""
+    fields = Fields(metadata, where)
+    arch = fields.string("general.architecture")
+    if arch not in limits.KNOWN_MODEL_TYPES:
+        known = ", ".join(limits.KNOWN_MODEL_TYPES)
+        raise ModelLoadError(f"{where}: unknown architecture {arch!r}; known: {known}")
+    if fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0):
+        raise fields.fail(f"{arch}.expert_count", "is not 0; mixtures of experts are not supported")
+    hidden = fields.integer(f"{arch}.embedding_length", 1, limits.MAX_HIDDEN)
+    heads = fields.integer(f"{arch}.attention.head_count", 1, limits.MAX_HEADS)
+    if _EMBEDDING not in tensors:
+        raise ModelLoadError(f"{where}: tensor 'token_embd.weight' is missing")
+    # The embedding has the final word on the vocabulary: files may pad it.
+    vocab = tensors[_EMBEDDING].shape[0]
+    if vocab > limits.MAX_VOCAB:
+        raise ModelLoadError(f"{where}: 'token_embd.weight' has {vocab} rows")
+    head_dim = _head_dim(fields, arch, hidden, heads)
+    theta = fields.number(f"{arch}.rope.freq_base", 1e-3, 1e12, 10000.0)
+    first = "model.layers.0.self_attn"
+    eos = [fields.integer("tokenizer.ggml.eos_token_id", 0, vocab - 1, None)]
+    eos += [fields.integer(f"tokenizer.ggml.{k}_token_id", 0, vocab - 1, None) for k in _END_KEYS]
+    result = ModelConfig(
+        model_type=arch,
+        hidden_size=hidden,
+        num_layers=fields.integer(f"{arch}.block_count", 1, limits.MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=fields.integer(f"{arch}.attention.head_count_kv", 1, limits.MAX_HEADS, heads),
+        head_dim=head_dim,
+        intermediate_size=fields.integer(f"{arch}.feed_forward_length", 1, limits.MAX_INTERMEDIATE),
+        vocab_size=vocab,
+        rms_norm_eps=fields.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
+        rope_theta=theta,
+        rope_scaling=_rope_scaling(fields, arch, theta, head_dim, rope_factors),
+        max_position_embeddings=fields.integer(f"{arch}.context_length", 1, limits.MAX_POSITIONS),
+        tie_word_embeddings="lm_head.weight" not in tensors,
+        attention_bias=f"{first}.q_proj.bias" in tensors,
+        output_bias=f"{first}.o_proj.bias" in tensors,
+        sliding_window=None,
+        window_layers=(),
+        eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+        bos_token_id=fields.integer("tokenizer.ggml.bos_token_id", 0, vocab - 1, None),
+        dtype=_compute_dtype(tensors),
+        generation=GenerationDefaults(),
+    )
+    if fields.has(f"{arch}.attention.sliding_window"):
+        raise fields.fail(f"{arch}.attention.sliding_window", "is not supported in GGUF files")
+    result.check(where)
+    return result
+
+
+_END_KEYS = ("eot", "eom")
+
+
+def _head_dim(fields: Fields, arch: str, hidden: int, heads: int) -> int:
+    key_length = f"{arch}.attention.key_length"
+    if not fields.has(key_length) and hidden % heads:
+        raise fields.fail(f"{arch}.embedding_length", f"{hidden} is not a multiple of {heads}")
+    head_dim = fields.integer(key_length, 2, limits.MAX_HEAD_DIM, hidden // heads)
+    for key in (f"{arch}.attention.value_length", f"{arch}.rope.dimension_count"):
+        found = fields.integer(key, 1, limits.MAX_HEAD_DIM, head_dim)
+        if found != head_dim:
+            raise fields.fail(key, f"is {found}; only the head size {head_dim} is supported")
+    return int(head_dim)
+
+
+def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
+    """The dtype of the first projection; quantised weights are computed in bf16."""
+    tensor = tensors.get("model.layers.0.self_attn.q_proj.weight")
+    name = "" if tensor is None else tensor.type_name
+    return {"F32": "f32", "F16": "f16"}.get(name, "bf16")
+
+
+def _rope_scaling(
+    fields: Fields, arch: str, theta: float, head_dim: int, factors: Array | None
+) -> RopeScaling | None:
+    key = f"{arch}.rope.scaling.type"
+    kind = fields.string(key, "none")
+    if kind not in ("none", "linear"):
+        raise fields.fail(key, f"{kind!r} is not supported; known: none, linear")
+    factor = fields.number(f"{arch}.rope.scaling.factor", 1.0, 1e6, 1.0)
+    legacy = fields.number(f"{arch}.rope.scale_linear", 1.0, 1e6, 1.0)
+    linear = factor if kind == "linear" else legacy
+    if factors is None:
+        return LinearRopeScaling(linear) if linear != 1.0 else None
+    if linear != 1.0:
+        raise fields.fail(key, "is 'linear' in a file that also has rope_freqs.weight")
+    return llama3_from_factors(factors, theta, head_dim, fields.where)
+
+
+def llama3_factors(scaling: Llama3RopeScaling, theta: float, head_dim: int) -> list[float]:
+    """What each of the head_dim / 2 rotation frequencies is divided by."""
+    result = []
+    original = scaling.original_max_position_embeddings
+    for i in range(head_dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * i / head_dim)
+        if wavelength < original / scaling.high_freq_factor:
+            result.append(1.0)
+        elif wavelength > original / scaling.low_freq_factor:
+            result.append(scaling.factor)
+        else:
+            smooth = (original / wavelength - scaling.low_freq_factor) / (
+                scaling.high_freq_factor - scaling.low_freq_factor
+            )
+            result.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    return result
+
+
+def llama3_from_factors(
+    factors: Array, theta: float, head_dim: int, where: str
+) -> Llama3RopeScaling | None:
+    """The Llama 3 scaling that yields the tensor rope_freqs.weight.
+
+    GGUF keeps only the resulting factors, so the published parameter sets are tried; factors
+    that none of them reproduces are refused.
+    """
+    what = f"{where}: tensor 'rope_freqs.weight'"
+    if factors.shape != (head_dim // 2,) or factors.dtype.kind != "f":
+        raise ModelLoadError(f"{what}: expected {head_dim // 2} floats, found {factors.shape}")
+    values = [float(v) for v in factors]
+    if not all(math.isfinite(v) and 1.0 <= v <= 1e6 for v in values):
+        raise ModelLoadError(f"{what}: holds a value outside 1..1e6")
+    if all(v == 1.0 for v in values):
+        return None
+    for original in (8192, 4096, 16384, 32768, 2048):
+        scaling = Llama3RopeScaling(max(values), 1.0, 4.0, original)
+        expected = llama3_factors(scaling, theta, head_dim)
+        if all(abs(a - b) <= 1e-3 * b for a, b in zip(values, expected, strict=True)):
+            return scaling
+    raise ModelLoadError(f"{what}: the factors are not those of a known Llama 3 scaling")
+
+
+def tokenizer_from_gguf(
+    metadata: Mapping[str, Any], eos_token_ids: tuple[int, ...], where: str
+) -> TokenizerSource:
+    """The tokenizer's metadata, type-checked; building it is left to `Tokenizer`."""
+    fields = Fields(metadata, where)
+    model = fields.string("tokenizer.ggml.model", None)
+    if model != "gpt2":
+        why = f"{where}: tokenizer.ggml.model {model!r} is not supported; known: gpt2 (BPE)"
+        return TokenizerSource(missing=why)
+    default_pre = "qwen2" if metadata.get("general.architecture") == "qwen2" else "default"
+    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    vocabulary = BpeVocabulary(
+        tokens=tokens,
+        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
+        merges=_array(fields, "tokenizer.ggml.merges", str),
+        pre_tokenizer=fields.string("tokenizer.ggml.pre", default_pre),
+        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", False),
+        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
+    )
+    kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    special_ids = []
+    for name, key in kinds:
+        value = fields.integer(f"tokenizer.ggml.{key}_token_id", 0, limits.MAX_VOCAB, None)
+        if value is not None and value < len(tokens):
+            special_ids.append((f"{name}_token", int(value)))
+    return TokenizerSource(
+        vocabulary=vocabulary,
+        chat_template=fields.string("tokenizer.chat_template", None),
+        special_ids=tuple(special_ids),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _array(fields: Fields, key: str, kind: type, length: int | None = None) -> tuple[Any, ...]:
+    """An array of `kind`; with `length` given it may be absent, else its size must agree."""
+    value = fields.values.get(key)
+    if value is None and length is not None:
+        return ()
+    if not isinstance(value, tuple):
+        raise fields.fail(key, "is missing or not an array")
+    if value and not isinstance(value[0], kind):
+        raise fields.fail(key, f"must be an array of {kind.__name__}")
+    if length is not None and len(value) != length:
+        raise fields.fail(key, f"has {len(value)} items for {length} tokens")
+    return value

@@ -1,0 +1,163 @@
+"""GGUF files of the llama and qwen2 architectures as a `Checkpoint` with Hugging Face names.
+
+llama files hold the rows of q and k in the order of interleaved RoPE; they are put back into
+the rotate-half order on reading, so such tensors are not mappable. qwen2 files are not permuted.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
+from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.gguf_config import config_from_gguf, tokenizer_from_gguf
+from llaisys.models.loading.gguf_reader import GgufTensor, read_gguf_header
+
+MAPPABLE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+# Quantised types without a dequantiser in the gguf library, and types that hold no weights.
+UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
+
+_GLOBAL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_PATTERN = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
+
+
+def hf_name(name: str) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None for one this family does not have."""
+    if name in _GLOBAL_NAMES:
+        return _GLOBAL_NAMES[name]
+    match = _LAYER_PATTERN.fullmatch(name)
+    if match is None or match[2] not in _LAYER_NAMES:
+        return None
+    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def unpermute_rows(values: Array, num_heads: int) -> Array:
+    """Rows of q or k from interleaved RoPE order to rotate-half order.
+
+    values: [num_heads * head_dim, ...]; row 2i + h of a head goes to row h * head_dim / 2 + i.
+    """
+    heads = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
+
+
+def dequantize(data: Array, type_name: str, shape: tuple[int, ...]) -> Array:
+    """Raw bytes of a quantised tensor as f32 of `shape`, through the gguf library."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize as gguf_dequantize
+
+    rows = data.reshape(*shape[:-1], -1)
+    with np.errstate(all="ignore"):  # damaged scales may be NaN or infinite; values, not faults
+        result = gguf_dequantize(rows, GGMLQuantizationType[type_name])
+    return np.ascontiguousarray(result, dtype="<f4").reshape(shape)
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file. Unquantised tensors that need no reordering are mappable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header = read_gguf_header(path)
+        self._closed = False
+        self._tensors: dict[str, GgufTensor] = {}
+        for tensor in header.tensors.values():
+            name = hf_name(tensor.name)
+            if name is not None:
+                self._tensors[name] = tensor
+        rope_freqs = header.tensors.get("rope_freqs.weight")
+        factors = None if rope_freqs is None else self._read_tensor(rope_freqs)
+        self.config = config_from_gguf(header.metadata, self._tensors, factors, str(path))
+        self._check_layers(header.tensors)
+        self.tokenizer_source = tokenizer_from_gguf(
+            header.metadata, self.config.eos_token_ids, str(path)
+        )
+        check_coverage(self, str(path))
+
+    def _check_layers(self, tensors: dict[str, GgufTensor]) -> None:
+        """Refuse tensors inside a layer that this decoder would leave out (MoE, q/k norms)."""
+        for name in tensors:
+            if name.startswith("blk.") and hf_name(name) is None:
+                raise ModelLoadError(
+                    f"{self.path}: tensor {name!r} is not part of a {self.config.model_type} layer"
+                )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def _find(self, name: str) -> GgufTensor:
+        if self._closed:
+            raise ClosedError(f"{self.path}: the checkpoint is closed")
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
+        if tensor.type_name in UNREADABLE:
+            raise ModelLoadError(
+                f"{self.path}: tensor {tensor.name!r} has type {tensor.type_name}, "
+                "which cannot be read as weights"
+            )
+        return tensor
+
+    def _permuted_heads(self, tensor: GgufTensor) -> int | None:
+        """The number of heads whose rows must be put back in order; None: rows are in order."""
+        if self.config.model_type != "llama":
+            return None
+        if ".attn_q." in tensor.name:
+            return self.config.num_heads
+        return self.config.num_kv_heads if ".attn_k." in tensor.name else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._find(name).shape
+
+    def record(self, name: str) -> TensorRecord | None:
+        tensor = self._find(name)
+        dtype = MAPPABLE.get(tensor.type_name)
+        if dtype is None or self._permuted_heads(tensor) is not None:
+            return None
+        return TensorRecord(name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes)
+
+    def _read_tensor(self, tensor: GgufTensor) -> Array:
+        """The tensor in the file's row order: f32, or its own type when it is mappable."""
+        try:
+            data = np.fromfile(self.path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+            if data.size != tensor.nbytes:
+                raise ModelLoadError(f"{self.path}: the file ends inside tensor {tensor.name!r}")
+            dtype = MAPPABLE.get(tensor.type_name)
+            if dtype is not None:
+                return data.view(storage_dtype(dtype)).reshape(tensor.shape)
+            return dequantize(data, tensor.type_name, tensor.shape)
+        except (OSError, ValueError, KeyError, NotImplementedError) as error:
+            if isinstance(error, ModelLoadError):
+                raise
+            raise ModelLoadError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
+
+    def read(self, name: str, dtype: str) -> Array:
+        storage_dtype(dtype)
+        tensor = self._find(name)
+        values: Any = self._read_tensor(tensor)
+        values = convert(values, MAPPABLE.get(tensor.type_name, "f32"), dtype)
+        heads = self._permuted_heads(tensor)
+        return values if heads is None else unpermute_rows(values, heads)
+
+    def close(self) -> None:
+        self._closed = True
+        self._tensors = {}

@@ -1,0 +1,274 @@
+"""A checked reader for the header of a GGUF file: metadata and tensor table, no tensor data.
+
+The file is untrusted. Every length is compared with what is left of the file before anything is
+allocated, every value is read as the type the file declares, and any fault is a `ModelLoadError`
+that names the key or tensor.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from llaisys.common.errors import ModelLoadError
+
+MAX_HEADER_BYTES = 256 * 1024 * 1024
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_KEY_BYTES = 1 << 16
+MAX_STRING_BYTES = 1 << 24
+MAX_ARRAY_ITEMS = 1 << 24
+MAX_NAME_BYTES = 256
+MAX_DIMS = 4
+MAX_ALIGNMENT = 1 << 20
+DEFAULT_ALIGNMENT = 32
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = {
+    **{0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i"},
+    **{6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"},
+}
+
+# ggml type number -> (name, elements per block, bytes per block)
+GGML_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One row of the tensor table; `shape` is row-major (the reverse of the file's order)."""
+
+    name: str
+    type_id: int  # key of GGML_TYPES
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+    nbytes: int
+
+    @property
+    def type_name(self) -> str:
+        return GGML_TYPES[self.type_id][0]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """Metadata values are int, float, bool, str, or tuples of one of them."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+class _Cursor:
+    """Bounds-checked sequential reads; holds as much of the header as was needed so far."""
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self.stream = stream
+        self.path = path
+        self.size = os.fstat(stream.fileno()).st_size
+        self.limit = min(self.size, MAX_HEADER_BYTES)
+        self.data = b""
+        self.at = 0
+
+    def fail(self, why: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.path}: {why}")
+
+    def need(self, count: int, what: str) -> int:
+        """Advance by `count` bytes and return where they start in `data`."""
+        start, end = self.at, self.at + count
+        if end > self.limit:
+            raise self.fail(
+                f"{what}: {count} bytes at byte {start} end past the "
+                f"{'file' if self.limit == self.size else 'header limit'} ({self.limit})"
+            )
+        if end > len(self.data):
+            more = max(end - len(self.data), len(self.data), 1 << 20)
+            self.data += self.stream.read(min(more, self.limit - len(self.data)))
+            if end > len(self.data):
+                raise self.fail(f"{what}: the file ends at byte {len(self.data)}")
+        self.at = end
+        return start
+
+    def scalar(self, code: str, what: str) -> Any:
+        return struct.unpack_from(code, self.data, self.need(struct.calcsize(code), what))[0]
+
+    def string(self, limit: int, what: str) -> str:
+        length = self.scalar("<Q", what)
+        if length > limit:
+            raise self.fail(f"{what}: string of {length} bytes, more than {limit}")
+        start = self.need(length, what)
+        try:
+            return self.data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what}: not UTF-8: {error.reason}") from error
+
+    def count(self, limit: int, item_bytes: int, what: str) -> int:
+        """A 64-bit count of items that take at least `item_bytes` each in the file."""
+        value = int(self.scalar("<Q", what))
+        if value > limit or value * item_bytes > self.limit - self.at:
+            raise self.fail(f"{what}: {value} does not fit (limit {limit}, file {self.size} bytes)")
+        return value
+
+
+def _read_value(cursor: _Cursor, kind: int, what: str) -> Any:
+    if kind == _STRING:
+        return cursor.string(MAX_STRING_BYTES, what)
+    if kind not in _SCALARS:
+        raise cursor.fail(f"{what}: unknown value type {kind}")
+    value = cursor.scalar(_SCALARS[kind], what)
+    if kind == _BOOL:
+        if value > 1:
+            raise cursor.fail(f"{what}: boolean with value {value}")
+        return bool(value)
+    return value
+
+
+def _read_array(cursor: _Cursor, what: str) -> tuple[Any, ...]:
+    kind = cursor.scalar("<I", what)
+    if kind == _STRING:
+        count = cursor.count(MAX_ARRAY_ITEMS, 8, what)
+        return tuple(cursor.string(MAX_STRING_BYTES, what) for _ in range(count))
+    if kind not in _SCALARS:
+        name = "nested array" if kind == _ARRAY else f"unknown type {kind}"
+        raise cursor.fail(f"{what}: array of {name}")
+    dtype = np.dtype(_SCALARS[kind])
+    count = cursor.count(MAX_ARRAY_ITEMS, dtype.itemsize, what)
+    start = cursor.need(count * dtype.itemsize, what)
+    values = np.frombuffer(cursor.data, dtype=dtype, count=count, offset=start)
+    if kind == _BOOL and (values > 1).any():
+        raise cursor.fail(f"{what}: array of booleans with a value above 1")
+    return tuple((values.astype(bool) if kind == _BOOL else values).tolist())
+
+
+def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for number in range(count):
+        key = cursor.string(MAX_KEY_BYTES, f"key {number}")
+        what = f"metadata {key[:80]!r}"
+        if not key or key in metadata:
+            raise cursor.fail(f"{what}: {'given twice' if key else 'empty key'}")
+        kind = cursor.scalar("<I", what)
+        if kind == _ARRAY:
+            metadata[key] = _read_array(cursor, what)
+        else:
+            metadata[key] = _read_value(cursor, kind, what)
+    return metadata
+
+
+def _read_tensor_info(cursor: _Cursor, number: int, alignment: int) -> GgufTensor:
+    """One table row; `offset` is still relative to the start of the data section."""
+    name = cursor.string(MAX_NAME_BYTES, f"tensor {number}")
+    what = f"tensor {name!r}"
+    dims = cursor.scalar("<I", what)
+    if not 1 <= dims <= MAX_DIMS:
+        raise cursor.fail(f"{what}: {dims} dimensions, outside 1..{MAX_DIMS}")
+    sizes = [cursor.scalar("<Q", what) for _ in range(dims)]
+    type_id = cursor.scalar("<I", what)
+    offset = cursor.scalar("<Q", what)
+    if type_id not in GGML_TYPES:
+        raise cursor.fail(f"{what}: unknown tensor type {type_id}")
+    type_name, block, block_bytes = GGML_TYPES[type_id]
+    elements = 1
+    for size in sizes:
+        elements *= size
+        if not 1 <= size < 1 << 48 or elements >= 1 << 48:
+            raise cursor.fail(f"{what}: shape {sizes} is empty or too large")
+    if sizes[0] % block:
+        raise cursor.fail(f"{what}: rows of {sizes[0]} are not a multiple of {type_name}'s {block}")
+    if offset % alignment:
+        raise cursor.fail(f"{what}: offset {offset} is not a multiple of {alignment}")
+    nbytes = elements // block * block_bytes
+    return GgufTensor(name, type_id, tuple(reversed(sizes)), offset, nbytes)
+
+
+def _place_tensors(
+    cursor: _Cursor, infos: list[GgufTensor], alignment: int
+) -> dict[str, GgufTensor]:
+    """Turn relative offsets into file offsets; each range is in the file and none overlap."""
+    data_start = -(-cursor.at // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for info in infos:
+        end = data_start + info.offset + info.nbytes
+        if end > cursor.size:
+            raise cursor.fail(
+                f"tensor {info.name!r}: {info.nbytes} bytes end at byte {end}, past the file's "
+                f"{cursor.size}"
+            )
+        if info.name in tensors:
+            raise cursor.fail(f"tensor {info.name!r}: given twice")
+        tensors[info.name] = GgufTensor(
+            info.name, info.type_id, info.shape, data_start + info.offset, info.nbytes
+        )
+    previous_end, previous = 0, ""
+    for tensor in sorted(tensors.values(), key=lambda t: t.offset):
+        if tensor.offset < previous_end:
+            raise cursor.fail(f"tensors {previous!r} and {tensor.name!r} overlap")
+        previous_end, previous = tensor.offset + tensor.nbytes, tensor.name
+    return tensors
+
+
+def _read(cursor: _Cursor) -> GgufHeader:
+    cursor.need(4, "magic")
+    if cursor.data[:4] != b"GGUF":
+        raise cursor.fail("not a GGUF file (wrong magic)")
+    version = cursor.scalar("<I", "version")
+    if version not in (2, 3):
+        swapped = " (big-endian file)" if version in (2 << 24, 3 << 24) else ""
+        raise cursor.fail(f"GGUF version {version}{swapped} is not supported; known: 2, 3")
+    num_tensors = cursor.count(MAX_TENSORS, 24, "tensor count")
+    num_keys = cursor.count(MAX_KEYS, 13, "metadata count")
+    metadata = _read_metadata(cursor, num_keys)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if isinstance(alignment, bool) or not isinstance(alignment, int):
+        raise cursor.fail(f"general.alignment: {alignment!r} is not an integer")
+    if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise cursor.fail(
+            f"general.alignment: {alignment} is not a power of two up to {MAX_ALIGNMENT}"
+        )
+    infos = [_read_tensor_info(cursor, number, alignment) for number in range(num_tensors)]
+    return GgufHeader(metadata, _place_tensors(cursor, infos, alignment))
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Parse and check the header of the GGUF file at `path`."""
+    try:
+        with path.open("rb") as stream:
+            return _read(_Cursor(stream, path))
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error

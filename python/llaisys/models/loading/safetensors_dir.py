@@ -1,0 +1,249 @@
+"""Hugging Face model directories: config.json and one or several safetensors files.
+
+Only headers are read here; the weights are mapped by the native library from `TensorRecord`s.
+The header rules are those of the safetensors reference implementation: 100 MB cap, no duplicate
+names, byte count equal to shape times element size, and data ranges that tile the file exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
+from llaisys.models.loading.config import load_config
+from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.coverage import check_coverage
+from llaisys.tokenization.json_file import read_json_object
+from llaisys.tokenization.source import TokenizerSource
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_DIMS = 8
+INDEX_NAME = "model.safetensors.index.json"
+
+# Bits per element of every type the format knows; only those in USABLE can be weights here.
+_BITS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32},
+    **{"BF16": 16, "F16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8},
+    **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
+    **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
+USABLE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+
+
+def read_header(path: Path) -> dict[str, TensorRecord]:
+    """The tensors of one safetensors file, by name, in file order.
+
+    The record's dtype is 'f32', 'f16' or 'bf16', or the file's own name for a type that this
+    package cannot use. Raises `ModelLoadError` for anything that breaks the format.
+    """
+    try:
+        with path.open("rb") as stream:
+            file_size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little")
+            if file_size < 8:
+                raise ModelLoadError(f"{path}: {file_size} bytes is too short for safetensors")
+            limit = min(MAX_HEADER_BYTES, file_size - 8)
+            if not 2 <= length <= limit:
+                raise ModelLoadError(f"{path}: header of {length} bytes is outside 2..{limit}")
+            raw = stream.read(length)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(raw) != length or raw[:1] != b"{":
+        raise ModelLoadError(f"{path}: the header is not a JSON object")
+    data_start = 8 + length
+    header = _parse_header(raw, path)
+    records = [
+        _parse_entry(name, entry, path, data_start, file_size)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]
+    return _check_tiling(records, path, data_start, file_size)
+
+
+def _parse_header(raw: bytes, path: Path) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+            raise ModelLoadError(f"{path}: the header names {twice!r} twice")
+        return result
+
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+    except ModelLoadError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: the header is not valid JSON: {error}") from error
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ModelLoadError(f"{path}: __metadata__ must map strings to strings")
+    return dict(header)
+
+
+def _natural(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _parse_entry(
+    name: str, entry: object, path: Path, data_start: int, file_size: int
+) -> TensorRecord:
+    where = f"{path}: tensor {name!r}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ModelLoadError(f"{where}: expected exactly dtype, shape and data_offsets")
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(kind, str) or kind not in _BITS:
+        raise ModelLoadError(f"{where}: unknown dtype {str(kind)[:40]!r}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(map(_natural, shape)):
+        raise ModelLoadError(f"{where}: shape is not a list of at most {MAX_DIMS} naturals")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
+        raise ModelLoadError(f"{where}: data_offsets is not a pair of naturals")
+    begin, end = offsets
+    if begin > end or data_start + end > file_size:
+        raise ModelLoadError(
+            f"{where}: bytes {begin}..{end} of the data do not lie in a file of {file_size} bytes"
+        )
+    bits = _BITS[kind]
+    for size in shape:
+        bits *= size
+        if bits >= 1 << 66:
+            raise ModelLoadError(f"{where}: shape {shape} is too large")
+    if bits != 8 * (end - begin):
+        raise ModelLoadError(
+            f"{where}: {kind} of shape {shape} is {bits // 8} bytes, the header gives {end - begin}"
+        )
+    dtype = USABLE.get(kind, kind)
+    return TensorRecord(name, dtype, tuple(shape), path, data_start + begin, end - begin)
+
+
+def _check_tiling(
+    records: list[TensorRecord], path: Path, data_start: int, file_size: int
+) -> dict[str, TensorRecord]:
+    """The data ranges follow each other without overlap or gap and end with the file."""
+    records.sort(key=lambda record: (record.offset, record.nbytes))
+    expected = data_start
+    for record in records:
+        if record.offset != expected:
+            what = "overlaps the one before it" if record.offset < expected else "leaves a gap"
+            raise ModelLoadError(
+                f"{path}: tensor {record.name!r} at byte {record.offset} {what} "
+                f"(expected {expected})"
+            )
+        expected += record.nbytes
+    if expected != file_size:
+        raise ModelLoadError(f"{path}: the tensors end at byte {expected}, the file at {file_size}")
+    return {record.name: record for record in records}
+
+
+def _read_index(directory: Path) -> dict[str, str]:
+    """weight_map of the index: tensor name -> file name inside `directory`."""
+    path = directory / INDEX_NAME
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{path}: 'weight_map' is missing or not an object")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _plain_name(shard):
+            raise ModelLoadError(
+                f"{path}: tensor {name!r} names the file {str(shard)[:80]!r}, which is not a "
+                "plain .safetensors name inside the model directory"
+            )
+    return weight_map
+
+
+def _plain_name(name: str) -> bool:
+    bad = any(c in name for c in "/\\:\0") or name.startswith(".") or not name.isprintable()
+    return not bad and name.endswith(".safetensors")
+
+
+def find_tensors(directory: Path) -> dict[str, TensorRecord]:
+    """Every tensor of a model directory by name, through the index when there is one."""
+    if (directory / INDEX_NAME).is_file():
+        weight_map = _read_index(directory)
+        shards = {}
+        for shard in dict.fromkeys(weight_map.values()):
+            if not (directory / shard).is_file():
+                raise ModelLoadError(f"{directory}: shard {shard!r} of the index is missing")
+            shards[shard] = read_header(directory / shard)
+        tensors = {}
+        for name, shard in weight_map.items():
+            if name not in shards[shard]:
+                raise ModelLoadError(
+                    f"{directory}: the index places tensor {name!r} in {shard!r}, which lacks it"
+                )
+            tensors[name] = shards[shard][name]
+        return tensors
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        if len(files) != 1:
+            raise ModelLoadError(_no_weights(directory, len(files)))
+        single = files[0]
+    return read_header(single)
+
+
+def _no_weights(directory: Path, count: int) -> str:
+    if count:
+        return f"{directory}: {count} safetensors files but no {INDEX_NAME}"
+    pickles = [p.name for p in sorted(directory.glob("*.bin"))]
+    hint = f" ({pickles[0]} is a pickle and is never loaded)" if pickles else ""
+    return f"{directory}: no model.safetensors, no {INDEX_NAME} and no .gguf file{hint}"
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A Hugging Face directory. Tensors are always mappable; `read` is for tests and tools."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = load_config(directory)
+        self._tensors = find_tensors(directory)
+        self._closed = False
+        self.tokenizer_source = TokenizerSource(
+            directory=directory, eos_token_ids=self.config.eos_token_ids
+        )
+        check_coverage(self, str(directory))
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def _find(self, name: str) -> TensorRecord:
+        if self._closed:
+            raise ClosedError(f"{self.directory}: the checkpoint is closed")
+        record = self._tensors.get(name)
+        if record is None:
+            raise ModelLoadError(f"{self.directory}: tensor {name!r} is missing")
+        return record
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._find(name).shape
+
+    def record(self, name: str) -> TensorRecord:
+        record = self._find(name)
+        if record.dtype not in USABLE.values():
+            raise ModelLoadError(
+                f"{record.path}: tensor {name!r} has element type {record.dtype}; "
+                f"usable: {', '.join(USABLE)}"
+            )
+        return record
+
+    def read(self, name: str, dtype: str) -> Array:
+        record = self.record(name)
+        try:
+            flat = np.fromfile(
+                record.path,
+                dtype=storage_dtype(record.dtype),
+                count=record.nbytes // storage_dtype(record.dtype).itemsize,
+                offset=record.offset,
+            )
+            return convert(flat.reshape(record.shape), record.dtype, dtype)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{record.path}: tensor {name!r}: {error}") from error
+
+    def close(self) -> None:
+        self._closed = True
+        self._tensors = {}

@@ -1,0 +1,146 @@
+"""Models of a known shape with random weights, written as a Hugging Face directory.
+
+They answer nonsense at exactly the speed of the real model, so that speed and memory can be
+measured without a download. Files are written in pieces: memory stays small whatever the shape.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.models.loading.config import parse_config
+from llaisys.models.loading.convert import convert
+from llaisys.models.loading.coverage import expected_tensors
+
+_QWEN2: dict[str, Any] = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 32768,
+    "eos_token_id": 151645,
+    "bos_token_id": 151643,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        **_QWEN2,
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": {
+        **_QWEN2,
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8960,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": {
+        **_QWEN2,
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+    "smollm2-135m": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "max_position_embeddings": 8192,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+}
+_TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_SAFETENSORS_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_PIECE = 1 << 20  # elements
+
+
+def write_shape_model(shape: str, dtype: str, directory: Path) -> Path:
+    """Write the model once; a directory that is there already is taken as it is."""
+    config = SHAPES.get(shape)
+    if config is None:
+        raise InvalidInputError(f"shape must be one of {', '.join(SHAPES)}; got {shape!r}")
+    if dtype not in _TORCH_DTYPES:
+        raise InvalidInputError(f"dtype must be one of {', '.join(_TORCH_DTYPES)}; got {dtype!r}")
+    if (directory / "config.json").is_file():
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    full = {**config, "torch_dtype": _TORCH_DTYPES[dtype]}
+    tensors = list(expected_tensors(parse_config(full)))
+    _write_atomically(
+        directory / "model.safetensors", lambda file: _write_tensors(file, tensors, dtype)
+    )
+    # The config goes last: its presence says that the model is complete.
+    text = json.dumps(full, indent=2).encode()
+    _write_atomically(directory / "config.json", lambda file: file.write(text))
+    return directory
+
+
+def _write_atomically(path: Path, write: Any) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _write_tensors(
+    file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], dtype: str
+) -> None:
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in tensors:
+        nbytes = int(np.prod(shape)) * _ELEMENT_BYTES[dtype]
+        header[name] = {
+            "dtype": _SAFETENSORS_DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + nbytes],
+        }
+        offset += nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 64)  # tensors start aligned
+    file.write(len(text).to_bytes(8, "little") + text)
+    weights, norm = _random_piece(dtype), convert(np.ones(_PIECE, np.float32), "f32", dtype)
+    for name, shape in tensors:
+        piece = norm if "norm" in name else weights
+        left = int(np.prod(shape))
+        while left > 0:
+            count = min(left, _PIECE)
+            file.write(piece[:count].tobytes())
+            left -= count
+
+
+def _random_piece(dtype: str) -> NDArray[Any]:
+    values = np.random.default_rng(0).standard_normal(_PIECE, np.float32) * np.float32(0.02)
+    return convert(values, "f32", dtype)

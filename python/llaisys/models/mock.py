@@ -1,0 +1,78 @@
+"""A tiny model without files: one attention layer over a random table, for tests and benches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.libllaisys.handles import dtype_code
+from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
+from llaisys.libllaisys.types import DTYPE_BYTES
+from llaisys.models.base import AdapterOptions
+from llaisys.models.native import NativeAdapter, tensor_from
+
+
+@dataclass(frozen=True, slots=True)
+class MockShape:
+    """Sizes of a mock model; hidden size = heads * head_dim."""
+
+    vocab_size: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    max_positions: int = 4096
+    theta: float = 10000.0
+    seed: int = 0
+
+    @property
+    def hidden_size(self) -> int:
+        return self.heads * self.head_dim
+
+    def table(self) -> NDArray[np.float32]:
+        """[vocab_size, hidden_size]: the one weight."""
+        rng = np.random.default_rng(self.seed)
+        return rng.standard_normal((self.vocab_size, self.hidden_size), np.float32)
+
+
+class MockAdapter(NativeAdapter):
+    @classmethod
+    def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
+        shape = _shape(checkpoint)
+        dtype = "f32" if options.dtype == "auto" else options.dtype
+        return 2 * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
+
+    @classmethod
+    def load(cls, checkpoint: Any, options: AdapterOptions) -> MockAdapter:
+        """`checkpoint`: a MockShape, or None for the default one."""
+        shape = _shape(checkpoint)
+        dtype = "f32" if options.dtype == "auto" else options.dtype
+        meta = LlaisysQwen2Meta(
+            dtype=dtype_code(dtype),
+            nlayer=1,
+            hs=shape.hidden_size,
+            nh=shape.heads,
+            nkvh=shape.kv_heads,
+            dh=shape.head_dim,
+            di=1,
+            maxseq=shape.max_positions,
+            voc=shape.vocab_size,
+            epsilon=1e-6,
+            theta=shape.theta,
+            end_token=-1,
+        )
+        adapter = cls("mock", meta, options)
+        try:
+            with tensor_from(shape.table(), "f32") as tensor:
+                adapter.native.replace_weight("in_embed", 0, tensor)
+                tensor.give_away()
+        except BaseException:
+            adapter.close()
+            raise
+        return adapter
+
+
+def _shape(checkpoint: Any) -> MockShape:
+    return checkpoint if isinstance(checkpoint, MockShape) else MockShape()

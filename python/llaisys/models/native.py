@@ -1,0 +1,229 @@
+"""The adapter over a native model handle: numpy arrays in, numpy arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.step import (
+    AttentionMetadata,
+    ForwardOutput,
+    ModelStepInput,
+    RowLogprobs,
+    SamplingMetadata,
+)
+from llaisys.libllaisys import arrays, types
+from llaisys.libllaisys.handles import Model, Tensor
+from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
+from llaisys.libllaisys.kv_cache import LAYOUTS
+from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
+from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
+from llaisys.models.base import AdapterOptions, ModelAdapter
+
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),  # the bits
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+}
+_SAMPLING_ARRAYS = tuple(field.name for field in fields(SamplingMetadata))
+
+
+def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
+    """A native copy of an array whose elements are already of this dtype (bf16: uint16 bits)."""
+    dense = np.ascontiguousarray(array)
+    if dense.dtype != _NUMPY_DTYPES[dtype]:
+        raise InvalidInputError(
+            f"array for {dtype} must be {_NUMPY_DTYPES[dtype]}, got {dense.dtype}"
+        )
+    tensor = Tensor.create(array.shape, dtype)
+    tensor.load(dense.ctypes.data, dense.nbytes)
+    return tensor
+
+
+def array_from(tensor: Tensor) -> NDArray[Any]:
+    """A numpy copy of a native tensor."""
+    with tensor.contiguous() as dense:
+        array = np.empty(dense.shape, _NUMPY_DTYPES[dense.dtype])
+        dense.store(array.ctypes.data, array.nbytes)
+    return array
+
+
+def _address(array: NDArray[Any] | None, dtype: type[np.generic], name: str) -> int | None:
+    """The address of a dense array of this dtype; None stays None."""
+    if array is None:
+        return None
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise InvalidInputError(
+            f"{name} must be a contiguous {np.dtype(dtype)} array, got {array.dtype}"
+        )
+    return array.ctypes.data
+
+
+_SAMPLING_DTYPES: dict[str, type[np.generic]] = {
+    "rows": np.int32,
+    "seq_ids": np.int64,
+    "temperature": np.float32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "top_k": np.int32,
+    "seeds": np.uint64,
+    "positions": np.int64,
+    "choices": np.int32,
+    "chain_offsets": np.int32,
+    "chain": np.uint8,
+    "bias_offsets": np.int32,
+    "bias_ids": np.int32,
+    "bias_values": np.float32,
+    "n_logprobs": np.int32,
+    "mask_rows": np.int32,
+    "masks": np.uint32,
+}
+
+
+class NativeAdapter(ModelAdapter):
+    """A model that the native library runs; subclasses fill its weights."""
+
+    native: Model
+
+    def __init__(self, model_type: str, meta: LlaisysQwen2Meta, options: AdapterOptions) -> None:
+        self.native = Model(_create_params(model_type, meta, options))
+        params = self.native.params
+        self.vocab_size = int(meta.voc)
+        self.hidden_size = int(meta.hs)
+        self.max_model_len = int(params.max_model_len)
+        self.kv_capacity_tokens = int(params.kv_cache_capacity_tokens)
+        self.eos_token_ids = ()
+        self._step = LlaisysStepInput()
+        self._sampling = LlaisysSamplingMetadata()
+
+    def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
+        native = self._step
+        n = len(step.token_ids)
+        _check_lengths(n, step, attention)
+        native.n_tokens = n
+        native.token_ids = _address(step.token_ids, np.int64, "token_ids")
+        native.positions = _address(step.positions, np.int64, "positions")
+        native.seq_ids = _address(step.seq_ids, np.int64, "seq_ids")
+        native.n_seq_ids = n
+        native.logits = _address(step.logits_mask, np.int8, "logits_mask")
+        native.n_seq = 0
+        native.slot_mapping = native.context_lens = native.batch_seq_ids = None
+        native.block_tables = None
+        native.block_table_width = 0
+        if attention is not None:
+            native.n_seq = len(attention.context_lens)
+            native.slot_mapping = _address(attention.slot_mapping, np.int32, "slot_mapping")
+            native.context_lens = _address(attention.context_lens, np.int32, "context_lens")
+            native.batch_seq_ids = _address(attention.batch_seq_ids, np.int64, "batch_seq_ids")
+            native.block_tables = _address(attention.block_tables, np.int32, "block_tables")
+            native.block_table_width = attention.block_tables.shape[1]
+        self.native.step(native)
+        count = self.native.n_outputs
+        ids = arrays.int32_copy(self.native.output_ids_address, count)
+        return ForwardOutput(count, np.frombuffer(ids, np.int32, count))
+
+    def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
+        native = self._sampling
+        native.n_rows = len(sampling.rows)
+        for name in _SAMPLING_ARRAYS:
+            setattr(native, name, _address(getattr(sampling, name), _SAMPLING_DTYPES[name], name))
+        native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
+        ids = np.empty(len(sampling.rows), np.int32)
+        self.native.sample(native, ids.ctypes.data)
+        return ids
+
+    def logprobs(self, index: int) -> RowLogprobs | None:
+        native = self.native.logprobs(index)
+        if native.n == 0:
+            return None
+        ids = np.frombuffer(arrays.int32_copy(native.ids, native.n), np.int32).tolist()
+        values = np.frombuffer(arrays.float_copy(native.logprobs, native.n), np.float32).tolist()
+        return RowLogprobs(values[0], int(native.sampled_rank), ids[1:], values[1:])
+
+    def logits(self) -> NDArray[np.float32]:
+        count = self.native.n_outputs * self.vocab_size
+        values = arrays.float_copy(self.native.logits_address, count)
+        return np.frombuffer(values, np.float32, count).reshape(-1, self.vocab_size)
+
+    def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
+        tokens = np.asarray(prompt, np.int64)
+        self.native.sampler_reset(seq_id, tokens.ctypes.data, len(tokens))
+
+    def sampler_accept(self, seq_id: int, tokens: Sequence[int]) -> None:
+        drawn = np.asarray(tokens, np.int64)
+        self.native.sampler_accept(seq_id, drawn.ctypes.data, len(drawn))
+
+    def sampler_forget(self, seq_id: int) -> None:
+        self.native.sampler_forget(seq_id)
+
+    def close(self) -> None:
+        self.native.close()
+
+
+def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | None) -> None:
+    """The C side trusts the counts: every array must have the length that it is said to have."""
+    lengths = {
+        "positions": len(step.positions),
+        "seq_ids": len(step.seq_ids),
+        "logits_mask": len(step.logits_mask),
+    }
+    if attention is not None:
+        rows = len(attention.context_lens)
+        lengths["slot_mapping"] = len(attention.slot_mapping)
+        if len(attention.batch_seq_ids) != rows or attention.block_tables.shape[:1] != (rows,):
+            raise InvalidInputError(
+                f"batch_seq_ids and block_tables must have {rows} rows like context_lens, got "
+                f"{len(attention.batch_seq_ids)} and {attention.block_tables.shape}"
+            )
+        if attention.block_tables.ndim != 2:
+            raise InvalidInputError(
+                f"block_tables must have 2 dimensions, got {attention.block_tables.ndim}"
+            )
+    for name, length in lengths.items():
+        if length != n:
+            raise InvalidInputError(f"{name} must have {n} entries like token_ids, got {length}")
+
+
+def _create_params(
+    model_type: str, meta: LlaisysQwen2Meta, options: AdapterOptions
+) -> LlaisysModelCreateParams:
+    layout = LAYOUTS.get(options.kv_cache_layout)
+    device = types.DEVICES.get(options.device)
+    if layout is None or device is None:
+        raise InvalidInputError(
+            f"kv_cache_layout must be one of {', '.join(LAYOUTS)} and device one of "
+            f"{', '.join(types.DEVICES)}; got {options.kv_cache_layout!r} and {options.device!r}"
+        )
+    params = LlaisysModelCreateParams(
+        model_type=MODEL_TYPES[model_type],
+        device=device,
+        kv_cache_layout=layout,
+        kv_cache_block_size=options.kv_cache_block_size,
+        max_model_len=options.max_model_len,
+        kv_cache_capacity_tokens=options.kv_cache_capacity_tokens,
+        tensor_parallel_size=options.tensor_parallel_size,
+        pipeline_parallel_size=1,
+        world_size=options.world_size,
+        rank=options.rank,
+        local_rank=options.local_rank,
+        distributed_executor_backend=b"uni",
+        n_threads=options.n_threads,
+        max_batch_tokens=options.max_batch_tokens,
+        use_single_process_tp=1,
+    )
+    arrays.keep_struct(params, "meta", meta)
+    arrays.keep_int32(params, "device_ids", options.device_ids)
+    params.ndevice = len(options.device_ids)
+    return params

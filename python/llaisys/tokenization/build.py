@@ -1,0 +1,224 @@
+"""Building `tokenizers` objects: from tokenizer.json, GGUF metadata, or vocab.json + merges.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.tokenization.json_file import read_bytes, read_json_object
+from llaisys.tokenization.source import BpeVocabulary
+
+T = TypeVar("T")
+
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+CONTROL, USER_DEFINED = 3, 4
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+LLAMA3_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+
+# llama.cpp's pre-tokenizer names, by the kind of splitting they stand for.
+PRE_TOKENIZERS = {
+    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "roberta-bpe"), "gpt2"),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), "qwen2"),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), "llama3"),
+}
+_TOKENIZER_CLASSES = {
+    "Qwen2Tokenizer": "qwen2",
+    "Qwen2TokenizerFast": "qwen2",
+    "GPT2Tokenizer": "gpt-2",
+    "GPT2TokenizerFast": "gpt-2",
+}
+
+
+def guarded(where: str, build: Callable[[], T]) -> T:
+    """Run `build`; whatever the Rust library throws, panics included, is a `ModelLoadError`."""
+    try:
+        return build()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, ModelLoadError):
+        raise
+    except BaseException as error:
+        raise ModelLoadError(f"{where}: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
+    if kind == "qwen2":
+        return _split(QWEN2_PATTERN)
+    if kind == "llama3":
+        return _split(LLAMA3_PATTERN)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if kind == "digits":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, byte_level])
+    return byte_level
+
+
+def byte_level_bpe(
+    vocab: dict[str, int], merges: list[tuple[str, str]], pre_name: str
+) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer without added tokens; `pre_name` is a key of PRE_TOKENIZERS."""
+    kind = PRE_TOKENIZERS.get(pre_name)
+    if kind is None:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise ModelLoadError(f"tokenizer: unknown pre-tokenizer {pre_name!r}; known: {known}")
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama3")
+    result = tokenizers.Tokenizer(model)
+    if kind == "qwen2":
+        result.normalizer = normalizers.NFC()
+    result.pre_tokenizer = _pre_tokenizer(kind)
+    result.decoder = decoders.ByteLevel()
+    return result
+
+
+def _split_merges(merges: Iterable[str], where: str) -> list[tuple[str, str]]:
+    pairs = []
+    for number, merge in enumerate(merges):
+        left, space, right = merge.partition(" ")
+        if not left or not space or not right or " " in right:
+            raise ModelLoadError(f"{where}: merge {number} is {merge[:80]!r}, not two tokens")
+        pairs.append((left, right))
+    return pairs
+
+
+def from_vocabulary(vocabulary: BpeVocabulary, special_ids: dict[str, int]) -> tokenizers.Tokenizer:
+    """A tokenizer from GGUF metadata; ids are positions in `vocabulary.tokens`."""
+    tokens, types = vocabulary.tokens, vocabulary.token_types
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        twice = next(t for i, t in enumerate(tokens) if vocab[t] != i)
+        raise ModelLoadError(f"tokenizer: the vocabulary holds {twice!r} twice")
+    for name, token_id in special_ids.items():
+        if not 0 <= token_id < len(tokens):
+            raise ModelLoadError(f"tokenizer: {name} id {token_id}, outside [0, {len(tokens)})")
+    merges = _split_merges(vocabulary.merges, "tokenizer.ggml.merges")
+    build = lambda: byte_level_bpe(vocab, merges, vocabulary.pre_tokenizer)  # noqa: E731
+    result = guarded("tokenizer", build)
+    ends = {i for name, i in special_ids.items() if name in ("bos_token", "eos_token")}
+    kinds = types or tuple(CONTROL if i in ends else 1 for i in range(len(tokens)))
+    added = [
+        AddedToken(token, special=kind == CONTROL, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in (CONTROL, USER_DEFINED) and token
+    ]
+    guarded("tokenizer", lambda: result.add_tokens(added))
+    result.post_processor = _post_processor(vocabulary, special_ids)
+    return result
+
+
+def _post_processor(
+    vocabulary: BpeVocabulary, special_ids: dict[str, int]
+) -> processors.PostProcessor:
+    template, specials = ["$A"], []
+    wanted = ((vocabulary.add_bos, "bos_token", 0), (vocabulary.add_eos, "eos_token", 1))
+    for add, name, end in wanted:
+        if add and name in special_ids:
+            token_id = special_ids[name]
+            template.insert(len(template) * end, name)
+            specials.append({"id": name, "ids": [token_id], "tokens": [name]})
+    single = guarded(
+        "tokenizer", lambda: processors.TemplateProcessing(" ".join(template), None, specials)
+    )
+    return single
+
+
+def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """From tokenizer.json, or vocab.json + merges.txt with what tokenizer_config.json says."""
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        text = read_bytes(path, MAX_TOKENIZER_BYTES)
+        try:
+            result = guarded(str(path), lambda: tokenizers.Tokenizer.from_str(text.decode()))
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(f"{path}: not UTF-8: {error.reason}") from error
+        result.no_truncation()
+        result.no_padding()
+        return result
+    return _from_vocab_files(directory, settings)
+
+
+def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    vocab_path, merges_path = directory / "vocab.json", directory / "merges.txt"
+    if not vocab_path.is_file() or not merges_path.is_file():
+        raise ModelLoadError(f"{directory}: neither tokenizer.json nor vocab.json + merges.txt")
+    kind = settings.get("tokenizer_class")
+    if not isinstance(kind, str) or kind not in _TOKENIZER_CLASSES:
+        known = ", ".join(_TOKENIZER_CLASSES)
+        raise ModelLoadError(
+            f"{directory}: tokenizer_class {kind!r} cannot be built from vocab.json; known: {known}"
+        )
+    vocab = read_json_object(vocab_path)
+    for token, token_id in vocab.items():
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 1e9:
+            raise ModelLoadError(f"{vocab_path}: token {token!r} has id {token_id!r}")
+    lines = read_bytes(merges_path).decode("utf-8", "replace").split("\n")
+    merges = _split_merges(
+        (line for line in lines if line and not line.startswith("#version")), str(merges_path)
+    )
+    build = lambda: byte_level_bpe(vocab, merges, _TOKENIZER_CLASSES[kind])  # noqa: E731
+    result = guarded(str(vocab_path), build)
+    entries = _added_entries(settings.get("added_tokens_decoder"))
+    guarded(str(directory), lambda: _add_tokens(result, entries))
+    return result
+
+
+def _add_tokens(target: tokenizers.Tokenizer, entries: list[tuple[int, dict[str, Any]]]) -> None:
+    for token_id, entry in sorted(entries, key=lambda pair: pair[0]):
+        token = AddedToken(**entry)
+        target.add_tokens([token])
+        if target.token_to_id(token.content) != token_id:
+            raise ModelLoadError(
+                f"tokenizer: added token {token.content!r} cannot have id {token_id}"
+            )
+
+
+def _added_entries(added: object) -> list[tuple[int, dict[str, Any]]]:
+    """(id, AddedToken arguments) of tokenizer_config.json's added_tokens_decoder."""
+    keys = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+    result = []
+    for token_id, entry in added.items() if isinstance(added, dict) else ():
+        if not token_id.isdecimal() or not isinstance(entry, dict):
+            raise ModelLoadError(f"tokenizer_config.json: bad added token {token_id!r}")
+        result.append((int(token_id), {key: entry[key] for key in keys if key in entry}))
+    return result
+
+
+def as_plain(tokenizer: tokenizers.Tokenizer, control: frozenset[str]) -> tokenizers.Tokenizer:
+    """A twin that treats the text of every token in `control` as ordinary text.
+
+    It shares the model (vocabulary and merges) with `tokenizer`.
+    """
+    result = tokenizers.Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        value = getattr(tokenizer, part)
+        if value is not None:
+            setattr(result, part, value)
+    for token_id, token in sorted(tokenizer.get_added_tokens_decoder().items()):
+        twin = AddedToken(
+            token.content,
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=token.content in control,
+        )
+        result.add_tokens([twin])
+        if result.token_to_id(token.content) != token_id:
+            raise ModelLoadError(f"tokenizer: added token {token.content!r} has a stray id")
+    result.encode_special_tokens = True
+    return result

@@ -1,0 +1,139 @@
+"""Telling the control tokens that a chat template wrote from those that a user smuggled in.
+
+The template is rendered a second time with marker characters around the characters of every
+user string. In that text a control token can only be found whole where the template wrote it:
+one made of user text, or of user text and template text together, is cut by markers. Taking the
+markers out gives the ordinary rendering back, and with it the places of the genuine tokens.
+
+Templates may look into the text (split at '</think>', capitalise): then the fully marked
+rendering differs from the ordinary one, and a lighter marking is tried that only touches the
+characters control tokens begin and end with. When that differs too, the caller must refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+
+# Unicode noncharacters: never in text meant for interchange; two that are unused are taken.
+_MARKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+# Roles that templates know; any other role is treated like message text.
+KNOWN_ROLES = frozenset(
+    ("system", "user", "assistant", "tool", "developer", "function", "ipython", "model")
+)
+
+Span = tuple[int, int]  # [start, end) of a control token in the rendered text
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """One way to mark user strings: `apply` to each, `read` on the rendered result."""
+
+    apply: Callable[[str], str]
+    read: Callable[[str], tuple[str, list[Span]]]
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, and how to find them. Immutable."""
+
+    def __init__(self, tokens: Iterable[str], in_template: Iterable[str]) -> None:
+        """`tokens`: all texts that must not come from users; `in_template`: those among them
+        that occur in the template's own text, which templates may search for."""
+        self.tokens = frozenset(token for token in tokens if token)
+        longest_first = sorted(self.tokens, key=lambda t: (-len(t), t))
+        self._pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"
+        self._finder = re.compile(self._pattern)
+        whole = sorted(set(in_template) & self.tokens, key=lambda t: (-len(t), t))
+        ends = {token[0] for token in self.tokens} | {token[-1] for token in self.tokens}
+        edge = f"[{re.escape(''.join(sorted(ends)))}]" if ends else r"(?!)"
+        self._light = re.compile("|".join([*map(re.escape, whole), edge]))
+        self._alphabet = frozenset("".join(self.tokens))
+
+    def find(self, text: str) -> list[Span]:
+        """Every control token text in `text`, leftmost and longest first."""
+        return [match.span() for match in self._finder.finditer(text)]
+
+    def markings(self, data: Any) -> Iterator[Marking]:
+        """The full and the light marking, with markers that occur nowhere in `data`."""
+        used: set[str] = set()
+        for text in _strings(data):
+            if not text.isascii():
+                used.update(c for c in _MARKERS if c in text)
+        free = [c for c in _MARKERS if c not in used and c not in self._alphabet]
+        if len(free) < 2:
+            raise InvalidInputError("messages: use too many Unicode noncharacters (U+FDD0..FDEF)")
+        opening, closing = free[:2]
+        table = {ord(c): f"{opening}{c}{closing}" for c in self._alphabet}
+        wrap = f"{opening}\\g<0>{closing}"
+        reader = re.compile(
+            f"((?:{opening}[^{opening}{closing}]+{closing})+)|({self._pattern})"
+            f"|[{opening}{closing}]"
+        )
+        drop = {ord(opening): None, ord(closing): None}
+
+        def read(marked: str) -> tuple[str, list[Span]]:
+            return _read_marked(marked, reader, drop)
+
+        yield Marking(lambda text: text.translate(table), read)
+        yield Marking(lambda text: self._light.sub(wrap, text), read)
+
+
+def _read_marked(
+    marked: str, reader: re.Pattern[str], drop: dict[int, None]
+) -> tuple[str, list[Span]]:
+    """The text without markers, and where the control tokens outside marked runs are in it."""
+    parts: list[str] = []
+    spans: list[Span] = []
+    length, last = 0, 0
+    for match in reader.finditer(marked):
+        if match.start() > last:
+            parts.append(marked[last : match.start()])
+            length += match.start() - last
+        last = match.end()
+        if match[1] is not None:
+            text = match[1].translate(drop)
+        elif match[2] is not None:
+            text = match[2]
+            spans.append((length, length + len(text)))
+        else:
+            continue
+        parts.append(text)
+        length += len(text)
+    parts.append(marked[last:])
+    return "".join(parts), spans
+
+
+def _strings(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield str(key)
+            yield from _strings(value)
+    elif isinstance(data, list):
+        for item in data:
+            yield from _strings(item)
+
+
+def mark_strings(data: Any, apply: Callable[[str], str], key: str = "") -> Any:
+    """A copy of JSON-like `data` with `apply` on every user string.
+
+    Known roles and the identifiers under 'type' steer templates and stay as they are, and so do
+    keys that are identifiers.
+    """
+    if isinstance(data, str):
+        steering = (key == "role" and data in KNOWN_ROLES) or (
+            key == "type" and data.isidentifier()
+        )
+        return data if steering else apply(data)
+    if isinstance(data, Mapping):
+        return {
+            k if k.isidentifier() else apply(k): mark_strings(v, apply, k) for k, v in data.items()
+        }
+    if isinstance(data, list):
+        return [mark_strings(item, apply) for item in data]
+    return data

@@ -1,0 +1,83 @@
+"""The budget of a chat template render: steps, CPU time, sizes of values, output."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Bounds of one render. Characters allowed = base + per_input * characters given."""
+
+    cpu_seconds: float = 0.5
+    steps: int = 1_000_000
+    base_chars: int = 1_000_000
+    chars_per_input: int = 4
+
+
+class LimitExceeded(Exception):
+    """A render hit one of its limits; not catchable from inside a template."""
+
+
+NODE_COST = 16  # what an element of a container counts, in characters
+_MAX_DEPTH = 100
+
+
+class Meter:
+    """The budget of one render, used by one thread."""
+
+    def __init__(self, limits: RenderLimits, input_chars: int = 0) -> None:
+        self.limits = limits
+        self.max_chars = limits.base_chars + limits.chars_per_input * input_chars
+        self.steps_left = limits.steps
+        self.output_left = 4 * self.max_chars
+        self.deadline = time.thread_time() + limits.cpu_seconds
+
+    def touch(self) -> None:
+        """One step; raises when the steps or the CPU time are used up."""
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            raise LimitExceeded(f"more than {self.limits.steps} steps")
+        if time.thread_time() > self.deadline:
+            raise LimitExceeded(f"more than {self.limits.cpu_seconds} s of CPU time")
+
+    def size(self, chars: int) -> None:
+        """A value of `chars` characters is about to exist."""
+        if chars > self.max_chars:
+            raise LimitExceeded(f"a value of {chars} characters (limit {self.max_chars})")
+
+    def output(self, chars: int) -> None:
+        """`chars` characters are written, to the result or to a captured block."""
+        self.output_left -= chars
+        if self.output_left < 0:
+            raise LimitExceeded(f"more than {4 * self.max_chars} characters of output")
+
+    def measure(self, *values: object) -> int:
+        """The size of values when written out (shared parts counted each time), checked."""
+        total = 0
+        stack: list[tuple[object, int]] = [(value, 0) for value in values]
+        while stack:
+            value, depth = stack.pop()
+            if isinstance(value, str):
+                total += len(value)
+            elif isinstance(value, Mapping):
+                stack.extend((item, depth + 1) for pair in value.items() for item in pair)
+            elif isinstance(value, (list, tuple, set, frozenset)):
+                stack.extend((item, depth + 1) for item in value)
+            if depth > _MAX_DEPTH:
+                raise LimitExceeded(f"a value nested more than {_MAX_DEPTH} deep")
+            total += NODE_COST
+            if total > self.max_chars or len(stack) * NODE_COST > self.max_chars:
+                raise LimitExceeded(f"a value of more than {self.max_chars} characters")
+        return total
+
+
+current_meter: ContextVar[Meter | None] = ContextVar("chat_template_meter", default=None)
+
+
+def active_meter() -> Meter:
+    """The running render's meter; work outside a render gets one of its own."""
+    return current_meter.get() or Meter(RenderLimits())

@@ -1,0 +1,34 @@
+"""Where a tokenizer comes from: plain data that a model loader hands to `Tokenizer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class BpeVocabulary:
+    """A byte-level BPE vocabulary as GGUF metadata carries it."""
+
+    tokens: tuple[str, ...]  # by id, in the byte-level alphabet
+    token_types: tuple[int, ...]  # by id: 1 normal, 3 control, 4 user defined; or empty
+    merges: tuple[str, ...]  # "left right", best first
+    pre_tokenizer: str  # llama.cpp's name: 'smollm', 'qwen2', 'llama-bpe', 'gpt-2', ...
+    add_bos: bool = False
+    add_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Exactly one of `directory` and `vocabulary` is set, or neither: no tokenizer.
+
+    With `directory`, the files in it say everything but `eos_token_ids`; with `vocabulary`, the
+    ids and the chat template stand here.
+    """
+
+    directory: Path | None = None
+    vocabulary: BpeVocabulary | None = None
+    chat_template: str | None = None
+    special_ids: tuple[tuple[str, int], ...] = ()  # ('bos_token', id), ...
+    eos_token_ids: tuple[int, ...] = ()
+    missing: str = "the model has no tokenizer"  # why neither is set

@@ -1,0 +1,285 @@
+"""`Tokenizer`: text and chats to ids and back, on the `tokenizers` library.
+
+The rule about control tokens: ids such as <|im_start|> or end-of-text come from the model's chat
+template and from `add_special_tokens`, never from text that a user wrote. Their names inside user
+text are encoded as the ordinary characters they consist of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+from tokenizers import decoders
+
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary
+from llaisys.tokenization.byte_alphabet import LazyTokenBytes
+from llaisys.tokenization.chat_template import ChatTemplate, plain_data
+from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from llaisys.tokenization.provenance import ControlTokens, Span, mark_strings
+from llaisys.tokenization.settings import TokenizerSettings, read_settings
+from llaisys.tokenization.source import TokenizerSource
+
+MAX_TEXT_CHARS = 64 * 1024 * 1024
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+
+def clean_text(text: str) -> str:
+    """`text` as valid Unicode: surrogate pairs joined, lone surrogates become U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _clean(data: Any) -> Any:
+    if isinstance(data, str):
+        return clean_text(data)
+    if isinstance(data, dict):
+        return {clean_text(key): _clean(value) for key, value in data.items()}
+    return [_clean(item) for item in data] if isinstance(data, list) else data
+
+
+class Tokenizer:
+    """Immutable after construction and safe to use from several threads."""
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        settings: TokenizerSettings,
+        eos_token_ids: Iterable[int] = (),
+        max_text_chars: int = MAX_TEXT_CHARS,
+    ) -> None:
+        """`tokenizer` is owned by this object from now on; ids in `eos_token_ids` are added to
+        the tokenizer's own end-of-sequence id."""
+        self._full = tokenizer
+        self._settings = settings
+        self._max_text_chars = max_text_chars
+        self._templates: dict[str, ChatTemplate | ModelLoadError] = {}
+        for name, source in settings.chat_templates.items():
+            self._templates[name] = _compile(source)
+        added = tokenizer.get_added_tokens_decoder()
+        literal = "\0".join(
+            t.literal_text for t in self._templates.values() if isinstance(t, ChatTemplate)
+        )
+        in_template = {token.content for token in added.values() if token.content in literal}
+        names = {token.content for token in added.values() if token.special} | in_template
+        self._control = ControlTokens(names, in_template)
+        self._added = {t.content: (i, t) for i, t in added.items() if t.content in names}
+        self._control_ids = frozenset(i for i, _ in self._added.values())
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._plain = as_plain(tokenizer, frozenset(names))
+        self._prefix, self._suffix = self._find_affixes()
+        self._size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        own_eos = tokenizer.token_to_id(settings.special_tokens.get("eos_token", ""))
+        merged = [*eos_token_ids, *([] if own_eos is None else [own_eos])]
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(merged))
+        self._token_bytes = LazyTokenBytes(tokenizer.id_to_token)
+
+    @classmethod
+    def from_source(cls, source: TokenizerSource) -> Self:
+        """Raises `ModelLoadError` when the source has no tokenizer or a damaged one."""
+        if source.directory is not None:
+            settings = read_settings(source.directory)
+            built = from_directory(source.directory, settings.raw)
+        elif source.vocabulary is not None:
+            special_ids = dict(source.special_ids)
+            built = from_vocabulary(source.vocabulary, special_ids)
+            settings = TokenizerSettings(
+                chat_templates={"default": source.chat_template} if source.chat_template else {},
+                special_tokens={
+                    name: source.vocabulary.tokens[i] for name, i in special_ids.items()
+                },
+                raw={},
+            )
+        else:
+            raise ModelLoadError(f"no tokenizer: {source.missing}")
+        return cls(built, settings, source.eos_token_ids)
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> Self:
+        return cls.from_source(TokenizerSource(directory=Path(directory)))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id (a model's embedding may have more rows)."""
+        return self._size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` leaves out."""
+        return self._special_ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def _find_affixes(self) -> tuple[list[int], list[int]]:
+        """Ids that the post-processor puts before and after a text."""
+        bare = self._full.encode("a", add_special_tokens=False).ids
+        whole = self._full.encode("a", add_special_tokens=True).ids
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return whole[:start], whole[start + len(bare) :]
+        raise ModelLoadError("tokenizer: the post-processor changes the tokens of the text")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; control token names in it are ordinary text.
+
+        `add_special_tokens` adds what the model wants around a text (for example BOS).
+        """
+        if not isinstance(text, str):
+            raise InvalidInputError(f"text: expected str, found {type(text).__name__}")
+        ids = self._encode_plain(clean_text(self._bounded(text, "text")))
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def _bounded(self, text: str, what: str) -> str:
+        if len(text) > self._max_text_chars:
+            raise InvalidInputError(
+                f"{what}: {len(text)} characters, more than {self._max_text_chars}"
+            )
+        return text
+
+    def _encode_plain(self, text: str) -> list[int]:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        if not self._control_ids.isdisjoint(ids):
+            token_id = next(i for i in ids if i in self._control_ids)
+            raise InvalidInputError(
+                f"text: cannot be encoded without control token "
+                f"{self._full.id_to_token(token_id)!r}"
+            )
+        return ids
+
+    def render_chat(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a chat, as the model's template writes it."""
+        data = self._chat_data(messages, tools, variables)
+        return self._render(data, add_generation_prompt, datetime.now())
+
+    def encode_chat(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a chat: `messages` are {'role', 'content', ...}; `variables` go to the template.
+
+        Control tokens come from the template only. Raises `InvalidInputError` when the template
+        refuses the messages, or alters text in such a way that this cannot be made sure.
+        """
+        data = self._chat_data(messages, tools, variables)
+        now = datetime.now()
+        text = self._render(data, add_generation_prompt, now)
+        for marking in self._control.markings(data):
+            try:
+                marked = self._render(mark_strings(data, marking.apply), add_generation_prompt, now)
+            except InvalidInputError:
+                continue
+            read, spans = marking.read(marked)
+            if read == text:
+                return self._encode_rendered(text, spans)
+        raise InvalidInputError(
+            "messages: the chat template alters text that resembles control tokens"
+        )
+
+    def _chat_data(
+        self, messages: Messages, tools: Tools | None, variables: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        if not isinstance(messages, (list, tuple)):
+            raise InvalidInputError("messages: expected a list of objects")
+        for number, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise InvalidInputError(f"messages[{number}]: expected an object with a role")
+        data = plain_data({"messages": list(messages), "tools": list(tools or ())})
+        data["variables"] = plain_data(dict(variables or {}))
+        return dict(_clean(data))
+
+    def _render(self, data: dict[str, Any], add_generation_prompt: bool, now: datetime) -> str:
+        tools = data["tools"]
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            raise InvalidInputError("messages: the model has no chat template")
+        if isinstance(template, ModelLoadError):
+            raise InvalidInputError(f"messages: unusable chat template: {template}")
+        text = template.render(
+            data["messages"],
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables={**self._settings.special_tokens, **data["variables"]},
+            now=now,
+        )
+        return self._bounded(clean_text(text), "messages")
+
+    def _encode_rendered(self, text: str, spans: list[Span]) -> list[int]:
+        """Ids of `text` where exactly `spans` are control tokens."""
+        wanted = [self._added[text[start:end]][0] for start, end in spans]
+        if self._control.find(text) == spans:
+            whole: list[int] = self._full.encode(text, add_special_tokens=False).ids
+            if [i for i in whole if i in self._control_ids] == wanted:
+                return whole
+        ids: list[int] = []
+        position, strip_left = 0, False
+        for (start, end), token_id in zip(spans, wanted, strict=True):
+            token = self._added[text[start:end]][1]
+            segment = text[position:start]
+            segment = segment.lstrip() if strip_left else segment
+            ids += self._encode_plain(segment.rstrip() if token.lstrip else segment)
+            ids.append(token_id)
+            position, strip_left = end, token.rstrip
+        rest = text[position:]
+        return ids + self._encode_plain(rest.lstrip() if strip_left else rest)
+
+    def _checked(self, token_ids: Iterable[int]) -> list[int]:
+        ids = list(token_ids)
+        for token_id in ids:
+            if not 0 <= token_id < 1 << 32:
+                raise InvalidInputError(f"token id {token_id} is outside [0, {self._size})")
+        return ids
+
+    def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids; an id without a token (padding of the embedding) has no text."""
+        ids = self._checked(token_ids)
+        return str(self._full.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str | None:
+        """The vocabulary's own name of a token; None when there is none."""
+        if not 0 <= token_id < self._size:
+            return None
+        name: str | None = self._full.id_to_token(token_id)
+        return name
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its vocabulary name."""
+        found: int | None = self._full.token_to_id(text)
+        return found
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental detokenizer for one sequence."""
+        if isinstance(self._full.decoder, decoders.ByteLevel):
+            skipped = self._special_ids if skip_special_tokens else frozenset()
+            return ByteDetokenizer(self._token_bytes, skipped)
+        return WindowDetokenizer(lambda ids: self.decode_tokens(ids, skip_special_tokens))
+
+
+def _compile(source: str) -> ChatTemplate | ModelLoadError:
+    """A template that does not compile only matters to who asks for a chat."""
+    try:
+        return ChatTemplate(source)
+    except ModelLoadError as error:
+        return error

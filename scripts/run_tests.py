@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Run the Python tests by suite, and say what is left out and why.
+
+    scripts/run_tests.py                              everything that can run here
+    scripts/run_tests.py --suite core                 only the native core
+    scripts/run_tests.py --run-hf always --model-path DIR
+    scripts/run_tests.py --suite engine -- -k stop    what follows -- goes to pytest
+
+`auto` runs a group when what it needs is there, `always` fails when it is not, `never` leaves it
+out. Anything left out is listed before the tests start; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST_DIR = ROOT / "test"
+
+# Suite -> globs of file names in test/. A file that no suite claims belongs to "misc".
+SUITES: dict[str, list[str]] = {
+    "core": [
+        "test_core_*.py",
+        "test_kv_cache*.py",
+        "test_ops*.py",
+        "test_tensor*.py",
+        "test_capi_*.py",
+        "test_abi.py",
+        "test_runtime*.py",
+    ],
+    "models": ["test_model_registry.py", "test_model_*.py", "test_loading*.py", "test_infer*.py"],
+    "engine": [
+        "test_engine*.py",
+        "test_scheduler*.py",
+        "test_block_manager*.py",
+        "test_executor*.py",
+        "test_worker*.py",
+        "test_sampling*.py",
+        "test_tokeniz*.py",
+        "test_offline*.py",
+        "test_llm*.py",
+    ],
+    "server": ["test_server*.py", "test_online*.py", "test_openai*.py", "test_webui*.py"],
+    "tooling": ["test_layers.py"],
+}
+WHEN = ("auto", "always", "never")
+
+
+def files_of(suite: str) -> list[Path]:
+    """The test files of a suite, sorted; "all" is every test file there is."""
+    every = set(TEST_DIR.glob("test_*.py"))
+    if suite == "all":
+        return sorted(every)
+    claimed = {path for globs in SUITES.values() for glob in globs for path in TEST_DIR.glob(glob)}
+    if suite == "misc":
+        return sorted(every - claimed)
+    return sorted({path for glob in SUITES[suite] for path in TEST_DIR.glob(glob)})
+
+
+def group_runs(name: str, when: str, obstacle: str | None) -> bool:
+    """Whether the tests marked `name` run; prints why not. `obstacle`: what is missing, or None."""
+    if when == "never":
+        print(f"left out: {name} tests (--run-{name} never)")
+        return False
+    if obstacle is None:
+        return True
+    if when == "always":
+        sys.exit(f"error: --run-{name} always, but {obstacle}")
+    print(f"left out: {name} tests ({obstacle})")
+    return False
+
+
+def model_obstacle(model_path: Path | None) -> str | None:
+    if model_path is None:
+        return "no --model-path DIR was given"
+    if not (model_path / "config.json").is_file():
+        sys.exit(f"error: --model-path {model_path}: no config.json there")
+    return None
+
+
+def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    own, pytest_arguments = arguments, []
+    if "--" in arguments:
+        cut = arguments.index("--")
+        own, pytest_arguments = arguments[:cut], arguments[cut + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--suite", choices=["all", *SUITES, "misc"], default="all")
+    parser.add_argument("--run-parity", choices=WHEN, default="auto", help="needs transformers")
+    parser.add_argument("--run-hf", choices=WHEN, default="auto", help="needs --model-path")
+    parser.add_argument("--model-path", type=Path, metavar="DIR", help="a real model's directory")
+    parser.add_argument("--list", action="store_true", help="print the files and stop")
+    return parser.parse_args(own), pytest_arguments
+
+
+def main(arguments: list[str]) -> int:
+    options, pytest_arguments = parse_arguments(arguments)
+    files = files_of(options.suite)
+    if options.list:
+        print(*[path.relative_to(ROOT) for path in files], sep="\n")
+        return 0
+    if not files:
+        sys.exit(f"error: suite '{options.suite}' has no test file in {TEST_DIR}")
+
+    if options.suite != "all":
+        others = len(files_of("all")) - len(files)
+        print(f"left out: {others} test files outside the suite '{options.suite}'")
+    transformers = importlib.util.find_spec("transformers")
+    unwanted = []
+    parity_obstacle = None if transformers else "transformers is not installed"
+    if not group_runs("parity", options.run_parity, parity_obstacle):
+        unwanted.append("not parity")
+    if not group_runs("hf", options.run_hf, model_obstacle(options.model_path)):
+        unwanted.append("not hf")
+
+    command = [sys.executable, "-m", "pytest", *map(str, files)]
+    if unwanted:
+        command += ["-m", " and ".join(unwanted)]
+    if options.model_path:
+        command += ["--model-path", str(options.model_path.resolve())]
+    sys.stdout.flush()
+    # No stray PYTHONPATH: it is the installed package that is tested.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run([*command, *pytest_arguments], cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

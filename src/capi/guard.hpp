@@ -1,0 +1,65 @@
+// The border: exceptions become codes and a text that the calling thread can read.
+#pragma once
+
+#include "base/check.hpp"
+#include "device/runtime.hpp"
+#include "llaisys.h"
+#include "ops/linear/op.hpp"
+#include "tensor/handle.hpp"
+
+#include <new>
+#include <type_traits>
+
+struct LlaisysStream {
+    LlaisysStream(llaisys::DeviceType device, int device_id, int n_threads)
+        : stream(device, device_id, n_threads) {}
+    llaisys::device::Stream stream;
+};
+
+struct LlaisysLinearWeight {
+    llaisys::ops::LinearWeight weight;
+};
+
+namespace llaisys::capi {
+
+// Keeps the text for llaisysLastError of this thread.
+void set_last_error(int32_t code, const char *text) noexcept;
+
+// Runs body, which returns nothing or an int32_t code; an exception becomes its status code.
+template <typename Body> int32_t guard(const Body &body) noexcept {
+    try {
+        if constexpr (std::is_void_v<decltype(body())>) {
+            body();
+            return LLAISYS_OK;
+        } else {
+            return body();
+        }
+    } catch (const Error &error) {
+        set_last_error(error.status(), error.what());
+        return error.status();
+    } catch (const std::bad_alloc &) {
+        set_last_error(LLAISYS_ERROR_MEMORY, "out of memory");
+        return LLAISYS_ERROR_MEMORY;
+    } catch (const std::exception &error) {
+        set_last_error(LLAISYS_ERROR_INTERNAL, error.what());
+        return LLAISYS_ERROR_INTERNAL;
+    } catch (...) {
+        set_last_error(LLAISYS_ERROR_INTERNAL, "unknown exception");
+        return LLAISYS_ERROR_INTERNAL;
+    }
+}
+
+// Throws naming the argument when it is NULL.
+template <typename T> T *not_null(T *pointer, const char *name) {
+    require(pointer != nullptr, name, " is NULL");
+    return pointer;
+}
+
+// The tensor of a handle that must have values.
+inline const Tensor &tensor_of(llaisysTensor_t handle, const char *name) {
+    not_null(handle, name);
+    require(handle->tensor.defined(), name, ": a model has taken the values of this tensor");
+    return handle->tensor;
+}
+
+} // namespace llaisys::capi

@@ -1,0 +1,179 @@
+#include "capi/guard.hpp"
+#include "ops/add/op.hpp"
+#include "ops/argmax/op.hpp"
+#include "ops/attention/op.hpp"
+#include "ops/embedding/op.hpp"
+#include "ops/kv_store/op.hpp"
+#include "ops/rearrange/op.hpp"
+#include "ops/rms_norm/op.hpp"
+#include "ops/rope/op.hpp"
+#include "ops/self_attention_masked/op.hpp"
+#include "ops/softmax/op.hpp"
+#include "ops/swiglu/op.hpp"
+#include "ops/topk/op.hpp"
+
+#include <vector>
+
+using namespace llaisys;
+using namespace llaisys::capi;
+
+namespace {
+
+// NULL is the CPU on the calling thread alone.
+const device::Stream &stream_of(llaisysStream_t stream) {
+    if (stream != nullptr) {
+        return stream->stream;
+    }
+    thread_local const device::Stream alone(LLAISYS_DEVICE_CPU, 0, 1);
+    return alone;
+}
+
+constexpr int32_t kMaxParts = 64;
+
+} // namespace
+
+int32_t llaisysAdd(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t a,
+                   llaisysTensor_t b) {
+    return guard([&] {
+        ops::add(stream_of(stream), tensor_of(out, "add: out"), tensor_of(a, "add: a"),
+                 tensor_of(b, "add: b"));
+    });
+}
+
+int32_t llaisysArgmax(llaisysStream_t stream, llaisysTensor_t max_index, llaisysTensor_t max_value,
+                      llaisysTensor_t values) {
+    return guard([&] {
+        ops::argmax(stream_of(stream), tensor_of(max_index, "argmax: max_index"),
+                    tensor_of(max_value, "argmax: max_value"), tensor_of(values, "argmax: values"));
+    });
+}
+
+int32_t llaisysEmbedding(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t index,
+                         llaisysTensor_t table) {
+    return guard([&] {
+        ops::embedding(stream_of(stream), tensor_of(out, "embedding: out"),
+                       tensor_of(index, "embedding: index"), tensor_of(table, "embedding: table"));
+    });
+}
+
+int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor,
+                                  llaisysLinearWeight_t *weight) {
+    return guard([&] {
+        *not_null(weight, "weight") = nullptr;
+        *weight = new LlaisysLinearWeight{
+            ops::LinearWeight::pack(stream_of(stream), tensor_of(tensor, "linear: tensor"))};
+    });
+}
+
+void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight) { delete weight; }
+
+int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t rows, int32_t n,
+                      const llaisysLinearWeight_t *weight, const llaisysTensor_t *bias,
+                      const llaisysTensor_t *out) {
+    return guard([&] {
+        require(n >= 1 && n <= kMaxParts, "linear: n must be in [1, ", kMaxParts, "], got ", n);
+        not_null(weight, "linear: weight");
+        not_null(out, "linear: out");
+        ops::LinearPart parts[kMaxParts];
+        for (int32_t i = 0; i < n; ++i) {
+            parts[i].weight = &not_null(weight[i], "linear: weight")->weight;
+            parts[i].bias = bias != nullptr && bias[i] != nullptr
+                                ? &tensor_of(bias[i], "linear: bias")
+                                : nullptr;
+            parts[i].out = &tensor_of(out[i], "linear: out");
+        }
+        ops::linear(stream_of(stream), tensor_of(in, "linear: in"), parts, n,
+                    rows != nullptr ? &tensor_of(rows, "linear: rows") : nullptr);
+    });
+}
+
+int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                       llaisysTensor_t weight, float epsilon) {
+    return guard([&] {
+        ops::rms_norm(stream_of(stream), tensor_of(out, "rms_norm: out"),
+                      tensor_of(in, "rms_norm: in"), tensor_of(weight, "rms_norm: weight"),
+                      epsilon);
+    });
+}
+
+int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t residual,
+                          llaisysTensor_t in, llaisysTensor_t weight, float epsilon) {
+    return guard([&] {
+        ops::add_rms_norm(stream_of(stream), tensor_of(out, "add_rms_norm: out"),
+                          tensor_of(residual, "add_rms_norm: residual"),
+                          tensor_of(in, "add_rms_norm: in"),
+                          tensor_of(weight, "add_rms_norm: weight"), epsilon);
+    });
+}
+
+int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                    llaisysTensor_t positions, llaisysTensor_t inv_freq) {
+    return guard([&] {
+        ops::rope(stream_of(stream), tensor_of(out, "rope: out"), tensor_of(in, "rope: in"),
+                  tensor_of(positions, "rope: positions"), tensor_of(inv_freq, "rope: inv_freq"));
+    });
+}
+
+int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache, llaisysTensor_t values,
+                       llaisysTensor_t slots) {
+    return guard([&] {
+        ops::kv_store(stream_of(stream), tensor_of(cache, "kv_store: cache"),
+                      tensor_of(values, "kv_store: values"), tensor_of(slots, "kv_store: slots"));
+    });
+}
+
+int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
+                         llaisysTensor_t k_cache, llaisysTensor_t v_cache, llaisysTensor_t q_rows,
+                         llaisysTensor_t begin, llaisysTensor_t end, llaisysTensor_t tables,
+                         int32_t block_size, float scale) {
+    return guard([&] {
+        const ops::AttentionLists lists{
+            tensor_of(q_rows, "attention: q_rows"), tensor_of(begin, "attention: begin"),
+            tensor_of(end, "attention: end"), tensor_of(tables, "attention: tables"), block_size};
+        ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
+                       tensor_of(q, "attention: q"), tensor_of(k_cache, "attention: k_cache"),
+                       tensor_of(v_cache, "attention: v_cache"), lists, scale);
+    });
+}
+
+int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
+                                   llaisysTensor_t k, llaisysTensor_t v, llaisysTensor_t mask,
+                                   float scale) {
+    return guard([&] {
+        ops::self_attention_masked(stream_of(stream), tensor_of(out, "self_attention_masked: out"),
+                                   tensor_of(q, "self_attention_masked: q"),
+                                   tensor_of(k, "self_attention_masked: k"),
+                                   tensor_of(v, "self_attention_masked: v"),
+                                   tensor_of(mask, "self_attention_masked: mask"), scale);
+    });
+}
+
+int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
+    return guard([&] {
+        ops::rearrange(stream_of(stream), tensor_of(out, "rearrange: out"),
+                       tensor_of(in, "rearrange: in"));
+    });
+}
+
+int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
+                      llaisysTensor_t up) {
+    return guard([&] {
+        ops::swiglu(stream_of(stream), tensor_of(out, "swiglu: out"),
+                    tensor_of(gate, "swiglu: gate"), tensor_of(up, "swiglu: up"));
+    });
+}
+
+int32_t llaisysSoftmax(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
+    return guard([&] {
+        ops::softmax(stream_of(stream), tensor_of(out, "softmax: out"),
+                     tensor_of(in, "softmax: in"));
+    });
+}
+
+int32_t llaisysTopK(llaisysStream_t stream, llaisysTensor_t index, llaisysTensor_t value,
+                    llaisysTensor_t values) {
+    return guard([&] {
+        ops::topk(stream_of(stream), tensor_of(index, "topk: index"),
+                  tensor_of(value, "topk: value"), tensor_of(values, "topk: values"));
+    });
+}

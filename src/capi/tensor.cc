@@ -1,0 +1,137 @@
+#include "capi/guard.hpp"
+
+using namespace llaisys;
+using namespace llaisys::capi;
+
+namespace {
+
+Shape shape_from(const int64_t *sizes, int32_t ndim) {
+    require(sizes != nullptr || ndim == 0, "shape is NULL");
+    return Shape(sizes, ndim);
+}
+
+int32_t give(llaisysTensor_t *result, const char *name, Tensor tensor) {
+    *not_null(result, name) = new LlaisysTensor(std::move(tensor));
+    return LLAISYS_OK;
+}
+
+} // namespace
+
+int32_t llaisysTensorCreate(const int64_t *shape, int32_t ndim, llaisysDataType_t dtype,
+                            llaisysDeviceType_t device, int32_t device_id,
+                            llaisysTensor_t *tensor) {
+    return guard([&] {
+        *not_null(tensor, "tensor") = nullptr;
+        return give(tensor, "tensor",
+                    Tensor::create(shape_from(shape, ndim), dtype, device, device_id));
+    });
+}
+
+int32_t llaisysTensorMap(const char *path, uint64_t offset, const int64_t *shape, int32_t ndim,
+                         llaisysDataType_t dtype, llaisysTensor_t *tensor) {
+    return guard([&] {
+        *not_null(tensor, "tensor") = nullptr;
+        return give(tensor, "tensor",
+                    Tensor::map(not_null(path, "path"), offset, shape_from(shape, ndim), dtype));
+    });
+}
+
+void llaisysTensorDestroy(llaisysTensor_t tensor) { delete tensor; }
+
+void *llaisysTensorData(llaisysTensor_t tensor) {
+    const bool has_values =
+        tensor != nullptr && tensor->tensor.defined() && tensor->tensor.elements() > 0;
+    return has_values ? tensor->tensor.data() : nullptr;
+}
+
+int32_t llaisysTensorNdim(llaisysTensor_t tensor) {
+    return tensor != nullptr ? tensor->tensor.ndim() : -1;
+}
+
+int32_t llaisysTensorShape(llaisysTensor_t tensor, int64_t *shape) {
+    return guard([&] {
+        const Shape &sizes = not_null(tensor, "tensor")->tensor.shape();
+        require(shape != nullptr || sizes.ndim() == 0, "shape is NULL");
+        for (int dim = 0; dim < sizes.ndim(); ++dim) {
+            shape[dim] = sizes[dim];
+        }
+    });
+}
+
+int32_t llaisysTensorStrides(llaisysTensor_t tensor, int64_t *strides) {
+    return guard([&] {
+        const Shape &steps = not_null(tensor, "tensor")->tensor.strides();
+        require(strides != nullptr || steps.ndim() == 0, "strides is NULL");
+        for (int dim = 0; dim < steps.ndim(); ++dim) {
+            strides[dim] = steps[dim];
+        }
+    });
+}
+
+llaisysDataType_t llaisysTensorDataType(llaisysTensor_t tensor) {
+    return tensor != nullptr ? tensor->tensor.dtype() : LLAISYS_DTYPE_INVALID;
+}
+
+llaisysDeviceType_t llaisysTensorDevice(llaisysTensor_t tensor) {
+    return tensor != nullptr && tensor->tensor.defined() ? tensor->tensor.device()
+                                                         : LLAISYS_DEVICE_CPU;
+}
+
+int32_t llaisysTensorIsContiguous(llaisysTensor_t tensor) {
+    return tensor != nullptr ? int32_t(tensor->tensor.is_contiguous()) : -1;
+}
+
+int32_t llaisysTensorIsMapped(llaisysTensor_t tensor) {
+    if (tensor == nullptr) {
+        return -1;
+    }
+    return int32_t(tensor->tensor.defined() && tensor->tensor.is_mapped());
+}
+
+int32_t llaisysTensorLoad(llaisysTensor_t tensor, const void *data, size_t n_bytes) {
+    return guard([&] {
+        tensor_of(tensor, "tensor");
+        require(data != nullptr || n_bytes == 0, "data is NULL");
+        tensor->tensor.load(data, n_bytes);
+    });
+}
+
+int32_t llaisysTensorStore(llaisysTensor_t tensor, void *data, size_t n_bytes) {
+    return guard([&] {
+        tensor_of(tensor, "tensor");
+        require(data != nullptr || n_bytes == 0, "data is NULL");
+        tensor->tensor.store(data, n_bytes);
+    });
+}
+
+int32_t llaisysTensorView(llaisysTensor_t tensor, const int64_t *shape, int32_t ndim,
+                          llaisysTensor_t *view) {
+    return guard([&] {
+        *not_null(view, "view") = nullptr;
+        return give(view, "view", tensor_of(tensor, "tensor").view(shape_from(shape, ndim)));
+    });
+}
+
+int32_t llaisysTensorSlice(llaisysTensor_t tensor, int32_t dim, int64_t start, int64_t end,
+                           llaisysTensor_t *view) {
+    return guard([&] {
+        *not_null(view, "view") = nullptr;
+        return give(view, "view", tensor_of(tensor, "tensor").slice(dim, start, end));
+    });
+}
+
+int32_t llaisysTensorPermute(llaisysTensor_t tensor, const int32_t *order, llaisysTensor_t *view) {
+    return guard([&] {
+        *not_null(view, "view") = nullptr;
+        const Tensor &source = tensor_of(tensor, "tensor");
+        require(order != nullptr || source.ndim() == 0, "order is NULL");
+        return give(view, "view", source.permute(order));
+    });
+}
+
+int32_t llaisysTensorContiguous(llaisysTensor_t tensor, llaisysTensor_t *result) {
+    return guard([&] {
+        *not_null(result, "result") = nullptr;
+        return give(result, "result", tensor_of(tensor, "tensor").contiguous());
+    });
+}

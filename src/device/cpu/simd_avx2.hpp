@@ -1,0 +1,112 @@
+// The vector abstraction on AVX2 + FMA + F16C: eight lanes. See simd.hpp for the names.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "device/cpu/isa.hpp"
+
+#include <immintrin.h>
+
+#define LLAISYS_CPU_NS cpu_avx2
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+constexpr device::Isa kIsa = device::Isa::avx2;
+constexpr int kLanes = 8;
+typedef __m256 vf;
+typedef __m256i vi;
+
+inline vf set1(float value) { return _mm256_set1_ps(value); }
+
+inline vf load(const float *p) { return _mm256_loadu_ps(p); }
+inline vf load(const bf16_t *p) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline vf load(const f16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+
+inline void store(float *p, vf value) { _mm256_storeu_ps(p, value); }
+inline void store(bf16_t *p, vf value) {
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i near = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(near, quiet, nan), 16);
+    const __m128i packed =
+        _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), packed);
+}
+inline void store(f16_t *p, vf value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                     _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+    low = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    high = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000u))));
+}
+
+inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+inline vf max_num(vf a, vf b) { return _mm256_max_ps(a, b); }
+inline vf clamp(vf low, vf high, vf x) { return _mm256_max_ps(low, _mm256_min_ps(high, x)); }
+inline bool any_greater(vf a, vf b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
+}
+inline bool any_equal(vf a, vf b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) != 0;
+}
+
+inline float reduce_add(vf a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float reduce_max(vf a) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+inline vi round_to_int(vf a) { return _mm256_cvtps_epi32(a); }
+inline vf to_float(vi a) { return _mm256_cvtepi32_ps(a); }
+inline vi half_of(vi a) { return _mm256_srai_epi32(a, 1); }
+inline vi sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
+inline vf power_of_2(vi n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
+using quad = const float *;
+inline quad load_quad(const float *p) { return p; }
+inline quad load_single(const float *p) { return p; }
+template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
+
+inline void transpose(vf (&r)[kLanes]) {
+    vf t[kLanes];
+    for (int i = 0; i < 8; i += 4) { // 4 x 4 blocks inside the 128-bit lanes
+        const vf a = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        const vf b = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        const vf c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]);
+        const vf d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm256_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+        t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+        r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+    }
+}
+
+constexpr int kMaxTileRows = 6;
+constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; }
+constexpr int kStreamBytes = 4096;
+
+} // namespace llaisys::LLAISYS_CPU_NS

@@ -1,0 +1,104 @@
+// The vector abstraction on AVX-512 F BW VL DQ: sixteen lanes. See simd.hpp for the names.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "device/cpu/isa.hpp"
+
+#include <immintrin.h>
+
+#define LLAISYS_CPU_NS cpu_avx512
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+constexpr device::Isa kIsa = device::Isa::avx512;
+constexpr int kLanes = 16;
+typedef __m512 vf;
+typedef __m512i vi;
+
+inline vf set1(float value) { return _mm512_set1_ps(value); }
+
+inline vf load(const float *p) { return _mm512_loadu_ps(p); }
+inline vf load(const bf16_t *p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline vf load(const f16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+
+inline void store(float *p, vf value) { _mm512_storeu_ps(p, value); }
+inline void store(bf16_t *p, vf value) {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i near = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i result = _mm512_srli_epi32(_mm512_mask_mov_epi32(near, nan, quiet), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(result));
+}
+inline void store(f16_t *p, vf value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
+                        _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
+    const __m512i bits = _mm512_loadu_si512(p);
+    low = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    high = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(int(0xffff0000u))));
+}
+
+inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline vf max_num(vf a, vf b) { return _mm512_max_ps(a, b); }
+inline vf clamp(vf low, vf high, vf x) { return _mm512_max_ps(low, _mm512_min_ps(high, x)); }
+inline bool any_greater(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+inline bool any_equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) != 0; }
+
+inline float reduce_add(vf a) { return _mm512_reduce_add_ps(a); }
+inline float reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+
+inline vi round_to_int(vf a) { return _mm512_cvtps_epi32(a); }
+inline vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+inline vi half_of(vi a) { return _mm512_srai_epi32(a, 1); }
+inline vi sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+inline vf power_of_2(vi n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+
+using quad = const float *;
+inline quad load_quad(const float *p) { return p; }
+inline quad load_single(const float *p) { return p; }
+template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
+
+inline void transpose(vf (&r)[kLanes]) {
+    vf t[kLanes];
+    for (int i = 0; i < 16; i += 4) { // 4 x 4 blocks inside the 128-bit lanes
+        const vf a = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        const vf b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+        const vf c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]);
+        const vf d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm512_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    }
+    for (int i = 0; i < 4; ++i) { // then the 128-bit lanes among themselves
+        const vf a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x44);
+        const vf b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xee);
+        const vf c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44);
+        const vf d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee);
+        r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+        r[i + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
+        r[i + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+}
+
+constexpr int kMaxTileRows = 12;
+constexpr int tile_vectors(int) { return 2; }
+constexpr int kStreamBytes = 4096;
+
+} // namespace llaisys::LLAISYS_CPU_NS

@@ -1,0 +1,88 @@
+// The vector abstraction on aarch64 NEON (armv8-a baseline): four lanes. See simd.hpp for the names.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "device/cpu/isa.hpp"
+
+#include <arm_neon.h>
+
+#define LLAISYS_CPU_NS cpu_neon
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+constexpr device::Isa kIsa = device::Isa::neon;
+constexpr int kLanes = 4;
+typedef float32x4_t vf;
+typedef int32x4_t vi;
+
+inline vf set1(float value) { return vdupq_n_f32(value); }
+
+inline vf load(const float *p) { return vld1q_f32(p); }
+inline vf load(const bf16_t *p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p)), 16));
+}
+inline vf load(const f16_t *p) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p))));
+}
+
+inline void store(float *p, vf value) { vst1q_f32(p, value); }
+inline void store(bf16_t *p, vf value) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(value);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t near = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+    const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    const uint32x4_t result = vbslq_u32(vceqq_f32(value, value), near, quiet);
+    vst1_u16(reinterpret_cast<uint16_t *>(p), vshrn_n_u32(result, 16));
+}
+inline void store(f16_t *p, vf value) {
+    vst1_u16(reinterpret_cast<uint16_t *>(p), vreinterpret_u16_f16(vcvt_f16_f32(value)));
+}
+
+inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
+    const uint32x4_t bits = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t *>(p)));
+    low = vreinterpretq_f32_u32(vshlq_n_u32(bits, 16));
+    high = vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xffff0000u)));
+}
+
+inline vf add(vf a, vf b) { return vaddq_f32(a, b); }
+inline vf sub(vf a, vf b) { return vsubq_f32(a, b); }
+inline vf mul(vf a, vf b) { return vmulq_f32(a, b); }
+inline vf div(vf a, vf b) { return vdivq_f32(a, b); }
+inline vf fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+inline vf max_num(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline vf clamp(vf low, vf high, vf x) { return vmaxq_f32(low, vminq_f32(high, x)); }
+inline bool any_greater(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
+inline bool any_equal(vf a, vf b) { return vmaxvq_u32(vceqq_f32(a, b)) != 0; }
+
+inline float reduce_add(vf a) { return vaddvq_f32(a); }
+inline float reduce_max(vf a) { return vmaxvq_f32(a); }
+
+inline vi round_to_int(vf a) { return vcvtnq_s32_f32(a); }
+inline vf to_float(vi a) { return vcvtq_f32_s32(a); }
+inline vi half_of(vi a) { return vshrq_n_s32(a, 1); }
+inline vi sub(vi a, vi b) { return vsubq_s32(a, b); }
+inline vf power_of_2(vi n) {
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23));
+}
+
+using quad = float32x4_t;
+inline quad load_quad(const float *p) { return vld1q_f32(p); }
+inline quad load_single(const float *p) { return vld1q_dup_f32(p); }
+template <int lane> vf fma_lane(vf w, quad x, vf acc) { return vfmaq_laneq_f32(acc, w, x, lane); }
+
+inline void transpose(vf (&r)[kLanes]) {
+    const vf a = vtrn1q_f32(r[0], r[1]);
+    const vf b = vtrn2q_f32(r[0], r[1]);
+    const vf c = vtrn1q_f32(r[2], r[3]);
+    const vf d = vtrn2q_f32(r[2], r[3]);
+    r[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
+    r[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
+    r[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
+    r[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+}
+
+constexpr int kMaxTileRows = 8;
+constexpr int tile_vectors(int rows) { return rows <= 3 ? 8 : rows <= 5 ? 4 : 2; }
+constexpr int kStreamBytes = 1024;
+
+} // namespace llaisys::LLAISYS_CPU_NS

@@ -1,0 +1,115 @@
+// The vector abstraction in plain C++: four lanes through the compiler's vector types, which every
+// target has. The other simd_*.hpp give the same names on their instruction set; see simd.hpp for
+// what each name means. fma here is a product and a sum, rounded twice.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "device/cpu/isa.hpp"
+
+#define LLAISYS_CPU_NS cpu_portable
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+constexpr device::Isa kIsa = device::Isa::portable;
+constexpr int kLanes = 4;
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+
+inline vf set1(float value) { return vf{value, value, value, value}; }
+
+inline vf load(const float *p) {
+    vf value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+inline vf load(const bf16_t *p) {
+    return vf{float_of(uint32_t(p[0].bits) << 16), float_of(uint32_t(p[1].bits) << 16),
+              float_of(uint32_t(p[2].bits) << 16), float_of(uint32_t(p[3].bits) << 16)};
+}
+inline vf load(const f16_t *p) { return vf{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])}; }
+
+inline void store(float *p, vf value) { std::memcpy(p, &value, sizeof value); }
+inline void store(bf16_t *p, vf value) {
+    for (int i = 0; i < kLanes; ++i) {
+        p[i] = from_f32<bf16_t>(value[i]);
+    }
+}
+inline void store(f16_t *p, vf value) {
+    for (int i = 0; i < kLanes; ++i) {
+        p[i] = from_f32<f16_t>(value[i]);
+    }
+}
+
+// bf16 pairs (low, high) side by side, as linear panels hold them.
+inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
+    vi bits;
+    std::memcpy(&bits, p, sizeof bits);
+    const vi shifted = bits << 16;
+    const vi masked = bits & int32_t(0xffff0000u);
+    std::memcpy(&low, &shifted, sizeof low);
+    std::memcpy(&high, &masked, sizeof high);
+}
+
+inline vf add(vf a, vf b) { return a + b; }
+inline vf sub(vf a, vf b) { return a - b; }
+inline vf mul(vf a, vf b) { return a * b; }
+inline vf div(vf a, vf b) { return a / b; }
+inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+inline vf max_num(vf a, vf b) { return a > b ? a : b; }
+inline vf clamp(vf low, vf high, vf x) {
+    x = x > high ? high : x;
+    return x < low ? low : x;
+}
+inline bool any_greater(vf a, vf b) {
+    const vi mask = a > b;
+    return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+}
+inline bool any_equal(vf a, vf b) {
+    const vi mask = a == b;
+    return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+}
+
+inline float reduce_add(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+inline float reduce_max(vf a) {
+    const float x = a[0] > a[1] ? a[0] : a[1];
+    const float y = a[2] > a[3] ? a[2] : a[3];
+    return x > y ? x : y;
+}
+
+inline vi round_to_int(vf a) {
+    const vf magic = set1(12582912.0f); // 1.5 * 2^23: the sum's last bit is worth one
+    const vf shifted = a + magic;
+    vi bits;
+    vi base;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    std::memcpy(&base, &magic, sizeof base);
+    return bits - base;
+}
+inline vf to_float(vi a) { return vf{float(a[0]), float(a[1]), float(a[2]), float(a[3])}; }
+inline vi half_of(vi a) { return a >> 1; }
+inline vi sub(vi a, vi b) { return a - b; }
+inline vf power_of_2(vi n) {
+    const vi bits = (n + 127) << 23;
+    vf value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Four values of one row of x, each multiplied in turn with a vector of weights.
+using quad = const float *;
+inline quad load_quad(const float *p) { return p; }
+inline quad load_single(const float *p) { return p; }
+template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
+
+inline void transpose(vf (&r)[kLanes]) {
+    const vf t[4] = {r[0], r[1], r[2], r[3]};
+    for (int i = 0; i < 4; ++i) {
+        r[i] = vf{t[0][i], t[1][i], t[2][i], t[3][i]};
+    }
+}
+
+constexpr int kMaxTileRows = 4;                              // rows of a register tile
+constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; } // and its width
+constexpr int kStreamBytes = 1024; // how far ahead a stream of weights is fetched
+
+} // namespace llaisys::LLAISYS_CPU_NS

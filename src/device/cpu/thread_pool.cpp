@@ -1,0 +1,151 @@
+#include "device/cpu/thread_pool.hpp"
+
+#include "base/check.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace llaisys::device {
+
+namespace {
+
+constexpr uint64_t kOneEpoch = uint64_t(1) << 32;
+constexpr auto kSpinTime = std::chrono::microseconds(200);
+
+std::atomic<int> process_limit{0}; // 0: not set, use the default
+std::atomic<int> process_workers{0};
+
+int core_count() { return std::max(1, int(std::thread::hardware_concurrency())); }
+
+// Takes up to `wanted` workers out of what the cap leaves.
+int claim_workers(int wanted) {
+    const int set = process_limit.load();
+    const int limit = set > 0 ? set - 1 : core_count() * 4;
+    int in_use = process_workers.load();
+    int granted;
+    do {
+        granted = std::max(0, std::min(wanted, limit - in_use));
+    } while (!process_workers.compare_exchange_weak(in_use, in_use + granted));
+    return granted;
+}
+
+void pause_briefly() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory"); // `yield` is a no-op on most cores
+#endif
+}
+
+uint64_t epoch_of(uint64_t state) { return state >> 32; }
+uint32_t active_of(uint64_t state) { return uint32_t(state); }
+bool is_open(uint64_t state) { return (epoch_of(state) & 1u) != 0; }
+
+} // namespace
+
+void ThreadPool::set_process_limit(int n_threads) {
+    require(n_threads >= 1, "thread limit must be at least 1, got ", n_threads);
+    process_limit.store(n_threads);
+}
+
+ThreadPool::ThreadPool(int n_threads) {
+    require(n_threads >= 0 && n_threads <= 4096, "n_threads must be in [0, 4096], got ", n_threads);
+    const int wanted = (n_threads == 0 ? core_count() : n_threads) - 1;
+    const int granted = claim_workers(wanted);
+    try {
+        workers_.reserve(size_t(granted));
+        for (int i = 0; i < granted; ++i) {
+            workers_.emplace_back([this, i] { work(i + 1); });
+        }
+    } catch (const std::exception &error) { // fewer threads than asked for is not a failure
+        process_workers.fetch_sub(granted - int(workers_.size()));
+        if (workers_.empty() && granted > 0) {
+            fail(LLAISYS_ERROR_MEMORY, "no thread could be started: ", error.what());
+        }
+    }
+}
+
+ThreadPool::~ThreadPool() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        stopping_.store(true);
+    }
+    wake_.notify_all();
+    for (std::thread &worker : workers_) {
+        worker.join();
+    }
+    process_workers.fetch_sub(int(workers_.size()));
+}
+
+void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context) {
+    n_chunks_ = n_chunks;
+    invoke_ = invoke;
+    context_ = context;
+    next_chunk_.store(0, std::memory_order_relaxed);
+    state_.fetch_add(kOneEpoch); // opens: publishes the fields above to those who join
+    if (sleepers_.load() > 0) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        wake_.notify_all();
+    }
+    take_chunks(0);
+    state_.fetch_add(kOneEpoch); // closes: nobody can join any more
+    while (active_of(state_.load(std::memory_order_acquire)) != 0) {
+        pause_briefly();
+    }
+}
+
+void ThreadPool::take_chunks(int thread) {
+    for (;;) {
+        const int64_t chunk = next_chunk_.fetch_add(1, std::memory_order_relaxed);
+        if (chunk >= n_chunks_) {
+            return;
+        }
+        invoke_(context_, chunk, thread);
+    }
+}
+
+void ThreadPool::work(int thread) {
+    uint64_t seen_epoch = 0;
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        uint64_t state = state_.load(std::memory_order_acquire);
+        if (!is_open(state) || epoch_of(state) == seen_epoch) {
+            wait_for_region(seen_epoch);
+            continue;
+        }
+        if (!state_.compare_exchange_weak(state, state + 1)) {
+            continue;
+        }
+        seen_epoch = epoch_of(state);
+        take_chunks(thread);
+        state_.fetch_sub(1, std::memory_order_release);
+    }
+}
+
+void ThreadPool::wait_for_region(uint64_t seen_epoch) {
+    const auto is_due = [&] {
+        const uint64_t state = state_.load();
+        return stopping_.load(std::memory_order_relaxed) ||
+               (is_open(state) && epoch_of(state) != seen_epoch);
+    };
+    const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (is_due()) {
+                return;
+            }
+            pause_briefly();
+        }
+    } while (std::chrono::steady_clock::now() < deadline);
+
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(
+        1); // before the last look at the state: run_region looks the other way round
+    wake_.wait(lock, is_due);
+    sleepers_.fetch_sub(1);
+}
+
+} // namespace llaisys::device

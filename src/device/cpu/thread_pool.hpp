@@ -1,0 +1,74 @@
+// A fork-join pool: the caller and its workers share the chunks of one parallel region at a time.
+//
+// Workers spin for a moment after a region and then sleep. A region never waits for a worker that
+// has not started on it, so a descheduled or sleeping worker costs nothing but its help. Chunks are
+// handed out dynamically: the body must give the same result whichever thread runs a chunk.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace llaisys::device {
+
+class ThreadPool {
+public:
+    // n_threads counts the caller; 0 means one per core. The process-wide cap may lower it.
+    explicit ThreadPool(int n_threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool &) = delete;
+    ThreadPool &operator=(const ThreadPool &) = delete;
+
+    // Threads that can work on a region, the caller included; thread numbers are below it.
+    int size() const { return int(workers_.size()) + 1; }
+
+    // Runs body(chunk, thread) for every chunk in [0, n_chunks); returns when all are done. The
+    // body must not throw and must not start a region on this pool. One caller at a time.
+    template <typename Body> void run(int64_t n_chunks, const Body &body) {
+        if (n_chunks <= 0) {
+            return;
+        }
+        if (n_chunks == 1 || workers_.empty()) {
+            for (int64_t chunk = 0; chunk < n_chunks; ++chunk) {
+                body(chunk, 0);
+            }
+            return;
+        }
+        run_region(
+            n_chunks,
+            [](const void *context, int64_t chunk, int thread) {
+                (*static_cast<const Body *>(context))(chunk, thread);
+            },
+            &body);
+    }
+
+    // The cap over all pools created afterwards; at least 1.
+    static void set_process_limit(int n_threads);
+
+private:
+    using Invoke = void (*)(const void *context, int64_t chunk, int thread);
+
+    void run_region(int64_t n_chunks, Invoke invoke, const void *context);
+    void work(int thread);
+    void take_chunks(int thread);
+    void wait_for_region(uint64_t seen_epoch);
+
+    // High 32 bits: epoch, odd while a region is open. Low 32 bits: workers inside the region.
+    alignas(64) std::atomic<uint64_t> state_{0};
+    alignas(64) std::atomic<int64_t> next_chunk_{0};
+    // Of the open region; written before it opens, read only by threads inside it.
+    alignas(64) int64_t n_chunks_ = 0;
+    Invoke invoke_ = nullptr;
+    const void *context_ = nullptr;
+
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stopping_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+};
+
+} // namespace llaisys::device

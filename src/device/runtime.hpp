@@ -1,0 +1,66 @@
+// What a device must be able to do: memory, copies, streams, events. One table per kind of device;
+// callers use the table (or the small owners below) and never ask which kind they have.
+#pragma once
+
+#include "base/dtype.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llaisys::device {
+
+enum class CopyKind { host_to_host, host_to_device, device_to_host, device_to_device };
+
+struct Runtime {
+    DeviceType type;
+    const char *name;
+
+    int (*device_count)();
+
+    // Zeroed memory aligned to at least 64 bytes, never null; throws LLAISYS_ERROR_MEMORY.
+    void *(*allocate)(int device_id, size_t bytes);
+    void (*release)(int device_id, void *memory, size_t bytes);
+
+    // In order with the work of `stream`; may return before it is done when the device can.
+    void (*copy)(void *dst, const void *src, size_t bytes, CopyKind kind, void *stream);
+
+    // n_threads is for devices whose streams are made of threads; others ignore it.
+    void *(*create_stream)(int device_id, int n_threads);
+    void (*destroy_stream)(void *stream);
+    void (*synchronize)(void *stream);
+
+    // An event is done once all work that was on its stream when it was recorded is done.
+    void *(*create_event)(int device_id);
+    void (*destroy_event)(void *event);
+    void (*record_event)(void *event, void *stream);
+    void (*wait_event)(void *event, void *stream); // the stream waits, not the caller
+    bool (*query_event)(void *event);
+};
+
+// Throws LLAISYS_ERROR_UNSUPPORTED for a device that this build does not have, INVALID for no such.
+const Runtime &runtime_of(DeviceType type);
+bool has_runtime(DeviceType type);
+
+const Runtime &cpu_runtime();
+
+// Owns one stream of one device. Not copyable; work on it is ordered.
+class Stream {
+public:
+    Stream(DeviceType type, int device_id, int n_threads);
+    ~Stream();
+    Stream(const Stream &) = delete;
+    Stream &operator=(const Stream &) = delete;
+
+    const Runtime &runtime() const { return *runtime_; }
+    DeviceType type() const { return runtime_->type; }
+    int device_id() const { return device_id_; }
+    void *native() const { return native_; }
+    void synchronize() const { runtime_->synchronize(native_); }
+
+private:
+    const Runtime *runtime_;
+    int device_id_;
+    void *native_;
+};
+
+} // namespace llaisys::device

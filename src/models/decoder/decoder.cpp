@@ -1,0 +1,197 @@
+#include "models/decoder/decoder.hpp"
+
+#include "models/hyper_params.hpp"
+#include "ops/embedding/op.hpp"
+#include "ops/kv_store/op.hpp"
+#include "ops/rearrange/op.hpp"
+#include "ops/rms_norm/op.hpp"
+#include "ops/rope/op.hpp"
+#include "ops/swiglu/op.hpp"
+
+#include <cmath>
+
+namespace llaisys::models {
+
+DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysQwen2Meta &meta, DeviceType device,
+                           int device_id)
+    : type_(type), meta_(meta), table_(device, device_id) {
+    check_hyper_params(meta);
+    layers_.resize(meta.nlayer);
+    register_slots();
+    kv_spec_ = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
+                rotary_frequencies(meta, device, device_id)};
+}
+
+void DecoderModel::register_slots() {
+    const int n_layers = int(meta_.nlayer);
+    const int64_t hidden = int64_t(meta_.hs);
+    const int64_t q_size = int64_t(meta_.nh * meta_.dh);
+    const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
+    const int64_t inner = int64_t(meta_.di);
+    const Shape embedding{int64_t(meta_.voc), hidden};
+
+    table_.add_global("in_embed", &weights_.in_embed, embedding);
+    table_.add_global("out_embed", &weights_.out_embed, embedding);
+    table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden});
+    linear_slots_.push_back({&weights_.out_embed, &head_});
+
+    constexpr int kLayerFields = 13;
+    layer_slots_.reserve(kLayerFields);
+    const auto add = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
+                         bool is_optional = false) {
+        layer_slots_.emplace_back(meta_.nlayer, nullptr);
+        *slots = layer_slots_.back().data();
+        table_.add_layers(name, *slots, n_layers, shape, is_optional);
+    };
+    const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
+                                Packed Layer::*packed) {
+        add(name, slots, shape);
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            linear_slots_.push_back({*slots + i, &(layers_[i].*packed)});
+        }
+    };
+    add("attn_norm_w", &weights_.attn_norm_w, {hidden});
+    add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q);
+    add("attn_q_b", &weights_.attn_q_b, {q_size}, true);
+    add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k);
+    add("attn_k_b", &weights_.attn_k_b, {kv_size}, true);
+    add_linear("attn_v_w", &weights_.attn_v_w, {kv_size, hidden}, &Layer::v);
+    add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
+    add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
+    add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
+    add("mlp_norm_w", &weights_.mlp_norm_w, {hidden});
+    add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate);
+    add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up);
+    add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
+}
+
+void DecoderModel::replace_weight(const device::Stream &stream, const char *field, int layer,
+                                  llaisysTensor_t handle) {
+    table_.replace(field, layer, handle);
+    const runtime::WeightTable::Field &target = table_.field(field);
+    const llaisysTensor_t *slot = target.slots + (target.is_per_layer ? layer : 0);
+    for (const LinearSlot &linear : linear_slots_) {
+        if (linear.slot == slot) {
+            pack(stream, linear);
+        }
+    }
+}
+
+// The packed copy replaces the original: an owned tensor is let go, the pages of a mapped one are
+// dropped, unless another slot reads the same tensor in place.
+void DecoderModel::pack(const device::Stream &stream, const LinearSlot &linear) {
+    LlaisysTensor *handle = *linear.slot;
+    if (linear.packed->serial == handle->serial) {
+        return;
+    }
+    linear.packed->weight = ops::LinearWeight::pack(stream, handle->tensor);
+    linear.packed->serial = handle->serial;
+    if (handle->tensor.is_mapped()) {
+        handle->tensor.storage()->drop_pages();
+    } else if (!table_.is_shared(linear.slot)) {
+        handle->tensor = handle->tensor.without_storage();
+    }
+}
+
+void DecoderModel::prepare_weights(const device::Stream &stream) {
+    const uint64_t fingerprint = table_.fingerprint();
+    if (fingerprint == prepared_) {
+        return;
+    }
+    table_.check_complete();
+    for (const LinearSlot &linear : linear_slots_) {
+        pack(stream, linear);
+    }
+    prepared_ = fingerprint;
+}
+
+DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &workspace,
+                                                         int64_t n) const {
+    const int64_t hidden = int64_t(meta_.hs);
+    const int64_t inner = int64_t(meta_.di);
+    const Shape q_shape{n, int64_t(meta_.nh), int64_t(meta_.dh)};
+    const Shape kv_shape{n, int64_t(meta_.nkvh), int64_t(meta_.dh)};
+    Activations act;
+    act.residual = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
+    act.normed = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
+    act.q = workspace.take(q_shape, LLAISYS_DTYPE_F32);
+    act.k = workspace.take(kv_shape, LLAISYS_DTYPE_F32);
+    act.v = workspace.take(kv_shape, LLAISYS_DTYPE_F32);
+    act.seen = workspace.take(q_shape, LLAISYS_DTYPE_F32);
+    act.gate = workspace.take({n, inner}, LLAISYS_DTYPE_F32);
+    act.up = workspace.take({n, inner}, LLAISYS_DTYPE_F32);
+    return act;
+}
+
+int64_t DecoderModel::workspace_bytes(int64_t n, int64_t) const {
+    const auto bytes = [](int64_t rows, size_t columns) {
+        return runtime::Workspace::bytes_for({rows, int64_t(columns)}, LLAISYS_DTYPE_F32);
+    };
+    return 2 * bytes(n, meta_.hs) + 2 * bytes(n, meta_.nh * meta_.dh) +
+           2 * bytes(n, meta_.nkvh * meta_.dh) + 2 * bytes(n, meta_.di);
+}
+
+void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &workspace,
+                           const ModelInput &input, const AttentionMetadata &attention,
+                           ForwardOutput *output) {
+    const Activations act = take_activations(workspace, input.n_tokens);
+    if (input.token_ids.defined()) {
+        ops::embedding(stream, act.residual, input.token_ids, weights_.in_embed->tensor);
+    } else {
+        ops::rearrange(stream, act.residual, input.embeddings);
+    }
+    ops::rms_norm(stream, act.normed, act.residual, weights_.attn_norm_w[0]->tensor, meta_.epsilon);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        attend(stream, i, input, attention, act);
+        ops::add_rms_norm(stream, act.normed, act.residual, act.normed,
+                          weights_.mlp_norm_w[i]->tensor, meta_.epsilon);
+        feed_forward(stream, i, act);
+        const bool is_last = i + 1 == layers_.size();
+        const llaisysTensor_t next_norm =
+            is_last ? weights_.out_norm_w : weights_.attn_norm_w[i + 1];
+        ops::add_rms_norm(stream, act.normed, act.residual, act.normed, next_norm->tensor,
+                          meta_.epsilon);
+    }
+    if (input.output_rows.defined()) {
+        const ops::LinearPart head{&head_.weight, nullptr, &output->logits};
+        ops::linear(stream, act.normed, &head, 1, &input.output_rows);
+    }
+}
+
+void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInput &input,
+                          const AttentionMetadata &attention, const Activations &act) const {
+    const int64_t n = input.n_tokens;
+    const Layer &layer = layers_[i];
+    const KvLayer &kv = attention.kv[i];
+    const auto bias = [i](const llaisysTensor_t *slots) {
+        return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
+    };
+    const Tensor q = act.q.view({n, act.q.size(1) * act.q.size(2)});
+    const Tensor k = act.k.view({n, act.k.size(1) * act.k.size(2)});
+    const Tensor v = act.v.view(k.shape());
+    const ops::LinearPart qkv[] = {{&layer.q.weight, bias(weights_.attn_q_b), &q},
+                                   {&layer.k.weight, bias(weights_.attn_k_b), &k},
+                                   {&layer.v.weight, bias(weights_.attn_v_b), &v}};
+    ops::linear(stream, act.normed, qkv, 3);
+    ops::rope(stream, act.q, act.q, input.positions, kv_spec_.inv_freq);
+    ops::rope(stream, act.k, act.k, input.positions, kv_spec_.inv_freq);
+    ops::kv_store(stream, kv.k, act.k, attention.slots);
+    ops::kv_store(stream, kv.v, act.v, attention.slots);
+    ops::attention(stream, act.seen, act.q, kv.k, kv.v, attention.lists,
+                   1.0f / std::sqrt(float(kv_spec_.head_dim)));
+    const ops::LinearPart o{&layer.o.weight, bias(weights_.attn_o_b), &act.normed};
+    ops::linear(stream, act.seen.view(q.shape()), &o, 1);
+}
+
+void DecoderModel::feed_forward(const device::Stream &stream, size_t i,
+                                const Activations &act) const {
+    const Layer &layer = layers_[i];
+    const ops::LinearPart gate_up[] = {{&layer.gate.weight, nullptr, &act.gate},
+                                       {&layer.up.weight, nullptr, &act.up}};
+    ops::linear(stream, act.normed, gate_up, 2);
+    ops::swiglu(stream, act.gate, act.gate, act.up);
+    const ops::LinearPart down{&layer.down.weight, nullptr, &act.normed};
+    ops::linear(stream, act.gate, &down, 1);
+}
+
+} // namespace llaisys::models

@@ -1,0 +1,81 @@
+// The decoder that Qwen2 and Llama share: they differ in which weights exist (Qwen2 has q/k/v
+// biases) and in the rotary frequencies, both of which come with the weights and the meta.
+#pragma once
+
+#include "models/model.hpp"
+#include "ops/linear/op.hpp"
+#include "runtime/weights/weights.hpp"
+
+#include "llaisys/models/qwen2.h"
+
+#include <vector>
+
+namespace llaisys::models {
+
+class DecoderModel final : public Model {
+public:
+    DecoderModel(LlaisysModelType type, const LlaisysQwen2Meta &meta, DeviceType device,
+                 int device_id);
+
+    LlaisysModelType type() const override { return type_; }
+    const KvSpec &kv_spec() const override { return kv_spec_; }
+    int64_t vocabulary() const override { return int64_t(meta_.voc); }
+    int64_t hidden_size() const override { return int64_t(meta_.hs); }
+    int64_t max_positions() const override { return int64_t(meta_.maxseq); }
+    int64_t sliding_window() const override { return meta_.sliding_window; }
+    void *weights() override { return &weights_; }
+    void replace_weight(const device::Stream &stream, const char *field, int layer,
+                        llaisysTensor_t handle) override;
+    void prepare_weights(const device::Stream &stream) override;
+    int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
+    void forward(const device::Stream &stream, runtime::Workspace &workspace,
+                 const ModelInput &input, const AttentionMetadata &attention,
+                 ForwardOutput *output) override;
+
+private:
+    // Every buffer of a forward over n tokens; all f32.
+    struct Activations {
+        Tensor residual; // [n, hs]
+        Tensor normed;   // [n, hs]: input of the next product, or its output before the sum
+        Tensor q;        // [n, nh, dh]
+        Tensor k;        // [n, nkvh, dh]
+        Tensor v;        // [n, nkvh, dh]
+        Tensor seen;     // [n, nh, dh]: what attention gave
+        Tensor gate;     // [n, di]
+        Tensor up;       // [n, di]
+    };
+
+    // A weight of a product, laid out for the device, and the handle it was made from.
+    struct Packed {
+        ops::LinearWeight weight;
+        uint64_t serial = 0;
+    };
+    struct Layer {
+        Packed q, k, v, o, gate, up, down;
+    };
+    // A slot whose tensor is used through its packed form.
+    struct LinearSlot {
+        llaisysTensor_t *slot;
+        Packed *packed;
+    };
+
+    void register_slots();
+    void pack(const device::Stream &stream, const LinearSlot &linear);
+    Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens) const;
+    void attend(const device::Stream &stream, size_t index, const ModelInput &input,
+                const AttentionMetadata &attention, const Activations &act) const;
+    void feed_forward(const device::Stream &stream, size_t index, const Activations &act) const;
+
+    LlaisysModelType type_;
+    LlaisysQwen2Meta meta_;
+    LlaisysQwen2Weights weights_{};
+    std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_
+    std::vector<Layer> layers_;
+    Packed head_;
+    std::vector<LinearSlot> linear_slots_;
+    runtime::WeightTable table_;
+    KvSpec kv_spec_;
+    uint64_t prepared_ = 0; // fingerprint of the slots that forward may run on
+};
+
+} // namespace llaisys::models

@@ -1,0 +1,90 @@
+#include "models/hyper_params.hpp"
+
+#include <cmath>
+#include <vector>
+
+namespace llaisys::models {
+
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+void check_size(const char *name, size_t value, size_t limit) {
+    require(value >= 1 && value <= limit, "meta.", name, " must be in [1, ", limit, "], got ",
+            value);
+}
+
+void check_positive(const char *name, float value) {
+    require(std::isfinite(value) && value > 0, "meta.", name, " must be finite and above 0, got ",
+            value);
+}
+
+// Llama 3: wavelengths beyond the original context are stretched by the factor, short ones are
+// kept, and those between move smoothly from one to the other.
+double llama3_frequency(double frequency, const LlaisysQwen2Meta &meta) {
+    const double original = double(meta.rope_original_maxseq);
+    const double wavelength = 2 * kPi / frequency;
+    if (wavelength < original / meta.rope_high_freq_factor) {
+        return frequency;
+    }
+    if (wavelength > original / meta.rope_low_freq_factor) {
+        return frequency / meta.rope_factor;
+    }
+    const double ramp = (original / wavelength - meta.rope_low_freq_factor) /
+                        (double(meta.rope_high_freq_factor) - meta.rope_low_freq_factor);
+    return (1 - ramp) * frequency / meta.rope_factor + ramp * frequency;
+}
+
+} // namespace
+
+void check_hyper_params(const LlaisysQwen2Meta &meta) {
+    require(is_real(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ", name_of(meta.dtype));
+    check_size("nlayer", meta.nlayer, 1024);
+    check_size("hs", meta.hs, size_t(1) << 20);
+    check_size("nh", meta.nh, 4096);
+    check_size("nkvh", meta.nkvh, 4096);
+    check_size("dh", meta.dh, 1024);
+    check_size("di", meta.di, size_t(1) << 22);
+    check_size("maxseq", meta.maxseq, size_t(1) << 27);
+    check_size("voc", meta.voc, size_t(1) << 24);
+    require(meta.nh % meta.nkvh == 0, "meta.nh must be a multiple of meta.nkvh, got ", meta.nh,
+            " and ", meta.nkvh);
+    require(meta.dh % 2 == 0, "meta.dh must be even, got ", meta.dh);
+    check_positive("epsilon", meta.epsilon);
+    check_positive("theta", meta.theta);
+    require(meta.sliding_window >= 0, "meta.sliding_window must not be negative, got ",
+            meta.sliding_window);
+    require(meta.rope_scaling >= LLAISYS_ROPE_PLAIN && meta.rope_scaling <= LLAISYS_ROPE_LLAMA3,
+            "meta.rope_scaling must be in [0, 2], got ", meta.rope_scaling);
+    if (meta.rope_scaling != LLAISYS_ROPE_PLAIN) {
+        check_positive("rope_factor", meta.rope_factor);
+    }
+    if (meta.rope_scaling == LLAISYS_ROPE_LLAMA3) {
+        check_positive("rope_low_freq_factor", meta.rope_low_freq_factor);
+        check_positive("rope_high_freq_factor", meta.rope_high_freq_factor);
+        require(meta.rope_high_freq_factor > meta.rope_low_freq_factor,
+                "meta.rope_high_freq_factor must be above meta.rope_low_freq_factor, got ",
+                meta.rope_high_freq_factor, " and ", meta.rope_low_freq_factor);
+        require(meta.rope_original_maxseq > 0, "meta.rope_original_maxseq must be above 0, got ",
+                meta.rope_original_maxseq);
+    }
+}
+
+Tensor rotary_frequencies(const LlaisysQwen2Meta &meta, DeviceType device, int device_id) {
+    std::vector<float> frequencies(meta.dh / 2);
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+        double frequency = std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh));
+        if (meta.rope_scaling == LLAISYS_ROPE_LINEAR) {
+            frequency /= meta.rope_factor;
+        } else if (meta.rope_scaling == LLAISYS_ROPE_LLAMA3) {
+            frequency = llama3_frequency(frequency, meta);
+        }
+        frequencies[i] = float(frequency);
+    }
+    Tensor tensor =
+        Tensor::create({int64_t(frequencies.size())}, LLAISYS_DTYPE_F32, device, device_id);
+    tensor.load(frequencies.data(), frequencies.size() * sizeof(float));
+    return tensor;
+}
+
+} // namespace llaisys::models

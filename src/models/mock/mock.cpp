@@ -1,0 +1,73 @@
+#include "models/mock/mock.hpp"
+
+#include "models/hyper_params.hpp"
+#include "ops/embedding/op.hpp"
+#include "ops/kv_store/op.hpp"
+#include "ops/rearrange/op.hpp"
+#include "ops/rope/op.hpp"
+
+#include <cmath>
+
+namespace llaisys::models {
+
+MockModel::MockModel(const LlaisysQwen2Meta &meta, DeviceType device, int device_id)
+    : meta_(meta), table_(device, device_id) {
+    check_hyper_params(meta);
+    require(meta.nlayer == 1, "meta.nlayer must be 1 for a mock model, got ", meta.nlayer);
+    require(meta.nh * meta.dh == meta.hs, "meta.hs must be nh * dh for a mock model, got ",
+            meta.hs);
+    table_.add_global("in_embed", &weights_.in_embed, {int64_t(meta.voc), int64_t(meta.hs)});
+    kv_spec_ = {1, int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
+                rotary_frequencies(meta, device, device_id)};
+}
+
+void MockModel::replace_weight(const device::Stream &stream, const char *field, int layer,
+                               llaisysTensor_t handle) {
+    table_.replace(field, layer, handle);
+    prepare_weights(stream);
+}
+
+void MockModel::prepare_weights(const device::Stream &stream) {
+    const llaisysTensor_t table = weights_.in_embed;
+    if (table != nullptr && table->serial == head_serial_) {
+        return;
+    }
+    table_.check_complete();
+    head_ = ops::LinearWeight::pack(stream, table->tensor);
+    head_serial_ = table->serial;
+}
+
+int64_t MockModel::workspace_bytes(int64_t n_tokens, int64_t) const {
+    return 3 * runtime::Workspace::bytes_for({n_tokens, hidden_size()}, LLAISYS_DTYPE_F32);
+}
+
+void MockModel::forward(const device::Stream &stream, runtime::Workspace &workspace,
+                        const ModelInput &input, const AttentionMetadata &attention,
+                        ForwardOutput *output) {
+    const int64_t n = input.n_tokens;
+    const int64_t heads = int64_t(meta_.nh);
+    const int64_t kv_heads = kv_spec_.n_heads;
+    const int64_t dim = kv_spec_.head_dim;
+    const KvLayer &kv = attention.kv[0];
+
+    Tensor x = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
+    if (input.token_ids.defined()) {
+        ops::embedding(stream, x.view({n, hidden_size()}), input.token_ids,
+                       weights_.in_embed->tensor);
+    } else {
+        ops::rearrange(stream, x.view({n, hidden_size()}), input.embeddings);
+    }
+    Tensor q = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
+    ops::rope(stream, q, x, input.positions, kv_spec_.inv_freq);
+    ops::kv_store(stream, kv.k, q.slice(1, 0, kv_heads), attention.slots);
+    ops::kv_store(stream, kv.v, x.slice(1, 0, kv_heads), attention.slots);
+
+    Tensor seen = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
+    ops::attention(stream, seen, q, kv.k, kv.v, attention.lists, 1.0f / std::sqrt(float(dim)));
+    if (input.output_rows.defined()) {
+        const ops::LinearPart head{&head_, nullptr, &output->logits};
+        ops::linear(stream, seen.view({n, hidden_size()}), &head, 1, &input.output_rows);
+    }
+}
+
+} // namespace llaisys::models

@@ -1,0 +1,45 @@
+// A model small enough to be written down in a test: one attention layer without projections and a
+// tied table. It uses the real KV cache, rotary embedding and attention, so that everything around
+// a model can be tried on it.
+//
+//   x = table[token];  q = rope(x), k = rope(x[: nkvh * dh]), v = x[: nkvh * dh]
+//   logits = attention(q, k, v) * table^T           with nh * dh = hs, nlayer = 1
+#pragma once
+
+#include "models/model.hpp"
+#include "ops/linear/op.hpp"
+#include "runtime/weights/weights.hpp"
+
+#include "llaisys/models/qwen2.h"
+
+namespace llaisys::models {
+
+class MockModel final : public Model {
+public:
+    MockModel(const LlaisysQwen2Meta &meta, DeviceType device, int device_id);
+
+    LlaisysModelType type() const override { return LLAISYS_MODEL_TYPE_MOCK; }
+    const KvSpec &kv_spec() const override { return kv_spec_; }
+    int64_t vocabulary() const override { return int64_t(meta_.voc); }
+    int64_t hidden_size() const override { return int64_t(meta_.hs); }
+    int64_t max_positions() const override { return int64_t(meta_.maxseq); }
+    int64_t sliding_window() const override { return meta_.sliding_window; }
+    void *weights() override { return &weights_; }
+    void replace_weight(const device::Stream &stream, const char *field, int layer,
+                        llaisysTensor_t handle) override;
+    void prepare_weights(const device::Stream &stream) override;
+    int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
+    void forward(const device::Stream &stream, runtime::Workspace &workspace,
+                 const ModelInput &input, const AttentionMetadata &attention,
+                 ForwardOutput *output) override;
+
+private:
+    LlaisysQwen2Meta meta_;
+    LlaisysQwen2Weights weights_{};
+    runtime::WeightTable table_;
+    KvSpec kv_spec_;
+    ops::LinearWeight head_;
+    uint64_t head_serial_ = 0; // of the handle that head_ was made from
+};
+
+} // namespace llaisys::models

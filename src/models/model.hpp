@@ -1,0 +1,76 @@
+// What the runner knows of a model: its sizes, its weights, and forward.
+//
+// A model turns tokens into logits. It does not know which KV layout it runs on, allocates no KV,
+// samples nothing and keeps no state between steps but its weights.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "llaisys/models/model.h"
+#include "ops/attention/op.hpp"
+#include "runtime/workspace/workspace.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::models {
+
+// What the KV cache must hold for a model.
+struct KvSpec {
+    int64_t n_layers = 0;
+    int64_t n_heads = 0; // key/value heads of this rank
+    int64_t head_dim = 0;
+    DType dtype = LLAISYS_DTYPE_INVALID;
+    Tensor inv_freq; // f32 [head_dim / 2]: rotates keys when positions move
+};
+
+// Keys and values of one layer, each [n_slots, n_heads, head_dim].
+struct KvLayer {
+    Tensor k;
+    Tensor v;
+};
+
+// One micro-batch: n tokens, r of which get logits.
+struct ModelInput {
+    int64_t n_tokens = 0;
+    Tensor token_ids;   // i64 [n]; not defined when embeddings are given
+    Tensor embeddings;  // f32 [n, hidden size]; defined when token_ids is not
+    Tensor positions;   // i64 [n]
+    Tensor output_rows; // i32 [r]: tokens whose logits are wanted, rising; not defined when r = 0
+};
+
+// Where this micro-batch writes its keys and values, and what each token sees of the cache.
+struct AttentionMetadata {
+    Tensor slots; // i32 [n]
+    ops::AttentionLists lists;
+    const KvLayer *kv = nullptr; // [n_layers]
+};
+
+struct ForwardOutput {
+    Tensor logits; // f32 [r, vocabulary], given by the caller, filled by the model; r may be 0
+};
+
+class Model {
+public:
+    virtual ~Model() = default;
+
+    virtual LlaisysModelType type() const = 0;
+    virtual const KvSpec &kv_spec() const = 0;
+    virtual int64_t vocabulary() const = 0;
+    virtual int64_t hidden_size() const = 0;
+    virtual int64_t max_positions() const = 0;
+    virtual int64_t sliding_window() const = 0; // 0: none
+
+    // The public slot table of this model type.
+    virtual void *weights() = 0;
+    // Takes the handle over or throws; may lay the values out anew at once.
+    virtual void replace_weight(const device::Stream &stream, const char *field, int layer,
+                                llaisysTensor_t handle) = 0;
+    // Brings what forward uses in line with the slots; throws naming what is missing or wrong.
+    virtual void prepare_weights(const device::Stream &stream) = 0;
+
+    // Workspace that a forward of this size takes.
+    virtual int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const = 0;
+    virtual void forward(const device::Stream &stream, runtime::Workspace &workspace,
+                         const ModelInput &input, const AttentionMetadata &attention,
+                         ForwardOutput *output) = 0;
+};
+
+} // namespace llaisys::models

@@ -1,0 +1,14 @@
+// The model types that this library can run.
+#pragma once
+
+#include "models/model.hpp"
+
+#include <memory>
+
+namespace llaisys::models {
+
+// Throws for an unknown type or wrong hyper-parameters. `meta` is the type's own struct.
+std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta, DeviceType device,
+                                    int device_id);
+
+} // namespace llaisys::models

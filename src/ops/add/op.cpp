@@ -1,0 +1,54 @@
+#include "ops/add/op.hpp"
+
+#include "ops/checks.hpp"
+#include "ops/cpu/rows.hpp"
+
+namespace llaisys::ops {
+
+namespace {
+
+void add_cpu(const device::Stream &stream, const Tensor &out, const Tensor &a, const Tensor &b) {
+    const cpu::Kernels &kernels = cpu::kernels();
+    const DType dtype = out.dtype();
+    const int64_t n = out.elements();
+    const int64_t pieces = (n + cpu::kPiece - 1) / cpu::kPiece;
+    cpu::for_rows(stream, pieces, cpu::kPiece, [&](int64_t first, int64_t last) {
+        float buffers[2][cpu::kPiece];
+        for (int64_t i = first * cpu::kPiece; i < std::min(n, last * cpu::kPiece);
+             i += cpu::kPiece) {
+            const int64_t piece = std::min(cpu::kPiece, n - i);
+            std::byte *to = cpu::at(out.data(), dtype, i);
+            float *sums = cpu::target(to, dtype, buffers[0]);
+            kernels.add(sums,
+                        cpu::read(kernels, cpu::at(a.data(), dtype, i), dtype, buffers[0], piece),
+                        cpu::read(kernels, cpu::at(b.data(), dtype, i), dtype, buffers[1], piece),
+                        piece);
+            cpu::finish(kernels, to, dtype, sums, piece);
+        }
+    });
+}
+
+} // namespace
+
+void add(const device::Stream &stream, const Tensor &out, const Tensor &a, const Tensor &b) {
+    const Checks check{"add", stream};
+    check.device("out", out);
+    check.real("out", out);
+    check.contiguous("out", out);
+    check.writable("out", out);
+    const auto check_input = [&](const char *name, const Tensor &input) {
+        check.device(name, input);
+        check.dtype(name, input, out.dtype());
+        if (input.shape() != out.shape()) {
+            fail(LLAISYS_ERROR_INVALID, "add: ", name, ": got shape ", input.shape().text(),
+                 ", expected that of out ", out.shape().text());
+        }
+        check.contiguous(name, input);
+    };
+    check_input("a", a);
+    check_input("b", b);
+    check.on_cpu();
+    add_cpu(stream, out, a, b);
+}
+
+} // namespace llaisys::ops

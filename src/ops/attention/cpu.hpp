@@ -1,0 +1,13 @@
+// The CPU side of attention. All but the content of the lists has been checked.
+#pragma once
+
+#include "ops/attention/op.hpp"
+
+namespace llaisys::ops {
+
+// Checks begin, end and the blocks that they reach before it writes anything.
+void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
+                   const Tensor &k_cache, const Tensor &v_cache, const AttentionLists &lists,
+                   float scale);
+
+} // namespace llaisys::ops

@@ -1,0 +1,94 @@
+// Linear over packed panels. Few rows read the weights straight from the panel, widening in
+// registers; many rows widen a block of the panel once and run over it. Compiled per instruction set.
+#pragma once
+
+#include "ops/cpu/row_kernels.hpp"
+#include "ops/cpu/tile.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+constexpr int64_t kBlockK = 256; // a widened block of a panel is 32 KiB
+
+inline void widen_block(float *out, const float *in, int64_t k) {
+    convert_row(out, in, k * kPanel);
+}
+inline void widen_block(float *out, const f16_t *in, int64_t k) {
+    convert_row(out, in, k * kPanel);
+}
+inline void widen_block(float *out, const bf16_t *in, int64_t k) {
+    for (int64_t i = 0; i < k; ++i, out += kPanel, in += kPanel) {
+        for (int c = 0; c < 16; c += kLanes) {
+            vf low;
+            vf high;
+            load_columns(in, c, low, high);
+            store(out + c, low);
+            store(out + 16 + c, high);
+        }
+    }
+}
+
+// Adds the bias and writes n columns of the m rows of acc [m, 32] to out.
+template <typename Out>
+void write_rows(Out *out, int64_t ldo, const float *acc, const float *bias, int64_t m, int64_t n) {
+    for (int64_t r = 0; r < m; ++r, out += ldo, acc += kPanel) {
+        for_vectors(n, [&](int64_t c, int64_t k) {
+            const vf sum = load(acc + c);
+            store_up_to(out + c, bias == nullptr ? sum : add(sum, load(bias + c)), k);
+        });
+    }
+}
+
+// Panel number p of the task; acc [m, 32].
+inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const float *acc) {
+    const int64_t first = p * kPanel;
+    const int64_t n = task.n - first < kPanel ? task.n - first : kPanel;
+    alignas(64) float wide[kPanel] = {};
+    const float *bias = nullptr;
+    if (task.bias != nullptr) {
+        bias = wide;
+        switch (task.bias_dtype) {
+        case LLAISYS_DTYPE_F16:
+            convert_row(wide, static_cast<const f16_t *>(task.bias) + first, n);
+            break;
+        case LLAISYS_DTYPE_BF16:
+            convert_row(wide, static_cast<const bf16_t *>(task.bias) + first, n);
+            break;
+        default:
+            convert_row(wide, static_cast<const float *>(task.bias) + first, n);
+        }
+    }
+    switch (task.out_dtype) {
+    case LLAISYS_DTYPE_F16:
+        return write_rows(static_cast<f16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+    case LLAISYS_DTYPE_BF16:
+        return write_rows(static_cast<bf16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+    default:
+        return write_rows(static_cast<float *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+    }
+}
+
+template <typename T> void linear(const ops::cpu::LinearTask &task) {
+    alignas(64) float acc[ops::cpu::kLinearRows * kPanel];
+    alignas(64) float wide[kBlockK * kPanel];
+    const int64_t panels = (task.n + kPanel - 1) / kPanel;
+    const int64_t m = task.m;
+    const bool direct = m <= 2 * kMaxTileRows;
+    for (int64_t p = 0; p < panels; ++p) {
+        const T *w = static_cast<const T *>(task.w) + p * task.k * kPanel;
+        for (int64_t i = 0; i < m * kPanel; ++i) {
+            acc[i] = 0.0f;
+        }
+        for (int64_t k = 0; k < task.k; k += kBlockK) {
+            const int64_t kc = task.k - k < kBlockK ? task.k - k : kBlockK;
+            if (direct) {
+                panel<true>(m, task.x + k, task.ldx, w + k * kPanel, kPanel, acc, kPanel, kc);
+            } else {
+                widen_block(wide, w + k * kPanel, kc);
+                panel<false>(m, task.x + k, task.ldx, wide, kPanel, acc, kPanel, kc);
+            }
+        }
+        finish_panel(task, p, acc);
+    }
+}
+
+} // namespace llaisys::LLAISYS_CPU_NS

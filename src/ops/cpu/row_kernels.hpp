@@ -1,0 +1,175 @@
+// Kernels over one row of f32 values; contracts in kernels.hpp. Compiled per instruction set.
+#pragma once
+
+#include "device/cpu/simd.hpp"
+#include "ops/cpu/kernels.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+// Calls f(i, n) for whole vectors (n = kLanes) and once for what is left (n < kLanes).
+template <typename F> inline void for_vectors(int64_t n, const F &f) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        f(i, int64_t(kLanes));
+    }
+    if (i < n) {
+        f(i, n - i);
+    }
+}
+template <typename T> inline vf load_up_to(const T *p, int64_t n) {
+    return n == kLanes ? load(p) : load_some(p, n);
+}
+template <typename T> inline void store_up_to(T *p, vf value, int64_t n) {
+    n == kLanes ? store(p, value) : store_some(p, value, n);
+}
+
+template <typename To, typename From> void convert_row(To *out, const From *in, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) { store_up_to(out + i, load_up_to(in + i, k), k); });
+}
+
+inline void add_rows(float *out, const float *a, const float *b, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        store_up_to(out + i, add(load_up_to(a + i, k), load_up_to(b + i, k)), k);
+    });
+}
+
+inline void swiglu_row(float *out, const float *gate, const float *up, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        const vf g = load_up_to(gate + i, k);
+        const vf silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
+        store_up_to(out + i, mul(silu, load_up_to(up + i, k)), k);
+    });
+}
+
+inline void scale_row(float *out, const float *in, float factor, const float *weight, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        const vf x = mul(load_up_to(in + i, k), set1(factor));
+        store_up_to(out + i, mul(x, load_up_to(weight + i, k)), k);
+    });
+}
+
+inline void scale_in_place(float *x, float factor, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        store_up_to(x + i, mul(load_up_to(x + i, k), set1(factor)), k);
+    });
+}
+
+inline float sum_squares(const float *x, int64_t n) {
+    vf sums[4] = {zero(), zero(), zero(), zero()}; // so that additions overlap
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        for (int v = 0; v < 4; ++v) {
+            const vf value = load(x + i + v * kLanes);
+            sums[v] = fma(value, value, sums[v]);
+        }
+    }
+    for_vectors(n - i, [&](int64_t j, int64_t k) {
+        const vf value = load_up_to(x + i + j, k);
+        sums[0] = fma(value, value, sums[0]);
+    });
+    return reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+inline float max_of(const float *x, int64_t n) {
+    const vf lowest = set1(-__builtin_inff());
+    vf best[4] = {lowest, lowest, lowest, lowest};
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        for (int v = 0; v < 4; ++v) {
+            best[v] = max_num(load(x + i + v * kLanes), best[v]);
+        }
+    }
+    for (; i + kLanes <= n; i += kLanes) {
+        best[0] = max_num(load(x + i), best[0]);
+    }
+    float result =
+        reduce_max(max_num(max_num(best[0], best[1]), max_num(best[2], best[3])));
+    for (; i < n; ++i) {
+        result = x[i] > result ? x[i] : result;
+    }
+    return result;
+}
+
+inline float exp_sum(float *x, float max, int64_t n) {
+    vf sum = zero();
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        const vf value = exp(sub(load(x + i), set1(max)));
+        store(x + i, value);
+        sum = add(sum, value);
+    }
+    if (i < n) {
+        float buffer[kLanes] = {};
+        store(buffer, exp(sub(load_some(x + i, n - i), set1(max))));
+        for (int64_t j = 0; i + j < n; ++j) {
+            x[i + j] = buffer[j];
+        }
+        sum = add(sum, load_some(buffer, n - i));
+    }
+    return reduce_add(sum);
+}
+
+inline int64_t find_equal(const float *x, float value, int64_t n) {
+    int64_t i = 0;
+    while (i + kLanes <= n && !any_equal(load(x + i), set1(value))) {
+        i += kLanes;
+    }
+    while (i < n && x[i] != value) {
+        ++i;
+    }
+    return i;
+}
+
+inline int64_t find_greater(const float *x, float value, int64_t n) {
+    int64_t i = 0;
+    while (i + kLanes <= n && !any_greater(load(x + i), set1(value))) {
+        i += kLanes;
+    }
+    while (i < n && !(x[i] > value)) {
+        ++i;
+    }
+    return i;
+}
+
+// In double throughout and without calls, so that the compiler makes vectors of it: the angle is
+// exact to 2^-53 of itself, is brought to [-pi/4, pi/4] and goes through two polynomials.
+inline void angles(float *cos, float *sin, int64_t position, const float *inv_freq, int64_t n) {
+    constexpr double two_over_pi = 0.63661977236758134308;
+    constexpr double half_pi_1 = 1.57079632673412561417; // pi/2 in three parts: the first two have
+    constexpr double half_pi_2 = 6.07710050630396597660e-11; // 33 bits, so n * part is exact
+    constexpr double half_pi_3 = 2.02226624879595063154e-21; // for n below 2^20
+    constexpr double magic = 6755399441055744.0;             // 1.5 * 2^52
+    const double p = double(position);
+    for (int64_t i = 0; i < n; ++i) {
+        const double angle = p * double(inv_freq[i]);
+        const double shifted = angle * two_over_pi + magic;
+        const double turns = shifted - magic; // quarter turns, to the nearest
+        const double r = ((angle - turns * half_pi_1) - turns * half_pi_2) - turns * half_pi_3;
+        const double r2 = r * r;
+        const double s =
+            r + r * r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880 +
+                r2 * (-1.0 / 39916800)))));
+        const double c = 1.0 + r2 * (-0.5 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 +
+                r2 * (-1.0 / 3628800)))));
+        const double quarter = turns - 4.0 * ((turns * 0.25 + magic) - magic); // -2, -1, 0, 1 or 2
+        const bool odd = quarter == 1.0 || quarter == -1.0;
+        const double cos_sign = quarter == 1.0 || quarter == 2.0 || quarter == -2.0 ? -1.0 : 1.0;
+        const double sin_sign = quarter == -1.0 || quarter == 2.0 || quarter == -2.0 ? -1.0 : 1.0;
+        cos[i] = float(cos_sign * (odd ? s : c));
+        sin[i] = float(sin_sign * (odd ? c : s));
+    }
+}
+
+inline void rotate(float *out_low, float *out_high, const float *low, const float *high,
+                   const float *cos, const float *sin, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        const vf a = load_up_to(low + i, k);
+        const vf b = load_up_to(high + i, k);
+        const vf c = load_up_to(cos + i, k);
+        const vf s = load_up_to(sin + i, k);
+        store_up_to(out_low + i, sub(mul(a, c), mul(b, s)), k);
+        store_up_to(out_high + i, add(mul(b, c), mul(a, s)), k);
+    });
+}
+
+} // namespace llaisys::LLAISYS_CPU_NS

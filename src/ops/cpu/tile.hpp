@@ -1,0 +1,126 @@
+// The register tile that linear and attention share: a few rows of x times a panel of 32 columns.
+// Every column is one lane that adds strictly along k, so the shape of a tile never shows in the
+// result. Compiled per instruction set.
+#pragma once
+
+#include "device/cpu/simd.hpp"
+#include "ops/cpu/kernels.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+using ops::cpu::kPanel;
+
+// Columns [c, c + kLanes) and [c + 16, c + 16 + kLanes) of one row of a panel, c < 16.
+inline void load_columns(const float *row, int c, vf &low, vf &high) {
+    low = load(row + c);
+    high = load(row + 16 + c);
+}
+inline void load_columns(const f16_t *row, int c, vf &low, vf &high) {
+    low = load(row + c);
+    high = load(row + 16 + c);
+}
+inline void load_columns(const bf16_t *row, int c, vf &low, vf &high) {
+    load_pairs(row + 2 * c, low, high);
+}
+
+template <int rows, int pairs> struct Accumulators {
+    vf low[rows][pairs];
+    vf high[rows][pairs];
+};
+
+// One k: the products with lane `lane` of each row's x.
+template <int lane, int rows, int pairs, typename T>
+inline __attribute__((always_inline)) void
+tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const T *w, int column) {
+#pragma GCC unroll 8
+    for (int p = 0; p < pairs; ++p) {
+        vf low;
+        vf high;
+        load_columns(w, column + p * kLanes, low, high);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) {
+            sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
+            sums.high[r][p] = fma_lane<lane>(high, x[r], sums.high[r][p]);
+        }
+    }
+}
+
+// acc[r, c] += sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
+// and those 16 further. x rows are ldx apart, rows of w ldw, rows of acc lda. stream: w comes from
+// memory once, fetch it ahead.
+template <int rows, int pairs, bool stream, typename T>
+void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda, int64_t k,
+          int column) {
+    Accumulators<rows, pairs> sums;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < pairs; ++p) {
+            sums.low[r][p] = load(acc + r * lda + column + p * kLanes);
+            sums.high[r][p] = load(acc + r * lda + column + 16 + p * kLanes);
+        }
+    }
+    quad xs[rows];
+    int64_t i = 0;
+    for (; i + 4 <= k; i += 4) {
+        if (stream) {
+            for (int line = 0; line < int(4 * kPanel * sizeof(T) / 64); ++line) {
+                prefetch(reinterpret_cast<const char *>(w) + kStreamBytes + line * 64);
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) {
+            xs[r] = load_quad(x + r * ldx + i);
+        }
+        tile_step<0>(sums, xs, w, column);
+        tile_step<1>(sums, xs, w + ldw, column);
+        tile_step<2>(sums, xs, w + 2 * ldw, column);
+        tile_step<3>(sums, xs, w + 3 * ldw, column);
+        w += 4 * ldw;
+    }
+    for (; i < k; ++i, w += ldw) {
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) {
+            xs[r] = load_single(x + r * ldx + i);
+        }
+        tile_step<0>(sums, xs, w, column);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < pairs; ++p) {
+            store(acc + r * lda + column + p * kLanes, sums.low[r][p]);
+            store(acc + r * lda + column + 16 + p * kLanes, sums.high[r][p]);
+        }
+    }
+}
+
+// A whole panel for `n` <= kMaxTileRows rows.
+template <bool stream, typename T, int rows = kMaxTileRows>
+inline void panel_rows(int64_t n, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc,
+                       int64_t lda, int64_t k) {
+    if constexpr (rows > 1) {
+        if (n < rows) {
+            return panel_rows<stream, T, rows - 1>(n, x, ldx, w, ldw, acc, lda, k);
+        }
+    }
+    constexpr int pairs = tile_vectors(rows) / 2;
+    tile<rows, pairs, stream>(x, ldx, w, ldw, acc, lda, k, 0);
+    for (int column = pairs * kLanes; column < 16; column += pairs * kLanes) {
+        tile<rows, pairs, false>(x, ldx, w, ldw, acc, lda, k, column);
+    }
+}
+
+// A whole panel for any number of rows, in tiles of nearly equal height.
+template <bool stream, typename T>
+void panel(int64_t m, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda,
+           int64_t k) {
+    int64_t tiles = (m + kMaxTileRows - 1) / kMaxTileRows;
+    for (int64_t first = 0; tiles > 0; --tiles) {
+        const int64_t n = (m - first + tiles - 1) / tiles;
+        panel_rows<stream, T>(n, x + first * ldx, ldx, w, ldw, acc + first * lda, lda, k);
+        first += n;
+    }
+}
+
+} // namespace llaisys::LLAISYS_CPU_NS

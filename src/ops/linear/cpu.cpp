@@ -1,0 +1,170 @@
+#include "ops/linear/cpu.hpp"
+
+#include "ops/cpu/rows.hpp"
+
+namespace llaisys::ops {
+
+namespace {
+
+using cpu::kPanel;
+
+// The 32 rows of w from `first` on, k values each, as one panel. Rows past n_rows are left alone.
+template <typename T>
+void pack_panel(T *panel, const T *w, int64_t ldw, int64_t n_rows, int64_t k) {
+    constexpr int64_t kBlock = 64; // of k, so that the lines read and written stay close
+    constexpr DType dtype = dtype_of<T>::value;
+    for (int64_t begin = 0; begin < k; begin += kBlock) {
+        const int64_t end = std::min(k, begin + kBlock);
+        for (int64_t j = 0; j < n_rows; ++j) {
+            const T *from = w + j * ldw;
+            T *to = panel + cpu::panel_index(dtype, j);
+            for (int64_t i = begin; i < end; ++i) {
+                to[i * kPanel] = from[i];
+            }
+        }
+    }
+}
+
+// The rows that are multiplied, as f32.
+struct Input {
+    const float *x; // [m, k], rows ldx apart
+    int64_t ldx;
+    int64_t m;
+    int64_t k;
+};
+
+// Rows that lie a multiple of 4 KiB apart share their places in the first cache.
+bool collides(int64_t stride, int64_t m) { return m >= 8 && stride % 1024 == 0; }
+
+Input input_of(const device::Stream &stream, const Tensor &in, const Tensor *rows,
+               cpu::Scratch &scratch) {
+    const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
+    const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
+    const int64_t k = in.size(1);
+    if (in.dtype() == LLAISYS_DTYPE_F32 && (index == nullptr || m == 1) &&
+        !collides(in.stride(0), m)) {
+        const int64_t first = index != nullptr ? index[0] : 0;
+        return {in.as<float>() + first * in.stride(0), in.stride(0), m, k};
+    }
+    const int64_t ldx = cpu::round_up(k, 16) + 16;
+    float *x = scratch.floats(m * ldx);
+    const cpu::Kernels &kernels = cpu::kernels();
+    cpu::for_rows(stream, m, k, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            cpu::convert(kernels, reinterpret_cast<std::byte *>(x + i * ldx), LLAISYS_DTYPE_F32,
+                         cpu::row_of(in, index != nullptr ? index[i] : i), in.dtype(), k);
+        }
+    });
+    return {x, ldx, m, k};
+}
+
+// How the panels of all parts are cut: `group` panels of one part and kLinearRows rows a chunk.
+struct Plan {
+    int64_t group;
+    int64_t panel_groups; // over all parts
+    int64_t row_groups;
+};
+
+int64_t groups_of(const LinearPart &part, int64_t group) {
+    const int64_t panels = (part.weight->out_features() + kPanel - 1) / kPanel;
+    return (panels + group - 1) / group;
+}
+
+Plan plan_of(const LinearPart *parts, int n_parts, const Input &input, int threads) {
+    constexpr int64_t kChunkSteps = 131072; // weights times rows of a chunk: some 10 microseconds
+    int64_t panels = 0;
+    for (int p = 0; p < n_parts; ++p) {
+        panels += groups_of(parts[p], 1);
+    }
+    const int64_t steps = kPanel * std::max<int64_t>(input.k * input.m, 1); // of one panel
+    const int64_t big = (kChunkSteps + steps - 1) / steps;
+    const int64_t fair = panels / (int64_t(threads) * 4); // four chunks a thread, when that is big
+    Plan plan;
+    // Below a quarter of a chunk's work a second thread does not pay.
+    const int64_t least = std::min(big, (kChunkSteps / 8 + steps - 1) / steps);
+    plan.group = threads == 1 ? std::max<int64_t>(panels, 1)
+                              : std::max(least, std::min(big, std::max<int64_t>(fair, 1)));
+    plan.panel_groups = 0;
+    for (int p = 0; p < n_parts; ++p) {
+        plan.panel_groups += groups_of(parts[p], plan.group);
+    }
+    plan.row_groups = (input.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
+    return plan;
+}
+
+void run_task(const cpu::Kernels &kernels, DType dtype, const cpu::LinearTask &task) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_F16:
+        return kernels.linear_f16(task);
+    case LLAISYS_DTYPE_BF16:
+        return kernels.linear_bf16(task);
+    default:
+        return kernels.linear_f32(task);
+    }
+}
+
+// Group `number` of the part's panels for rows [first_row, first_row + m).
+void run_chunk(const cpu::Kernels &kernels, const Input &input, const LinearPart &part,
+               int64_t group, int64_t number, int64_t first_row, int64_t m) {
+    const DType dtype = part.weight->dtype();
+    const int64_t first = number * group * kPanel;
+    const int64_t n = std::min(group * kPanel, part.weight->out_features() - first);
+    const Tensor &out = *part.out;
+    cpu::LinearTask task;
+    task.x = input.x + first_row * input.ldx;
+    task.ldx = input.ldx;
+    task.m = m;
+    task.k = input.k;
+    task.w = cpu::at(part.weight->packed().data(), dtype, first * input.k);
+    task.n = n;
+    task.bias = part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first)
+                                     : nullptr;
+    task.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
+    task.out = cpu::at(cpu::row_of(out, first_row), out.dtype(), first);
+    task.out_dtype = out.dtype();
+    task.ldo = out.stride(0);
+    run_task(kernels, dtype, task);
+}
+
+} // namespace
+
+Tensor linear_pack_cpu(const device::Stream &stream, const Tensor &weight) {
+    const int64_t n = weight.size(0);
+    const int64_t k = weight.size(1);
+    const int64_t panels = (n + kPanel - 1) / kPanel;
+    const Tensor packed = Tensor::create({panels, k, kPanel}, weight.dtype());
+    visit_real(weight.dtype(), [&](auto type) {
+        using T = decltype(type);
+        cpu::for_rows(stream, panels, kPanel * k, [&](int64_t first, int64_t last) {
+            for (int64_t p = first; p < last; ++p) {
+                pack_panel(packed.as<T>() + p * k * kPanel,
+                           weight.as<T>() + p * kPanel * weight.stride(0), weight.stride(0),
+                           std::min(kPanel, n - p * kPanel), k);
+            }
+        });
+    });
+    return packed;
+}
+
+void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
+                int n_parts, const Tensor *rows) {
+    static thread_local cpu::Scratch scratch;
+    const Input input = input_of(stream, in, rows, scratch);
+    device::ThreadPool &pool = device::pool_of(stream);
+    const Plan plan = plan_of(parts, n_parts, input, pool.size());
+    const cpu::Kernels &kernels = cpu::kernels();
+    // Panels run fastest: the rows of x stay in the cache while the weights pass by.
+    pool.run(plan.panel_groups * plan.row_groups, [&](int64_t chunk, int) {
+        const int64_t first_row = chunk / plan.panel_groups * cpu::kLinearRows;
+        const int64_t m = std::min(cpu::kLinearRows, input.m - first_row);
+        int64_t number = chunk % plan.panel_groups;
+        const LinearPart *part = parts;
+        while (number >= groups_of(*part, plan.group)) {
+            number -= groups_of(*part, plan.group);
+            ++part;
+        }
+        run_chunk(kernels, input, *part, plan.group, number, first_row, m);
+    });
+}
+
+} // namespace llaisys::ops

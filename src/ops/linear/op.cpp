@@ -1,0 +1,69 @@
+#include "ops/linear/op.hpp"
+
+#include "ops/checks.hpp"
+#include "ops/linear/cpu.hpp"
+
+namespace llaisys::ops {
+
+namespace {
+
+void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64_t in_features) {
+    if (part.weight == nullptr || !part.weight->defined()) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": weight: got none, expected a packed weight");
+    }
+    check.device("weight", part.weight->packed());
+    if (part.weight->in_features() != in_features) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": in: got ", in_features,
+             " columns, expected the in_features of the weight, ", part.weight->in_features());
+    }
+    const int64_t n = part.weight->out_features();
+    if (part.bias != nullptr) {
+        check.real_rows("bias", *part.bias, 1);
+        check.shape("bias", *part.bias, {n});
+    }
+    if (part.out == nullptr) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": out: got none, expected a tensor");
+    }
+    check.real_output("out", *part.out, 2);
+    check.shape("out", *part.out, {rows, n});
+}
+
+} // namespace
+
+LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight) {
+    const Checks check{"linear_weight", stream};
+    check.real_rows("weight", weight, 2);
+    check.on_cpu();
+    LinearWeight result;
+    result.out_features_ = weight.size(0);
+    result.in_features_ = weight.size(1);
+    result.dtype_ = weight.dtype();
+    result.packed_ = linear_pack_cpu(stream, weight);
+    if (weight.is_mapped()) {
+        weight.storage()->drop_pages(); // the copy is what will be read
+    }
+    return result;
+}
+
+void linear(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
+            const Tensor *rows) {
+    const Checks check{"linear", stream};
+    check.real_rows("in", in, 2);
+    if (n_parts < 0 || (n_parts > 0 && parts == nullptr)) {
+        fail(LLAISYS_ERROR_INVALID, "linear: parts: got ", n_parts, ", expected a list of parts");
+    }
+    if (rows != nullptr) {
+        check.device("rows", *rows);
+        check.ndim("rows", *rows, 1);
+        check.vector("rows", *rows, LLAISYS_DTYPE_I32, rows->size(0));
+        check.index_range("rows", *rows, in.size(0));
+    }
+    const int64_t r = rows != nullptr ? rows->size(0) : in.size(0);
+    for (int p = 0; p < n_parts; ++p) {
+        check_part(check, parts[p], r, in.size(1));
+    }
+    check.on_cpu();
+    linear_cpu(stream, in, parts, n_parts, rows);
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,12 @@
+// Rotary position embedding with explicit positions. Contract: llaisysRope.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::ops {
+
+void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
+          const Tensor &positions, const Tensor &inv_freq);
+
+} // namespace llaisys::ops

@@ -1,0 +1,11 @@
+// The gate of the MLP. Contract: llaisysSwiGLU.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::ops {
+
+void swiglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor &up);
+
+} // namespace llaisys::ops

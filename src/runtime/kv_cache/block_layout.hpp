@@ -1,0 +1,59 @@
+// The BLOCK layout: the caller hands out the blocks, this checks every number of a step against
+// them before anything is written. It allocates no cells and keeps nothing between steps.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace llaisys::runtime {
+
+// The arrays of LlaisysStepInput that matter here; a view.
+struct BlockStep {
+    int32_t n_tokens;
+    const int64_t *positions;    // [n_tokens]
+    const int64_t *seq_ids;      // [n_tokens], one a token; null: sequence 0
+    const int32_t *slot_mapping; // [n_tokens]
+    int32_t n_seq;
+    const int32_t *context_lens;  // [n_seq]
+    const int64_t *batch_seq_ids; // [n_seq]
+    const int32_t *block_tables;  // [n_seq, width]
+    int32_t width;
+};
+
+class BlockTables {
+public:
+    // n_slots is a whole number of blocks. 4 bytes a slot are kept as scratch.
+    BlockTables(int32_t block_size, int32_t n_slots, int64_t max_positions);
+
+    int32_t block_size() const { return block_size_; }
+    int32_t n_slots() const { return n_slots_; }
+
+    // Throws INVALID with field, index, value and limit unless
+    //   n_tokens, n_seq, width >= 1 and no array is missing,
+    //   batch_seq_ids are >= 0 and no two are alike,
+    //   1 <= context_lens[r] <= width * block_size, <= max_positions,
+    //   block_tables[r][b] is in [0, n_slots / block_size) for every block b that context_lens[r]
+    //   needs (what lies behind them is not read),
+    //   seq_ids[i] is one of batch_seq_ids, 0 <= positions[i] < its context_lens,
+    //   slot_mapping[i] == table[pos / block_size] * block_size + pos % block_size,
+    //   no slot is written twice.
+    // Returns [n_tokens]: the row of the tables of each token; valid until the next call.
+    const std::vector<int32_t> &check(const BlockStep &step);
+
+private:
+    void check_rows(const BlockStep &step);
+    int32_t row_of(int64_t seq_id, int32_t token) const;
+    void check_token(const BlockStep &step, int32_t i, int32_t row);
+
+    int32_t block_size_;
+    int32_t n_slots_;
+    int64_t max_positions_;
+    // Grow-only scratch.
+    std::vector<std::pair<int64_t, int32_t>> row_of_seq_; // (sequence, row), sorted
+    std::vector<int32_t> rows_;
+    std::vector<uint32_t> written_; // [n_slots]: the call that wrote it last
+    uint32_t call_ = 0;
+};
+
+} // namespace llaisys::runtime

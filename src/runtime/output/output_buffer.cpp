@@ -1,0 +1,22 @@
+#include "runtime/output/output_buffer.hpp"
+
+namespace llaisys::runtime {
+
+void OutputBuffer::reserve(int64_t n_rows) {
+    if (n_rows <= capacity()) {
+        return;
+    }
+    clear();
+    logits_ = Tensor::create({n_rows, row_size_}, LLAISYS_DTYPE_F32, device_, device_id_);
+    ids_.reserve(size_t(n_rows));
+}
+
+Tensor OutputBuffer::append(const int32_t *token_ids, int64_t n) {
+    const int64_t first = n_rows();
+    ensure(first + n <= capacity(), "output buffer has ", capacity(), " rows, ", first + n,
+           " are needed");
+    ids_.insert(ids_.end(), token_ids, token_ids + n);
+    return logits_.slice(0, first, first + n);
+}
+
+} // namespace llaisys::runtime

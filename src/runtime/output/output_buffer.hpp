@@ -1,0 +1,40 @@
+// The logits rows that a step keeps, and which tokens they belong to.
+#pragma once
+
+#include "tensor/tensor.hpp"
+
+#include <vector>
+
+namespace llaisys::runtime {
+
+class OutputBuffer {
+public:
+    OutputBuffer(DeviceType device, int device_id, int64_t row_size)
+        : device_(device), device_id_(device_id), row_size_(row_size) {}
+
+    // Room for n rows; grows only. Rows appended before are lost when it has to grow.
+    void reserve(int64_t n_rows);
+    void clear() { ids_.clear(); }
+
+    // Appends the rows of the given tokens and returns where their logits go: f32 [n, row_size].
+    // Rows of one step must have been reserved together.
+    Tensor append(const int32_t *token_ids, int64_t n);
+
+    int32_t n_rows() const { return int32_t(ids_.size()); }
+    int64_t row_size() const { return row_size_; }
+    const int32_t *ids() const { return ids_.data(); }
+    // f32 [n_rows, row_size]; null when there are no rows. i in [0, n_rows).
+    float *rows() const { return ids_.empty() ? nullptr : logits_.as<float>(); }
+    float *row(int32_t i) const { return logits_.as<float>() + int64_t(i) * row_size_; }
+
+    int64_t capacity() const { return logits_.defined() ? logits_.size(0) : 0; }
+
+private:
+    DeviceType device_;
+    int device_id_;
+    int64_t row_size_;
+    Tensor logits_;
+    std::vector<int32_t> ids_;
+};
+
+} // namespace llaisys::runtime

@@ -1,0 +1,106 @@
+#include "runtime/runner/attention_metadata_builder.hpp"
+
+#include <algorithm>
+
+namespace llaisys::runtime {
+
+Tensor IntBuffer::upload(const int32_t *values, int64_t n) {
+    if (!buffer_.defined() || buffer_.size(0) < n) {
+        const int64_t capacity = std::max<int64_t>(n, buffer_.defined() ? buffer_.size(0) * 2 : 64);
+        buffer_ = Tensor::create({capacity}, LLAISYS_DTYPE_I32, device_, device_id_);
+    }
+    Tensor view = buffer_.slice(0, 0, n);
+    view.load(values, size_t(n) * sizeof(int32_t));
+    return view;
+}
+
+AttentionMetadataBuilder::AttentionMetadataBuilder(DeviceType device, int device_id,
+                                                   int64_t sliding_window)
+    : sliding_window_(sliding_window), slots_(device, device_id), q_rows_(device, device_id),
+      begin_(device, device_id), end_(device, device_id), tables_(device, device_id) {}
+
+// Index of the list of the token's set of sequences; made when it is the first of its kind.
+int32_t AttentionMetadataBuilder::list_of(const PreparedStep &step, int32_t token,
+                                          const KvCache &cells) {
+    const int64_t *ids = step.seq_ids.data() + step.seq_offsets[size_t(token)];
+    const int32_t n = step.seq_offsets[size_t(token) + 1] - step.seq_offsets[size_t(token)];
+    // The tokens of a sequence mostly stand together: look at the newest list first.
+    for (size_t i = n_lists_; i-- > 0;) {
+        const std::vector<int64_t> &known = lists_[i].seq_ids;
+        if (int32_t(known.size()) == n && std::equal(known.begin(), known.end(), ids)) {
+            return int32_t(i);
+        }
+    }
+    if (n_lists_ == lists_.size()) {
+        lists_.emplace_back();
+    }
+    CellList &list = lists_[n_lists_];
+    list.seq_ids.assign(ids, ids + n);
+    cells.list_slots(ids, n, &list.slots, &list.positions);
+    return int32_t(n_lists_++);
+}
+
+models::AttentionMetadata AttentionMetadataBuilder::build_slot(const PreparedStep &step,
+                                                               const UbatchRange &range,
+                                                               const KvCache &cells,
+                                                               const std::vector<int32_t> &slots) {
+    n_lists_ = 0;
+    host_rows_.resize(size_t(range.n));
+    host_begin_.resize(size_t(range.n));
+    host_end_.resize(size_t(range.n));
+    for (int32_t i = 0; i < range.n; ++i) {
+        const int32_t row = list_of(step, range.first + i, cells);
+        const std::vector<int64_t> &positions = lists_[size_t(row)].positions;
+        const int64_t position = step.positions[size_t(range.first + i)];
+        const auto end = std::upper_bound(positions.begin(), positions.end(), position);
+        const auto begin = sliding_window_ > 0 ? std::upper_bound(positions.begin(), end,
+                                                                  position - sliding_window_)
+                                               : positions.begin();
+        host_rows_[size_t(i)] = row;
+        host_begin_[size_t(i)] = int32_t(begin - positions.begin());
+        host_end_[size_t(i)] = int32_t(end - positions.begin());
+    }
+    size_t width = 1;
+    for (size_t i = 0; i < n_lists_; ++i) {
+        width = std::max(width, lists_[i].slots.size());
+    }
+    host_tables_.assign(n_lists_ * width, -1);
+    for (size_t i = 0; i < n_lists_; ++i) {
+        std::copy(lists_[i].slots.begin(), lists_[i].slots.end(),
+                  host_tables_.begin() + ptrdiff_t(i * width));
+    }
+    return upload(slots.data(), range.n, host_tables_.data(), int64_t(n_lists_), int64_t(width), 1);
+}
+
+models::AttentionMetadata AttentionMetadataBuilder::build_block(const PreparedStep &step,
+                                                                const UbatchRange &range,
+                                                                const BlockStep &blocks,
+                                                                int32_t block_size,
+                                                                const std::vector<int32_t> &rows) {
+    host_rows_.assign(rows.begin() + range.first, rows.begin() + range.first + range.n);
+    host_begin_.resize(size_t(range.n));
+    host_end_.resize(size_t(range.n));
+    for (int32_t i = 0; i < range.n; ++i) {
+        const int64_t position = step.positions[size_t(range.first + i)];
+        const int64_t first = sliding_window_ > 0 ? position + 1 - sliding_window_ : 0;
+        host_begin_[size_t(i)] = int32_t(std::max<int64_t>(0, first));
+        host_end_[size_t(i)] = int32_t(position + 1);
+    }
+    return upload(blocks.slot_mapping + range.first, range.n, blocks.block_tables, blocks.n_seq,
+                  blocks.width, block_size);
+}
+
+models::AttentionMetadata AttentionMetadataBuilder::upload(const int32_t *slots, int32_t n,
+                                                           const int32_t *tables, int64_t n_rows,
+                                                           int64_t width, int32_t block_size) {
+    models::AttentionMetadata metadata;
+    metadata.slots = slots_.upload(slots, n);
+    metadata.lists.q_rows = q_rows_.upload(host_rows_.data(), n);
+    metadata.lists.begin = begin_.upload(host_begin_.data(), n);
+    metadata.lists.end = end_.upload(host_end_.data(), n);
+    metadata.lists.tables = tables_.upload(tables, n_rows * width).view({n_rows, width});
+    metadata.lists.block_size = block_size;
+    return metadata;
+}
+
+} // namespace llaisys::runtime

@@ -1,0 +1,122 @@
+#include "runtime/runner/input_preparer.hpp"
+
+#include <algorithm>
+
+namespace llaisys::runtime {
+
+const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const KvCache *cells) {
+    require(input.n_tokens >= 1, "n_tokens must be at least 1, got ", input.n_tokens);
+    step_.n_tokens = input.n_tokens;
+    take_tokens(input);
+    take_sequences(input);
+    take_positions(input, cells);
+    take_outputs(input);
+    return step_;
+}
+
+void InputPreparer::take_tokens(const LlaisysStepInput &input) {
+    step_.token_ids = nullptr;
+    step_.embd = input.embd;
+    if (input.embd != nullptr) {
+        return;
+    }
+    require(input.token_ids != nullptr, "token_ids and embd are both NULL");
+    for (int32_t i = 0; i < input.n_tokens; ++i) {
+        const int64_t id = input.token_ids[i];
+        require(id >= 0 && id < limits_.vocabulary, "token_ids[", i, "] must be in [0, ",
+                limits_.vocabulary, "), got ", id);
+    }
+    step_.token_ids = input.token_ids;
+}
+
+void InputPreparer::take_sequences(const LlaisysStepInput &input) {
+    const int32_t n = input.n_tokens;
+    step_.seq_offsets.resize(size_t(n) + 1);
+    step_.seq_offsets[0] = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        const int32_t count = input.n_seq_id != nullptr ? input.n_seq_id[i] : 1;
+        require(count >= 1 && count <= (1 << 20), "n_seq_id[", i, "] must be in [1, ", 1 << 20,
+                "], got ", count);
+        const int64_t end = int64_t(step_.seq_offsets[size_t(i)]) + count;
+        require(end <= INT32_MAX, "n_seq_id adds up to more than ", INT32_MAX);
+        step_.seq_offsets[size_t(i) + 1] = int32_t(end);
+    }
+    const int32_t total = step_.seq_offsets[size_t(n)];
+    if (input.seq_ids == nullptr) {
+        require(total == n, "seq_ids is NULL but n_seq_id asks for ", total, " ids");
+        step_.seq_ids.assign(size_t(total), 0);
+        return;
+    }
+    require(input.n_seq_ids == total, "n_seq_ids must be the sum of n_seq_id, ", total, ", got ",
+            input.n_seq_ids);
+    step_.seq_ids.assign(input.seq_ids, input.seq_ids + total);
+    for (int32_t i = 0; i < n; ++i) {
+        for (int32_t s = step_.seq_offsets[size_t(i)]; s < step_.seq_offsets[size_t(i) + 1]; ++s) {
+            const int64_t seq = step_.seq_ids[size_t(s)];
+            require(seq >= 0, "seq_ids[", s, "] of token ", i, " must not be negative, got ", seq);
+            const auto begin = step_.seq_ids.begin() + step_.seq_offsets[size_t(i)];
+            require(std::find(begin, step_.seq_ids.begin() + s, seq) == step_.seq_ids.begin() + s,
+                    "seq_ids[", s, "] of token ", i, " names sequence ", seq, " twice");
+        }
+    }
+}
+
+void InputPreparer::take_positions(const LlaisysStepInput &input, const KvCache *cells) {
+    require(input.positions != nullptr || cells != nullptr,
+            "positions is NULL, which only the SLOT layout allows");
+    last_position_.clear();
+    step_.positions.resize(size_t(input.n_tokens));
+    for (int32_t i = 0; i < input.n_tokens; ++i) {
+        int64_t last = -1; // of all sequences of this token
+        for (int32_t s = step_.seq_offsets[size_t(i)]; s < step_.seq_offsets[size_t(i) + 1]; ++s) {
+            const int64_t seq = step_.seq_ids[size_t(s)];
+            const auto known = last_position_.find(seq);
+            const int64_t before = known != last_position_.end() ? known->second
+                                   : cells != nullptr            ? cells->seq_pos_max(seq)
+                                                                 : -1;
+            last = std::max(last, before);
+        }
+        const int64_t position = input.positions != nullptr ? input.positions[i] : last + 1;
+        require(position >= 0 && position < limits_.max_positions, "positions[", i,
+                "] must be in [0, ", limits_.max_positions, "), got ", position);
+        require(position > last, "positions[", i, "] must be above ", last,
+                ", the last position of its sequences, got ", position);
+        step_.positions[size_t(i)] = position;
+        for (int32_t s = step_.seq_offsets[size_t(i)]; s < step_.seq_offsets[size_t(i) + 1]; ++s) {
+            last_position_[step_.seq_ids[size_t(s)]] = position;
+        }
+    }
+}
+
+void InputPreparer::take_outputs(const LlaisysStepInput &input) {
+    step_.outputs.clear();
+    if (input.logits == nullptr) {
+        step_.outputs.push_back(input.n_tokens - 1);
+        return;
+    }
+    for (int32_t i = 0; i < input.n_tokens; ++i) {
+        if (input.logits[i] != 0) {
+            step_.outputs.push_back(i);
+        }
+    }
+}
+
+const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
+    ranges_.clear();
+    int32_t output = 0;
+    const int32_t n_outputs = int32_t(step.outputs.size());
+    for (int32_t first = 0; first < step.n_tokens; first += limits_.max_ubatch) {
+        UbatchRange range;
+        range.first = first;
+        range.n = std::min(limits_.max_ubatch, step.n_tokens - first);
+        range.first_output = output;
+        while (output < n_outputs && step.outputs[size_t(output)] < first + range.n) {
+            ++output;
+        }
+        range.n_outputs = output - range.first_output;
+        ranges_.push_back(range);
+    }
+    return ranges_;
+}
+
+} // namespace llaisys::runtime

@@ -1,0 +1,213 @@
+#include "runtime/runner/model_runner.hpp"
+
+#include <algorithm>
+
+namespace llaisys::runtime {
+
+namespace {
+
+KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec, int64_t n_slots) {
+    return KvStorage(stream.type(), stream.device_id(), spec.n_layers, n_slots, spec.n_heads,
+                     spec.head_dim, spec.dtype, spec.inv_freq);
+}
+
+// [n, ...] of a buffer that only grows.
+Tensor first_rows(Tensor *buffer, const Shape &shape, DType dtype, const device::Stream &stream) {
+    if (!buffer->defined() || buffer->size(0) < shape[0]) {
+        *buffer = Tensor::create(shape, dtype, stream.type(), stream.device_id());
+    }
+    return buffer->slice(0, 0, shape[0]);
+}
+
+} // namespace
+
+ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
+                         const RunnerOptions &options)
+    : stream_(stream), model_(model), options_(options),
+      preparer_({model.vocabulary(), options.max_positions, options.max_ubatch}),
+      metadata_(stream.type(), stream.device_id(), model.sliding_window()),
+      storage_(make_storage(stream, model.kv_spec(), options.n_slots)),
+      workspace_(stream.type(), stream.device_id()),
+      graph_(workspace_,
+             [&model](const GraphParams &params) {
+                 return model.workspace_bytes(params.n_tokens, params.n_outputs);
+             }),
+      output_(stream.type(), stream.device_id(), model.vocabulary()),
+      sampler_(stream, model.vocabulary()), output_rows_(stream.type(), stream.device_id()) {
+    if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
+        cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
+    } else {
+        blocks_.emplace(options.block_size, int32_t(options.n_slots), options.max_positions);
+    }
+    for (int64_t layer = 0; layer < storage_.n_layers(); ++layer) {
+        kv_layers_.push_back({storage_.keys(layer), storage_.values(layer)});
+    }
+}
+
+int32_t ModelRunner::step(const LlaisysStepInput &input) {
+    output_.clear();
+    model_.prepare_weights(stream_);
+    const PreparedStep &step = preparer_.prepare(input, cells());
+    const std::vector<UbatchRange> &ranges = preparer_.split(step);
+    output_.reserve(int64_t(step.outputs.size()));
+    return cells_ ? step_slot(step, ranges) : step_block(step, ranges, input);
+}
+
+int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges) {
+    ubatches_.clear();
+    for (const UbatchRange &range : ranges) {
+        ubatches_.push_back({range.n, step.positions.data() + range.first,
+                             step.seq_offsets.data() + range.first, step.seq_ids.data()});
+    }
+    const KvStatus status = cells_->prepare(ubatches_.data(), int32_t(ubatches_.size()), &plans_);
+    if (status == LLAISYS_KV_OOM_SLOT) {
+        return LLAISYS_DECODE_NO_KV_SLOT;
+    }
+    require(status == LLAISYS_KV_OK, "the KV cache refused the step with code ", int(status));
+    move_keys();
+    size_t applied = 0;
+    try {
+        for (; applied < ranges.size();) {
+            cells_->apply_ubatch(plans_[applied], ubatches_[applied]);
+            const UbatchRange &range = ranges[applied];
+            const std::vector<int32_t> &slots = plans_[applied].slots;
+            ++applied;
+            forward(step, range, metadata_.build_slot(step, range, *cells_, slots));
+        }
+    } catch (...) {
+        while (applied-- > 0) {
+            cells_->rollback_ubatch(plans_[applied], ubatches_[applied]);
+        }
+        output_.clear();
+        throw;
+    }
+    return LLAISYS_DECODE_OK;
+}
+
+int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<UbatchRange> &ranges,
+                                const LlaisysStepInput &input) {
+    require(step.seq_offsets.back() == step.n_tokens,
+            "n_seq_id must be 1 for every token in the BLOCK layout");
+    const BlockStep blocks{step.n_tokens,       step.positions.data(), step.seq_ids.data(),
+                           input.slot_mapping,  input.n_seq,           input.context_lens,
+                           input.batch_seq_ids, input.block_tables,    input.block_table_width};
+    const std::vector<int32_t> &rows = blocks_->check(blocks);
+    try {
+        for (const UbatchRange &range : ranges) {
+            forward(step, range,
+                    metadata_.build_block(step, range, blocks, blocks_->block_size(), rows));
+        }
+    } catch (...) {
+        output_.clear();
+        throw;
+    }
+    block_used_ = step.n_tokens;
+    block_peak_ = std::max(block_peak_, block_used_);
+    block_sequences_ = input.n_seq;
+    return LLAISYS_DECODE_OK;
+}
+
+models::ModelInput ModelRunner::model_input(const PreparedStep &step, const UbatchRange &range) {
+    models::ModelInput input;
+    input.n_tokens = range.n;
+    if (step.token_ids != nullptr) {
+        input.token_ids = first_rows(&token_ids_, {range.n}, LLAISYS_DTYPE_I64, stream_);
+        input.token_ids.load(step.token_ids + range.first, size_t(range.n) * sizeof(int64_t));
+    } else {
+        const int64_t hidden = model_.hidden_size();
+        input.embeddings = first_rows(&embeddings_, {range.n, hidden}, LLAISYS_DTYPE_F32, stream_);
+        input.embeddings.load(step.embd + range.first * hidden,
+                              size_t(range.n * hidden) * sizeof(float));
+    }
+    input.positions = first_rows(&positions_, {range.n}, LLAISYS_DTYPE_I64, stream_);
+    input.positions.load(step.positions.data() + range.first, size_t(range.n) * sizeof(int64_t));
+    if (range.n_outputs > 0) {
+        local_rows_.clear();
+        for (int32_t i = 0; i < range.n_outputs; ++i) {
+            local_rows_.push_back(step.outputs[size_t(range.first_output + i)] - range.first);
+        }
+        input.output_rows = output_rows_.upload(local_rows_.data(), range.n_outputs);
+    }
+    return input;
+}
+
+void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
+                          models::AttentionMetadata metadata) {
+    const models::ModelInput input = model_input(step, range);
+    metadata.kv = kv_layers_.data();
+    models::ForwardOutput output;
+    output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs);
+    graph_.run({range.n, range.n_outputs},
+               [&] { model_.forward(stream_, workspace_, input, metadata, &output); });
+}
+
+void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    stream_.synchronize();
+    sampler_.sample(output_.rows(), output_.n_rows(), sampling, ids);
+}
+
+int32_t ModelRunner::execute_step(const LlaisysStepInput &input,
+                                  const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    const int32_t status = step(input);
+    if (status == LLAISYS_DECODE_OK) {
+        sample(sampling, ids);
+    }
+    return status;
+}
+
+// Does to the bytes what seq_add and seq_cp did to the books.
+void ModelRunner::move_keys() {
+    if (!cells_->needs_update()) {
+        return;
+    }
+    cells_->update(&update_);
+    storage_.copy_slots(stream_, update_.copy_src.data(), update_.copy_dst.data(),
+                        int64_t(update_.copy_src.size()));
+    storage_.shift_slots(stream_, update_.shift_slots.data(), update_.shift_deltas.data(),
+                         int64_t(update_.shift_slots.size()));
+}
+
+LlaisysKvStats ModelRunner::kv_stats() const {
+    LlaisysKvStats stats{};
+    stats.struct_size = sizeof stats;
+    stats.layout = options_.layout;
+    stats.capacity_slots = options_.n_slots;
+    stats.bytes = storage_.bytes();
+    stats.block_size = cells_ ? 1 : options_.block_size;
+    if (cells_) {
+        const KvCacheStats cells = cells_->stats();
+        stats.used_slots = cells.used;
+        stats.peak_used_slots = cells.peak;
+        stats.n_sequences = cells.n_sequences;
+    } else {
+        stats.used_slots = block_used_;
+        stats.peak_used_slots = block_peak_;
+        stats.n_sequences = block_sequences_;
+    }
+    return stats;
+}
+
+std::string ModelRunner::kv_dump() const {
+    return cells_ ? cells_->dump()
+                  : std::string("the caller keeps the books of the BLOCK layout\n");
+}
+
+void ModelRunner::check_slots(const char *name, const int32_t *slots, int32_t n) const {
+    for (int32_t i = 0; i < n; ++i) {
+        require(slots[i] >= 0 && slots[i] < options_.n_slots, name, "[", i, "] must be in [0, ",
+                options_.n_slots, "), got ", slots[i]);
+    }
+}
+
+void ModelRunner::copy_slots(const int32_t *src, const int32_t *dst, int32_t n) {
+    check_slots("src", src, n);
+    check_slots("dst", dst, n);
+    storage_.copy_slots(stream_, src, dst, n);
+}
+
+void ModelRunner::shift_slots(const int32_t *slots, const int64_t *delta, int32_t n) {
+    check_slots("slots", slots, n);
+    storage_.shift_slots(stream_, slots, delta, n);
+}
+
+} // namespace llaisys::runtime

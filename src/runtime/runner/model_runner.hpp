@@ -1,0 +1,94 @@
+// Runs steps: prepare the input, find room in the KV cache, say what attention sees, run the model,
+// keep the output rows; then sample from them. The one entry for both KV layouts.
+//
+// After a step that failed, the KV metadata and the bytes of every slot that was in use are as they
+// were, and there are no output rows.
+#pragma once
+
+#include "models/model.hpp"
+#include "runtime/graph/graph.hpp"
+#include "runtime/kv_cache/block_layout.hpp"
+#include "runtime/kv_cache/kv_cache.hpp"
+#include "runtime/kv_cache/kv_storage.hpp"
+#include "runtime/output/output_buffer.hpp"
+#include "runtime/runner/attention_metadata_builder.hpp"
+#include "runtime/runner/input_preparer.hpp"
+#include "runtime/runner/sampler.hpp"
+
+#include <memory>
+#include <optional>
+
+namespace llaisys::runtime {
+
+struct RunnerOptions {
+    LlaisysKvLayout layout = LLAISYS_KV_LAYOUT_SLOT;
+    int32_t block_size = 16;
+    int64_t n_slots = 0;       // BLOCK: a whole number of blocks
+    int64_t max_positions = 0; // at most what the model allows
+    int32_t max_ubatch = 512;  // tokens of one forward
+};
+
+class ModelRunner {
+public:
+    // Neither stream nor model is owned; both outlive the runner.
+    ModelRunner(const device::Stream &stream, models::Model &model, const RunnerOptions &options);
+
+    // LLAISYS_DECODE_OK or NO_KV_SLOT; throws INVALID for input that can never run.
+    int32_t step(const LlaisysStepInput &input);
+    // step, then sample; ids as in Sampler::sample.
+    int32_t execute_step(const LlaisysStepInput &input, const LlaisysSamplingMetadata &sampling,
+                         int32_t *ids);
+    void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
+
+    const OutputBuffer &output() const { return output_; }
+    Sampler &sampler() { return sampler_; }
+    const GraphRunner &graph() const { return graph_; }
+
+    // The books of the SLOT layout; null in the BLOCK layout.
+    KvCache *cells() { return cells_ ? &*cells_ : nullptr; }
+    LlaisysKvStats kv_stats() const;
+    std::string kv_dump() const;
+    // Any slots in [0, n_slots), checked; see KvStorage.
+    void copy_slots(const int32_t *src, const int32_t *dst, int32_t n);
+    void shift_slots(const int32_t *slots, const int64_t *delta, int32_t n);
+
+private:
+    int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);
+    int32_t step_block(const PreparedStep &step, const std::vector<UbatchRange> &ranges,
+                       const LlaisysStepInput &input);
+    void forward(const PreparedStep &step, const UbatchRange &range,
+                 models::AttentionMetadata metadata);
+    models::ModelInput model_input(const PreparedStep &step, const UbatchRange &range);
+    void move_keys();
+    void check_slots(const char *name, const int32_t *slots, int32_t n) const;
+
+    const device::Stream &stream_;
+    models::Model &model_;
+    RunnerOptions options_;
+
+    InputPreparer preparer_;
+    AttentionMetadataBuilder metadata_;
+    std::optional<KvCache> cells_;      // SLOT
+    std::optional<BlockTables> blocks_; // BLOCK
+    KvStorage storage_;
+    std::vector<models::KvLayer> kv_layers_;
+    Workspace workspace_;
+    GraphRunner graph_;
+    OutputBuffer output_;
+    Sampler sampler_;
+
+    // Grow-only inputs of a forward.
+    Tensor token_ids_, positions_, embeddings_;
+    IntBuffer output_rows_;
+    std::vector<int32_t> local_rows_;
+    std::vector<SlotPlan> plans_;
+    std::vector<Ubatch> ubatches_;
+    KvUpdate update_;
+
+    // BLOCK statistics of the last step.
+    int64_t block_used_ = 0;
+    int64_t block_peak_ = 0;
+    int64_t block_sequences_ = 0;
+};
+
+} // namespace llaisys::runtime

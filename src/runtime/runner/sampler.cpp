@@ -1,0 +1,157 @@
+#include "runtime/runner/sampler.hpp"
+
+#include "base/check.hpp"
+#include "device/cpu/cpu_runtime.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace llaisys::runtime {
+
+namespace {
+
+constexpr uint8_t kDefaultChain[] = {LLAISYS_SAMPLER_PENALTIES, LLAISYS_SAMPLER_TEMPERATURE,
+                                     LLAISYS_SAMPLER_TOP_K, LLAISYS_SAMPLER_TOP_P,
+                                     LLAISYS_SAMPLER_MIN_P};
+
+template <typename T> T entry_or(const T *values, int32_t r, T neutral) {
+    return values == nullptr ? neutral : values[r];
+}
+
+} // namespace
+
+Sampler::Sampler(const device::Stream &stream, int64_t vocab)
+    : pool_(stream.type() == LLAISYS_DEVICE_CPU ? &device::pool_of(stream) : nullptr),
+      vocab_(vocab), history_(vocab) {
+    require(vocab >= 1 && vocab <= std::numeric_limits<int32_t>::max(),
+            "vocabulary must be in [1, ", std::numeric_limits<int32_t>::max(), "], got ", vocab);
+    workers_.resize(pool_ == nullptr ? 1 : size_t(pool_->size()));
+}
+
+void Sampler::sample(const float *logits, int32_t n_outputs,
+                     const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    check_sampling(sampling, n_outputs, vocab_);
+    require((logits != nullptr && ids != nullptr) || sampling.n_rows == 0,
+            logits == nullptr ? "logits" : "ids", " is NULL, with ", sampling.n_rows, " rows");
+    reserve_results(sampling);
+    const auto body = [&](int64_t r, int thread) {
+        sample_row(logits, sampling, int32_t(r), thread);
+    };
+    if (pool_ != nullptr) {
+        pool_->run(sampling.n_rows, body);
+    } else {
+        for (int32_t r = 0; r < sampling.n_rows; ++r) {
+            body(r, 0);
+        }
+    }
+    raise_failure(sampling);
+    n_rows_ = sampling.n_rows;
+    std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);
+}
+
+void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling) {
+    const size_t n = size_t(sampling.n_rows);
+    n_rows_ = 0; // until all rows are drawn
+    ids_.resize(std::max(ids_.size(), n));
+    status_.resize(std::max(status_.size(), n));
+    logprob_counts_.resize(std::max(logprob_counts_.size(), n));
+    ranks_.resize(std::max(ranks_.size(), n));
+    logprob_offsets_.resize(std::max(logprob_offsets_.size(), n + 1));
+    logprob_offsets_[0] = 0;
+    for (int32_t r = 0; r < sampling.n_rows; ++r) {
+        const int64_t room = int64_t(entry_or(sampling.n_logprobs, r, -1)) + 1;
+        logprob_offsets_[size_t(r) + 1] = logprob_offsets_[size_t(r)] + room;
+    }
+    const size_t total = size_t(logprob_offsets_[n]);
+    logprob_ids_.resize(std::max(logprob_ids_.size(), total));
+    logprobs_.resize(std::max(logprobs_.size(), total));
+}
+
+RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, int32_t r) const {
+    RowParams params;
+    params.temperature = entry_or(s.temperature, r, 1.0f);
+    params.top_p = entry_or(s.top_p, r, 1.0f);
+    params.min_p = entry_or(s.min_p, r, 0.0f);
+    params.repetition = entry_or(s.repetition_penalty, r, 1.0f);
+    params.presence = entry_or(s.presence_penalty, r, 0.0f);
+    params.frequency = entry_or(s.frequency_penalty, r, 0.0f);
+    params.top_k = entry_or(s.top_k, r, 0);
+    params.seed = entry_or(s.seeds, r, uint64_t(0));
+    params.position = entry_or(s.positions, r, int64_t(0));
+    params.choice = entry_or(s.choices, r, 0);
+    params.chain = kDefaultChain;
+    params.n_chain = int32_t(sizeof kDefaultChain);
+    if (s.chain_offsets != nullptr) {
+        params.n_chain = s.chain_offsets[r + 1] - s.chain_offsets[r];
+        params.chain = params.n_chain == 0 ? nullptr : s.chain + s.chain_offsets[r];
+    }
+    if (s.bias_offsets != nullptr && s.bias_offsets[r + 1] > s.bias_offsets[r]) {
+        params.n_bias = s.bias_offsets[r + 1] - s.bias_offsets[r];
+        params.bias_ids = s.bias_ids + s.bias_offsets[r];
+        params.bias_values = s.bias_values + s.bias_offsets[r];
+    }
+    const int32_t mask_row = entry_or(s.mask_rows, r, -1);
+    if (mask_row >= 0) {
+        params.mask = s.masks + int64_t(mask_row) * ((vocab_ + 31) / 32);
+    }
+    params.history = s.seq_ids == nullptr ? nullptr : history_.find(s.seq_ids[r]);
+    return params;
+}
+
+void Sampler::sample_row(const float *logits, const LlaisysSamplingMetadata &sampling, int32_t r,
+                         int thread) {
+    RowSampler &worker = workers_[size_t(thread)];
+    const float *row = logits + entry_or(sampling.rows, r, r) * vocab_;
+    const size_t i = size_t(r);
+    status_[i] = worker.draw(row, vocab_, row_params(sampling, r), &ids_[i]);
+    logprob_counts_[i] = 0;
+    ranks_[i] = 0;
+    const int32_t n_best = entry_or(sampling.n_logprobs, r, -1);
+    if (status_[i] == RowStatus::ok && n_best >= 0) {
+        const int64_t at = logprob_offsets_[i];
+        status_[i] = worker.logprobs(row, vocab_, ids_[i], n_best, logprob_ids_.data() + at,
+                                     logprobs_.data() + at, &logprob_counts_[i], &ranks_[i]);
+    }
+}
+
+void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling) const {
+    for (int32_t r = 0; r < sampling.n_rows; ++r) {
+        switch (status_[size_t(r)]) {
+        case RowStatus::ok:
+            break;
+        case RowStatus::nothing_left:
+            fail(LLAISYS_ERROR_INVALID, "row ", r,
+                 " has no token left: masks and bias_values ban all ", vocab_);
+        case RowStatus::all_nan:
+            ensure(false, "all logits of output row ", entry_or(sampling.rows, r, r), " (row ", r,
+                   ") are NaN");
+            break;
+        case RowStatus::no_memory:
+            fail(LLAISYS_ERROR_MEMORY, "no memory for the scratch of row ", r, " (vocabulary ",
+                 vocab_, ")");
+        }
+    }
+}
+
+LlaisysLogprobs Sampler::logprobs(int32_t i) const {
+    require(i >= 0 && i < n_rows_, "row must be in [0, ", n_rows_, "), got ", i);
+    const size_t r = size_t(i);
+    const int32_t n = logprob_counts_[r];
+    if (n == 0) {
+        return {0, 0, nullptr, nullptr};
+    }
+    return {n, ranks_[r], logprob_ids_.data() + logprob_offsets_[r],
+            logprobs_.data() + logprob_offsets_[r]};
+}
+
+void Sampler::reset(int64_t seq, const int64_t *prompt, int32_t n) {
+    history_.reset(seq, prompt, n);
+}
+
+void Sampler::accept(int64_t seq, const int64_t *tokens, int32_t n) {
+    history_.accept(seq, tokens, n);
+}
+
+void Sampler::forget(int64_t seq) { history_.forget(seq); }
+
+} // namespace llaisys::runtime

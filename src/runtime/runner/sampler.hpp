@@ -1,0 +1,73 @@
+// Turns rows of logits into tokens. The contract of the parameters is LlaisysSamplingMetadata in
+// include/llaisys/runtime/infer_types.h, the exact maths is docs/sampling.md.
+//
+// A row's token depends on nothing but the row's logits, its parameters and the history of its
+// sequence: not on the other rows, the number of threads, or what was drawn before.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "llaisys/runtime/infer_types.h"
+#include "runtime/runner/sampler_history.hpp"
+#include "runtime/runner/sampler_row.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace llaisys::device {
+class ThreadPool;
+}
+
+namespace llaisys::runtime {
+
+class Sampler {
+public:
+    // Rows are shared among the threads of a CPU stream, which must outlive the sampler.
+    Sampler(const device::Stream &stream, int64_t vocab);
+
+    int64_t vocab() const { return vocab_; }
+
+    // Draws ids[n_rows] from logits [n_outputs, vocab] (host memory). Checks everything first, and
+    // throws INVALID naming field, row, value and limit; ids and the logprobs are then unchanged.
+    // Throws INVALID when mask and bias leave a row no token, INTERNAL when a row of logits is all
+    // NaN (a single NaN counts as -inf); there are no logprobs then. The caller has checked
+    // struct_size.
+    void sample(const float *logits, int32_t n_outputs, const LlaisysSamplingMetadata &sampling,
+                int32_t *ids);
+
+    // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
+    LlaisysLogprobs logprobs(int32_t i) const;
+    // Forgets the rows of the last sample.
+    void clear_logprobs() { n_rows_ = 0; }
+
+    // What penalties look at. All throw INVALID, and change nothing, for a negative sequence or a
+    // token outside the vocabulary.
+    void reset(int64_t seq, const int64_t *prompt, int32_t n);
+    void accept(int64_t seq, const int64_t *tokens, int32_t n);
+    void forget(int64_t seq);
+
+private:
+    void reserve_results(const LlaisysSamplingMetadata &sampling);
+    RowParams row_params(const LlaisysSamplingMetadata &sampling, int32_t r) const;
+    void sample_row(const float *logits, const LlaisysSamplingMetadata &sampling, int32_t r,
+                    int thread);
+    void raise_failure(const LlaisysSamplingMetadata &sampling) const;
+
+    device::ThreadPool *pool_; // null: the stream has no threads for us
+    int64_t vocab_;
+    SamplerHistory history_;
+    std::vector<RowSampler> workers_; // one a thread
+
+    // Of the last sample, by row. Grow-only.
+    int32_t n_rows_ = 0;
+    std::vector<int32_t> ids_;
+    std::vector<RowStatus> status_;
+    std::vector<int64_t> logprob_offsets_; // [n_rows + 1] into the two arrays below
+    std::vector<int32_t> logprob_counts_, ranks_;
+    std::vector<int32_t> logprob_ids_;
+    std::vector<float> logprobs_;
+};
+
+// Throws INVALID unless every field of sampling is as infer_types.h demands.
+void check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t vocab);
+
+} // namespace llaisys::runtime

@@ -1,0 +1,37 @@
+// The tokens that penalties look at, by sequence.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace llaisys::runtime {
+
+class SamplerHistory {
+public:
+    // A token that the sequence has seen, and how often it was drawn (0: in the prompt only).
+    struct Entry {
+        int32_t token;
+        int32_t drawn;
+    };
+    using Entries = std::vector<Entry>; // sorted by token, no token twice
+
+    explicit SamplerHistory(int64_t vocab) : vocab_(vocab) {}
+
+    // Throw INVALID and change nothing for a negative sequence, a negative n, a missing array or a
+    // token outside [0, vocab).
+    void reset(int64_t seq, const int64_t *prompt, int32_t n);
+    void accept(int64_t seq, const int64_t *tokens, int32_t n);
+    void forget(int64_t seq);
+
+    // null: nothing is known of the sequence.
+    const Entries *find(int64_t seq) const;
+
+private:
+    void check(int64_t seq, const char *field, const int64_t *tokens, int32_t n) const;
+
+    int64_t vocab_;
+    std::unordered_map<int64_t, Entries> sequences_;
+};
+
+} // namespace llaisys::runtime

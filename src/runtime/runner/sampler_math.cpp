@@ -1,0 +1,195 @@
+#include "runtime/runner/sampler_math.hpp"
+
+#include "base/dtype.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace llaisys::runtime {
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int kLanes = 16;
+
+// 2^n * e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; the polynomial is Cephes' expf.
+inline float exp_inline(float x) {
+    const float shifted = x * 1.44269504f + 12582912.0f; // 1.5 * 2^23: n is in the low bits
+    const float n = shifted - 12582912.0f;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    const float e = (p * r * r + r) + 1.0f;
+    const float scaled = e * float_of((bits_of(shifted) << 23) + 0x3F800000u);
+    return x >= -87.0f ? scaled : 0.0f;
+}
+
+void exp_block(const float *x, int64_t n, float max, float temperature, float *weights) {
+    if (temperature == 1.0f) {
+        for (int64_t i = 0; i < n; ++i) {
+            weights[i] = exp_inline(x[i] - max);
+        }
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            weights[i] = exp_inline((x[i] - max) / temperature);
+        }
+    }
+}
+
+double sum_block(const float *weights, int64_t n) {
+    double lanes[8] = {};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int l = 0; l < 8; ++l) {
+            lanes[l] += double(weights[i + l]);
+        }
+    }
+    for (int l = 0; i < n; ++i, ++l) {
+        lanes[l] += double(weights[i]);
+    }
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+           ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+// Cuts *best down to its k best.
+void cut(std::vector<Candidate> *best, int64_t k) {
+    if (int64_t(best->size()) > k) {
+        std::nth_element(best->begin(), best->begin() + (k - 1), best->end(), is_better);
+        best->resize(size_t(k));
+    }
+}
+
+} // namespace
+
+float exp_of(float x) { return exp_inline(x); }
+
+float max_of(const float *x, int64_t n) {
+    float lanes[kLanes];
+    std::fill(lanes, lanes + kLanes, -kInf);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (int l = 0; l < kLanes; ++l) {
+            lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+        }
+    }
+    float max = -kInf;
+    for (; i < n; ++i) {
+        max = x[i] > max ? x[i] : max;
+    }
+    for (const float lane : lanes) {
+        max = lane > max ? lane : max;
+    }
+    return max;
+}
+
+int64_t argmax_of(const float *x, int64_t n) {
+    constexpr int64_t kBlock = 1024;
+    float best = -kInf;
+    int64_t at = -1;
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+        const float max = max_of(x + begin, std::min(kBlock, n - begin));
+        if (max > best) {
+            best = max;
+            at = begin;
+        }
+    }
+    while (at >= 0 && x[at] != best) {
+        ++at;
+    }
+    return at;
+}
+
+bool is_all_nan(const float *x, int64_t n) {
+    return std::all_of(x, x + n, [](float value) { return value != value; });
+}
+
+double weigh(const float *x, int64_t n, float max, float temperature, float *weights,
+             double *block_sums) {
+    double sum = 0;
+    for (int64_t begin = 0; begin < n; begin += kWeightBlock) {
+        const int64_t count = std::min(kWeightBlock, n - begin);
+        if (max == kInf) {
+            for (int64_t i = begin; i < begin + count; ++i) {
+                weights[i] = x[i] == kInf ? 1.0f : 0.0f;
+            }
+        } else {
+            exp_block(x + begin, count, max, temperature, weights + begin);
+        }
+        block_sums[begin / kWeightBlock] = sum_block(weights + begin, count);
+        sum += block_sums[begin / kWeightBlock];
+    }
+    return sum;
+}
+
+int64_t pick(const float *weights, const double *block_sums, int64_t n, double target) {
+    double below = 0; // the weight of all blocks before this one
+    int64_t begin = 0;
+    int64_t fallback = 0; // the last block that weighs anything
+    for (; begin < n; begin += kWeightBlock) {
+        const double sum = block_sums[begin / kWeightBlock];
+        fallback = sum > 0 ? begin : fallback;
+        if (below + sum > target) {
+            break;
+        }
+        below += sum;
+    }
+    begin = begin < n ? begin : fallback;
+    const int64_t end = std::min(n, begin + kWeightBlock);
+    int64_t last = begin; // rounding may leave the sum of the block a hair short of the target
+    for (int64_t i = begin; i < end; ++i) {
+        if (weights[i] > 0) {
+            last = i;
+            below += double(weights[i]);
+            if (below > target) {
+                break;
+            }
+        }
+    }
+    return last;
+}
+
+void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order order,
+                 std::vector<Candidate> *best) {
+    best->clear();
+    const size_t room = size_t(std::min(n, 2 * std::min(k, n) + kSelectSlack));
+    best->reserve(room);
+    float floor = -kInf; // what is not above it cannot be among the k best: its id is too high
+    for (int64_t begin = 0; begin < n; begin += kLanes) {
+        const int64_t end = std::min(n, begin + kLanes);
+        if (end - begin == kLanes) {
+            int any = 0;
+            for (int l = 0; l < kLanes; ++l) {
+                any |= int(x[begin + l] > floor);
+            }
+            if (any == 0) {
+                continue;
+            }
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            if (!(x[i] > floor)) {
+                continue;
+            }
+            if (best->size() == room) {
+                cut(best, k);
+                floor = best->back().logit; // nth_element left the k-th best there
+                if (!(x[i] > floor)) {
+                    continue;
+                }
+            }
+            best->push_back({x[i], ids == nullptr ? int32_t(i) : ids[i]});
+        }
+    }
+    cut(best, k);
+    if (order == Order::best_first) {
+        std::sort(best->begin(), best->end(), is_better);
+    } else {
+        std::sort(best->begin(), best->end(),
+                  [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
+    }
+}
+
+} // namespace llaisys::runtime

@@ -1,0 +1,50 @@
+// The passes over a row of logits. Plain loops that the compiler turns into vector code; every sum
+// has one fixed order. NaN counts as -inf everywhere.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace llaisys::runtime {
+
+struct Candidate {
+    float logit;
+    int32_t id;
+};
+
+// More likely first, the lowest id first among equals.
+inline bool is_better(const Candidate &a, const Candidate &b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+// e^x for x <= 0, within 2 units in the last place; exactly 1 for 0, exactly 0 below -87 and for NaN.
+float exp_of(float x);
+
+// The largest of x[n]; -inf when there is none.
+float max_of(const float *x, int64_t n);
+
+// The first index of the largest of x[n]; -1 when all are -inf.
+int64_t argmax_of(const float *x, int64_t n);
+
+// True when x[n] holds nothing but NaN.
+bool is_all_nan(const float *x, int64_t n);
+
+// Unnormalised probabilities: weights[i] = e^((x[i] - max) / temperature), in double sums per block
+// of kWeightBlock. max = max_of(x, n), not -inf. With max = +inf each +inf weighs 1, the rest 0.
+constexpr int64_t kWeightBlock = 512;
+// weights: [n], block_sums: [ceil(n / kWeightBlock)]. Returns the sum of all.
+double weigh(const float *x, int64_t n, float max, float temperature, float *weights,
+             double *block_sums);
+
+// The first index whose cumulative weight exceeds target, 0 <= target < the sum of all.
+int64_t pick(const float *weights, const double *block_sums, int64_t n, double target);
+
+// The min(k, number of logits above -inf) best of x[n], best first by is_better, or in the order of
+// their ids. ids: [n], null: 0, 1, 2, ... Replaces *best, whose memory (at most n + kSelectSlack
+// entries) is reused.
+constexpr int64_t kSelectSlack = 1024;
+enum class Order { best_first, by_id };
+void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order order,
+                 std::vector<Candidate> *best);
+
+} // namespace llaisys::runtime

@@ -1,0 +1,133 @@
+#include "runtime/weights/weights.hpp"
+
+#include <algorithm>
+
+namespace llaisys::runtime {
+
+void replace_slot(llaisysTensor_t *slot, llaisysTensor_t new_handle,
+                  const std::vector<llaisysTensor_t *> &others) {
+    llaisysTensor_t old = *slot;
+    *slot = new_handle;
+    if (old == nullptr || old == new_handle) {
+        return;
+    }
+    for (const llaisysTensor_t *other : others) {
+        if (other != slot && *other == old) {
+            return;
+        }
+    }
+    delete old;
+}
+
+void destroy_unique(const std::vector<llaisysTensor_t *> &slots) {
+    std::vector<llaisysTensor_t> handles;
+    for (llaisysTensor_t *slot : slots) {
+        handles.push_back(*slot);
+        *slot = nullptr;
+    }
+    std::sort(handles.begin(), handles.end());
+    handles.erase(std::unique(handles.begin(), handles.end()), handles.end());
+    for (llaisysTensor_t handle : handles) {
+        delete handle;
+    }
+}
+
+void WeightTable::add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape) {
+    fields_.push_back({name, slot, 1, false, false, shape});
+}
+
+void WeightTable::add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,
+                             const Shape &shape, bool is_optional) {
+    fields_.push_back({name, slots, n_layers, true, is_optional, shape});
+}
+
+const WeightTable::Field &WeightTable::field(const std::string &name) const {
+    std::string names;
+    for (const Field &field : fields_) {
+        if (field.name == name) {
+            return field;
+        }
+        names += (names.empty() ? "" : ", ") + field.name;
+    }
+    fail(LLAISYS_ERROR_INVALID, "weight field must be one of ", names, "; got '", name, "'");
+}
+
+namespace {
+
+std::string place_of(const WeightTable::Field &field, int layer) {
+    return field.is_per_layer ? text("weight ", field.name, " of layer ", layer)
+                              : text("weight ", field.name);
+}
+
+} // namespace
+
+void WeightTable::check(const Field &field, int layer, const LlaisysTensor *handle) const {
+    const std::string place = place_of(field, layer);
+    const Tensor &tensor = handle->tensor;
+    require(tensor.shape() == field.shape, place, ": shape must be ", field.shape.text(), ", got ",
+            tensor.shape().text());
+    require(is_real(tensor.dtype()), place, ": dtype must be f32, f16 or bf16, got ",
+            name_of(tensor.dtype()));
+    if (tensor.defined()) {
+        require(tensor.device() == device_ && tensor.device_id() == device_id_, place,
+                ": the tensor is on another device than the model");
+        require(tensor.is_contiguous(), place, ": the tensor must be contiguous, got strides ",
+                tensor.strides().text());
+    }
+}
+
+void WeightTable::replace(const std::string &name, int layer, llaisysTensor_t handle) {
+    const Field &target = field(name);
+    require(handle != nullptr, place_of(target, layer), ": tensor is NULL");
+    const int index = target.is_per_layer ? layer : 0;
+    require(index >= 0 && index < target.count, "weight ", name, ": layer must be in [0, ",
+            target.count, "), got ", layer);
+    require(handle->tensor.defined(), place_of(target, layer),
+            ": the values of this tensor were taken by another slot; fill this one first");
+    check(target, layer, handle);
+    replace_slot(target.slots + index, handle, all_slots());
+}
+
+bool WeightTable::is_shared(const llaisysTensor_t *slot) const {
+    for (const llaisysTensor_t *other : all_slots()) {
+        if (other != slot && *other == *slot) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void WeightTable::check_complete() const {
+    for (const Field &field : fields_) {
+        for (int layer = 0; layer < field.count; ++layer) {
+            if (field.slots[layer] != nullptr) {
+                check(field, layer, field.slots[layer]);
+            } else {
+                require(field.is_optional, place_of(field, layer), " is missing");
+            }
+        }
+    }
+}
+
+uint64_t WeightTable::fingerprint() const {
+    uint64_t hash = 14695981039346656037u;
+    for (const Field &field : fields_) {
+        for (int i = 0; i < field.count; ++i) {
+            hash ^= field.slots[i] != nullptr ? field.slots[i]->serial : 0;
+            hash *= 1099511628211u;
+        }
+    }
+    return hash;
+}
+
+std::vector<llaisysTensor_t *> WeightTable::all_slots() const {
+    std::vector<llaisysTensor_t *> slots;
+    for (const Field &field : fields_) {
+        for (int i = 0; i < field.count; ++i) {
+            slots.push_back(field.slots + i);
+        }
+    }
+    return slots;
+}
+
+} // namespace llaisys::runtime

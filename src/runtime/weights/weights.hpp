@@ -1,0 +1,67 @@
+// Weight slots: named places for tensor handles inside a model's public slot table.
+//
+// A handle in a slot belongs to the model. One handle may stand in several slots (tied embeddings);
+// it is destroyed once, when its last slot lets it go.
+#pragma once
+
+#include "llaisys/tensor.h"
+#include "tensor/handle.hpp"
+
+#include <string>
+#include <vector>
+
+namespace llaisys::runtime {
+
+// Puts new_handle into *slot and destroys what was there, unless it is the same handle or one of
+// `others` holds it too.
+void replace_slot(llaisysTensor_t *slot, llaisysTensor_t new_handle,
+                  const std::vector<llaisysTensor_t *> &others = {});
+
+// Destroys every distinct handle in the slots once and empties them.
+void destroy_unique(const std::vector<llaisysTensor_t *> &slots);
+
+// The fields of one model's slot table: their names, shapes and slots. Owns what is in the slots.
+class WeightTable {
+public:
+    struct Field {
+        std::string name;
+        llaisysTensor_t *slots; // [count], inside the model's public struct
+        int count;              // layers, or 1 for a global slot
+        bool is_per_layer;
+        bool is_optional;
+        Shape shape; // that every tensor of the field must have
+    };
+
+    WeightTable(DeviceType device, int device_id) : device_(device), device_id_(device_id) {}
+    ~WeightTable() { destroy_unique(all_slots()); }
+    WeightTable(const WeightTable &) = delete;
+    WeightTable &operator=(const WeightTable &) = delete;
+
+    void add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape);
+    void add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,
+                    const Shape &shape, bool is_optional = false);
+
+    // Throws with what is wrong and leaves everything as it was, or takes the handle over.
+    void replace(const std::string &field, int layer, llaisysTensor_t handle);
+
+    // Whether a slot other than this one holds the same handle.
+    bool is_shared(const llaisysTensor_t *slot) const;
+
+    // Throws naming field and layer of the first slot that is empty or holds a wrong tensor.
+    void check_complete() const;
+
+    // Changes whenever a slot gets another handle.
+    uint64_t fingerprint() const;
+
+    const Field &field(const std::string &name) const; // throws, listing the names
+
+private:
+    void check(const Field &field, int layer, const LlaisysTensor *handle) const;
+    std::vector<llaisysTensor_t *> all_slots() const;
+
+    DeviceType device_;
+    int device_id_;
+    std::vector<Field> fields_;
+};
+
+} // namespace llaisys::runtime

@@ -1,0 +1,32 @@
+#include "runtime/workspace/workspace.hpp"
+
+namespace llaisys::runtime {
+
+namespace {
+constexpr int64_t kAlignment = 64;
+}
+
+int64_t Workspace::bytes_for(const Shape &shape, DType dtype) {
+    const int64_t bytes = bytes_of(dtype, shape.elements());
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void Workspace::reserve(int64_t bytes) {
+    if (bytes <= capacity()) {
+        return;
+    }
+    arena_ = std::make_shared<Storage>(device_, device_id_, bytes);
+    used_ = 0;
+    ++allocations_;
+}
+
+Tensor Workspace::take(const Shape &shape, DType dtype) {
+    const int64_t bytes = bytes_for(shape, dtype);
+    ensure(arena_ && bytes <= arena_->bytes() - used_, "workspace of ", capacity(), " bytes has ",
+           capacity() - used_, " left, ", bytes, " are needed");
+    Tensor tensor = Tensor::on(arena_, used_, shape, dtype);
+    used_ += bytes;
+    return tensor;
+}
+
+} // namespace llaisys::runtime

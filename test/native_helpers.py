@@ -1,0 +1,316 @@
+"""What the core tests share: native objects in few words, and naive twins in NumPy.
+
+Everything computes in float64 from values that were rounded to the dtype first, so that a kernel
+may differ from its twin only by its own rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llaisys.libllaisys.handles import Model, Tensor, dtype_code
+from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
+from llaisys.libllaisys.library import last_error, lib
+from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
+from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parent.parent
+REALS = ("f32", "f16", "bf16")
+NUMPY = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.uint16,  # the bits
+    "i64": np.int64,
+    "i32": np.int32,
+    "i8": np.int8,
+    "u8": np.uint8,
+}
+# Half a unit in the last place of a value near 1, generously doubled.
+EPSILON = {"f32": 2.0**-22, "f16": 2.0**-10, "bf16": 2.0**-7}
+
+Array = NDArray[Any]
+
+
+# -- Values ---------------------------------------------------------------------------------------
+
+
+def to_bits(values: Array, dtype: str) -> Array:
+    """The stored form of real values: round to nearest, ties to even; bf16 as uint16 bits."""
+    if dtype != "bf16":
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(values, dtype=NUMPY[dtype])
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(bits.view(np.float32)), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def from_bits(stored: Array, dtype: str) -> NDArray[np.float32]:
+    if dtype != "bf16":
+        return stored.astype(np.float32)
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(values: Array, dtype: str) -> NDArray[np.float32]:
+    """The values that are left after a trip through the dtype."""
+    return from_bits(to_bits(values, dtype), dtype)
+
+
+def tensor(values: Array, dtype: str) -> Tensor:
+    """A native copy; reals are rounded to the dtype, integers must fit."""
+    stored = to_bits(values, dtype) if dtype in REALS else np.ascontiguousarray(values, NUMPY[dtype])
+    made = Tensor.create(stored.shape, dtype)
+    made.load(stored.ctypes.data, stored.nbytes)
+    return made
+
+
+def array(source: Tensor) -> Array:
+    """A NumPy copy; reals as float32."""
+    dtype = source.dtype
+    with source.contiguous() as dense:
+        stored = np.empty(dense.shape, NUMPY[dtype])
+        dense.store(stored.ctypes.data, stored.nbytes)
+    return from_bits(stored, dtype) if dtype in REALS else stored
+
+
+def bits(source: Tensor) -> bytes:
+    with source.contiguous() as dense:
+        stored = np.empty(dense.shape, NUMPY[source.dtype])
+        dense.store(stored.ctypes.data, stored.nbytes)
+    return stored.tobytes()
+
+
+def assert_close(got: Array, expected: Array, dtype: str, scale: float = 1.0) -> None:
+    """Within `scale` roundings of the dtype, relative to the largest value around."""
+    assert got.shape == expected.shape
+    epsilon = EPSILON[dtype] * scale
+    np.testing.assert_allclose(
+        got, expected, rtol=epsilon, atol=epsilon * max(1e-3, float(np.abs(expected).max(initial=0)))
+    )
+
+
+def address(values: Array | None) -> int | None:
+    return None if values is None else values.ctypes.data
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+# -- The mock model -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A mock model: src/models/mock/mock.hpp. KV dtype apart from the table's."""
+
+    voc: int = 37
+    nh: int = 4
+    nkvh: int = 2
+    dh: int = 6
+    maxseq: int = 512
+    theta: float = 10000.0
+    window: int = 0
+    dtype: str = "f32"
+    seed: int = 1
+
+    @property
+    def hs(self) -> int:
+        return self.nh * self.dh
+
+    def table(self) -> NDArray[np.float32]:
+        return np.random.default_rng(self.seed).standard_normal((self.voc, self.hs), np.float32)
+
+    def meta(self, **changes: Any) -> LlaisysQwen2Meta:
+        values: dict[str, Any] = dict(
+            dtype=dtype_code(self.dtype), nlayer=1, hs=self.hs, nh=self.nh, nkvh=self.nkvh,
+            dh=self.dh, di=1, maxseq=self.maxseq, voc=self.voc, epsilon=1e-6, theta=self.theta,
+            end_token=-1, sliding_window=self.window,
+        )  # fmt: skip
+        return LlaisysQwen2Meta(**(values | changes))
+
+    # The maths, on one token at a time.
+
+    def rope(self, x: Array, position: int) -> Array:
+        """x [heads, dh], halves paired."""
+        half = self.dh // 2
+        exponents = -2.0 * np.arange(half) / self.dh
+        angle = position * np.float64(np.float32(self.theta) ** exponents).astype(np.float32)
+        cos, sin = np.cos(angle.astype(np.float64)), np.sin(angle.astype(np.float64))
+        low, high = x[:, :half].astype(np.float64), x[:, half:].astype(np.float64)
+        return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=1)
+
+    def logits(self, x: Array, position: int, seen: Sequence[tuple[Array, int]]) -> Array:
+        """Of a token with embedding x [hs] that sees the cells (embedding, position)."""
+        group = self.nh // self.nkvh
+        query = self.rope(x.reshape(self.nh, self.dh), position)
+        kv = [row.reshape(self.nh, self.dh)[: self.nkvh] for row, _ in seen]
+        keys = np.stack(
+            [
+                rounded(self.rope(row, at), self.dtype)
+                for row, (_, at) in zip(kv, seen, strict=True)
+            ]
+        )
+        values = np.stack([rounded(row, self.dtype) for row in kv])
+        out = np.empty((self.nh, self.dh))
+        for head in range(self.nh):
+            scores = keys[:, head // group].astype(np.float64) @ query[head] / np.sqrt(self.dh)
+            weights = np.exp(scores - scores.max())
+            out[head] = weights @ values[:, head // group] / weights.sum()
+        return out.reshape(-1) @ self.table().astype(np.float64).T
+
+    def sequence_logits(self, tokens: Sequence[int]) -> Array:
+        """Of every token of one sequence at positions 0, 1, ...; [n, voc]."""
+        table = self.table()
+        cells = [(table[token], at) for at, token in enumerate(tokens)]
+        first = [0 if not self.window else max(0, i + 1 - self.window) for i in range(len(cells))]
+        return np.stack(
+            [self.logits(*cells[i], cells[first[i] : i + 1]) for i in range(len(cells))]
+        )
+
+
+TOLERANCE = {"f32": 2e-4, "f16": 2e-2, "bf16": 1.5e-1}
+
+
+def create_params(
+    meta: LlaisysQwen2Meta | None, model_type: str = "mock", **fields: Any
+) -> LlaisysModelCreateParams:
+    params = LlaisysModelCreateParams(
+        model_type=MODEL_TYPES[model_type],
+        meta=None if meta is None else ctypes.addressof(meta),
+        struct_size=ctypes.sizeof(LlaisysModelCreateParams),
+        n_threads=fields.pop("n_threads", 1),
+        **fields,
+    )
+    params.meta_kept = meta
+    return params
+
+
+class MockModel(Model):
+    """A model handle with arrays kept alive around its calls; codes come back as numbers."""
+
+    def __init__(self, shape: Shape | None = None, weights: bool = True, **fields: Any) -> None:
+        self.shape = shape or Shape()
+        super().__init__(create_params(self.shape.meta(), **fields))
+        if weights:
+            table = tensor(self.shape.table(), "f32")
+            self.replace_weight("in_embed", 0, table)
+            table.give_away()
+
+    def try_step(
+        self,
+        tokens: Sequence[int] | None,
+        seqs: Sequence[Sequence[int]] | None = None,
+        positions: Sequence[int] | None = None,
+        marks: Sequence[int] | None = None,
+        embd: Array | None = None,
+        **fields: Any,
+    ) -> int:
+        """llaisysModelStep; its code. seqs: the sequence ids of each token."""
+        n = len(embd) if tokens is None and embd is not None else len(tokens or ())
+        arrays = {
+            "token_ids": None if tokens is None else np.asarray(tokens, np.int64),
+            "embd": None if embd is None else np.ascontiguousarray(embd, np.float32),
+            "positions": None if positions is None else np.asarray(positions, np.int64),
+            "n_seq_id": None if seqs is None else np.array([len(s) for s in seqs], np.int32),
+            "seq_ids": None if seqs is None else np.array([i for s in seqs for i in s], np.int64),
+            "logits": None if marks is None else np.asarray(marks, np.int8),
+        }
+        for name in ("slot_mapping", "context_lens", "block_tables"):
+            if name in fields:
+                arrays[name] = np.ascontiguousarray(fields.pop(name), np.int32)
+        if "batch_seq_ids" in fields:
+            arrays["batch_seq_ids"] = np.asarray(fields.pop("batch_seq_ids"), np.int64)
+        step = LlaisysStepInput(struct_size=ctypes.sizeof(LlaisysStepInput), n_tokens=n)
+        for name, values in arrays.items():
+            setattr(step, name, address(values))
+        step.n_seq_ids = 0 if arrays["seq_ids"] is None else len(arrays["seq_ids"])
+        for name, value in fields.items():
+            setattr(step, name, value)
+        return int(lib().llaisysModelStep(self.handle, ctypes.byref(step)))
+
+    def run(self, tokens: Sequence[int] | None, *args: Any, **kwargs: Any) -> NDArray[np.float32]:
+        """A step that must succeed; its logits [n_outputs, voc]."""
+        code = self.try_step(tokens, *args, **kwargs)
+        assert code == 0, f"step returned {code}: {last_error()}"
+        return self.logits()
+
+    def run_blocks(
+        self, rows: Sequence[BlockRow], marks: Sequence[int] | None = None
+    ) -> NDArray[np.float32]:
+        """A step of the BLOCK layout over the fresh tokens of each row."""
+        return self.run(**block_step(rows, self.params.kv_cache_block_size), marks=marks)
+
+    def logits(self) -> NDArray[np.float32]:
+        n = self.n_outputs
+        if n == 0:
+            return np.empty((0, self.shape.voc), np.float32)
+        values = (ctypes.c_float * (n * self.shape.voc)).from_address(self.logits_address)
+        return np.frombuffer(values, np.float32).reshape(n, -1).copy()
+
+    def output_ids(self) -> list[int]:
+        n = self.n_outputs
+        return list((ctypes.c_int32 * n).from_address(self.output_ids_address)) if n else []
+
+    def draw(self, n_rows: int, **arrays: Any) -> list[int]:
+        """llaisysModelSample with these arrays; raises on a code."""
+        sampling = LlaisysSamplingMetadata(n_rows=n_rows)
+        kept = {
+            name: np.ascontiguousarray(values, SAMPLING_DTYPES[name])
+            for name, values in arrays.items()
+        }
+        for name, values in kept.items():
+            setattr(sampling, name, values.ctypes.data)
+        sampling.n_masks = len(kept["masks"]) if "masks" in kept else 0
+        ids = np.full(max(1, n_rows), -7, np.int32)
+        self.sample(sampling, ids.ctypes.data)
+        return ids[:n_rows].tolist()
+
+
+SAMPLING_DTYPES: dict[str, Any] = {
+    "rows": np.int32, "seq_ids": np.int64, "temperature": np.float32, "top_p": np.float32,
+    "min_p": np.float32, "repetition_penalty": np.float32, "presence_penalty": np.float32,
+    "frequency_penalty": np.float32, "top_k": np.int32, "seeds": np.uint64,
+    "positions": np.int64, "choices": np.int32, "chain_offsets": np.int32, "chain": np.uint8,
+    "bias_offsets": np.int32, "bias_ids": np.int32, "bias_values": np.float32,
+    "n_logprobs": np.int32, "mask_rows": np.int32, "masks": np.uint32,
+}  # fmt: skip
+
+
+@dataclass
+class BlockRow:
+    """One sequence of a BLOCK step: the last len(tokens) of its `length` tokens are fresh."""
+
+    seq: int
+    blocks: Sequence[int]
+    tokens: Sequence[int]
+    length: int
+
+
+def block_step(rows: Iterable[BlockRow], block_size: int) -> dict[str, Any]:
+    """The arguments of try_step for these rows."""
+    rows = list(rows)
+    width = max(len(row.blocks) for row in rows)
+    tables = np.full((len(rows), width), -1, np.int32)
+    tokens, positions, seqs, slots = [], [], [], []
+    for r, row in enumerate(rows):
+        tables[r, : len(row.blocks)] = row.blocks
+        for i, token in enumerate(row.tokens):
+            position = row.length - len(row.tokens) + i
+            tokens.append(token)
+            positions.append(position)
+            seqs.append([row.seq])
+            block = row.blocks[position // block_size]
+            slots.append(block * block_size + position % block_size)
+    return {
+        "tokens": tokens, "positions": positions, "seqs": seqs, "slot_mapping": slots,
+        "context_lens": [row.length for row in rows], "batch_seq_ids": [row.seq for row in rows],
+        "block_tables": tables, "n_seq": len(rows), "block_table_width": width,
+    }  # fmt: skip
