@@ -22,8 +22,11 @@ from pathlib import Path, PurePosixPath
 
 PY_LAYERS: dict[str, list[str]] = {
     # layer                   may use
-    "entrypoints":            ["engine", "server", "tokenization", "common",
+    "entrypoints":            ["bench", "diagnostics", "engine", "server", "tokenization",
+                               "common",
                                "-engine/worker"],
+    "diagnostics":            ["models", "libllaisys", "common"],
+    "bench":                  ["entrypoints/llm", "engine", "models", "libllaisys", "common"],
     "server":                 ["engine", "tokenization", "common", "-engine/worker"],
     "engine":                 ["engine", "tokenization", "common", "-engine/worker"],
     "engine/core":            ["engine", "common", "-engine/worker"],
@@ -39,6 +42,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "models":                 ["libllaisys", "tokenization", "common"],
     "tokenization":           ["common"],
     "common":                 [],
+    "common/model_registry":  ["models/base", "common"],  # names adapters, imports none
     "libllaisys":             ["common/errors"],  # return codes become exceptions there
     # The package's own files: `import llaisys`, `python -m llaisys`.
     "__init__":               ["entrypoints", "engine", "common", "libllaisys", "-engine/worker"],
@@ -76,7 +80,7 @@ CPP_LAYERS: dict[str, list[str]] = {
     "device":                 ["base"],
     "tensor":                 ["device", "base"],
     "ops":                    ["tensor", "device", "base"],  # files shared by operators
-    "ops/*":                  ["ops/*.hpp", "ops/*/op.hpp", "tensor", "device", "base"],
+    "ops/*":                  ["ops/*.hpp", "ops/*/op.hpp", "ops/cpu", "tensor", "device", "base"],
     "parallel":               ["ops", "tensor", "device", "base"],
     "runtime/weights":        ["ops", "tensor", "device", "base"],
     "runtime/workspace":      ["tensor", "device", "base"],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.models.loading import expected_tensors, parse_config
-from llaisys.models.loading.convert import Array, f32_to_bf16
+from llaisys.models.loading.convert import Array, convert
 from llaisys.tokenization.byte_alphabet import byte_alphabet
 
 SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
@@ -64,10 +64,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Array], dtype: str = "f3
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     blobs, offset = [], 0
     for name, values in tensors.items():
-        stored = f32_to_bf16(values) if dtype == "bf16" else values.astype(dtype.replace("f", "<f"))
-        blob = stored.tobytes() if dtype != "f32" else values.astype("<f4").tobytes()
-        if dtype == "f16":
-            blob = values.astype("<f2").tobytes()
+        blob = convert(values.astype("<f4"), "f32", dtype).tobytes()
         end = offset + len(blob)
         header[name] = {
             "dtype": SAFETENSORS_NAMES[dtype],
@@ -213,9 +210,9 @@ def write_gguf(
 
 
 def _add_gguf_tokenizer(writer: Any, config: Mapping[str, Any]) -> None:
-    tokens = [*CHATML_TOKENS, *byte_alphabet()]
+    tokens = [*CHATML_TOKENS, *byte_alphabet(), "he", "ll"]
     tokens += [f"[PAD{i}]" for i in range(len(tokens), config["vocab_size"])]
-    types = [3] * 3 + [1] * 256 + [5] * (len(tokens) - 259)
+    types = [3] * 3 + [1] * 258 + [5] * (len(tokens) - 261)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2" if config["model_type"] == "qwen2" else "smollm")
     writer.add_token_list(tokens)
@@ -268,7 +265,14 @@ def write_qwen2_tokenizer(directory: Path, template: str | None = CHATML) -> Non
 _PIECES = (
     *("def f(x):\n    return x[1:] + 'a'\n", "for (int i=0;i<10;++i) {\n\t\tx += 1.5e-3;\n}", "\t"),
     *("SELECT * FROM t WHERE a>='b';\r\n", '{"k": [1, 22, 333, null]}', "https://x.y/z?q=%20&r#s"),
-    *("你好，世界。", "今天天气怎么样？", "東京は日本の首都です", "안녕하세요", "Привет, мир!", "مرحبا"),
+    *(
+        "你好，世界。",
+        "今天天气怎么样？",
+        "東京は日本の首都です",
+        "안녕하세요",
+        "Привет, мир!",
+        "مرحبا",
+    ),
     *("😀", "👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇨🇳", "é", "e\u0301", "ñ", "n\u0303", "Å", "ﬁ", "ß", "İ"),
     *("I'm", "they'LL", "we've", "It'S", "don't", " the", "Hello", "WORLD", "naïve", "x86_64"),
     *("0", "12", "3456789", "1,000.50", "½", "²", "٣", " 7", "  8", "   99", "\n\n5"),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llaisys.libllaisys.handles import Model, Tensor, dtype_code
+from llaisys.libllaisys.handles import LinearWeight, Model, Stream, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
-from llaisys.libllaisys.library import last_error, lib
+from llaisys.libllaisys.library import check, last_error, lib
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
 from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
 from numpy.typing import NDArray
@@ -58,13 +58,13 @@ def from_bits(stored: Array, dtype: str) -> NDArray[np.float32]:
 
 def rounded(values: Array, dtype: str) -> NDArray[np.float32]:
     """The values that are left after a trip through the dtype."""
-    return from_bits(to_bits(values, dtype), dtype)
+    return from_bits(to_bits(values, dtype), dtype).reshape(np.shape(values))
 
 
 def tensor(values: Array, dtype: str) -> Tensor:
     """A native copy; reals are rounded to the dtype, integers must fit."""
     stored = to_bits(values, dtype) if dtype in REALS else np.ascontiguousarray(values, NUMPY[dtype])
-    made = Tensor.create(stored.shape, dtype)
+    made = Tensor.create(np.shape(values), dtype)  # NumPy makes dense arrays of 0 dimensions 1-d
     made.load(stored.ctypes.data, stored.nbytes)
     return made
 
@@ -102,6 +102,58 @@ def resident_bytes() -> int:
     """Memory of this process that is in RAM."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+# -- Operators ------------------------------------------------------------------------------------
+
+
+def op(function: str, *arguments: Any, stream: Stream | None = None) -> None:
+    """Call an operator; tensors stand for their handles, None for NULL. Raises on a code."""
+    plain = [item.handle if isinstance(item, Tensor) else item for item in arguments]
+    on = None if stream is None else stream.handle
+    check(getattr(lib(), f"llaisys{function}")(on, *plain))
+
+
+def handle_array(handles: Sequence[Tensor | LinearWeight | None]) -> Any:
+    values = [None if item is None else item.handle for item in handles]
+    return (ctypes.c_void_p * max(1, len(values)))(*values)
+
+
+class Natives:
+    """Tensors for the length of a `with` block."""
+
+    def __init__(self) -> None:
+        self._open: list[Tensor | LinearWeight] = []
+
+    def __enter__(self) -> Natives:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for item in reversed(self._open):
+            item.close()
+
+    def keep(self, item: Any) -> Any:
+        self._open.append(item)
+        return item
+
+    def __call__(self, values: Array, dtype: str) -> Tensor:
+        made: Tensor = self.keep(tensor(values, dtype))
+        return made
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        made: Tensor = self.keep(Tensor.create(shape, dtype))
+        return made
+
+    def strided(self, values: Array, dtype: str, before: int = 1, after: int = 2) -> Tensor:
+        """The values with gaps of NaN around each row, beginning at an odd element."""
+        lead = values.shape[:-1]
+        gap = np.nan if dtype in REALS else 77
+        wide = np.full((*lead, before + values.shape[-1] + after), gap, np.float64)
+        wide[..., before : before + values.shape[-1]] = values
+        whole = self(wide, dtype)
+        view: Tensor = self.keep(whole.slice(len(lead), before, before + values.shape[-1]))
+        self.whole = whole
+        return view
 
 
 # -- The mock model -------------------------------------------------------------------------------

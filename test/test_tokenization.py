@@ -107,7 +107,8 @@ def test_decoding_equals_autotokenizer(smollm2: Tokenizer, smollm2_reference: An
         ids = smollm2.encode(text)
         expected = smollm2_reference.decode(ids, clean_up_tokenization_spaces=False)
         assert smollm2.decode_tokens(ids) == expected
-        assert smollm2.decode_tokens(ids) == valid(text)
+        if not re.search("[\x00-\x1f]", text):  # the vocabulary lacks some control characters
+            assert expected == valid(text)
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -124,7 +125,7 @@ def test_incremental_text_equals_the_whole(smollm2: Tokenizer, skip: bool) -> No
 
 def test_incremental_text_never_splits_a_character(smollm2: Tokenizer) -> None:
     for text in model_files.mixed_strings(500, seed=5):
-        text = valid(text).replace("\ufffd", "")
+        text = re.sub("[\x00-\x08\x0b-\x1f\ufffd]", "", valid(text))
         stream = smollm2.detokenizer()
         pieces = [stream.add(i) for i in smollm2.encode(text)]
         assert "\ufffd" not in "".join(pieces)
@@ -177,7 +178,17 @@ def test_chat_control_tokens_come_from_the_template_only(tmp_path: Path, templat
         return [i for i in ids if i in tokenizer.special_ids]
 
     expected = controls("x")
-    fragments = ["<|im_start|>", "<|im_end|>", "<|im_", "##", "start|>", "<|", "</think>", "\n", "é"]
+    fragments = [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_",
+        "##",
+        "start|>",
+        "<|",
+        "</think>",
+        "\n",
+        "é",
+    ]
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(st.sampled_from(fragments), max_size=8).map("".join))
@@ -285,6 +296,7 @@ def test_bad_arguments_name_the_value(tiny: Tokenizer) -> None:
         ("tokenizer.json", "{}"),
         ("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}'),
         ("tokenizer.json", "\udcff"),
+        ("tokenizer.json", '{"model": {"type": "WordPiece", "vocab": {}, "unk_token": "u"}}'),
         ("tokenizer_config.json", "[1]"),
         ("tokenizer_config.json", '{"chat_template": [1]}'),
         ("tokenizer_config.json", '{"chat_template": ' + "[" * 100_000),
@@ -295,6 +307,15 @@ def test_damaged_tokenizer_files_are_load_errors(tmp_path: Path, file: str, cont
     (tmp_path / file).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ModelLoadError):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_lone_surrogates_in_settings_do_no_harm(tmp_path: Path) -> None:
+    model_files.write_tiny_tokenizer(tmp_path, "\ud800{{ eos_token }}")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("<|im_end|>", "\\ud800"))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.eos_token_ids == () and tokenizer.render_chat([]) == "\ufffd\ufffd"
+    assert tokenizer.token_id("\ud800") is None
 
 
 def test_damaged_vocabularies_are_load_errors() -> None:
@@ -320,7 +341,9 @@ def test_damaged_vocabularies_are_load_errors() -> None:
 def test_one_tokenizer_serves_many_threads(smollm2: Tokenizer) -> None:
     texts = model_files.mixed_strings(100, seed=8)
     messages = [[{"role": "user", "content": text}] for text in texts]
-    expected = [(smollm2.encode(t), smollm2.encode_chat(m)) for t, m in zip(texts, messages)]
+    expected = [
+        (smollm2.encode(t), smollm2.encode_chat(m)) for t, m in zip(texts, messages, strict=True)
+    ]
     faults: list[object] = []
 
     def work() -> None:

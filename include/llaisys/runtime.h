@@ -30,6 +30,18 @@ LLAISYS_API int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_thre
  * The default is four times the number of cores. */
 LLAISYS_API int32_t llaisysSetThreadLimit(int32_t n_threads);
 
+/* The limits of this machine that kernels are held against (for `llaisys bench ops`). */
+typedef enum {
+    LLAISYS_PROBE_READ_BANDWIDTH = 0, /* bytes a second */
+    LLAISYS_PROBE_F32 = 1,            /* operations a second, a multiply-add counts as two */
+    LLAISYS_PROBE_F16 = 2,
+    LLAISYS_PROBE_I8 = 3
+} LlaisysProbe;
+
+/* Measures one limit with all threads of a CPU stream; 0 when the machine has no instruction for
+ * it. Takes up to a second or two. */
+LLAISYS_API int32_t llaisysBenchProbe(llaisysStream_t stream, LlaisysProbe probe, double *value);
+
 /* Seconds that `count` empty parallel regions took on this stream (for `llaisys bench ops`). */
 LLAISYS_API int32_t llaisysBenchParallelRegion(llaisysStream_t stream, int32_t count,
                                                double *seconds);

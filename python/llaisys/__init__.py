@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llaisys.common.version import __version__
+
 if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
     from llaisys.entrypoints.llm import LLM
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 

@@ -45,9 +45,8 @@ template <> f16_t from_f32<f16_t>(float value);
 bool is_known(DType dtype);
 bool is_real(DType dtype); // f32, f16 or bf16
 
-// Both throw for an unknown type.
-LlaisysDataTypeTraits traits_of(DType dtype);
-const char *name_of(DType dtype); // "invalid" for an unknown type, never throws
+LlaisysDataTypeTraits traits_of(DType dtype); // throws for an unknown type
+const char *name_of(DType dtype);             // "invalid" for an unknown type
 
 // Bytes of n elements that lie dense; n must fill whole blocks. Throws when it overflows.
 int64_t bytes_of(DType dtype, int64_t n);

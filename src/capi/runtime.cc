@@ -1,6 +1,7 @@
 #include "capi/guard.hpp"
 #include "device/cpu/cpu_runtime.hpp"
 #include "device/cpu/isa.hpp"
+#include "device/cpu/probes.hpp"
 
 #include <chrono>
 
@@ -40,6 +41,16 @@ int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_threads) {
 
 int32_t llaisysSetThreadLimit(int32_t n_threads) {
     return guard([&] { device::ThreadPool::set_process_limit(n_threads); });
+}
+
+int32_t llaisysBenchProbe(llaisysStream_t stream, LlaisysProbe probe, double *value) {
+    return guard([&] {
+        require(probe >= LLAISYS_PROBE_READ_BANDWIDTH && probe <= LLAISYS_PROBE_I8,
+                "probe must be in [0, 3], got ", int(probe));
+        not_null(value, "value");
+        *value = device::measure(device::pool_of(not_null(stream, "stream")->stream),
+                                 device::Probe(int(probe)));
+    });
 }
 
 int32_t llaisysBenchParallelRegion(llaisysStream_t stream, int32_t count, double *seconds) {

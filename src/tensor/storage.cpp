@@ -48,7 +48,7 @@ namespace {
 class FileDescriptor {
 public:
     explicit FileDescriptor(const std::string &path)
-        : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
         if (fd_ < 0) {
             fail(LLAISYS_ERROR_IO, "cannot open ", path, ": ", std::strerror(errno));
         }

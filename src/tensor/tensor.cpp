@@ -35,10 +35,10 @@ int64_t Shape::elements() const {
     bool is_empty = false;
     for (int dim = 0; dim < ndim_; ++dim) {
         const int64_t size = (*this)[dim];
-        require(size >= 0, "shape ", text(), " has a negative size");
+        require(size >= 0, "shape ", *this, " has a negative size");
         is_empty = is_empty || size == 0;
         if (size > 0) {
-            require(elements <= std::numeric_limits<int64_t>::max() / size, "shape ", text(),
+            require(elements <= std::numeric_limits<int64_t>::max() / size, "shape ", *this,
                     " has too many elements");
             elements *= size;
         }
@@ -53,6 +53,8 @@ std::string Shape::text() const {
     }
     return text + "]";
 }
+
+std::ostream &operator<<(std::ostream &out, const Shape &shape) { return out << shape.text(); }
 
 namespace {
 
@@ -124,8 +126,8 @@ bool Tensor::has_dense_rows() const {
 }
 
 Tensor Tensor::view(const Shape &shape) const {
-    require(shape.elements() == elements_, "view: shape ", shape.text(), " has not the ", elements_,
-            " elements of ", shape_.text());
+    require(shape.elements() == elements_, "view: shape ", shape, " has not the ", elements_,
+            " elements of ", shape_);
     if (is_contiguous()) {
         return Tensor(storage_, data_, shape, dense_strides(shape), dtype_);
     }
@@ -148,8 +150,8 @@ Tensor Tensor::view(const Shape &shape) const {
                 }
             }
         }
-        require(shape[dim] != 0 && run % shape[dim] == 0, "view: shape ", shape.text(),
-                " cannot be seen in shape ", shape_.text(), " with strides ", strides_.text(),
+        require(shape[dim] != 0 && run % shape[dim] == 0, "view: shape ", shape,
+                " cannot be seen in shape ", shape_, " with strides ", strides_,
                 " without a copy");
         strides[dim] = stride;
         stride *= shape[dim];
@@ -159,6 +161,7 @@ Tensor Tensor::view(const Shape &shape) const {
 }
 
 Tensor Tensor::slice(int dim, int64_t start, int64_t end) const {
+    require(defined(), "slice: the tensor has no storage");
     require(dim >= 0 && dim < ndim(), "slice: dim must be in [0, ", ndim(), "), got ", dim);
     require(start >= 0 && start <= end && end <= size(dim), "slice: [", start, ", ", end,
             ") is not inside [0, ", size(dim), ")");
@@ -189,6 +192,7 @@ Tensor Tensor::contiguous() const {
     if (is_contiguous()) {
         return *this;
     }
+    require(defined(), "contiguous: the tensor has no storage");
     require(device() == LLAISYS_DEVICE_CPU, "contiguous: only tensors of the CPU can be copied");
     Tensor copy = create(shape_, dtype_);
     copy_strided(copy, *this);
@@ -203,6 +207,7 @@ Tensor Tensor::without_storage() const {
 }
 
 void Tensor::load(const void *data, size_t n_bytes) {
+    require(defined(), "load: the tensor has no storage");
     require(!is_mapped(), "load: a mapped tensor is read-only");
     require(is_contiguous(), "load: the tensor must be contiguous");
     require(n_bytes == size_t(bytes()), "load: the tensor has ", bytes(), " bytes, got ", n_bytes);
@@ -210,6 +215,7 @@ void Tensor::load(const void *data, size_t n_bytes) {
 }
 
 void Tensor::store(void *data, size_t n_bytes) const {
+    require(defined(), "store: the tensor has no storage");
     require(is_contiguous(), "store: the tensor must be contiguous");
     require(n_bytes == size_t(bytes()), "store: the tensor has ", bytes(), " bytes, got ", n_bytes);
     storage_->runtime().copy(data, data_, n_bytes, device::CopyKind::device_to_host, nullptr);
@@ -217,8 +223,8 @@ void Tensor::store(void *data, size_t n_bytes) const {
 
 void copy_strided(const Tensor &dst, const Tensor &src) {
     require(dst.shape() == src.shape() && dst.dtype() == src.dtype(),
-            "copy: shapes or dtypes differ: ", dst.shape().text(), " ", name_of(dst.dtype()),
-            " and ", src.shape().text(), " ", name_of(src.dtype()));
+            "copy: shapes or dtypes differ: ", dst.shape(), " ", name_of(dst.dtype()), " and ",
+            src.shape(), " ", name_of(src.dtype()));
     if (src.elements() == 0) {
         return;
     }

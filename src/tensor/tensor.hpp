@@ -9,6 +9,7 @@
 #include <array>
 #include <initializer_list>
 #include <memory>
+#include <ostream>
 #include <string>
 
 namespace llaisys {
@@ -37,6 +38,9 @@ private:
     std::array<int64_t, LLAISYS_MAX_DIMS> sizes_{};
     int ndim_ = 0;
 };
+
+// The same as text(): a check can name a shape without building its text before it is needed.
+std::ostream &operator<<(std::ostream &out, const Shape &shape);
 
 class Tensor {
 public:

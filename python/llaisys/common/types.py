@@ -30,9 +30,8 @@ class RequestStatus(Enum):
     FINISHED_IGNORED = "finished_ignored"
     FINISHED_ERROR = "finished_error"
 
-    @property
-    def finished(self) -> bool:
-        return self in FINISH_REASONS
+    def __init__(self, value: str) -> None:
+        self.finished = value.startswith("finished")  # looked at once a step and request
 
     @property
     def finish_reason(self) -> str | None:
@@ -127,7 +126,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return self.status in FINISH_REASONS
+        return self.status.finished
 
     def set_status(self, status: RequestStatus) -> None:
         """Move to `status`; an illegal move is logged and raises, and changes nothing."""

@@ -329,9 +329,8 @@ class BlockManager:
         holding = self._holdings.pop(request.request_id, None)
         if holding is None:
             return
-        for index in range(holding.num_ready, len(holding.nodes)):
-            if holding.nodes[index].block == holding.blocks[index]:
-                self._drop_node(holding.blocks[index])
+        for block in holding.blocks[holding.num_ready : len(holding.nodes)]:
+            self._drop_node(block)  # announced, never computed
         # The last block first: a prefix outlives what follows it.
         for block in reversed(holding.blocks):
             self._references[block] -= 1

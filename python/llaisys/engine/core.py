@@ -44,9 +44,13 @@ class EngineCore:
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0
         self._checked_idle = True
+        self._undelivered: list[TokenUpdate] = []  # of a step that was interrupted
 
     def step(self) -> list[TokenUpdate]:
         """Plan, run, apply. A fault ends the requests of the step and nothing else."""
+        if self._undelivered:
+            updates, self._undelivered = self._undelivered, []
+            return updates
         start = time.perf_counter()
         plan = self.scheduler.schedule()
         if not plan.batch_size:
@@ -61,7 +65,9 @@ class EngineCore:
             logger.exception("step %d failed", plan.step_id)
             return self._checked(self.scheduler.fail_step(plan.step_id, str(error)))
         except BaseException:  # KeyboardInterrupt: the step is lost, the engine is not
-            self.scheduler.fail_step(plan.step_id, "interrupted", RequestStatus.FINISHED_ABORTED)
+            self._undelivered = self.scheduler.fail_step(
+                plan.step_id, "interrupted", RequestStatus.FINISHED_ABORTED
+            )
             raise
         updates = self.scheduler.update_from_output(output)
         self._record(plan, time.perf_counter() - start)
@@ -75,12 +81,15 @@ class EngineCore:
         self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_ABORTED
     ) -> TokenUpdate | None:
         """End a request from outside; None when it has finished already."""
-        update = self.scheduler.finish(request_id, status)
+        for index, update in enumerate(self._undelivered):
+            if update.request_id == request_id:
+                return self._undelivered.pop(index)
+        finished = self.scheduler.finish(request_id, status)
         self._check_idle()
-        return update
+        return finished
 
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished()
+        return self.scheduler.has_unfinished() or bool(self._undelivered)
 
     def stats(self) -> dict[str, Any]:
         """Numbers for logs and metrics."""

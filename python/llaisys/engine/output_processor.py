@@ -58,7 +58,10 @@ class StopStringFinder:
     def _possible_start(self, text: str) -> int:
         """The length of the longest end of `text` that begins a stop string."""
         longest = 0
+        last = text[-1:]
         for stop in self._stops:
+            if last not in stop:
+                continue
             for size in range(min(len(stop) - 1, len(text)), longest, -1):
                 if text.endswith(stop[:size]):
                     longest = size
@@ -178,6 +181,10 @@ class OutputProcessor:
         searched."""
         if choice.detokenizer is None:
             return "", None
+        if choice.finder is None and not update.status.finished:
+            text = choice.detokenizer.add_all(update.token_ids)
+            choice.pieces.append(text)
+            return text, None
         parts, stop = [], None
         ending = update.status is RequestStatus.FINISHED_STOPPED
         for index, token in enumerate(update.token_ids):

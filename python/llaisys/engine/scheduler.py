@@ -167,18 +167,19 @@ class RequestScheduler:
     def _schedule_decodes(self, plan: SchedulerOutputs, parts: list[_InFlight]) -> int:
         """One token for each request that decodes, preempting from the end when blocks run out."""
         budget = self.config.max_num_batched_tokens
-        append_slot = self.block_manager.append_slot
+        append_slot, block_size = self.block_manager.append_slot, self.block_manager.block_size
         for request in list(self.running):
             computed, total = request.num_computed_tokens, len(request.token_ids)
             if total - computed != 1 or request.status is not RequestStatus.RUNNING:
                 continue  # a prompt under way, a token in flight, or preempted just now
-            added = append_slot(request, total)
-            while added is None and self._preempt_latest(plan, parts) is not request:
+            if computed % block_size == 0:  # the first token of a block
                 added = append_slot(request, total)
-            if added is None:
-                continue
-            if added:
-                plan.new_blocks[request.seq_id] = added
+                while added is None and self._preempt_latest(plan, parts) is not request:
+                    added = append_slot(request, total)
+                if added is None:
+                    continue
+                if added:
+                    plan.new_blocks[request.seq_id] = added
             self._hand_out(plan, parts, request, 1)
         return budget - sum(plan.counts)
 
@@ -318,12 +319,12 @@ class RequestScheduler:
         block_size = self.block_manager.block_size
         for part in self._steps.pop(output.step_id):
             request = part.request
-            if request.finished:
+            if request.status.finished:
                 continue
             if part.end % block_size < part.count and request.num_preemptions == part.preemptions:
                 self.block_manager.commit(request, part.end)  # a block was filled
-            if not part.samples:
-                continue
+            if not part.samples or part.end != len(request.token_ids):
+                continue  # a preempted request may draw a token again that came late
             tokens = output.sampled[request.seq_id]
             status = None
             for count, token in enumerate(tokens, 1):

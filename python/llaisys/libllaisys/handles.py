@@ -20,6 +20,7 @@ from llaisys.libllaisys.infer_types import (
 from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
 from llaisys.libllaisys.library import check, error_from, last_error, lib
 from llaisys.libllaisys.model import LlaisysModelCreateParams
+from llaisys.libllaisys.runtime import PROBES
 
 
 def _sizes(values: Sequence[int]) -> Any:
@@ -36,6 +37,11 @@ def dtype_code(name: str) -> int:
     except KeyError:
         known = ", ".join(types.DTYPES)
         raise InvalidInputError(f"dtype must be one of {known}; got {name!r}") from None
+
+
+def handle_array(*handles: Handle) -> Any:
+    """A C array of handles; it keeps the numbers, not the objects."""
+    return (ctypes.c_void_p * len(handles))(*(handle.handle for handle in handles))
 
 
 class Handle:
@@ -91,6 +97,18 @@ class Stream(Handle):
         count = ctypes.c_int32()
         check(lib().llaisysStreamThreads(self.handle, ctypes.byref(count)))
         return count.value
+
+    def probe(self, name: str) -> float:
+        """A limit of the machine: bytes or operations a second; 0 when it has none."""
+        value = ctypes.c_double()
+        check(lib().llaisysBenchProbe(self.handle, PROBES[name], ctypes.byref(value)))
+        return value.value
+
+    def parallel_region_seconds(self, count: int) -> float:
+        """Seconds that `count` empty parallel regions took."""
+        value = ctypes.c_double()
+        check(lib().llaisysBenchParallelRegion(self.handle, count, ctypes.byref(value)))
+        return value.value
 
 
 class Tensor(Handle):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_void_p
 from typing import Any
 
+PROBES = {"read_bandwidth": 0, "f32": 1, "f16": 2, "i8": 3}
+
 FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysDeviceCount", c_int32, [c_int]),
     ("llaisysCpuIsa", c_char_p, []),
@@ -13,5 +15,6 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysStreamSynchronize", c_int32, [c_void_p]),
     ("llaisysStreamThreads", c_int32, [c_void_p, POINTER(c_int32)]),
     ("llaisysSetThreadLimit", c_int32, [c_int32]),
+    ("llaisysBenchProbe", c_int32, [c_void_p, c_int, POINTER(c_double)]),
     ("llaisysBenchParallelRegion", c_int32, [c_void_p, c_int32, POINTER(c_double)]),
 ]

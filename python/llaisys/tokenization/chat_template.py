@@ -24,7 +24,7 @@ from llaisys.tokenization.render_limits import (
 )
 from llaisys.tokenization.sandbox import MeteredEnvironment
 
-MAX_TEMPLATE_CHARS = 256 * 1024
+MAX_TEMPLATE_CHARS = 64 * 1024
 _MAX_INPUT_DEPTH = 64
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one render. Characters allowed = base + per_input * characters given."""
+    """Bounds of one render. Characters allowed = base + per_input * characters given; CPU time
+    allowed = base + per million characters given."""
 
     cpu_seconds: float = 0.5
+    cpu_seconds_per_million: float = 0.5
     steps: int = 1_000_000
     base_chars: int = 1_000_000
     chars_per_input: int = 4
@@ -34,7 +36,8 @@ class Meter:
         self.max_chars = limits.base_chars + limits.chars_per_input * input_chars
         self.steps_left = limits.steps
         self.output_left = 4 * self.max_chars
-        self.deadline = time.thread_time() + limits.cpu_seconds
+        self.cpu_seconds = limits.cpu_seconds + limits.cpu_seconds_per_million * input_chars / 1e6
+        self.deadline = time.thread_time() + self.cpu_seconds
 
     def touch(self) -> None:
         """One step; raises when the steps or the CPU time are used up."""
@@ -42,7 +45,7 @@ class Meter:
         if self.steps_left < 0:
             raise LimitExceeded(f"more than {self.limits.steps} steps")
         if time.thread_time() > self.deadline:
-            raise LimitExceeded(f"more than {self.limits.cpu_seconds} s of CPU time")
+            raise LimitExceeded(f"more than {self.cpu_seconds:.1f} s of CPU time")
 
     def size(self, chars: int) -> None:
         """A value of `chars` characters is about to exist."""

@@ -28,6 +28,7 @@ from jinja2.visitor import NodeTransformer
 
 from llaisys.tokenization.render_limits import NODE_COST, LimitExceeded, Meter, active_meter
 
+MAX_NODES = 4_000
 _MAX_INT_BITS = 4096
 
 # Filters whose cost does not depend on what is inside their operand.
@@ -191,7 +192,7 @@ class _Instrument(NodeTransformer):
 class MeterExtension(Extension):
     """The functions that the instrumented template calls, and the `generation` tag."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (declared by the base class)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         """`{% generation %}` marks assistant text for training; here it is its body."""
@@ -261,6 +262,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
+        count = sum(1 for _ in tree.find_all(nodes.Node))
+        if count > MAX_NODES:  # compiling takes time in proportion
+            raise SecurityError(f"a template of {count} syntax nodes (limit {MAX_NODES})")
         extension = self.extensions[MeterExtension.identifier]
         assert isinstance(extension, MeterExtension)
         result = _Instrument(extension).visit(tree)
@@ -277,9 +281,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
                 cost = 1 if isinstance(left, str) else NODE_COST
                 meter.size((len(left) + len(right)) * cost)
         elif operator == "**":
-            if isinstance(left, int) and isinstance(right, int):
-                if left.bit_length() * abs(right) > _MAX_INT_BITS:
-                    raise LimitExceeded("a power of more than 4096 bits")
+            both = isinstance(left, int) and isinstance(right, int)
+            if both and left.bit_length() * abs(right) > _MAX_INT_BITS:
+                raise LimitExceeded("a power of more than 4096 bits")
         elif operator == "%" and isinstance(left, str):
             _check_format(left)
             meter.size(len(left) + left.count("%") * meter.measure(right))

@@ -9,6 +9,7 @@ from typing import Any
 from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization.chat_template import MAX_TEMPLATE_CHARS
 from llaisys.tokenization.json_file import read_bytes, read_optional_json_object
+from llaisys.tokenization.unicode_text import clean_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
@@ -37,7 +38,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
 def _token_text(value: object) -> str | None:
     if isinstance(value, dict):  # a serialised AddedToken
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    return clean_text(value) if isinstance(value, str) else None
 
 
 def _templates(directory: Path, value: object) -> dict[str, str]:
@@ -49,12 +50,12 @@ def _templates(directory: Path, value: object) -> dict[str, str]:
         except UnicodeDecodeError as error:
             raise ModelLoadError(f"{path}: not UTF-8: {error.reason}") from error
     if isinstance(value, str):
-        return {"default": value}
+        return {"default": clean_text(value)}
     templates = {}
     for entry in value if isinstance(value, list) else ():
         fields = entry if isinstance(entry, dict) else {}
         name, text = fields.get("name"), fields.get("template")
         if not isinstance(name, str) or not isinstance(text, str) or not name:
             raise ModelLoadError(f"{directory}: tokenizer_config.json: bad 'chat_template' entry")
-        templates[name] = text
+        templates[name] = clean_text(text)
     return templates

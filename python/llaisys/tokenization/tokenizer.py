@@ -16,29 +16,19 @@ import tokenizers
 from tokenizers import decoders
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
-from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary
+from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
 from llaisys.tokenization.byte_alphabet import LazyTokenBytes
 from llaisys.tokenization.chat_template import ChatTemplate, plain_data
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.provenance import ControlTokens, Span, mark_strings
 from llaisys.tokenization.settings import TokenizerSettings, read_settings
 from llaisys.tokenization.source import TokenizerSource
+from llaisys.tokenization.unicode_text import clean_text
 
 MAX_TEXT_CHARS = 64 * 1024 * 1024
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
-
-
-def clean_text(text: str) -> str:
-    """`text` as valid Unicode: surrogate pairs joined, lone surrogates become U+FFFD."""
-    if text.isascii():
-        return text
-    try:
-        text.encode("utf-8")
-        return text
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _clean(data: Any) -> Any:
@@ -79,7 +69,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._plain = as_plain(tokenizer, frozenset(names))
         self._prefix, self._suffix = self._find_affixes()
-        self._size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._size = max(tokenizer.get_vocab_size(), max(added, default=-1) + 1)
         own_eos = tokenizer.token_to_id(settings.special_tokens.get("eos_token", ""))
         merged = [*eos_token_ids, *([] if own_eos is None else [own_eos])]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(merged))
@@ -103,7 +93,7 @@ class Tokenizer:
             )
         else:
             raise ModelLoadError(f"no tokenizer: {source.missing}")
-        return cls(built, settings, source.eos_token_ids)
+        return guarded("tokenizer", lambda: cls(built, settings, source.eos_token_ids))
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Self:
@@ -150,7 +140,7 @@ class Tokenizer:
         return text
 
     def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        ids = _run(self._plain, text)
         if not self._control_ids.isdisjoint(ids):
             token_id = next(i for i in ids if i in self._control_ids)
             raise InvalidInputError(
@@ -230,7 +220,7 @@ class Tokenizer:
         """Ids of `text` where exactly `spans` are control tokens."""
         wanted = [self._added[text[start:end]][0] for start, end in spans]
         if self._control.find(text) == spans:
-            whole: list[int] = self._full.encode(text, add_special_tokens=False).ids
+            whole = _run(self._full, text)
             if [i for i in whole if i in self._control_ids] == wanted:
                 return whole
         ids: list[int] = []
@@ -266,7 +256,7 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of a token by its vocabulary name."""
-        found: int | None = self._full.token_to_id(text)
+        found: int | None = self._full.token_to_id(clean_text(text))
         return found
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
@@ -275,6 +265,14 @@ class Tokenizer:
             skipped = self._special_ids if skip_special_tokens else frozenset()
             return ByteDetokenizer(self._token_bytes, skipped)
         return WindowDetokenizer(lambda ids: self.decode_tokens(ids, skip_special_tokens))
+
+
+def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Bare ids of `text`; a vocabulary that cannot express it is the caller's error."""
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    except Exception as error:
+        raise InvalidInputError(f"text: the tokenizer fails on it: {str(error)[:200]}") from error
 
 
 def _compile(source: str) -> ChatTemplate | ModelLoadError:

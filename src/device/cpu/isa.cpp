@@ -11,28 +11,30 @@ namespace {
 
 constexpr Isa kAll[] = {Isa::portable, Isa::neon, Isa::avx2, Isa::avx512};
 
+// In this build and on this machine.
 bool is_available(Isa isa) {
     switch (isa) {
     case Isa::portable:
         return true;
     case Isa::neon:
-#if defined(__aarch64__)
+#if defined(LLAISYS_HAVE_NEON)
         return true;
 #else
         return false;
 #endif
     case Isa::avx2:
-#if defined(__x86_64__)
+#if defined(LLAISYS_HAVE_AVX2)
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                __builtin_cpu_supports("f16c");
 #else
         return false;
 #endif
     case Isa::avx512:
-#if defined(__x86_64__)
+#if defined(LLAISYS_HAVE_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-               is_available(Isa::avx2);
+               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c");
 #else
         return false;
 #endif

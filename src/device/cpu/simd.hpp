@@ -21,8 +21,6 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 inline vf zero() { return set1(0.0f); }
 
-inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
-
 // The first n < kLanes values; the other lanes are zero.
 template <typename T> inline vf load_some(const T *p, int64_t n) {
     T buffer[kLanes] = {};

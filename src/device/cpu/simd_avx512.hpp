@@ -6,6 +6,11 @@
 
 #include <immintrin.h>
 
+#if defined(__GNUC__) && !defined(__clang__) // GCC 12 takes _mm512_undefined_ps at its word
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #define LLAISYS_CPU_NS cpu_avx512
 
 namespace llaisys::LLAISYS_CPU_NS {

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kOneEpoch = uint64_t(1) << 32;
 constexpr auto kSpinTime = std::chrono::microseconds(200);
+constexpr int kPausesBeforeYield = 4096; // some 100 microseconds
 
 std::atomic<int> process_limit{0}; // 0: not set, use the default
 std::atomic<int> process_workers{0};
@@ -93,8 +94,14 @@ void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context
     }
     take_chunks(0);
     state_.fetch_add(kOneEpoch); // closes: nobody can join any more
+    int pauses = 0;
     while (active_of(state_.load(std::memory_order_acquire)) != 0) {
-        pause_briefly();
+        if (pauses++ < kPausesBeforeYield) {
+            pause_briefly();
+        } else { // who is still inside may be waiting for this very core
+            pauses = kPausesBeforeYield;
+            std::this_thread::yield();
+        }
     }
 }
 
@@ -142,9 +149,11 @@ void ThreadPool::wait_for_region(uint64_t seen_epoch) {
     } while (std::chrono::steady_clock::now() < deadline);
 
     std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(
-        1); // before the last look at the state: run_region looks the other way round
-    wake_.wait(lock, is_due);
+    // Counted before the last look at the state; run_region looks the other way round.
+    sleepers_.fetch_add(1);
+    const uint64_t slept_epoch = epoch_of(state_.load());
+    // A region that is over before this thread is awake wakes it all the same: more are to follow.
+    wake_.wait(lock, [&] { return is_due() || epoch_of(state_.load()) != slept_epoch; });
     sleepers_.fetch_sub(1);
 }
 

@@ -54,9 +54,14 @@ private:
     void run_region(int64_t n_chunks, Invoke invoke, const void *context);
     void work(int thread);
     void take_chunks(int thread);
+    // Returns when an open region may be there that is not seen_epoch, or the pool stops.
     void wait_for_region(uint64_t seen_epoch);
 
     // High 32 bits: epoch, odd while a region is open. Low 32 bits: workers inside the region.
+    // One word, so that joining (a compare-exchange on it) can only succeed while the region is
+    // open, and once it is closed with nobody inside, no thread touches the fields below. An epoch
+    // comes round after 2^31 regions: a worker that slept through all of them misses one, which
+    // costs its help.
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int64_t> next_chunk_{0};
     // Of the open region; written before it opens, read only by threads inside it.
@@ -64,7 +69,8 @@ private:
     Invoke invoke_ = nullptr;
     const void *context_ = nullptr;
 
-    std::atomic<int> sleepers_{0};
+    // Apart from the above: waiting workers keep reading these.
+    alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
     std::mutex mutex_;
     std::condition_variable wake_;

@@ -188,8 +188,10 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
     device::ThreadPool &pool = device::pool_of(stream);
     const int64_t items = int64_t(blocks.size()) * call.kv_heads;
     const int64_t per_thread = thread_floats(call);
-    float *memory = scratch.floats(per_thread * pool.size() + items * n_spans * state_floats(call));
-    float *states = memory + per_thread * pool.size();
+    const int64_t state = state_floats(call);
+    float *memory = scratch.floats(per_thread * pool.size() + items * (n_spans + 1) * state);
+    float *totals = memory + per_thread * pool.size(); // [items]
+    float *states = totals + items * state;            // [items, n_spans]
     pool.run(items * n_spans, [&](int64_t chunk, int thread) {
         const int64_t item = chunk / n_spans;
         const Block &block = blocks[size_t(item / call.kv_heads)];
@@ -202,18 +204,17 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
         const AttentionTask task =
             make_task(kernels, call, block, head, q, q + call.max_rows * call.d);
         span_of(kernels, task, block, block.first_span() + span,
-                state_at(call, states + chunk * state_floats(call)));
+                state_at(call, states + chunk * state));
     });
     cpu::for_rows(stream, items, n_spans * call.max_rows * call.ldo, [&](int64_t first,
                                                                          int64_t last) {
         for (int64_t item = first; item < last; ++item) {
             const Block &block = blocks[size_t(item / call.kv_heads)];
-            float *of_item = states + item * n_spans * state_floats(call);
-            // An empty total merged with the first span is what run_item does, too.
-            const AttentionState total = state_at(call, memory + item * state_floats(call));
+            float *of_item = states + item * n_spans * state;
+            const AttentionState total = state_at(call, totals + item * state);
             clear_state(call, total);
             for (int64_t s = 0; s < block.n_spans(); ++s) {
-                kernels.attention_merge(total, state_at(call, of_item + s * state_floats(call)),
+                kernels.attention_merge(total, state_at(call, of_item + s * state),
                                         block.n_tokens * call.group, call.ldo);
             }
             write_out(kernels, call, block, item % call.kv_heads, total);

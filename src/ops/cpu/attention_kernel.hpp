@@ -148,7 +148,7 @@ inline void add_values(const AttentionTask &task, const AttentionScratch &scratc
         return;
     }
     for (int64_t c = 0; c < task.ldo; c += kPanel) {
-        panel<false>(n, scratch.scores + first * kTile + range.begin, kTile,
+        panel<NoFetch>(n, scratch.scores + first * kTile + range.begin, kTile,
                      scratch.values + range.begin * task.ldo + c, task.ldo,
                      scratch.sums + first * task.ldo + c, task.ldo, range.end - range.begin);
     }
@@ -219,7 +219,7 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
     clear(scratch.scores, rows * kTile, 0.0f);
     clear(scratch.sums, rows * task.ldo, 0.0f);
     for (int64_t c = 0; c < kTile; c += kPanel) {
-        panel<false>(rows, task.q, task.ldq, scratch.keys + c, kTile, scratch.scores + c, kTile,
+        panel<NoFetch>(rows, task.q, task.ldq, scratch.keys + c, kTile, scratch.scores + c, kTile,
                      task.d);
     }
     for (int64_t t = 0; t < task.n_tokens; ++t) {

@@ -23,6 +23,18 @@ inline void load_columns(const bf16_t *row, int c, vf &low, vf &high) {
     load_pairs(row + 2 * c, low, high);
 }
 
+// What a tile brings nearer while it computes: `lines` cache lines for every four k, into the first
+// (near) or the second cache.
+template <int lines, bool near = false> struct Fetch {
+    static void lines_at(const char *p) {
+        for (int i = 0; i < lines; ++i) {
+            __builtin_prefetch(p + i * 64, 0, near ? 3 : 2);
+        }
+    }
+    static constexpr int64_t kBytes = lines * 64;
+};
+using NoFetch = Fetch<0>;
+
 template <int rows, int pairs> struct Accumulators {
     vf low[rows][pairs];
     vf high[rows][pairs];
@@ -46,11 +58,11 @@ tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const T *w, in
 }
 
 // acc[r, c] += sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
-// and those 16 further. x rows are ldx apart, rows of w ldw, rows of acc lda. stream: w comes from
-// memory once, fetch it ahead.
-template <int rows, int pairs, bool stream, typename T>
+// and those 16 further. x rows are ldx apart, rows of w ldw, rows of acc lda. What is at `next`
+// is fetched on the way.
+template <int rows, int pairs, typename F, typename T>
 void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda, int64_t k,
-          int column) {
+          int column, const char *next) {
     Accumulators<rows, pairs> sums;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -63,11 +75,8 @@ void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int6
     quad xs[rows];
     int64_t i = 0;
     for (; i + 4 <= k; i += 4) {
-        if (stream) {
-            for (int line = 0; line < int(4 * kPanel * sizeof(T) / 64); ++line) {
-                prefetch(reinterpret_cast<const char *>(w) + kStreamBytes + line * 64);
-            }
-        }
+        F::lines_at(next);
+        next += F::kBytes;
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
             xs[r] = load_quad(x + r * ldx + i);
@@ -96,30 +105,31 @@ void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int6
 }
 
 // A whole panel for `n` <= kMaxTileRows rows.
-template <bool stream, typename T, int rows = kMaxTileRows>
+template <typename F, typename T, int rows = kMaxTileRows>
 inline void panel_rows(int64_t n, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc,
-                       int64_t lda, int64_t k) {
+                       int64_t lda, int64_t k, const char *next) {
     if constexpr (rows > 1) {
         if (n < rows) {
-            return panel_rows<stream, T, rows - 1>(n, x, ldx, w, ldw, acc, lda, k);
+            return panel_rows<F, T, rows - 1>(n, x, ldx, w, ldw, acc, lda, k, next);
         }
     }
     constexpr int pairs = tile_vectors(rows) / 2;
-    tile<rows, pairs, stream>(x, ldx, w, ldw, acc, lda, k, 0);
+    tile<rows, pairs, F>(x, ldx, w, ldw, acc, lda, k, 0, next);
     for (int column = pairs * kLanes; column < 16; column += pairs * kLanes) {
-        tile<rows, pairs, false>(x, ldx, w, ldw, acc, lda, k, column);
+        tile<rows, pairs, NoFetch>(x, ldx, w, ldw, acc, lda, k, column, next);
     }
 }
 
-// A whole panel for any number of rows, in tiles of nearly equal height.
-template <bool stream, typename T>
+// A whole panel for any number of rows, in tiles of nearly equal height; the first one fetches.
+template <typename F, typename T>
 void panel(int64_t m, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda,
-           int64_t k) {
+           int64_t k, const char *next = nullptr) {
     int64_t tiles = (m + kMaxTileRows - 1) / kMaxTileRows;
-    for (int64_t first = 0; tiles > 0; --tiles) {
-        const int64_t n = (m - first + tiles - 1) / tiles;
-        panel_rows<stream, T>(n, x + first * ldx, ldx, w, ldw, acc + first * lda, lda, k);
-        first += n;
+    int64_t n = (m + tiles - 1) / (tiles > 0 ? tiles : 1);
+    panel_rows<F, T>(n, x, ldx, w, ldw, acc, lda, k, next);
+    for (int64_t first = n; --tiles > 0; first += n) {
+        n = (m - first + tiles - 1) / tiles;
+        panel_rows<NoFetch, T>(n, x + first * ldx, ldx, w, ldw, acc + first * lda, lda, k, next);
     }
 }
 

@@ -19,12 +19,13 @@ namespace llaisys::runtime {
 
 using KvStatus = LlaisysKvStatus;
 
-// Tokens of one forward pass; a view. Token i belongs to seq_ids[seq_offsets[i] .. seq_offsets[i+1]).
+// Tokens of one forward pass; a view. Token i belongs to seq_ids[seq_offsets[i] .. seq_offsets[i+1]);
+// seq_offsets[0] need not be 0, so that a piece of a batch is a view of it.
 struct Ubatch {
     int32_t n_tokens;
     const int64_t *positions;   // [n_tokens]
-    const int32_t *seq_offsets; // [n_tokens + 1]
-    const int64_t *seq_ids;     // [seq_offsets[n_tokens]]
+    const int32_t *seq_offsets; // [n_tokens + 1], rising
+    const int64_t *seq_ids;
 };
 
 // Where the tokens of one ubatch go. Made by prepare; good for the state it was made in.

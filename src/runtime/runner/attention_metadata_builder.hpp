@@ -51,7 +51,7 @@ private:
     // Host scratch, grow-only.
     std::vector<int32_t> host_rows_, host_begin_, host_end_, host_tables_;
     struct CellList {
-        std::vector<int64_t> seq_ids; // the set, as the first token gave it
+        std::vector<int64_t> seq_ids; // the set, rising
         std::vector<int32_t> slots;
         std::vector<int64_t> positions;
     };

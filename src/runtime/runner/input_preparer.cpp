@@ -50,14 +50,20 @@ void InputPreparer::take_sequences(const LlaisysStepInput &input) {
     require(input.n_seq_ids == total, "n_seq_ids must be the sum of n_seq_id, ", total, ", got ",
             input.n_seq_ids);
     step_.seq_ids.assign(input.seq_ids, input.seq_ids + total);
-    for (int32_t i = 0; i < n; ++i) {
-        for (int32_t s = step_.seq_offsets[size_t(i)]; s < step_.seq_offsets[size_t(i) + 1]; ++s) {
-            const int64_t seq = step_.seq_ids[size_t(s)];
-            require(seq >= 0, "seq_ids[", s, "] of token ", i, " must not be negative, got ", seq);
-            const auto begin = step_.seq_ids.begin() + step_.seq_offsets[size_t(i)];
-            require(std::find(begin, step_.seq_ids.begin() + s, seq) == step_.seq_ids.begin() + s,
-                    "seq_ids[", s, "] of token ", i, " names sequence ", seq, " twice");
-        }
+    for (int32_t s = 0; s < total; ++s) {
+        const int64_t seq = step_.seq_ids[size_t(s)];
+        require(seq >= 0, "seq_ids[", s, "] must not be negative, got ", seq);
+    }
+    if (total == n) {
+        return;
+    }
+    for (int32_t i = 0; i < n; ++i) { // sorted: one order for a set, whichever the caller gave
+        const auto begin = step_.seq_ids.begin() + step_.seq_offsets[size_t(i)];
+        const auto end = step_.seq_ids.begin() + step_.seq_offsets[size_t(i) + 1];
+        std::sort(begin, end);
+        const auto repeated = std::adjacent_find(begin, end);
+        require(repeated == end, "seq_ids of token ", i, " names sequence ",
+                repeated == end ? -1 : *repeated, " twice");
     }
 }
 
@@ -105,12 +111,13 @@ const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
     ranges_.clear();
     int32_t output = 0;
     const int32_t n_outputs = int32_t(step.outputs.size());
-    for (int32_t first = 0; first < step.n_tokens; first += limits_.max_ubatch) {
+    for (int32_t first = 0, end = 0; first < step.n_tokens; first = end) {
         UbatchRange range;
         range.first = first;
         range.n = std::min(limits_.max_ubatch, step.n_tokens - first);
         range.first_output = output;
-        while (output < n_outputs && step.outputs[size_t(output)] < first + range.n) {
+        end = first + range.n;
+        while (output < n_outputs && step.outputs[size_t(output)] < end) {
             ++output;
         }
         range.n_outputs = output - range.first_output;

@@ -19,7 +19,7 @@ struct PreparedStep {
     const float *embd = nullptr;        // [n, hidden size]
     std::vector<int64_t> positions;     // [n]
     std::vector<int32_t> seq_offsets;   // [n + 1]
-    std::vector<int64_t> seq_ids;       // [seq_offsets[n]]
+    std::vector<int64_t> seq_ids;       // [seq_offsets[n]], each token's rising
     std::vector<int32_t> outputs;       // tokens whose logits are wanted, rising
 };
 

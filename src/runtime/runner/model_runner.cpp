@@ -46,7 +46,13 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     output_.clear();
+    sampler_.clear_logprobs();
     model_.prepare_weights(stream_);
+    if (input.n_tokens > options_.n_slots) { // more than will ever fit: its arrays are not read
+        require(cells_.has_value(), "n_tokens must be at most the ", options_.n_slots,
+                " slots of the KV cache, got ", input.n_tokens);
+        return LLAISYS_DECODE_NO_KV_SLOT;
+    }
     const PreparedStep &step = preparer_.prepare(input, cells());
     const std::vector<UbatchRange> &ranges = preparer_.split(step);
     output_.reserve(int64_t(step.outputs.size()));
@@ -199,14 +205,24 @@ void ModelRunner::check_slots(const char *name, const int32_t *slots, int32_t n)
     }
 }
 
+void ModelRunner::check_distinct(const char *name, const int32_t *slots, int32_t n) {
+    local_rows_.assign(slots, slots + n);
+    std::sort(local_rows_.begin(), local_rows_.end());
+    const auto repeated = std::adjacent_find(local_rows_.begin(), local_rows_.end());
+    require(repeated == local_rows_.end(), name, " names slot ",
+            repeated == local_rows_.end() ? -1 : *repeated, " twice");
+}
+
 void ModelRunner::copy_slots(const int32_t *src, const int32_t *dst, int32_t n) {
     check_slots("src", src, n);
     check_slots("dst", dst, n);
+    check_distinct("dst", dst, n);
     storage_.copy_slots(stream_, src, dst, n);
 }
 
 void ModelRunner::shift_slots(const int32_t *slots, const int64_t *delta, int32_t n) {
     check_slots("slots", slots, n);
+    check_distinct("slots", slots, n);
     storage_.shift_slots(stream_, slots, delta, n);
 }
 

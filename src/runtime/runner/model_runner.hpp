@@ -48,7 +48,7 @@ public:
     KvCache *cells() { return cells_ ? &*cells_ : nullptr; }
     LlaisysKvStats kv_stats() const;
     std::string kv_dump() const;
-    // Any slots in [0, n_slots), checked; see KvStorage.
+    // Any slots in [0, n_slots), none written twice, checked; see KvStorage.
     void copy_slots(const int32_t *src, const int32_t *dst, int32_t n);
     void shift_slots(const int32_t *slots, const int64_t *delta, int32_t n);
 
@@ -61,6 +61,7 @@ private:
     models::ModelInput model_input(const PreparedStep &step, const UbatchRange &range);
     void move_keys();
     void check_slots(const char *name, const int32_t *slots, int32_t n) const;
+    void check_distinct(const char *name, const int32_t *slots, int32_t n); // uses local_rows_
 
     const device::Stream &stream_;
     models::Model &model_;
@@ -80,7 +81,7 @@ private:
     // Grow-only inputs of a forward.
     Tensor token_ids_, positions_, embeddings_;
     IntBuffer output_rows_;
-    std::vector<int32_t> local_rows_;
+    std::vector<int32_t> local_rows_; // scratch
     std::vector<SlotPlan> plans_;
     std::vector<Ubatch> ubatches_;
     KvUpdate update_;

@@ -25,7 +25,7 @@ inline float exp_inline(float x) {
     p = p * r + 5.0000001201e-1f;
     const float e = (p * r * r + r) + 1.0f;
     const float scaled = e * float_of((bits_of(shifted) << 23) + 0x3F800000u);
-    return x >= -87.0f ? scaled : 0.0f;
+    return float_of(bits_of(scaled) & (0u - uint32_t(x >= -87.0f))); // no branch: a vector loop
 }
 
 void exp_block(const float *x, int64_t n, float max, float temperature, float *weights) {
@@ -61,6 +61,42 @@ void cut(std::vector<Candidate> *best, int64_t k) {
         std::nth_element(best->begin(), best->begin() + (k - 1), best->end(), is_better);
         best->resize(size_t(k));
     }
+}
+
+// By distance from the best, 32 bins to a factor of e; what weighs less than e^-32 shares the last.
+constexpr int kBins = 1024;
+
+int bin_of(float logit, float max, float temperature) {
+    const float distance = logit == max ? 0.0f : (max - logit) / temperature;
+    return int(std::min(distance * 32.0f, float(kBins - 1)));
+}
+
+// walk_down over a few candidates: halves that cannot hold the end are not sorted.
+Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, double wanted) {
+    auto begin = list->begin();
+    auto end = list->end();
+    while (end - begin > 64) {
+        const auto middle = begin + (end - begin) / 2;
+        std::nth_element(begin, middle, end, is_better);
+        double sum = 0;
+        for (auto it = begin; it != middle; ++it) {
+            sum += double(weights[it->id]);
+        }
+        if (sum >= wanted) {
+            end = middle;
+        } else {
+            wanted -= sum;
+            begin = middle;
+        }
+    }
+    std::sort(begin, end, is_better);
+    for (; begin + 1 != end; ++begin) {
+        wanted -= double(weights[begin->id]);
+        if (wanted <= 0) {
+            break;
+        }
+    }
+    return *begin;
 }
 
 } // namespace
@@ -190,6 +226,33 @@ void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order
         std::sort(best->begin(), best->end(),
                   [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
     }
+}
+
+Candidate walk_down(const float *x, const float *weights, int64_t n, float max, float temperature,
+                    double wanted, std::vector<Candidate> *scratch) {
+    double mass[kBins] = {};
+    for (int64_t i = 0; i < n; ++i) {
+        if (weights[i] > 0) {
+            mass[bin_of(x[i], max, temperature)] += double(weights[i]);
+        }
+    }
+    int bin = 0;
+    for (int next = 0; next < kBins; ++next) { // ends at the last bin that weighs anything
+        if (mass[next] > 0) {
+            wanted -= mass[bin] * double(next != bin);
+            bin = next;
+            if (mass[bin] >= wanted) {
+                break;
+            }
+        }
+    }
+    scratch->clear();
+    for (int64_t i = 0; i < n; ++i) {
+        if (weights[i] > 0 && bin_of(x[i], max, temperature) == bin) {
+            scratch->push_back({x[i], int32_t(i)});
+        }
+    }
+    return walk_down_list(scratch, weights, wanted);
 }
 
 } // namespace llaisys::runtime

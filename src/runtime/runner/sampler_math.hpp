@@ -47,4 +47,10 @@ enum class Order { best_first, by_id };
 void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order order,
                  std::vector<Candidate> *best);
 
+// Walks down x[n] from the best (the order of is_better, with indices for ids) until the weights
+// passed sum to `wanted` or nothing that weighs is left, and returns where it stopped: {logit,
+// index}. weights, max and temperature as in weigh(); some weight must be above 0. O(n).
+Candidate walk_down(const float *x, const float *weights, int64_t n, float max, float temperature,
+                    double wanted, std::vector<Candidate> *scratch);
+
 } // namespace llaisys::runtime

@@ -55,12 +55,7 @@ RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &
                 apply_link(params.chain[link], params);
             }
         }
-        int64_t index = argmax_of(x_, n_ == 1 ? 1 : 0);
-        if (n_ > 1) {
-            const double sum = weigh_left();
-            const double u = uniform(params.seed, params.choice, params.position);
-            index = sum > 0 ? pick(weights_.data(), block_sums_.data(), n_, u * sum) : -1;
-        }
+        const int64_t index = n_ > 1 ? pick_left(params) : argmax_of(x_, n_);
         if (index < 0) {
             return is_all_nan(logits, vocab) ? RowStatus::all_nan : RowStatus::nothing_left;
         }
@@ -202,40 +197,47 @@ void RowSampler::keep_top_k(int64_t k) {
 }
 
 void RowSampler::keep_top_p(float top_p) {
+    constexpr int64_t kFew = 256; // mostly enough
     const double wanted = double(top_p) * weigh_left();
     const float max = max_of(x_, n_);
-    // The most likely tokens are mostly few: sort a few, and more only when they are not enough.
-    for (int64_t k = 256;; k *= 8) {
-        select_best(x_, ids_, n_, k, Order::best_first, &selected_);
-        double sum = 0;
-        size_t n_kept = 0;
-        while (n_kept < selected_.size() && (sum < wanted || n_kept == 0)) {
-            sum += double(weight_of(selected_[n_kept].logit, max, temperature_));
-            ++n_kept;
-        }
-        if (sum >= wanted || int64_t(selected_.size()) < k) {
-            selected_.resize(n_kept);
-            break;
-        }
+    select_best(x_, ids_, n_, kFew, Order::best_first, &selected_);
+    double sum = 0;
+    size_t n_kept = 0;
+    while (n_kept < selected_.size() && (sum < wanted || n_kept == 0)) {
+        sum += double(weight_of(selected_[n_kept].logit, max, temperature_));
+        ++n_kept;
     }
-    std::sort(selected_.begin(), selected_.end(),
-              [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
-    keep_selected();
+    if (sum >= wanted || int64_t(selected_.size()) < kFew) {
+        selected_.resize(n_kept);
+        std::sort(selected_.begin(), selected_.end(),
+                  [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
+        keep_selected();
+        return;
+    }
+    const Candidate last =
+        walk_down(x_, weights_.data(), n_, max, temperature_, wanted, &selected_);
+    keep_where(x_, last.logit, [&](int64_t i) { return x_[i] > last.logit || i <= last.id; });
 }
 
 void RowSampler::keep_min_p(float min_p) {
     weigh_left();
-    grow(&own_, n_);
+    keep_where(weights_.data(), min_p, [](int64_t) { return true; });
+}
+
+// What is left are the indices with score >= floor for which keep holds. score may be x_.
+template <typename Keep>
+void RowSampler::keep_where(const float *score, float floor, const Keep &keep) {
+    grow(&own_, n_); // neither grows when x_ is in it already
     grow(&own_ids_, n_);
     constexpr int64_t kSkip = 64; // blocks without a survivor are passed over
     int64_t kept = 0;
     for (int64_t begin = 0; begin < n_; begin += kSkip) {
         const int64_t end = std::min(n_, begin + kSkip);
-        if (max_of(weights_.data() + begin, end - begin) < min_p) {
+        if (max_of(score + begin, end - begin) < floor) {
             continue;
         }
         for (int64_t i = begin; i < end; ++i) { // in place: kept <= i
-            if (weights_[size_t(i)] >= min_p) {
+            if (score[i] >= floor && keep(i)) {
                 own_ids_[size_t(kept)] = id_of(i);
                 own_[size_t(kept)] = x_[i];
                 ++kept;
@@ -249,9 +251,6 @@ void RowSampler::keep_min_p(float min_p) {
 
 void RowSampler::keep_selected() {
     const int64_t n = int64_t(selected_.size());
-    if (x_ == own_.data()) {
-        grow(&own_, n_); // never grows: x_ stays where it is
-    }
     grow(&own_, n);
     grow(&own_ids_, n);
     for (int64_t i = 0; i < n; ++i) {
@@ -261,6 +260,12 @@ void RowSampler::keep_selected() {
     x_ = own_.data();
     ids_ = own_ids_.data();
     n_ = n;
+}
+
+int64_t RowSampler::pick_left(const RowParams &params) {
+    const double sum = weigh_left();
+    const double u = uniform(params.seed, params.choice, params.position);
+    return sum > 0 ? pick(weights_.data(), block_sums_.data(), n_, u * sum) : -1;
 }
 
 // Fills weights_ and block_sums_; 0 when every logit is -inf.

@@ -53,8 +53,10 @@ private:
     void keep_top_k(int64_t k);
     void keep_top_p(float top_p);
     void keep_min_p(float min_p);
+    template <typename Keep> void keep_where(const float *score, float floor, const Keep &keep);
     void keep_selected(); // what is left is selected_
     double weigh_left();
+    int64_t pick_left(const RowParams &params); // index into what is left; -1: all are -inf
     bool truncates_in_vain(const RowParams &params, int32_t link) const;
     int32_t id_of(int64_t index) const { return ids_ == nullptr ? int32_t(index) : ids_[index]; }
 

@@ -64,15 +64,15 @@ std::string place_of(const WeightTable::Field &field, int layer) {
 void WeightTable::check(const Field &field, int layer, const LlaisysTensor *handle) const {
     const std::string place = place_of(field, layer);
     const Tensor &tensor = handle->tensor;
-    require(tensor.shape() == field.shape, place, ": shape must be ", field.shape.text(), ", got ",
-            tensor.shape().text());
+    require(tensor.shape() == field.shape, place, ": shape must be ", field.shape, ", got ",
+            tensor.shape());
     require(is_real(tensor.dtype()), place, ": dtype must be f32, f16 or bf16, got ",
             name_of(tensor.dtype()));
     if (tensor.defined()) {
         require(tensor.device() == device_ && tensor.device_id() == device_id_, place,
                 ": the tensor is on another device than the model");
         require(tensor.is_contiguous(), place, ": the tensor must be contiguous, got strides ",
-                tensor.strides().text());
+                tensor.strides());
     }
 }
 

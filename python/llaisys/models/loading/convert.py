@@ -25,14 +25,22 @@ def storage_dtype(dtype: str) -> np.dtype[Any]:
     return STORAGE[dtype]
 
 
+# Large arrays are converted in pieces that stay in the cache: several times faster.
+CHUNK_ELEMENTS = 1 << 18
+
+
 def f32_to_bf16(values: Array) -> Array:
     """Round to nearest, ties to even; NaN stays NaN (quiet), infinities stay."""
-    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    if is_nan.any():
-        rounded[is_nan] = (bits[is_nan] >> 16) | 0x40
-    return rounded
+    flat = np.ascontiguousarray(values, dtype="<f4").reshape(-1)
+    result = np.empty(flat.shape, dtype="<u2")
+    for start in range(0, flat.size, CHUNK_ELEMENTS):
+        bits = flat[start : start + CHUNK_ELEMENTS].view("<u4")
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        if is_nan.any():
+            rounded[is_nan] = (bits[is_nan] >> 16) | 0x40
+        result[start : start + CHUNK_ELEMENTS] = rounded
+    return result.reshape(values.shape)
 
 
 def bf16_to_f32(bits: Array) -> Array:

@@ -21,6 +21,8 @@ from llaisys.models.loading.gguf_reader import GgufTensor
 from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
 
 _EMBEDDING = "model.embed_tokens.weight"
+_END_KEYS = ("eot", "eom")  # further tokens that end a turn, beside eos
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
 
 def config_from_gguf(
@@ -77,9 +79,6 @@ def config_from_gguf(
         raise fields.fail(f"{arch}.attention.sliding_window", "is not supported in GGUF files")
     result.check(where)
     return result
-
-
-_END_KEYS = ("eot", "eom")
 
 
 def _head_dim(fields: Fields, arch: str, hidden: int, heads: int) -> int:
@@ -170,13 +169,14 @@ def tokenizer_from_gguf(
         why = f"{where}: tokenizer.ggml.model {model!r} is not supported; known: gpt2 (BPE)"
         return TokenizerSource(missing=why)
     default_pre = "qwen2" if metadata.get("general.architecture") == "qwen2" else "default"
+    pre = fields.string("tokenizer.ggml.pre", default_pre)
     tokens = _array(fields, "tokenizer.ggml.tokens", str)
     vocabulary = BpeVocabulary(
         tokens=tokens,
         token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
         merges=_array(fields, "tokenizer.ggml.merges", str),
-        pre_tokenizer=fields.string("tokenizer.ggml.pre", default_pre),
-        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", False),
+        pre_tokenizer=pre,
+        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
         add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
     )
     kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))

@@ -6,15 +6,15 @@ the rotate-half order on reading, so such tensors are not mappable. qwen2 files 
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
-from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.gguf_config import config_from_gguf, tokenizer_from_gguf
 from llaisys.models.loading.gguf_reader import GgufTensor, read_gguf_header
@@ -61,15 +61,21 @@ def unpermute_rows(values: Array, num_heads: int) -> Array:
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
 
 
-def dequantize(data: Array, type_name: str, shape: tuple[int, ...]) -> Array:
-    """Raw bytes of a quantised tensor as f32 of `shape`, through the gguf library."""
+def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str = "f32") -> Array:
+    """Raw bytes of a quantised tensor as `dtype` elements of `shape`, by the gguf library."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize as gguf_dequantize
 
-    rows = data.reshape(*shape[:-1], -1)
+    kind = GGMLQuantizationType[type_name]
+    num_rows, width = math.prod(shape[:-1]), shape[-1]
+    rows = data.reshape(num_rows, -1)
+    result = np.empty((num_rows, width), dtype=storage_dtype(dtype))
+    step = max(1, CHUNK_ELEMENTS // width)
     with np.errstate(all="ignore"):  # damaged scales may be NaN or infinite; values, not faults
-        result = gguf_dequantize(rows, GGMLQuantizationType[type_name])
-    return np.ascontiguousarray(result, dtype="<f4").reshape(shape)
+        for start in range(0, num_rows, step):
+            part = np.asarray(gguf_dequantize(rows[start : start + step], kind), dtype="<f4")
+            result[start : start + step] = convert(part, "f32", dtype)
+    return result.reshape(shape)
 
 
 class GgufCheckpoint(Checkpoint):
@@ -85,7 +91,7 @@ class GgufCheckpoint(Checkpoint):
             if name is not None:
                 self._tensors[name] = tensor
         rope_freqs = header.tensors.get("rope_freqs.weight")
-        factors = None if rope_freqs is None else self._read_tensor(rope_freqs)
+        factors = None if rope_freqs is None else self._read_tensor(rope_freqs, "f32")
         self.config = config_from_gguf(header.metadata, self._tensors, factors, str(path))
         self._check_layers(header.tensors)
         self.tokenizer_source = tokenizer_from_gguf(
@@ -135,26 +141,25 @@ class GgufCheckpoint(Checkpoint):
             return None
         return TensorRecord(name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes)
 
-    def _read_tensor(self, tensor: GgufTensor) -> Array:
-        """The tensor in the file's row order: f32, or its own type when it is mappable."""
+    def _read_tensor(self, tensor: GgufTensor, dtype: str) -> Array:
+        """The tensor as `dtype`, in the file's row order."""
         try:
             data = np.fromfile(self.path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
             if data.size != tensor.nbytes:
                 raise ModelLoadError(f"{self.path}: the file ends inside tensor {tensor.name!r}")
-            dtype = MAPPABLE.get(tensor.type_name)
-            if dtype is not None:
-                return data.view(storage_dtype(dtype)).reshape(tensor.shape)
-            return dequantize(data, tensor.type_name, tensor.shape)
+            stored = MAPPABLE.get(tensor.type_name)
+            if stored is None:
+                return dequantize(data, tensor.type_name, tensor.shape, dtype)
+            return convert(data.view(storage_dtype(stored)).reshape(tensor.shape), stored, dtype)
+        except ModelLoadError:
+            raise
         except (OSError, ValueError, KeyError, NotImplementedError) as error:
-            if isinstance(error, ModelLoadError):
-                raise
             raise ModelLoadError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
 
     def read(self, name: str, dtype: str) -> Array:
-        storage_dtype(dtype)
+        storage_dtype(dtype)  # refuses an unknown name before anything is read
         tensor = self._find(name)
-        values: Any = self._read_tensor(tensor)
-        values = convert(values, MAPPABLE.get(tensor.type_name, "f32"), dtype)
+        values = self._read_tensor(tensor, dtype)
         heads = self._permuted_heads(tensor)
         return values if heads is None else unpermute_rows(values, heads)
 

@@ -138,6 +138,27 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"{what}: not UTF-8: {error.reason}") from error
 
+    def strings(self, count: int, limit: int, what: str) -> list[str]:
+        """`count` strings in a row: `string` without its cost per call (vocabularies are long)."""
+        result: list[str] = []
+        unpack = struct.Struct("<Q").unpack_from
+        while len(result) < count:
+            data, at = self.data, self.at
+            last = len(data) - 8
+            try:
+                while at <= last and len(result) < count:
+                    end = at + 8 + unpack(data, at)[0]
+                    if end > len(data):
+                        break
+                    result.append(str(data[at + 8 : end], "utf-8"))
+                    at = end
+            except UnicodeDecodeError as error:
+                raise self.fail(f"{what}: item {len(result)}: not UTF-8") from error
+            self.at = at
+            if len(result) < count:  # the rest is not loaded yet, or not there at all
+                result.append(self.string(limit, what))
+        return result
+
     def count(self, limit: int, item_bytes: int, what: str) -> int:
         """A 64-bit count of items that take at least `item_bytes` each in the file."""
         value = int(self.scalar("<Q", what))
@@ -163,7 +184,7 @@ def _read_array(cursor: _Cursor, what: str) -> tuple[Any, ...]:
     kind = cursor.scalar("<I", what)
     if kind == _STRING:
         count = cursor.count(MAX_ARRAY_ITEMS, 8, what)
-        return tuple(cursor.string(MAX_STRING_BYTES, what) for _ in range(count))
+        return tuple(cursor.strings(count, MAX_STRING_BYTES, what))
     if kind not in _SCALARS:
         name = "nested array" if kind == _ARRAY else f"unknown type {kind}"
         raise cursor.fail(f"{what}: array of {name}")

@@ -53,8 +53,9 @@ def resolve_model(
 ) -> Path:
     """The directory or GGUF file that `spec` stands for, fetched into the cache if need be.
 
-    What is in the cache is used without a look at the network. `revision` is a branch, tag or
-    commit of a hub repository. Raises `ModelLoadError` when there is no such model.
+    A cached wheel model is used without a look at the network; a hub id asks the hub first and
+    falls back to its cache. `revision` is a branch, tag or commit of a hub repository. Raises
+    `ModelLoadError` when there is no such model.
     """
     if not spec or "\0" in spec:
         raise InvalidInputError(f"model: {spec!r} is not a path or a model id")
@@ -64,7 +65,7 @@ def resolve_model(
     if path.exists():
         return path
     match = _HUB_ID.fullmatch(spec)
-    if match is None or spec.startswith((".", "/", "~")) or spec.endswith(".gguf"):
+    if match is None or spec.startswith((".", "/", "~")) or match[1].endswith(".gguf"):
         raise ModelLoadError(
             f"model: {spec!r} does not exist; expected a directory, a .gguf file, pypi:NAME or "
             "a hub id org/name[:quant]"

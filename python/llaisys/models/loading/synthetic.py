@@ -115,9 +115,7 @@ def _write_atomically(path: Path, write: Any) -> None:
         raise
 
 
-def _write_tensors(
-    file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], dtype: str
-) -> None:
+def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], dtype: str) -> None:
     header: dict[str, Any] = {}
     offset = 0
     for name, shape in tensors:

@@ -1,0 +1,1 @@
+"""Benchmarks behind `llaisys bench`: operators, one model's latency, the engine's throughput."""

@@ -1,0 +1,172 @@
+"""`llaisys bench latency`: one model, one sequence: loading, first token, prefill, decoding."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.step import ModelStepInput, SamplingMetadata
+from llaisys.libllaisys.handles import Stream
+from llaisys.libllaisys.types import DTYPE_BYTES
+from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.loading import (
+    DEFAULT_MODEL,
+    Checkpoint,
+    expected_tensors,
+    open_checkpoint,
+    resolve_model,
+)
+from llaisys.models.loading.resolve import cache_directory
+from llaisys.models.loading.synthetic import write_shape_model
+
+FIRST_PROMPT = 16  # tokens of the prompt whose first token is timed, from opening the files on
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyResult:
+    model: str
+    dtype: str
+    threads: int
+    load_s: float  # opening the files and laying the weights out
+    ttft_s: float  # load_s + the first token of a 16-token prompt
+    prefill_tok_s: float
+    decode_tok_s: float
+    bandwidth_fraction: float  # of the rate at which the weights could be read
+    peak_rss_mb: float
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    model: str | None = None  # a model, or
+    shape: str | None = None  # a shape with random weights
+    dtype: str = "auto"
+    threads: int = 0
+    prompt_tokens: int = 512  # of the prefill measurement
+    context: int = 128  # tokens before the first decoded one
+    new_tokens: int = 64
+    repeats: int = 3
+
+
+def run_latency(options: LatencyOptions) -> dict[str, Any]:
+    path = _model_path(options)
+    start = time.perf_counter()
+    with open_checkpoint(path) as checkpoint:
+        adapter = _load(checkpoint, options)
+        load_s = time.perf_counter() - start
+        weight_bytes = _weight_bytes(checkpoint, options.dtype)
+        dtype = checkpoint.config.dtype if options.dtype == "auto" else options.dtype
+    try:
+        run = _Run(adapter)
+        run.prompt(FIRST_PROMPT)
+        ttft_s = time.perf_counter() - start
+        prefill = min(run.prompt(options.prompt_tokens) for _ in range(options.repeats))
+        decode = min(
+            run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
+        )
+    finally:
+        adapter.close()
+    with Stream(n_threads=options.threads) as stream:
+        bandwidth, threads = stream.probe("read_bandwidth"), stream.n_threads
+    return asdict(
+        LatencyResult(
+            model=options.shape or str(options.model or path.name),
+            dtype=dtype,
+            threads=threads,
+            load_s=round(load_s, 3),
+            ttft_s=round(ttft_s, 3),
+            prefill_tok_s=round(options.prompt_tokens / prefill, 2),
+            decode_tok_s=round(options.new_tokens / decode, 2),
+            bandwidth_fraction=round(weight_bytes * options.new_tokens / decode / bandwidth, 4),
+            peak_rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
+        )
+    )
+
+
+def shape_model_path(shape: str, dtype: str) -> Path:
+    """The directory of a random model of this shape, written on first use."""
+    wanted = "bf16" if dtype == "auto" else dtype
+    return write_shape_model(shape, wanted, cache_directory() / "shapes" / f"{shape}-{wanted}")
+
+
+def _model_path(options: LatencyOptions) -> Path:
+    if options.shape is not None:
+        return shape_model_path(options.shape, options.dtype)
+    return resolve_model(options.model or DEFAULT_MODEL)
+
+
+def _load(checkpoint: Checkpoint, options: LatencyOptions) -> ModelAdapter:
+    length = max(options.prompt_tokens, options.context + options.new_tokens)
+    limit = checkpoint.config.max_position_embeddings
+    return get_adapter_class(checkpoint.config.model_type).load(
+        checkpoint,
+        AdapterOptions(
+            dtype=options.dtype,
+            kv_cache_layout="slot",
+            max_model_len=min(limit, length + 1),
+            n_threads=options.threads,
+        ),
+    )
+
+
+def _weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+    """What decoding one token must read: every weight but the table of an untied embedding."""
+    config = checkpoint.config
+    size = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
+    return sum(
+        int(np.prod(shape)) * size
+        for name, shape in expected_tensors(config)
+        if config.tie_word_embeddings or name != "model.embed_tokens.weight"
+    )
+
+
+class _Run:
+    """Greedy steps of sequence 0 on a SLOT model."""
+
+    def __init__(self, adapter: ModelAdapter) -> None:
+        self._adapter = adapter
+        self._rng = np.random.default_rng(0)
+        self._greedy = SamplingMetadata(
+            rows=np.zeros(1, np.int32), temperature=np.zeros(1, np.float32)
+        )
+        self._position = 0
+
+    def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+        n = len(tokens)
+        mask = np.zeros(n, np.int8)
+        mask[-1] = 1
+        positions = np.arange(self._position, self._position + n, dtype=np.int64)
+        self._adapter.forward(ModelStepInput(tokens, positions, np.zeros(n, np.int64), mask), None)
+        self._position += n
+        return int(self._adapter.sample(self._greedy)[0])
+
+    def _clear(self) -> None:
+        if self._position:
+            self._adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
+        self._position = 0
+
+    def prompt(self, n: int) -> float:
+        """Seconds of a prompt of n random tokens up to its first answer token."""
+        self._clear()
+        tokens = self._rng.integers(0, self._adapter.vocab_size, n)
+        start = time.perf_counter()
+        self._step(tokens)
+        return time.perf_counter() - start
+
+    def decode(self, context: int, n: int) -> float:
+        """Seconds of n decoded tokens after a prompt of `context` tokens."""
+        self.prompt(context)
+        token = 0
+        start = time.perf_counter()
+        for _ in range(n):
+            token = self._step(np.array([token], np.int64))
+        return time.perf_counter() - start

@@ -1,0 +1,290 @@
+"""`llaisys bench ops`: every kernel as a fraction of its floor, max(bytes / bandwidth, ops / peak).
+
+Weights are read from memory, not from a cache: each case cycles over copies that are larger than
+the last cache together. Times are the best of several passes; the cost of a call from Python is
+measured and taken off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from llaisys.bench.machine import Machine
+from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, handle_array
+from llaisys.libllaisys.library import check, lib
+from llaisys.libllaisys.types import DTYPE_BYTES
+from llaisys.models.native import tensor_from
+
+# (out, in) of one layer and the head.
+LINEAR_SHAPES = {
+    "smollm2-135m": [(576, 576), (1536, 576), (576, 1536), (49152, 576)],
+    "qwen2.5-0.5b": [(896, 896), (4864, 896), (896, 4864), (151936, 896)],
+    "qwen2.5-7b": [(3584, 3584), (18944, 3584), (3584, 18944)],
+}
+LINEAR_ROWS = (1, 2, 4, 7, 8, 16, 32, 64, 512)
+QUICK_ROWS = (1, 4, 8, 64)
+COPIES_BYTES = 400 << 20  # above the last cache of most machines
+PASSES = 5
+MIN_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    op: str
+    dtype: str
+    shape: str
+    rows: int
+    value: float
+    unit: str  # of value and limit
+    limit: float
+    fraction: float  # of the floor
+
+
+def run_ops(
+    stream: Stream,
+    machine: Machine,
+    models: list[str],
+    dtypes: list[str],
+    quick: bool,
+    report: Callable[[Result], None],
+) -> list[dict[str, Any]]:
+    """Run everything, calling `report` as results come; returns them as dictionaries."""
+    results = []
+    for result in _all(stream, machine, models, dtypes, quick):
+        report(result)
+        results.append(asdict(result))
+    return results
+
+
+def _all(
+    stream: Stream, machine: Machine, models: list[str], dtypes: list[str], quick: bool
+) -> Iterator[Result]:
+    overhead = _call_overhead(stream)
+    rows = QUICK_ROWS if quick else LINEAR_ROWS
+    for model in models:
+        for out_features, in_features in LINEAR_SHAPES[model]:
+            for dtype in dtypes:
+                shape = (out_features, in_features)
+                yield from _linear(stream, machine, shape, dtype, rows, overhead)
+    for dtype in dtypes:
+        yield _attention(stream, machine, dtype, 4096, 1, overhead)
+        yield _attention(stream, machine, dtype, 4096, 8, overhead)
+        yield _prefill(stream, machine, dtype, 512 if quick else 2048, overhead)
+    yield from _row_ops(stream, machine, overhead)
+
+
+def _call_overhead(stream: Stream) -> float:
+    """Seconds that a call from Python costs by itself."""
+    function, handle = lib().llaisysStreamSynchronize, stream.handle
+    return _best_seconds(lambda: function(handle), 1, 0.0) or 0.0
+
+
+def _best_seconds(call: Callable[[], Any], calls_per_pass: int, overhead: float) -> float:
+    """Seconds of one call: the best pass, where a pass lasts at least MIN_SECONDS."""
+    call()
+    start = time.perf_counter()
+    call()
+    once = time.perf_counter() - start
+    repeats = max(1, int(MIN_SECONDS / max(once, 1e-7)))
+    best = float("inf")
+    for _ in range(PASSES):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        best = min(best, (time.perf_counter() - start) / repeats)
+    return max(best / calls_per_pass - overhead, 1e-9)
+
+
+def _result(
+    machine: Machine,
+    op: str,
+    dtype: str,
+    shape: str,
+    rows: int,
+    seconds: float,
+    n_bytes: float,
+    operations: float,
+) -> Result:
+    is_memory_bound = n_bytes / machine.read_bandwidth >= operations / machine.f32
+    work, limit = (
+        (n_bytes, machine.read_bandwidth) if is_memory_bound else (operations, machine.f32)
+    )
+    return Result(
+        op=op,
+        dtype=dtype,
+        shape=shape,
+        rows=rows,
+        value=round(work / seconds / 1e9, 3),
+        unit="GB/s" if is_memory_bound else "GFLOP/s",
+        limit=round(limit / 1e9, 3),
+        fraction=round(machine.floor(n_bytes, operations) / seconds, 4),
+    )
+
+
+def _random(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Tensor:
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    if dtype == "bf16":
+        return tensor_from((values.view(np.uint32) >> 16).astype(np.uint16), "bf16")
+    return tensor_from(values.astype(np.float16 if dtype == "f16" else np.float32), dtype)
+
+
+def _linear(
+    stream: Stream,
+    machine: Machine,
+    shape: tuple[int, int],
+    dtype: str,
+    row_counts: tuple[int, ...],
+    overhead: float,
+) -> Iterator[Result]:
+    out_features, in_features = shape
+    weight_bytes = out_features * in_features * DTYPE_BYTES[dtype]
+    copies = max(1, COPIES_BYTES // weight_bytes)
+    with ExitStack() as stack:
+        source = stack.enter_context(_random(shape, dtype))
+        weights = [stack.enter_context(LinearWeight(source, stream)) for _ in range(copies)]
+        function, on = lib().llaisysLinear, stream.handle
+        for rows in row_counts:
+            used = weights if rows < 8 else weights[: max(1, copies // 8)]
+            with (
+                _random((rows, in_features)) as x,
+                Tensor.create((rows, out_features), "f32") as out,
+            ):
+                arrays = [(handle_array(w), handle_array(out)) for w in used]
+                source_handle = x.handle
+
+                def one_pass(
+                    arrays: list[Any] = arrays, source_handle: int = source_handle
+                ) -> None:
+                    for weight, target in arrays:
+                        function(on, source_handle, None, 1, weight, None, target)
+
+                check(function(on, source_handle, None, 1, arrays[0][0], None, arrays[0][1]))
+                seconds = _best_seconds(one_pass, len(arrays), overhead)
+            moved = weight_bytes + 4 * rows * (in_features + out_features)
+            operations = 2.0 * rows * out_features * in_features
+            name = f"{out_features}x{in_features}"
+            yield _result(machine, "linear", dtype, name, rows, seconds, moved, operations)
+
+
+ATTENTION_HEADS, ATTENTION_KV_HEADS, ATTENTION_DIM, ATTENTION_BLOCK = 14, 2, 64, 16
+
+
+def _attention(
+    stream: Stream, machine: Machine, dtype: str, context: int, sequences: int, overhead: float
+) -> Result:
+    """Decoding: one query token of each of `sequences` over `context` entries of its own."""
+    seconds = _attention_seconds(
+        stream, dtype, sequences, context, np.full(sequences, context), overhead
+    )
+    size = ATTENTION_KV_HEADS * ATTENTION_DIM * context * sequences
+    operations = 4.0 * ATTENTION_HEADS * ATTENTION_DIM * context * sequences
+    return _result(
+        machine,
+        "attention decode",
+        dtype,
+        f"{context} entries, {ATTENTION_HEADS}/{ATTENTION_KV_HEADS} heads of {ATTENTION_DIM}",
+        sequences,
+        seconds,
+        2 * size * DTYPE_BYTES[dtype],
+        operations,
+    )
+
+
+def _prefill(stream: Stream, machine: Machine, dtype: str, tokens: int, overhead: float) -> Result:
+    """One prompt: token i sees the i + 1 first entries of one list."""
+    seconds = _attention_seconds(stream, dtype, 1, tokens, np.arange(1, tokens + 1), overhead)
+    visible = tokens * (tokens + 1) / 2
+    return _result(
+        machine,
+        "attention prefill",
+        dtype,
+        f"{tokens} tokens, {ATTENTION_HEADS}/{ATTENTION_KV_HEADS} heads of {ATTENTION_DIM}",
+        tokens,
+        seconds,
+        2 * ATTENTION_KV_HEADS * ATTENTION_DIM * tokens * DTYPE_BYTES[dtype],
+        4.0 * ATTENTION_HEADS * ATTENTION_DIM * visible,
+    )
+
+
+def _attention_seconds(
+    stream: Stream, dtype: str, sequences: int, context: int, ends: Any, overhead: float
+) -> float:
+    """One call, over copies of the cache that are larger than the last cache when decoding."""
+    blocks = -(-context // ATTENTION_BLOCK)
+    slots = sequences * blocks * ATTENTION_BLOCK
+    n = len(ends)
+    cache_bytes = 2 * slots * ATTENTION_KV_HEADS * ATTENTION_DIM * DTYPE_BYTES[dtype]
+    copies = max(1, COPIES_BYTES // 2 // cache_bytes) if n == sequences else 1
+    rows = np.arange(n) % sequences if n == sequences else np.zeros(n)
+    tables = np.random.default_rng(1).permutation(sequences * blocks).reshape(sequences, blocks)
+    shape = (slots, ATTENTION_KV_HEADS, ATTENTION_DIM)
+    with ExitStack() as stack:
+        keep = stack.enter_context
+        caches = [
+            (keep(_random(shape, dtype, 2 * i)), keep(_random(shape, dtype, 2 * i + 1)))
+            for i in range(min(copies, 64))
+        ]
+        q = keep(_random((n, ATTENTION_HEADS, ATTENTION_DIM)))
+        out = keep(Tensor.create((n, ATTENTION_HEADS, ATTENTION_DIM), "f32"))
+        lists = [
+            keep(tensor_from(np.asarray(values, np.int32), "i32"))
+            for values in (rows, np.zeros(n), ends, tables)
+        ]
+        tail = [tensor.handle for tensor in lists]
+        head = (stream.handle, out.handle, q.handle)
+        handles = [(k.handle, v.handle) for k, v in caches]
+        scale = ATTENTION_DIM**-0.5
+        function = lib().llaisysAttention
+
+        def one_pass() -> None:
+            for k, v in handles:
+                check(function(*head, k, v, *tail, ATTENTION_BLOCK, scale))
+
+        return _best_seconds(one_pass, len(handles), overhead)
+
+
+def _row_ops(stream: Stream, machine: Machine, overhead: float) -> Iterator[Result]:
+    """Operators that touch each value once or twice, at the size of a prompt of 512 tokens."""
+    tokens, hidden, inner, vocab = 512, 896, 4864, 151936
+    on, native = stream.handle, lib()
+    with ExitStack() as stack:
+        keep = stack.enter_context
+        x, y = keep(_random((tokens, hidden))), keep(_random((tokens, hidden)))
+        weight = keep(_random((hidden,)))
+        gate, up = keep(_random((tokens, inner))), keep(_random((tokens, inner)))
+        heads = keep(_random((tokens, ATTENTION_HEADS, ATTENTION_DIM)))
+        turned = keep(Tensor.create((tokens, ATTENTION_HEADS, ATTENTION_DIM), "f32"))
+        positions = keep(tensor_from(np.arange(tokens, dtype=np.int64), "i64"))
+        frequencies = keep(_random((ATTENTION_DIM // 2,)))
+        logits = keep(_random((8, vocab)))
+        probabilities = keep(Tensor.create((8, vocab), "f32"))
+        top_index = keep(Tensor.create((8, 50), "i32"))
+        top_value = keep(Tensor.create((8, 50), "f32"))
+        best_index, best_value = keep(Tensor.create((8,), "i64")), keep(Tensor.create((8,), "f32"))
+        cases: list[tuple[str, int, int, float, Callable[[], int]]] = [
+            ("rms_norm", tokens, hidden, 8, lambda: native.llaisysRmsNorm(
+                on, y.handle, x.handle, weight.handle, 1e-6)),
+            ("add_rms_norm", tokens, hidden, 12, lambda: native.llaisysAddRmsNorm(
+                on, y.handle, x.handle, y.handle, weight.handle, 1e-6)),
+            ("swiglu", tokens, inner, 8, lambda: native.llaisysSwiGLU(
+                on, gate.handle, gate.handle, up.handle)),
+            ("rope", tokens, ATTENTION_HEADS * ATTENTION_DIM, 8, lambda: native.llaisysRope(
+                on, turned.handle, heads.handle, positions.handle, frequencies.handle)),
+            ("softmax", 8, vocab, 8, lambda: native.llaisysSoftmax(
+                on, probabilities.handle, logits.handle)),
+            ("topk 50", 8, vocab, 4, lambda: native.llaisysTopK(
+                on, top_index.handle, top_value.handle, logits.handle)),
+            ("argmax", 8, vocab, 4, lambda: native.llaisysArgmax(
+                on, best_index.handle, best_value.handle, logits.handle)),
+        ]  # fmt: skip
+        for name, rows, columns, bytes_per_value, call in cases:
+            check(call())
+            seconds = _best_seconds(call, 1, overhead)
+            moved = bytes_per_value * rows * columns
+            yield _result(machine, name, "f32", str(columns), rows, seconds, moved, 0)

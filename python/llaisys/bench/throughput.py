@@ -1,0 +1,114 @@
+"""`llaisys bench throughput`: the engine with many requests at once, and what the prefix cache
+saves."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.entrypoints.llm import LLM
+
+SHARED_PREFIX = 512  # tokens that the requests of the prefix cache measurement have in common
+OWN_TOKENS = 16
+PREFIX_REQUESTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputRun:
+    concurrency: int
+    prompt_tokens: int
+    new_tokens: int
+    decode_tok_s: float  # steps in which every request decodes
+    total_tok_s: float  # generated tokens over the whole time, prompts included
+    outside_native_ms_per_step: float
+
+
+def run_throughput(
+    llm: LLM,
+    concurrencies: list[int],
+    prompt_tokens: int = 128,
+    new_tokens: int = 64,
+    repeats: int = 5,
+) -> dict[str, Any]:
+    """Medians of interleaved runs."""
+    rng = np.random.default_rng(0)
+    samples: dict[int, list[ThroughputRun]] = {n: [] for n in concurrencies}
+    for _ in range(repeats):
+        for concurrency in concurrencies:
+            samples[concurrency].append(_one(llm, rng, concurrency, prompt_tokens, new_tokens))
+    return {
+        "runs": [_median(runs) for runs in samples.values()],
+        "prefix_cache": _prefix_cache(llm, rng),
+    }
+
+
+def _prompts(llm: LLM, rng: np.random.Generator, count: int, length: int) -> list[list[int]]:
+    return [rng.integers(0, llm.model_info.vocab_size, length).tolist() for _ in range(count)]
+
+
+def _one(
+    llm: LLM, rng: np.random.Generator, concurrency: int, prompt_tokens: int, new_tokens: int
+) -> ThroughputRun:
+    params = SamplingParams(
+        max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
+    )
+    llm.profile(reset=True)
+    start = time.perf_counter()
+    names = [llm.submit(p, params) for p in _prompts(llm, rng, concurrency, prompt_tokens)]
+    decode_seconds, decode_tokens = 0.0, 0
+    while llm.has_unfinished():
+        before = time.perf_counter()
+        outputs = llm.step()
+        drawn = sum(len(output.token_ids) for output in outputs)
+        if drawn == concurrency and llm.stats()["num_waiting"] == 0:
+            decode_seconds += time.perf_counter() - before
+            decode_tokens += drawn
+    seconds = time.perf_counter() - start
+    profile = llm.profile()
+    for name in names:
+        llm.collect(name)
+    return ThroughputRun(
+        concurrency=concurrency,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        decode_tok_s=decode_tokens / decode_seconds if decode_seconds else 0.0,
+        total_tok_s=concurrency * new_tokens / seconds,
+        outside_native_ms_per_step=profile["outside_native_ms_per_step"],
+    )
+
+
+def _median(runs: list[ThroughputRun]) -> dict[str, Any]:
+    result: dict[str, Any] = asdict(runs[0])
+    for name in ("decode_tok_s", "total_tok_s", "outside_native_ms_per_step"):
+        result[name] = round(statistics.median(getattr(run, name) for run in runs), 3)
+    return result
+
+
+def _prefix_cache(llm: LLM, rng: np.random.Generator) -> dict[str, float]:
+    """Requests that share a prefix and arrive together, against requests that share nothing."""
+    if llm.model_info.max_model_len < SHARED_PREFIX + OWN_TOKENS + 2:
+        return {}
+    alone = _prefill_seconds(llm, _prompts(llm, rng, PREFIX_REQUESTS, SHARED_PREFIX + OWN_TOKENS))
+    before = llm.stats()
+    prefix = _prompts(llm, rng, 1, SHARED_PREFIX)[0]
+    own = _prompts(llm, rng, PREFIX_REQUESTS, OWN_TOKENS)
+    shared = _prefill_seconds(llm, [prefix + tail for tail in own])
+    after = llm.stats()
+    queries = after["prefix_cache_queries"] - before["prefix_cache_queries"]
+    hits = after["prefix_cache_hits"] - before["prefix_cache_hits"]
+    return {
+        "hit_rate": round(hits / queries, 4) if queries else 0.0,
+        "speedup": round(alone / shared, 2),
+    }
+
+
+def _prefill_seconds(llm: LLM, prompts: list[list[int]]) -> float:
+    params = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0, detokenize=False)
+    start = time.perf_counter()
+    llm.generate(prompts, params)
+    return time.perf_counter() - start

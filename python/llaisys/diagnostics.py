@@ -1,0 +1,41 @@
+"""What the command line says of models and of this machine, without an engine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+from llaisys.common.errors import LlaisysError
+from llaisys.common.version import __version__
+
+
+def fetch_model(model: str | None) -> str:
+    """Fetch a model (None: the default one) and return where it lies."""
+    from llaisys.models.loading import DEFAULT_MODEL, resolve_model
+
+    return str(resolve_model(model or DEFAULT_MODEL))
+
+
+def describe_environment() -> dict[str, str]:
+    """Versions, machine and library, for bug reports."""
+    facts = {
+        "llaisys": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }
+    try:
+        from llaisys.libllaisys.library import lib, library_path
+
+        native = lib()
+        facts["library"] = f"{library_path().name}, ABI {native.llaisysAbiVersion()}"
+        facts["cpu kernels"] = native.llaisysCpuIsa().decode()
+    except LlaisysError as error:
+        facts["library"] = f"not loaded: {error}"
+    for package in ("numpy", "tokenizers", "jinja2", "gguf", "huggingface_hub"):
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            facts[package] = "not installed"
+    return facts

@@ -1,0 +1,44 @@
+"""`llaisys`: the command line. Heavy modules are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from llaisys.common.errors import LlaisysError
+from llaisys.common.version import __version__
+from llaisys.entrypoints import cli_bench, cli_generate
+
+DESCRIPTION = (
+    "NovaInfer: run Qwen2-family language models. With no model named, a small one is used."
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llaisys", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"llaisys {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    cli_generate.add_commands(commands)
+    cli_bench.add_commands(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the return value is the exit status. User faults print one line."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads the output any more; say nothing about it
+        return 141
+    except (LlaisysError, NotImplementedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,295 @@
+"""AsyncLLMEngine: the engine's text side in the API process, one queue per request.
+
+    submit -> stream (parts until the last one has `output`) ; cancel at any time
+
+Life of a request: OPEN -> STREAMING (somebody reads it) -> DONE. `stream` may be entered once;
+whoever leaves it early cancels the request. When the engine dies every open request ends with
+`EngineDeadError`, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from llaisys.common.errors import LlaisysError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
+from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
+from llaisys.engine.output_processor import OutputProcessor
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_link import EngineLink, EngineProcess
+from llaisys.server.errors import (
+    EngineDeadError,
+    EngineNotReadyError,
+    QueueTimeoutError,
+    RejectedError,
+    UnknownRequestError,
+)
+from llaisys.server.messages import (
+    EngineStats,
+    Finish,
+    FromEngine,
+    Outputs,
+    Ready,
+    Rejected,
+    Submit,
+)
+
+logger = logging.getLogger("llaisys.server")
+
+# Texts up to this length are tokenised on the event loop: a thread costs more than they do.
+INLINE_CHARS = 4096
+
+ABORTED = RequestStatus.FINISHED_ABORTED
+
+
+class Stage(Enum):
+    OPEN = "open"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request between `submit` and the end of its stream."""
+
+    request_id: str
+    names: list[str]  # of its choices in the engine
+    stage: Stage = Stage.OPEN
+    parts: deque[StreamOutput] = field(default_factory=deque)  # not read yet
+    error: LlaisysError | None = None
+    ended: bool = False  # the engine will say no more
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class AsyncLLMEngine:
+    """Lives on one event loop; no method may be called from another thread."""
+
+    def __init__(self, config: ServerConfig, process: EngineProcess | None = None) -> None:
+        self.config = config
+        self.model_info: ModelInfo | None = None
+        self.tokenizer: Any = None
+        self.ready = asyncio.Event()  # loaded, or dead
+        self.on_death: list[Callable[[str], None]] = []
+        self._link = EngineLink(
+            config, process or EngineProcess(config), self._on_message, self._on_death
+        )
+        self._inputs: InputProcessor | None = None
+        self._outputs = OutputProcessor()
+        self._live: dict[str, _Live] = {}
+        self._counter = itertools.count()
+        self._opening: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to listen; `ready` is set when the model has been loaded."""
+        self._link.start()
+
+    async def close(self) -> None:
+        """End the engine process; requests that are still open end with EngineDeadError."""
+        self._fail_all("the server has shut down")
+        await self._link.close()
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> str | None:
+        """Why the engine is not healthy; None: it is."""
+        return self._link.problem
+
+    @property
+    def dead(self) -> str | None:
+        return self._link.dead
+
+    @property
+    def is_ready(self) -> bool:
+        return self._inputs is not None and self._link.dead is None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._live)
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._link.stats
+
+    @property
+    def usage(self) -> tuple[float, int]:
+        """(CPU seconds, resident bytes) of the engine process."""
+        beat = self._link.heartbeat
+        return (0.0, 0) if beat is None else (beat.cpu_seconds, beat.rss_bytes)
+
+    @property
+    def inputs(self) -> InputProcessor:
+        if self._link.dead is not None:
+            raise EngineDeadError(self._link.dead)
+        if self._inputs is None:
+            raise EngineNotReadyError("the model is still being loaded")
+        return self._inputs
+
+    # ---- text to ids ---------------------------------------------------------------------------
+
+    async def encode(self, text: str) -> list[int]:
+        inputs = self.inputs
+        if len(text) <= INLINE_CHARS:
+            return inputs.encode(text)
+        return await asyncio.to_thread(inputs.encode, text)
+
+    async def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
+        inputs = self.inputs
+        size = sum(len(str(message.get("content", ""))) for message in messages)
+        if size <= INLINE_CHARS and not options.get("variables"):
+            return inputs.encode_chat(messages, **options)
+        return await asyncio.to_thread(inputs.encode_chat, messages, **options)
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        cache_salt: str | None = None,
+    ) -> str:
+        """Send a prompt to the engine and return its id. Raises InvalidInputError for what can be
+        seen to be wrong here; the engine's own refusal (RejectedError) comes from `stream`."""
+        inputs = self.inputs
+        token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
+        entry = inputs.process(token_ids, params, f"r{next(self._counter)}", cache_salt)
+        timeout = self.config.limits.queue_timeout or None
+        self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
+        self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)
+        names = [request.request_id for request in entry.requests]
+        self._live[entry.request_id] = _Live(entry.request_id, names)
+        return entry.request_id
+
+    async def stream(self, request_id: str) -> AsyncIterator[StreamOutput]:
+        """The parts of a request; the last one carries the whole output. Parts that were not
+        fetched in time are put together. Leaving the iterator early cancels the request."""
+        live = self._live.get(request_id)
+        if live is None or live.stage is not Stage.OPEN:
+            stage = "gone" if live is None else live.stage.value
+            logger.error("request %s: stream while %s", request_id, stage)
+            raise UnknownRequestError(f"request {request_id} cannot be read: it is {stage}")
+        live.stage = Stage.STREAMING
+        try:
+            while True:
+                while live.parts:
+                    part = merge_parts(live.parts)
+                    yield part
+                    if part.output is not None:
+                        return
+                if live.error is not None:
+                    raise live.error
+                live.wake.clear()
+                await live.wake.wait()
+        finally:
+            live.stage = Stage.DONE
+            self._live.pop(request_id, None)
+            if not live.ended:
+                self._abort(live)
+
+    async def cancel(self, request_id: str) -> bool:
+        """End a request; its stream finishes with reason `abort`. False: it had ended before."""
+        live = self._live.get(request_id)
+        if live is None or live.ended:
+            return False
+        self._abort(live)
+        return True
+
+    def drop(self, request_id: str) -> None:
+        """Cancel a request that nobody is going to read."""
+        live = self._live.pop(request_id, None)
+        if live is not None and live.stage is Stage.OPEN and not live.ended:
+            self._abort(live)
+
+    def _abort(self, live: _Live) -> None:
+        if self._link.dead is None:
+            try:
+                self._link.send(Finish(live.names))
+            except EngineDeadError:
+                logger.warning("request %s: the engine is gone", live.request_id)
+
+    # ---- what the engine says ------------------------------------------------------------------
+
+    def _on_message(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            self._on_outputs(message)
+        elif isinstance(message, Rejected):
+            ends = [TokenUpdate(name, [], ABORTED) for name in message.request_ids]
+            self._outputs.process(ends)  # forget them
+            live = self._live.get(message.group)
+            if live is not None:
+                kind = QueueTimeoutError if message.timed_out else RejectedError
+                self._end(live, kind(message.error))
+        elif isinstance(message, Ready):
+            self._opening = asyncio.create_task(self._open(message))
+
+    def _on_outputs(self, message: Outputs) -> None:
+        parts, stopped = self._outputs.process([update.update() for update in message.updates])
+        if stopped:
+            self._link.send(Finish(stopped, stopped=True))
+        for part in parts:
+            live = self._live.get(part.request_id)
+            if live is None:
+                continue
+            live.parts.append(part)
+            live.ended = part.output is not None
+            live.wake.set()
+
+    async def _open(self, message: Ready) -> None:
+        info = message.model_info()
+        try:
+            tokenizer = await asyncio.to_thread(open_tokenizer, info, self.config.engine.tokenizer)
+            self._inputs = InputProcessor(info, tokenizer, self.config.engine.seed)
+        except Exception as error:
+            logger.exception("the tokenizer cannot be opened")
+            self._link.give_up(f"the tokenizer cannot be opened: {error}")
+            return
+        self.model_info, self.tokenizer = info, tokenizer
+        self._outputs = OutputProcessor(tokenizer, self._inputs.eos_token_ids)
+        self.ready.set()
+
+    def _on_death(self, reason: str) -> None:
+        self._fail_all(reason)
+        self.ready.set()
+        for callback in self.on_death:
+            callback(reason)
+
+    def _fail_all(self, reason: str) -> None:
+        for live in list(self._live.values()):
+            if not live.ended:
+                self._end(live, EngineDeadError(reason))
+
+    def _end(self, live: _Live, error: LlaisysError) -> None:
+        live.error = error
+        live.ended = True
+        live.wake.set()
+
+
+def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
+    """Take the first part and everything that directly follows it of the same choice."""
+    first = parts.popleft()
+    while parts and parts[0].index == first.index and first.finish_reason is None:
+        following = parts.popleft()
+        logprobs = first.logprobs
+        if following.logprobs:
+            logprobs = [*(logprobs or ()), *following.logprobs]
+        first = StreamOutput(
+            first.request_id,
+            first.index,
+            first.text + following.text,
+            [*first.token_ids, *following.token_ids],
+            following.finish_reason,
+            logprobs,
+            following.stop_reason,
+            following.output,
+        )
+    return first

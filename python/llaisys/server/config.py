@@ -1,0 +1,237 @@
+"""The server's configuration and the command-line options that fill it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from llaisys.server.logs import FORMATS, LEVELS
+
+ENGINE_MODULE = "llaisys.server.engine_process"
+
+
+def default_session_file() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "llaisys" / "sessions.sqlite3"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client, and all of them together, may ask for. Times are in seconds."""
+
+    max_queued: int = 256  # sequences beyond max_num_seqs that may wait
+    max_per_key: int = 0  # open sequences of one API key; 0: no own limit
+    queue_timeout: float = 120.0  # a request that was not started by then gets 503; 0: never
+    max_body_bytes: int = 8 << 20
+    max_header_bytes: int = 64 << 10
+    max_connections: int = 2048
+    header_timeout: float = 20.0  # until the head of a request is complete
+    body_timeout: float = 60.0  # until its body is
+    send_timeout: float = 60.0  # a client that takes no byte for so long is dropped
+    max_n: int = 128  # choices of a request: n times its prompts
+    max_prompts: int = 64  # prompts of one /v1/completions request
+    max_messages: int = 4096
+    max_prompt_tokens: int | None = None  # None: what the model holds
+    max_sessions: int = 1000  # of one API key
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_body_bytes",
+            "max_header_bytes",
+            "max_connections",
+            "max_n",
+            "max_prompts",
+            "max_messages",
+        ):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("max_queued", "max_per_key", "max_sessions", "queue_timeout"):
+            if getattr(self, name) < 0:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must not be negative")
+        for name in ("header_timeout", "body_timeout", "send_timeout"):
+            if not getattr(self, name) > 0:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a sick engine is told from a busy one. Times are in seconds."""
+
+    heartbeat_interval: float = 0.2
+    unresponsive_after: float = 0.8  # no heartbeat: /health says 503
+    dead_after: float = 10.0  # no heartbeat: the engine is killed, the server goes down
+    step_limit: float = 300.0  # one turn of the engine loop; longer counts as hanging
+    start_limit: float = 1800.0  # loading the model, a download included
+    max_failed_steps: int = 1  # failed steps in a row until the engine gives up
+    exit_delay: float = 1.5  # the dead server answers 503 for so long, then exits
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything that `serve` needs."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    served_model_names: tuple[str, ...] = ()  # () : the model's own name
+    api_keys: tuple[str, ...] = ()  # (): everybody may
+    allowed_hosts: tuple[str, ...] = ()  # names beside localhost and IP addresses; '*': any
+    allowed_origins: tuple[str, ...] = ()  # CORS; '*': any
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    session_file: Path | None = None  # None: default_session_file()
+    webui: Path | None = None  # None: the one that is installed, if any
+    drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
+    log_level: str = "info"
+    log_format: str = "text"
+    limits: Limits = field(default_factory=Limits)
+    health: Health = field(default_factory=Health)
+    engine_module: str = ENGINE_MODULE  # what runs as the engine process; tests put faults in one
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidInputError(f"port is {self.port}; it must be from 0 to 65535")
+        if any(not key or not key.isascii() or len(key) > 512 for key in self.api_keys):
+            raise InvalidInputError("an API key must have 1 to 512 ASCII characters")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise InvalidInputError("TLS needs both --ssl-certfile and --ssl-keyfile")
+        if self.log_format not in FORMATS or self.log_level not in LEVELS:
+            raise InvalidInputError(f"log_format must be of {FORMATS}, log_level of {LEVELS}")
+        if self.drain_timeout < 0:
+            raise InvalidInputError(f"drain_timeout is {self.drain_timeout}; it must not be < 0")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `llaisys serve`; `config_from_args` reads them."""
+    limits, health = Limits(), Health()
+    parser.add_argument("model", nargs="?", help="directory, GGUF file or model name")
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1")
+    group.add_argument("--port", type=int, default=8000, help="0: any free one")
+    group.add_argument("--served-model-name", nargs="+", default=[], metavar="NAME")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="repeatable; also LLAISYS_API_KEY (comma separated)",
+    )
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key per line")
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name the server is reached by, beside localhost and IP addresses",
+    )
+    group.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web origin that may call the API (CORS)",
+    )
+    group.add_argument("--ssl-certfile")
+    group.add_argument("--ssl-keyfile")
+    group.add_argument("--ssl-keyfile-password")
+    group.add_argument("--session-file", type=Path, help="SQLite file that keeps the sessions")
+    group.add_argument("--webui", type=Path, metavar="DIR", help="web UI to serve at /")
+    group.add_argument("--drain-timeout", "--shutdown-timeout", type=float, default=30.0)
+    group.add_argument("--log-level", choices=LEVELS, default="info")
+    group.add_argument("--log-format", choices=FORMATS, default="text")
+    group = parser.add_argument_group("limits")
+    for name, value in (
+        ("max_queued", limits.max_queued), ("max_per_key", limits.max_per_key),
+        ("queue_timeout", limits.queue_timeout), ("max_body_bytes", limits.max_body_bytes),
+        ("max_header_bytes", limits.max_header_bytes), ("max_connections", limits.max_connections),
+        ("header_timeout", limits.header_timeout), ("body_timeout", limits.body_timeout),
+        ("send_timeout", limits.send_timeout), ("max_n", limits.max_n),
+        ("max_prompts", limits.max_prompts), ("max_sessions", limits.max_sessions),
+    ):  # fmt: skip
+        option = "--" + name.replace("_", "-")
+        group.add_argument(option, type=type(value), default=value, metavar=str(value))
+    group.add_argument("--max-prompt-tokens", type=int)
+    group.add_argument("--engine-dead-after", type=float, default=health.dead_after)
+    group.add_argument("--engine-step-limit", type=float, default=health.step_limit)
+    group.add_argument("--max-failed-steps", type=int, default=health.max_failed_steps)
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument("--device", default="cpu")
+    group.add_argument("--dtype", default="auto")
+    group.add_argument("--max-model-len", type=int)
+    group.add_argument("--max-num-seqs", type=int, default=256)
+    group.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    group.add_argument("--kv-cache-memory", type=int, metavar="BYTES")
+    group.add_argument("--num-kv-blocks", type=int)
+    group.add_argument("--block-size", type=int, default=16)
+    group.add_argument("--no-prefix-caching", action="store_true")
+    group.add_argument("--tensor-parallel-size", type=int, default=1)
+    group.add_argument("--threads", type=int, default=0, help="0: one per core")
+    group.add_argument("--seed", type=int, help="makes requests without a seed repeatable")
+    group.add_argument("--step-timeout", type=float)
+    group.add_argument("--no-warmup", action="store_true")
+
+
+def config_from_args(args: argparse.Namespace) -> ServerConfig:
+    """Raises InvalidInputError with the option's name and value."""
+    engine = EngineConfig(
+        model=args.model,
+        device=args.device,
+        dtype=args.dtype,
+        max_model_len=args.max_model_len,
+        n_threads=args.threads,
+        seed=args.seed,
+        step_timeout=args.step_timeout,
+        warmup=not args.no_warmup,
+        scheduler=SchedulerConfig(args.max_num_seqs, args.max_num_batched_tokens),
+        cache=CacheConfig(
+            block_size=args.block_size,
+            kv_cache_memory=args.kv_cache_memory,
+            num_blocks=args.num_kv_blocks,
+            enable_prefix_caching=not args.no_prefix_caching,
+        ),
+        parallel=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
+    )
+    limits = {name: getattr(args, name) for name in Limits.__slots__ if hasattr(args, name)}
+    return ServerConfig(
+        engine=engine,
+        host=args.host,
+        port=args.port,
+        served_model_names=tuple(args.served_model_name),
+        api_keys=_api_keys(args.api_key, args.api_key_file),
+        allowed_hosts=tuple(args.allowed_host),
+        allowed_origins=tuple(args.allowed_origin),
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_keyfile_password=args.ssl_keyfile_password,
+        session_file=args.session_file,
+        webui=args.webui,
+        drain_timeout=args.drain_timeout,
+        log_level=args.log_level,
+        log_format=args.log_format,
+        limits=Limits(**limits),
+        health=Health(
+            dead_after=args.engine_dead_after,
+            step_limit=args.engine_step_limit,
+            max_failed_steps=args.max_failed_steps,
+        ),
+    )
+
+
+def _api_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
+    keys = [*given, *os.environ.get("LLAISYS_API_KEY", "").split(",")]
+    if file is not None:
+        try:
+            keys += file.read_text().splitlines()
+        except OSError as error:
+            raise InvalidInputError(f"--api-key-file {file}: {error.strerror}") from error
+    return tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))

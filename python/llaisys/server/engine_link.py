@@ -1,0 +1,242 @@
+"""The API process's end of the engine process: start it, talk to it, notice when it is gone.
+
+The sockets lie in a directory of mode 0700 that is removed by whichever process lives longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from llaisys.server.config import ServerConfig
+from llaisys.server.errors import EngineDeadError
+from llaisys.server.logs import log_event
+from llaisys.server.messages import (
+    EngineSetup,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Outputs,
+    Ready,
+    Shutdown,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+
+logger = logging.getLogger("llaisys.server")
+
+CLOSE_GRACE = 5.0
+
+
+class EngineProcess:
+    """The process and the directory of its sockets. Made before the event loop runs, so that the
+    model loads while the rest of the server is still being imported."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="llaisys-"))  # 0700
+        self.input_address = f"ipc://{self.directory}/in"
+        self.output_address = f"ipc://{self.directory}/out"
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", config.engine_module],
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr.fileno(),
+                start_new_session=True,  # Ctrl-C reaches the API process only
+            )
+            assert self.popen.stdin is not None
+            self.popen.stdin.write(msgspec.json.encode(self._setup(config)) + b"\n")
+            self.popen.stdin.flush()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _setup(self, config: ServerConfig) -> EngineSetup:
+        engine = config.engine
+        derived = ("world_size", "rank", "local_rank", "use_single_process_tp")
+        parallel = dataclasses.asdict(engine.parallel)
+        return EngineSetup(
+            self.input_address,
+            self.output_address,
+            str(self.directory),
+            config.health.heartbeat_interval,
+            config.health.max_failed_steps,
+            config.log_level,
+            config.log_format,
+            engine.model,
+            engine.model_type,
+            engine.device,
+            engine.dtype,
+            engine.max_model_len,
+            engine.n_threads,
+            engine.step_timeout,
+            engine.warmup,
+            dataclasses.asdict(engine.scheduler),
+            dataclasses.asdict(engine.cache),
+            {name: value for name, value in parallel.items() if name not in derived},
+        )
+
+    def remove(self) -> None:
+        """Kill the process if it lives and remove its sockets; more than once does nothing."""
+        popen = getattr(self, "popen", None)
+        if popen is not None and popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)  # a stopped process dies of this too
+            popen.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class EngineLink:
+    """Messages in both directions, and the watch over the process.
+
+    `on_message` gets everything but heartbeats; `on_death` is called once, with the reason, when
+    the engine has ended or has been given up, and not when it was closed.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        process: EngineProcess,
+        on_message: Callable[[FromEngine], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        self.health = config.health
+        self.process = process
+        self.stats = EngineStats()
+        self.heartbeat: Heartbeat | None = None
+        self.dead: str | None = None  # why
+        self._on_message = on_message
+        self._on_death = on_death
+        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self._send_socket = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
+        self._receive_socket = self._context.socket(zmq.PULL)
+        self._heard = self._started = time.monotonic()
+        self._ready = False
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for socket in (self._send_socket, self._receive_socket):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+        self._send_socket.bind(self.process.input_address)
+        self._receive_socket.bind(self.process.output_address)
+        self._heard = self._started = time.monotonic()
+        self._tasks = [
+            asyncio.create_task(self._receive()),
+            asyncio.create_task(self._watch()),
+        ]
+
+    def send(self, message: ToEngine) -> None:
+        """Never blocks: the queue is bounded by what the server admits."""
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+        try:
+            self._send_socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDeadError("the engine process is not connected") from None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the engine cannot be called healthy now; None: it can."""
+        if self.dead is not None:
+            return self.dead
+        silence = time.monotonic() - self._heard
+        if self.heartbeat is not None and silence > self.health.unresponsive_after:
+            return f"no heartbeat from the engine for {silence:.1f} s"
+        if self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
+            return f"the engine loop has not turned for {self.heartbeat.loop_age:.1f} s"
+        return None
+
+    async def close(self) -> None:
+        """Ask the engine to end, insist if it does not, and leave nothing behind."""
+        self._closing = True
+        if self.dead is None and self._ready:
+            with contextlib.suppress(EngineDeadError):
+                self.send(Shutdown())
+            deadline = time.monotonic() + CLOSE_GRACE
+            while self.process.popen.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._send_socket.close(linger=0)
+        self._receive_socket.close(linger=0)
+        self._context.term()
+        await asyncio.to_thread(self.process.remove)
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            frame: bytes = await self._receive_socket.recv()
+            try:
+                message = decode_from_engine(frame)
+            except (msgspec.MsgspecError, ValueError):
+                logger.error("a message of %d bytes is not one of ours; dropped", len(frame))
+                continue
+            self._heard = time.monotonic()
+            if isinstance(message, Heartbeat):
+                self.heartbeat = message
+                if message.stats is not None:
+                    self.stats = message.stats
+                continue
+            if isinstance(message, Outputs):
+                self.stats = message.stats
+            elif isinstance(message, Ready):
+                self._ready = True
+                self.stats = EngineStats(kv_blocks=message.num_blocks)
+            try:
+                if isinstance(message, Failed):
+                    self.give_up(f"the engine failed: {message.error}")
+                else:
+                    self._on_message(message)
+            except Exception as error:
+                logger.exception("a message from the engine could not be handled")
+                self.give_up(f"a message from the engine could not be handled: {error}")
+
+    async def _watch(self) -> None:
+        """Ten times a second. A late wake-up means that this process was the one that slept."""
+        interval = 0.1
+        while self.dead is None:
+            before = time.monotonic()
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            if now - before > 5 * interval:
+                self._heard = max(self._heard, now - self.health.unresponsive_after / 2)
+            status = self.process.popen.poll()
+            if status is not None and not self._closing:
+                await asyncio.sleep(0.05)  # its last words may still be in the socket
+                self.give_up(f"the engine process ended with status {status}")
+            elif self.heartbeat is not None and now - self._heard > self.health.dead_after:
+                self.give_up(f"no heartbeat from the engine for {now - self._heard:.1f} s")
+            elif self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
+                self.give_up(f"an engine step takes longer than {self.health.step_limit:g} s")
+            elif not self._ready and now - self._started > self.health.start_limit:
+                self.give_up(f"the model was not loaded within {self.health.start_limit:g} s")
+
+    def give_up(self, reason: str) -> None:
+        """Declare the engine dead, and see to it that it is."""
+        if self.dead is not None or self._closing:
+            return
+        self.dead = reason
+        log_event(logger, logging.ERROR, "the engine is dead", reason=reason)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.popen.kill()
+        self._on_death(reason)

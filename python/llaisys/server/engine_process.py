@@ -1,0 +1,286 @@
+"""The engine process: an unchanged EngineCore in a tight loop between two ipc sockets.
+
+    python -m llaisys.server.engine_process      (started by `engine_link`, never by hand)
+
+Its configuration is one line of JSON on standard input, which stays open: when it ends, the parent
+is gone, and the process removes the socket directory and exits at once. Three threads: the loop
+(main), the heartbeat, and the one that watches standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from typing import BinaryIO
+
+import msgspec
+import zmq
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.types import RequestStatus, TokenUpdate
+from llaisys.engine.core import EngineCore
+from llaisys.engine.executor import Executor
+from llaisys.server.logs import setup_logging
+from llaisys.server.messages import (
+    EngineSetup,
+    EngineStats,
+    Failed,
+    Finish,
+    Heartbeat,
+    Outputs,
+    Ready,
+    Rejected,
+    Shutdown,
+    Submit,
+    Update,
+    decode_to_engine,
+    encode,
+)
+
+logger = logging.getLogger("llaisys.engine_process")
+
+EXIT_FAILED = 1
+EXIT_ORPHAN = 2
+IDLE_WAIT_MS = 1000
+
+
+class LoopClock:
+    """When the loop last turned; shared between the loop and the heartbeat."""
+
+    def __init__(self) -> None:
+        self._turned = time.monotonic()
+        self._busy = False
+        self.stats: EngineStats | None = None
+
+    def turn(self, busy: bool) -> None:
+        self._turned = time.monotonic()
+        self._busy = busy
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._turned if self._busy else 0.0
+
+
+class EngineLoop:
+    """Takes messages, steps the core, sends what came out. Owns nothing but its bookkeeping."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        inputs: zmq.Socket[bytes],
+        outputs: zmq.Socket[bytes],
+        clock: LoopClock,
+        max_failed_steps: int = 1,
+    ) -> None:
+        self.core = core
+        self.inputs = inputs
+        self.outputs = outputs
+        self.clock = clock
+        self.max_failed_steps = max_failed_steps
+        # (deadline, group, request ids) in order of arrival, which is that of their deadlines
+        self._deadlines: deque[tuple[float, str, list[str]]] = deque()
+        self._errors = 0  # faults counted by the executor so far
+        self._failed_steps = 0  # in a row
+        self._closing = False
+
+    def run(self) -> None:
+        """Until `Shutdown`. Raises when the engine cannot go on."""
+        while not self._closing:
+            busy = self.core.has_unfinished()
+            self.clock.turn(busy)
+            updates = self._take_messages(0 if busy else IDLE_WAIT_MS)
+            self._expire()
+            if self.core.has_unfinished():
+                self.clock.turn(True)
+                updates += self.core.step()
+            self.clock.stats = stats = self._stats()
+            if updates:
+                message = Outputs([Update.of(update) for update in updates], stats)
+                self.outputs.send(encode(message))
+            self._check_faults()
+
+    def _take_messages(self, wait_ms: int) -> list[TokenUpdate]:
+        """Everything that has arrived; waits for the first when there is nothing else to do."""
+        updates: list[TokenUpdate] = []
+        if wait_ms and not self.inputs.poll(wait_ms):
+            return updates
+        while True:
+            try:
+                frame = self.inputs.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return updates
+            try:
+                message = decode_to_engine(frame)
+            except (msgspec.MsgspecError, ValueError):
+                logger.error("a message of %d bytes is not one of ours; dropped", len(frame))
+                continue
+            if isinstance(message, Submit):
+                self._submit(message)
+            elif isinstance(message, Finish):
+                updates += self._finish(message)
+            elif isinstance(message, Shutdown):
+                self._closing = True
+
+    def _submit(self, message: Submit) -> None:
+        added: list[str] = []
+        try:
+            for request in message.requests():
+                self.core.add_request(request)
+                added.append(request.request_id)
+        except InvalidInputError as error:
+            for name in added:
+                self.core.finish_request(name)
+            self.outputs.send(encode(Rejected(message.group, message.request_ids, str(error))))
+            return
+        if message.queue_timeout is not None:
+            deadline = message.arrival_time + message.queue_timeout
+            self._deadlines.append((deadline, message.group, added))
+
+    def _finish(self, message: Finish) -> list[TokenUpdate]:
+        status = RequestStatus.FINISHED_ABORTED
+        if message.stopped:
+            status = RequestStatus.FINISHED_STOPPED
+        found = [self.core.finish_request(name, status) for name in message.request_ids]
+        return [] if message.stopped else [update for update in found if update is not None]
+
+    def _expire(self) -> None:
+        """Drop the groups of which nothing was scheduled in time."""
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, group, names = self._deadlines.popleft()
+            living = [self.core.scheduler.requests.get(name) for name in names]
+            if any(request is None or request.scheduled_time is not None for request in living):
+                continue
+            for name in names:
+                self.core.finish_request(name)
+            message = Rejected(group, names, "waited too long in the queue", timed_out=True)
+            self.outputs.send(encode(message))
+
+    def _check_faults(self) -> None:
+        """A step that raised has ended its requests; after too many in a row nothing here can be
+        trusted any more."""
+        stats = self.core.executor.stats
+        errors = stats.worker_errors + stats.timeouts
+        if errors == self._errors:
+            self._failed_steps = 0
+            return
+        self._errors = errors
+        self._failed_steps += 1
+        if self._failed_steps >= self.max_failed_steps:
+            raise RuntimeError(f"{self._failed_steps} steps in a row failed in the worker")
+
+    def _stats(self) -> EngineStats:
+        stats = self.core.stats()
+        return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
+
+
+def read_setup(stream: BinaryIO) -> EngineSetup:
+    return msgspec.json.decode(stream.readline(), type=EngineSetup)
+
+
+def exit_when_orphaned(stream: BinaryIO, directory: str) -> None:
+    """Nothing is ever sent after the first line: the next thing to read is the end."""
+    while stream.read(4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(EXIT_ORPHAN)
+
+
+def send_heartbeats(
+    address: str,
+    context: zmq.Context[zmq.Socket[bytes]],
+    clock: LoopClock,
+    interval: float,
+    stop: threading.Event,
+) -> None:
+    socket = connect(context, zmq.PUSH, address)
+    try:
+        while True:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            message = Heartbeat(
+                clock.age, usage.ru_utime + usage.ru_stime, resident_bytes(), clock.stats
+            )
+            with contextlib.suppress(zmq.Again):
+                socket.send(encode(message), zmq.NOBLOCK)
+            if stop.wait(interval):
+                return
+    finally:
+        socket.close(linger=0)
+
+
+def resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no /proc: the highest so far
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.connect(address)
+    return socket
+
+
+def serve_engine(setup: EngineSetup) -> int:
+    """Load, announce, loop, close; the exit status."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    outputs = connect(context, zmq.PUSH, setup.output_address)
+    inputs = connect(context, zmq.PULL, setup.input_address)
+    clock, stop = LoopClock(), threading.Event()
+    beat = threading.Thread(
+        target=send_heartbeats,
+        args=(setup.output_address, context, clock, setup.heartbeat_interval, stop),
+        daemon=True,
+    )
+    beat.start()
+    core = None
+    try:
+        config = setup.engine_config()
+        core = EngineCore(config, Executor.get_class(config)(config))
+        clock.stats = EngineStats(kv_blocks=core.model_info.num_blocks)
+        outputs.send(encode(Ready.of(core.model_info)))
+        EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps).run()
+        status = 0
+    except Exception as error:
+        logger.exception("the engine cannot go on")
+        outputs.send(encode(Failed(f"{type(error).__name__}: {error}")))
+        status = EXIT_FAILED
+    finally:
+        stop.set()
+        beat.join()
+        inputs.close(linger=0)
+        outputs.close()
+        context.term()
+        if core is not None:
+            core.close()
+    return status
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    stream = sys.stdin.buffer
+    setup = read_setup(stream)
+    setup_logging(setup.log_level, setup.log_format)
+    threading.Thread(
+        target=exit_when_orphaned, args=(stream, setup.socket_directory), daemon=True
+    ).start()
+    status = serve_engine(setup)
+    logging.shutdown()
+    # The watcher holds standard input: a normal exit would wait for its lock.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

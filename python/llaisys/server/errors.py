@@ -1,0 +1,92 @@
+"""What a request can be answered with instead of a result, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llaisys.common.errors import LlaisysError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(LlaisysError):
+    """An answer with an error status. `message` is shown to the client: no paths, no internals."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after  # seconds, into the Retry-After header
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def body(self, request_id: str | None) -> dict[str, Any]:
+        return error_body(self.status, self.message, self.param, self.code, request_id)
+
+
+def error_body(
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    request_id: str | None = None,
+) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": message,
+            "type": TYPES.get(status, "server_error" if status >= 500 else TYPES[400]),
+            "param": param,
+            "code": code,
+            "request_id": request_id,
+        }
+    }
+
+
+class EngineDeadError(LlaisysError, RuntimeError):
+    """The engine process is gone, or has not answered for too long; the server is going down."""
+
+
+class EngineNotReadyError(LlaisysError, RuntimeError):
+    """The engine is still loading its model."""
+
+
+class RejectedError(LlaisysError, ValueError):
+    """The engine cannot ever run this request; the text has the numbers."""
+
+
+class QueueTimeoutError(LlaisysError, RuntimeError):
+    """The request waited for its turn longer than the server lets it."""
+
+
+class UnknownRequestError(LlaisysError, LookupError):
+    """No such request, or its output has been read already."""

@@ -1,0 +1,107 @@
+"""Who gets in: how many sequences may be open, in all and per key; and how large a request is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llaisys.server.config import Limits
+from llaisys.server.errors import ApiError
+
+MAX_RETRY_AFTER = 60
+
+
+class Admission:
+    """Counts open sequences; refuses with 429 and a Retry-After what is above the caps."""
+
+    def __init__(self, limits: Limits, max_num_seqs: int) -> None:
+        self.limits = limits
+        self.capacity = max_num_seqs + limits.max_queued
+        self.open = 0
+        self.num_rejected = 0
+        self.closed: str | None = None  # why nothing is admitted any more
+        self._by_owner: Counter[str] = Counter()
+        self._mean_seconds = 1.0  # of recent requests
+
+    @contextmanager
+    def admit(self, owner: str, count: int) -> Iterator[None]:
+        """Hold `count` sequences' places while the block runs."""
+        self._check(owner, count)
+        self.open += count
+        self._by_owner[owner] += count
+        try:
+            yield
+        finally:
+            self.open -= count
+            self._by_owner[owner] -= count
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+
+    def _check(self, owner: str, count: int) -> None:
+        if self.closed is not None:
+            raise ApiError(503, self.closed, code="shutting_down", retry_after=5)
+        most = self.capacity
+        if self.limits.max_per_key:
+            most = min(most, self.limits.max_per_key)
+        if count > most:
+            raise ApiError(
+                400, f"the request has {count} sequences; at most {most} are allowed", param="n"
+            )
+        if self.open + count > self.capacity:
+            raise self._refusal(
+                f"the server is full: {self.open} of {self.capacity} sequences are open", "full"
+            )
+        mine = self._by_owner[owner]
+        if self.limits.max_per_key and mine + count > self.limits.max_per_key:
+            raise self._refusal(
+                f"{mine} sequences of this API key are open; at most "
+                f"{self.limits.max_per_key} are allowed",
+                "rate_limit_exceeded",
+            )
+
+    def _refusal(self, message: str, code: str) -> ApiError:
+        self.num_rejected += 1
+        return ApiError(429, message, code=code, retry_after=self.retry_after)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a place is likely to be free."""
+        return max(1, min(MAX_RETRY_AFTER, math.ceil(self._mean_seconds)))
+
+    def took(self, seconds: float) -> None:
+        """A request has finished after `seconds`."""
+        self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+
+
+def check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise ApiError(400, f"{name}: {count} given; at most {most} are allowed", param=name)
+
+
+# No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.
+CHARS_PER_TOKEN = 64
+
+
+def check_prompt_chars(name: str, chars: int, max_model_len: int) -> None:
+    """Before anything is tokenised: a text that cannot fit costs nothing."""
+    most = CHARS_PER_TOKEN * max_model_len
+    if chars > most:
+        raise ApiError(
+            400,
+            f"{name} has {chars} characters; at most {most} are allowed "
+            f"({CHARS_PER_TOKEN} for each of {max_model_len} tokens)",
+            param=name,
+            code="context_length_exceeded",
+        )
+
+
+def check_prompt_tokens(name: str, count: int, most: int | None) -> None:
+    if most is not None and count > most:
+        raise ApiError(
+            400,
+            f"{name} has {count} tokens; at most {most} are allowed",
+            param=name,
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,61 @@
+"""Logs as one JSON object (or one line of text) per event, on standard error.
+
+What a request said is never in them: events carry ids, names, counts, times and statuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        fields = getattr(record, "fields", None)
+        if fields:
+            pairs = " ".join(f"{key}={value}" for key, value in fields.items())
+            first, *rest = line.split("\n")
+            line = "\n".join([f"{first} {pairs}", *rest])
+        return line
+
+
+def setup_logging(level: str, log_format: str) -> None:
+    """Route everything, uvicorn's own lines included, through one handler."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("llaisys").setLevel(level.upper())
+
+
+def log_event(logger: logging.Logger, level: int, message: str, **fields: Any) -> None:
+    """One event with its fields; None is left out."""
+    if logger.isEnabledFor(level):
+        known = {key: value for key, value in fields.items() if value is not None}
+        logger.log(level, message, extra={"fields": known})

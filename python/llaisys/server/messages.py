@@ -1,0 +1,322 @@
+"""What the API process and the engine process say to each other: typed msgpack, nothing else.
+
+Every frame is one tagged message of the unions at the bottom. A frame that is not one of them is a
+`msgspec.DecodeError` at the receiver, which logs and drops it; nothing in a frame is ever executed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import ModelInfo, Request, RequestStatus, TokenLogprobs, TokenUpdate
+from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from llaisys.tokenization import BpeVocabulary, TokenizerSource
+
+
+class Sampling(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """`SamplingParams` on the wire; it is validated again where it arrives."""
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    samplers: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Sampling:
+        return cls(**params.to_dict())
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(**msgspec.structs.asdict(self))
+
+
+# ---- API process -> engine process ---------------------------------------------------------------
+
+
+class Submit(Struct, tag="submit", forbid_unknown_fields=True):
+    """A prompt and its choices; the engine takes all of them or answers `Rejected`."""
+
+    group: str  # the prompt's own name, unique while it lives
+    request_ids: list[str]  # one per choice
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    seed: int
+    stop_token_ids: list[int]
+    bad_words: list[list[int]]
+    cache_salt: str
+    arrival_time: float  # time.monotonic(), the same clock in both processes
+    queue_timeout: float | None  # seconds until it must have been scheduled
+
+    @classmethod
+    def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
+        first = requests[0]
+        return cls(
+            group,
+            [request.request_id for request in requests],
+            first.prompt_token_ids,
+            Sampling.of(first.sampling),
+            first.seed,
+            sorted(first.stop_token_ids),
+            [list(word) for word in first.bad_words],
+            first.cache_salt,
+            first.arrival_time,
+            queue_timeout,
+        )
+
+    def requests(self) -> list[Request]:
+        sampling = self.sampling.params()
+        stops = frozenset(self.stop_token_ids)
+        words = tuple(tuple(word) for word in self.bad_words)
+        return [
+            Request(
+                request_id=name,
+                prompt_token_ids=self.prompt_token_ids,
+                sampling=sampling,
+                seed=self.seed,
+                choice=choice,
+                stop_token_ids=stops,
+                bad_words=words,
+                cache_salt=self.cache_salt,
+                arrival_time=self.arrival_time,
+            )
+            for choice, name in enumerate(self.request_ids)
+        ]
+
+
+class Finish(Struct, tag="finish", forbid_unknown_fields=True):
+    """End requests: `stopped` when a stop string was found (no answer), else cancelled (answered
+    with a last update each)."""
+
+    request_ids: list[str]
+    stopped: bool = False
+
+
+class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
+    """Close the model and exit with status 0."""
+
+
+# ---- engine process -> API process ---------------------------------------------------------------
+
+
+class Update(Struct, array_like=True, forbid_unknown_fields=True):
+    """A `TokenUpdate`."""
+
+    request_id: str
+    token_ids: list[int]
+    status: str
+    num_cached_tokens: int = 0
+    scheduled_time: float | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    # (token id, logprob, rank, [(token id, logprob), ..]) per token
+    logprobs: list[tuple[int, float, int, list[tuple[int, float]]]] | None = None
+
+    @classmethod
+    def of(cls, update: TokenUpdate) -> Update:
+        logprobs = None
+        if update.logprobs is not None:
+            logprobs = [(p.token_id, p.logprob, p.rank, p.top) for p in update.logprobs]
+        return cls(
+            update.request_id,
+            update.token_ids,
+            update.status.value,
+            update.num_cached_tokens,
+            update.scheduled_time,
+            update.stop_reason,
+            update.error,
+            logprobs,
+        )
+
+    def update(self) -> TokenUpdate:
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = [TokenLogprobs(i, p, rank, top) for i, p, rank, top in self.logprobs]
+        return TokenUpdate(
+            self.request_id,
+            self.token_ids,
+            RequestStatus(self.status),
+            logprobs,
+            self.stop_reason,
+            self.num_cached_tokens,
+            self.scheduled_time,
+            self.error,
+        )
+
+
+class EngineStats(Struct, array_like=True):
+    """The engine's counters; all but the gauges only rise."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    worker_errors: int = 0
+
+
+class Outputs(Struct, tag="outputs"):
+    """Everything that one turn of the engine loop produced."""
+
+    updates: list[Update]
+    stats: EngineStats
+
+
+class Rejected(Struct, tag="rejected"):
+    """The engine did not take a `Submit`, or let it wait for too long."""
+
+    group: str
+    request_ids: list[str]
+    error: str
+    timed_out: bool = False
+
+
+class Heartbeat(Struct, tag="heartbeat"):
+    """Sent a few times a second by a thread beside the loop, from the first moment on."""
+
+    loop_age: float  # seconds since the loop last turned; 0 while it waits for work
+    cpu_seconds: float
+    rss_bytes: int
+    stats: EngineStats | None = None  # None: still loading
+
+
+class Source(Struct):
+    """A `TokenizerSource`."""
+
+    directory: str | None
+    vocabulary: BpeVocabulary | None
+    chat_template: str | None
+    special_ids: tuple[tuple[str, int], ...]
+    eos_token_ids: tuple[int, ...]
+    missing: str
+
+
+class Ready(Struct, tag="ready"):
+    """The model is loaded."""
+
+    model_path: str
+    model_type: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    block_size: int
+    kv_bytes_per_token: int
+    generation_defaults: dict[str, float | int | None]
+    source: Source | None
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> Ready:
+        origin: TokenizerSource | None = info.tokenizer_source
+        source = None
+        if origin is not None:
+            source = Source(
+                None if origin.directory is None else str(origin.directory),
+                origin.vocabulary,
+                origin.chat_template,
+                origin.special_ids,
+                origin.eos_token_ids,
+                origin.missing,
+            )
+        return cls(
+            info.model_path,
+            info.model_type,
+            info.vocab_size,
+            info.max_model_len,
+            info.eos_token_ids,
+            info.num_blocks,
+            info.block_size,
+            info.kv_bytes_per_token,
+            info.generation_defaults,
+            source,
+        )
+
+    def model_info(self) -> ModelInfo:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "source"}
+        source = self.source
+        if source is not None:
+            values = msgspec.structs.asdict(source)
+            if source.directory is not None:
+                values["directory"] = Path(source.directory)
+            fields["tokenizer_source"] = TokenizerSource(**values)
+        return ModelInfo(**fields)
+
+
+class Failed(Struct, tag="failed"):
+    """The engine cannot go on and is about to exit."""
+
+    error: str
+
+
+# ---- the engine's configuration, on its standard input -------------------------------------------
+
+
+class EngineSetup(Struct, forbid_unknown_fields=True):
+    """The plain fields of an `EngineConfig`; objects (tokenizer, adapter) stay at home."""
+
+    input_address: str
+    output_address: str
+    socket_directory: str
+    heartbeat_interval: float
+    max_failed_steps: int
+    log_level: str
+    log_format: str
+    model: str | None
+    model_type: str | None
+    device: str
+    dtype: str
+    max_model_len: int | None
+    n_threads: int
+    step_timeout: float | None
+    warmup: bool
+    scheduler: dict[str, Any]
+    cache: dict[str, Any]
+    parallel: dict[str, Any]
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            model_type=self.model_type,
+            device=self.device,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            n_threads=self.n_threads,
+            step_timeout=self.step_timeout,
+            warmup=self.warmup,
+            scheduler=SchedulerConfig(**self.scheduler),
+            cache=CacheConfig(**self.cache),
+            parallel=ParallelConfig(**self.parallel),
+        )
+
+
+ToEngine = Submit | Finish | Shutdown
+FromEngine = Outputs | Rejected | Heartbeat | Ready | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

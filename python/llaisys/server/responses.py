@@ -1,0 +1,179 @@
+"""What clients get: OpenAI's response objects, built as plain dictionaries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(data: dict[str, Any]) -> bytes:
+    return b"data: " + json_bytes(data) + b"\n\n"
+
+
+def json_bytes(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
+        "utf-8", "replace"
+    )
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def add_usage(parts: Sequence[Usage]) -> Usage:
+    return Usage(
+        sum(usage.prompt_tokens for usage in parts),
+        sum(usage.completion_tokens for usage in parts),
+        sum(usage.cached_tokens for usage in parts),
+    )
+
+
+class TokenNames:
+    """Token ids as the strings that logprobs show."""
+
+    def __init__(self, tokenizer: Any, as_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids or tokenizer is None
+
+    def text(self, token_id: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        text: str = self._tokenizer.decode_tokens([token_id], skip_special_tokens=False)
+        return text
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self.text(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI shows -9999 for "never"."""
+    return logprob if logprob > -9999.0 else -9999.0
+
+
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs] | None, names: TokenNames
+) -> dict[str, Any] | None:
+    if entries is None:
+        return None
+    content = []
+    for entry in entries:
+        item = names.entry(entry.token_id, entry.logprob)
+        item["top_logprobs"] = [names.entry(token, value) for token, value in entry.top]
+        content.append(item)
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs] | None, names: TokenNames, offset: int = 0
+) -> dict[str, Any] | None:
+    if entries is None:
+        return None
+    tokens, offsets = [], []
+    for entry in entries:
+        text = names.text(entry.token_id)
+        tokens.append(text)
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [finite(entry.logprob) for entry in entries],
+        "top_logprobs": [
+            {names.text(token): finite(value) for token, value in entry.top} for entry in entries
+        ],
+        "text_offset": offsets,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one response looks: a chat's or a completion's, whole or in chunks."""
+
+    response_id: str
+    created: int
+    model: str
+    chat: bool
+    names: TokenNames
+    token_ids: bool = False  # return_token_ids
+    session_id: str | None = None
+
+    def _head(self, chunk: bool) -> dict[str, Any]:
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+        head = {
+            "id": self.response_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+        if self.session_id is not None:
+            head["session_id"] = self.session_id
+        return head
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs] | None, offset: int) -> Any:
+        if self.chat:
+            return chat_logprobs(entries, self.names)
+        return completion_logprobs(entries, self.names, offset)
+
+    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        return {**self._head(False), "choices": choices, "usage": usage_object(usage)}
+
+    def choice(self, index: int, output: CompletionOutput, echo: str = "") -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "logprobs": self._logprobs(output.logprobs, len(echo)),
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+        }
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": output.text, "refusal": None}
+        else:
+            choice["text"] = echo + output.text
+        if self.token_ids:
+            choice["token_ids"] = output.token_ids
+        return choice
+
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        *,
+        first: bool = False,
+        logprobs: Sequence[TokenLogprobs] | None = None,
+        offset: int = 0,
+        token_ids: list[int] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: int | str | None = None,
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "logprobs": self._logprobs(logprobs, offset),
+            "finish_reason": finish_reason,
+        }
+        if finish_reason is not None:
+            choice["stop_reason"] = stop_reason
+        if self.chat:
+            delta = {"role": "assistant"} if first else {}
+            if text or first:
+                delta["content"] = text
+            choice["delta"] = delta
+        else:
+            choice["text"] = text
+        if self.token_ids and token_ids is not None:
+            choice["token_ids"] = token_ids
+        return {**self._head(True), "choices": [choice]}
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return {**self._head(True), "choices": [], "usage": usage_object(usage)}

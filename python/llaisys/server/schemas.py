@@ -1,0 +1,299 @@
+"""What clients may send, field by field. Every name is honoured or refused; none is swallowed.
+
+A field of the OpenAI or vLLM API that this server does not have is in `REFUSED`: any value but a
+neutral one is a 400 that says so. A name that nobody knows is a 400 too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from llaisys.common import sampling as limits
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
+from llaisys.engine.input_processor import MAX_SALT_CHARS
+
+INT64 = 1 << 63
+MAX_SESSION_CHARS = 128
+SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
+
+NOT_YET = "is not supported by this server yet"
+NEVER = "is not supported by this server"
+
+# field -> (why it is refused, the values that mean "not used" and are let through)
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "tools": (NOT_YET, (None, [])),
+    "tool_choice": (NOT_YET, (None, "none")),
+    "parallel_tool_calls": (NOT_YET, (None,)),
+    "functions": (NOT_YET, (None, [])),
+    "function_call": (NOT_YET, (None, "none")),
+    "response_format": (NOT_YET, (None, {"type": "text"})),
+    "structured_outputs": (NOT_YET, (None,)),
+    "guided_json": (NOT_YET, (None,)),
+    "guided_regex": (NOT_YET, (None,)),
+    "guided_choice": (NOT_YET, (None,)),
+    "guided_grammar": (NOT_YET, (None,)),
+    "grammar": (NOT_YET, (None,)),
+    "json_schema": (NOT_YET, (None,)),
+    "prompt_logprobs": (NOT_YET, (None,)),
+    "logprob_token_ids": (NOT_YET, (None,)),
+    "suffix": (NOT_YET, (None, "")),
+    "audio": (NEVER, (None,)),
+    "modalities": (NEVER, (None, ["text"])),
+    "prediction": (NEVER, (None,)),
+    "web_search_options": (NEVER, (None,)),
+    "reasoning_effort": (NEVER, (None,)),
+    "verbosity": (NEVER, (None,)),
+    "service_tier": (NEVER, (None, "auto", "default")),
+    "store": (NEVER, (None, False)),
+    "metadata": (NEVER, (None, {})),
+    "moderation": (NEVER, (None,)),
+    "prompt_cache_key": (f"{NEVER}; use cache_salt", (None,)),
+    "prompt_cache_retention": (NEVER, (None,)),
+    "safety_identifier": (f"{NEVER}; use user", (None,)),
+    "chat_template": ("is not taken from requests", (None,)),
+    "documents": (NEVER, (None, [])),
+    "continue_final_message": (NEVER, (None, False)),
+    "use_beam_search": (NEVER, (None, False)),
+    "length_penalty": (NEVER, (None, 1, 1.0)),
+    "truncate_prompt_tokens": ("is not supported: prompts are never cut", (None,)),
+    "truncation_side": ("is not supported: prompts are never cut", (None,)),
+    "prompt_embeds": (NEVER, (None,)),
+    "priority": (NEVER, (None, 0)),
+    "spaces_between_special_tokens": (NEVER, (None, True)),
+    "mm_processor_kwargs": (NEVER, (None,)),
+    "media_io_kwargs": (NEVER, (None,)),
+    "vllm_xargs": (NEVER, (None,)),
+    "kv_transfer_params": (NEVER, (None,)),
+    "thinking_token_budget": (NEVER, (None,)),
+    "include_reasoning": (NEVER, (None, True)),
+    "best_of": (f"{NEVER}; use n", (None, 1)),
+    # parts of a message
+    "tool_calls": (NOT_YET, (None, [])),
+    "tool_call_id": (NOT_YET, (None,)),
+    "refusal": (NEVER, (None,)),
+    "annotations": (NEVER, (None, [])),
+    "reasoning_content": (NEVER, (None,)),
+    "reasoning": (NEVER, (None,)),
+}
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether a refused field's value means that it is not used; 0 and False are not the same."""
+    return any(type(value) is type(item) and value == item for item in REFUSED[name][1])
+
+
+class Schema(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_neutral(cls, data: Any) -> Any:
+        """Leave out what is not used, so that only its use is an error."""
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields
+        return {
+            name: value
+            for name, value in data.items()
+            if not (name in REFUSED and name not in known and is_neutral(name, value))
+        }
+
+
+TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOP_K)]
+StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=limits.MAX_BAD_WORD_CHARS)]
+Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
+BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+SamplerName = Literal["penalties", "temperature", "top_k", "top_p", "min_p"]
+Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
+SessionId = Annotated[str, Field(pattern=SESSION_PATTERN)]
+RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
+assert set(DEFAULT_SAMPLERS) == {"penalties", "temperature", "top_k", "top_p", "min_p"}
+
+
+class StreamOptions(Schema):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM: usage so far in every chunk
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(Schema):
+    """What chat and completions share: OpenAI's names, vLLM's and ours."""
+
+    model: str | None = Field(None, max_length=1024)
+    temperature: float | None = Field(None, ge=0, le=limits.MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=limits.MAX_N)
+    stop: (
+        StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None
+    ) = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=limits.MAX_LOGIT_BIAS)] | None = (
+        None
+    )
+    seed: int | None = Field(None, ge=-INT64, le=limits.MAX_SEED)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=1024)
+    # vLLM
+    top_k: int | None = Field(None, ge=-1, le=limits.MAX_TOP_K)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=limits.MAX_REPETITION_PENALTY)
+    min_tokens: int | None = Field(None, ge=0, le=limits.MAX_TOKENS)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = (
+        None
+    )
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)]
+        | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
+    request_id: RequestId | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # ours
+    reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
+    samplers: Annotated[list[SamplerName], Field(max_length=len(DEFAULT_SAMPLERS))] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+    COPIED: ClassVar[tuple[str, ...]] = (
+        "temperature", "top_p", "n", "stop", "presence_penalty", "frequency_penalty", "logit_bias",
+        "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids",
+        "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "allowed_token_ids",
+        "bad_words", "samplers",
+    )  # fmt: skip
+
+    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Raises InvalidInputError with the field, its value and the limit."""
+        values = {name: getattr(self, name) for name in self.COPIED}
+        given = {name: value for name, value in values.items() if value is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % (1 << 64)  # OpenAI's may be negative
+        if self.stream_options is not None and not self.stream:
+            raise InvalidInputError("stream_options is set; it needs stream: true")
+        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+
+
+class TextPart(Schema):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Schema):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = Field(None, max_length=256)
+
+    def plain(self) -> dict[str, Any]:
+        """The message as a template takes it: text, `developer` being today's `system`."""
+        if self.content is None and self.role != "assistant":
+            raise InvalidInputError(f"messages: the content of a {self.role} message is missing")
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class ChatCompletionRequest(SamplingFields):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    session_id: SessionId | None = None
+
+    def to_sampling(self) -> SamplingParams:
+        if self.max_tokens is not None and self.max_completion_tokens not in (
+            None,
+            self.max_tokens,
+        ):
+            raise InvalidInputError(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is "
+                f"{self.max_completion_tokens}; give one of them"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidInputError(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true")
+        if self.session_id is not None and self.num_choices > 1:
+            raise InvalidInputError(f"n is {self.n}; with session_id it must be 1")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling_params(self.max_completion_tokens or self.max_tokens, logprobs)
+
+
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+
+class CompletionRequest(SamplingFields):
+    prompt: str | TokenPrompt | Annotated[list[str], Field(min_length=1)] | list[TokenPrompt]
+    max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
+    logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+    def to_sampling(self) -> SamplingParams:
+        if self.echo and self.logprobs is not None:
+            raise InvalidInputError(f"echo with logprobs {NOT_YET}")
+        return self.sampling_params(self.max_tokens or DEFAULT_COMPLETION_TOKENS, self.logprobs)
+
+    def prompts(self) -> list[str | list[int]]:
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            return [prompt]
+        if not prompt:
+            raise InvalidInputError("prompt is an empty list; it must have at least 1 prompt")
+        return list(prompt)
+
+
+class TokenizeRequest(Schema):
+    model: str | None = Field(None, max_length=1024)
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Schema):
+    model: str | None = Field(None, max_length=1024)
+    tokens: list[TokenId]
+    skip_special_tokens: bool | None = None
+
+
+class SessionRequest(Schema):
+    """A new session, or one to import."""
+
+    session_id: SessionId | None = None
+    title: str | None = Field(None, max_length=256)
+    messages: list[ChatMessage] | None = None
+
+
+class SessionPatch(Schema):
+    title: str = Field(max_length=256)

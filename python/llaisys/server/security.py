@@ -1,0 +1,264 @@
+"""The doors: host, origin, API key, body. Plain ASGI, so that nothing hides a disconnect.
+
+Order, outermost first: `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGuard`, the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llaisys.server.errors import ApiError, error_body
+from llaisys.server.logs import log_event
+from llaisys.server.responses import json_bytes
+
+logger = logging.getLogger("llaisys.server")
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+ANONYMOUS = "anonymous"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+API_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+async def send_error(send: Send, error: ApiError, request_id: str | None) -> None:
+    body = json_bytes(error.body(request_id))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((key.lower().encode(), value.encode()) for key, value in error.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class RequestContext:
+    """Gives every request its id, logs one line for each, and turns a bug into a 500 that says
+    nothing but the id."""
+
+    def __init__(self, app: ASGIApp, on_done: Callable[[str, str, int], None]) -> None:
+        self.app = app
+        self.on_done = on_done  # (method, route, status)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id")
+        request_id = given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["owner"] = ANONYMOUS
+        start, status = time.monotonic(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = list(message.get("headers", ()))
+                present = {key for key, _ in headers}
+                headers += [pair for pair in API_HEADERS if pair[0] not in present]
+                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode())]}
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if not status:
+                body = error_body(500, "internal error", request_id=request_id)
+                await send_error(send_with_id, ApiError(500, body["error"]["message"]), request_id)
+        finally:
+            self._note(scope, request_id, status, time.monotonic() - start)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self.on_done(scope["method"], route, status or 499)
+        log_event(
+            logger,
+            logging.INFO,
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            route=route,
+            status=status or 499,
+            latency_ms=round(1e3 * seconds, 1),
+            **scope["state"].get("log", {}),
+        )
+
+
+class HostGuard:
+    """Against DNS rebinding and cross-site requests: the Host must be an IP address, localhost or
+    a configured name, and an Origin must be our own or an allowed one."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...], origins: tuple[str, ...]) -> None:
+        self.app = app
+        self.hosts = {host.lower() for host in hosts} | {"localhost"}
+        self.origins = {origin.lower().rstrip("/") for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except ApiError as error:
+                await send_error(send, error, scope["state"]["request_id"])
+                return
+        await self.app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        hosts = [value for key, value in scope["headers"] if key == b"host"]
+        if len(hosts) != 1:
+            raise ApiError(400, f"{len(hosts)} Host headers; there must be 1")
+        host = hosts[0].decode("latin-1").lower()
+        if not self._known(host):
+            raise ApiError(
+                403, "this Host is not served here; see --allowed-host", code="host_not_allowed"
+            )
+        origin = header(scope, b"origin")
+        if origin is None or scope["method"] in SAFE_METHODS:
+            return
+        origin = origin.lower()
+        if "*" in self.origins or origin in self.origins:
+            return
+        if origin != f"{scope['scheme']}://{host}":
+            raise ApiError(
+                403, "this Origin is not allowed; see --allowed-origin", code="origin_not_allowed"
+            )
+
+    def _known(self, host: str) -> bool:
+        if "*" in self.hosts:
+            return True
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in self.hosts or host in self.hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+class KeyGuard:
+    """Every route needs a key when there are keys, but for /health and the web UI's files."""
+
+    def __init__(
+        self, app: ASGIApp, keys: tuple[str, ...], is_public: Callable[[str, str], bool]
+    ) -> None:
+        self.app = app
+        self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self.is_public = is_public  # (method, path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.digests:
+            owner = self.owner(header(scope, b"authorization"))
+            if owner is not None:
+                scope["state"]["owner"] = owner
+            elif not self.is_public(scope["method"], scope["path"]):
+                error = ApiError(
+                    401,
+                    "a valid API key is needed: Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                )
+                await send_error(send, error, scope["state"]["request_id"])
+                return
+        await self.app(scope, receive, send)
+
+    def owner(self, authorization: str | None) -> str | None:
+        """The hash of the key that was given, if it is one of ours. The time it takes depends on
+        neither: digests of equal length, all of them compared."""
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
+        found = False
+        for known in self.digests:
+            found |= hmac.compare_digest(digest, known)
+        return digest.hex() if found and scheme.lower() == "bearer" else None
+
+
+class BodyGuard:
+    """Bodies are JSON, of bounded size, and arrive in bounded time."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+        self.timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
+            await self.app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+        except ApiError as error:
+            await send_error(send, error, scope["state"]["request_id"])
+            return
+        if body is not None:
+            await self.app(scope, replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None when the client hung up."""
+        length = header(scope, b"content-length")
+        if length is not None and (not length.isdigit() or int(length[:20]) > self.max_bytes):
+            raise self._too_large()
+        chunks, size, deadline = [], 0, time.monotonic() + self.timeout
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the body was not complete after {self.timeout:g} s") from None
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self.max_bytes:
+                raise self._too_large()
+            chunks.append(chunk)
+            more = message.get("more_body", False)
+        if size:
+            kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise ApiError(415, "the body must be JSON: Content-Type: application/json")
+        return b"".join(chunks)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is too large; at most {self.max_bytes} bytes are allowed",
+            code="body_too_large",
+        )
+
+
+def replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """A `receive` that hands out the body once, then waits for the disconnect."""
+    given = False
+
+    async def next_message() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return next_message

@@ -1,0 +1,53 @@
+// Included by each probes_<isa>.cpp after its simd_<isa>.hpp.
+#pragma once
+
+#include "device/cpu/probes.hpp"
+#include "device/cpu/simd.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+// Eight streams of loads, so that the memory system sees enough of them at once.
+inline float probe_read(const float *data, size_t n) {
+    constexpr size_t kStep = 8 * size_t(kLanes);
+    vf sums[8];
+    for (vf &sum : sums) {
+        sum = zero();
+    }
+    for (size_t i = 0; i + kStep <= n; i += kStep) {
+        for (size_t j = 0; j < 8; ++j) {
+            sums[j] = add(sums[j], load(data + i + j * size_t(kLanes)));
+        }
+    }
+    vf total = zero();
+    for (const vf &sum : sums) {
+        total = add(total, sum);
+    }
+    return reduce_add(total);
+}
+
+// Independent chains of multiply-adds: as many as hide the latency of the instruction.
+constexpr int64_t kChains = 12;
+
+inline float probe_f32(int64_t rounds) {
+    const vf factor = set1(0.999f);
+    const vf term = set1(0.001f);
+    vf chain[kChains];
+    for (int64_t i = 0; i < kChains; ++i) {
+        chain[i] = set1(float(i));
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+        for (int64_t i = 0; i < kChains; ++i) {
+            chain[i] = fma(chain[i], factor, term);
+        }
+    }
+    vf total = zero();
+    for (const vf &value : chain) {
+        total = add(total, value);
+    }
+    return reduce_add(total);
+}
+
+extern const device::ProbeKernels probe_kernels;
+const device::ProbeKernels probe_kernels = {probe_read, probe_f32, 2 * kChains * int64_t(kLanes)};
+
+} // namespace llaisys::LLAISYS_CPU_NS

@@ -1,0 +1,134 @@
+#include "device/cpu/probes.hpp"
+
+#include "base/check.hpp"
+#include "device/cpu/isa.hpp"
+#include "device/runtime.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+namespace llaisys {
+
+// Each defined by the file of its instruction set.
+namespace cpu_portable {
+extern const device::ProbeKernels probe_kernels;
+}
+#if defined(LLAISYS_HAVE_AVX2)
+namespace cpu_avx2 {
+extern const device::ProbeKernels probe_kernels;
+}
+#endif
+#if defined(LLAISYS_HAVE_AVX512)
+namespace cpu_avx512 {
+extern const device::ProbeKernels probe_kernels;
+}
+#endif
+#if defined(LLAISYS_HAVE_NEON)
+namespace cpu_neon {
+extern const device::ProbeKernels probe_kernels;
+}
+#endif
+
+} // namespace llaisys
+
+namespace llaisys::device {
+
+namespace {
+
+constexpr size_t kReadBytes = size_t(512) << 20;
+constexpr int kRepeats = 7;
+constexpr int64_t kRounds = 1 << 20;
+
+const ProbeKernels &kernels() {
+    switch (cpu_isa()) {
+#if defined(LLAISYS_HAVE_AVX2)
+    case Isa::avx2:
+        return cpu_avx2::probe_kernels;
+#endif
+#if defined(LLAISYS_HAVE_AVX512)
+    case Isa::avx512:
+        return cpu_avx512::probe_kernels;
+#endif
+#if defined(LLAISYS_HAVE_NEON)
+    case Isa::neon:
+        return cpu_neon::probe_kernels;
+#endif
+    default:
+        return cpu_portable::probe_kernels;
+    }
+}
+
+// Keeps a result alive without a store that anybody pays for.
+void keep(float value) {
+    static std::atomic<float> sink;
+    sink.store(value, std::memory_order_relaxed);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Shortest time of body(chunk) over one chunk a thread.
+template <typename Body> double best_seconds(ThreadPool &pool, int64_t n_chunks, const Body &body) {
+    double best = 1e30;
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+        const auto start = std::chrono::steady_clock::now();
+        pool.run(n_chunks, [&](int64_t chunk, int) { body(chunk); });
+        best = std::min(best, seconds_since(start));
+    }
+    return best;
+}
+
+double measure_read(ThreadPool &pool) {
+    const Runtime &runtime = cpu_runtime();
+    float *data = static_cast<float *>(runtime.allocate(0, kReadBytes));
+    const size_t n = kReadBytes / sizeof(float);
+    std::fill(data, data + n, 1.0f); // touched, and not the one shared page of zeros
+    const int64_t n_chunks = int64_t(pool.size()) * 16;
+    const size_t part = n / size_t(n_chunks);
+    const double seconds = best_seconds(pool, n_chunks, [&](int64_t chunk) {
+        keep(kernels().read(data + size_t(chunk) * part, part));
+    });
+    runtime.release(0, data, kReadBytes);
+    return double(part * size_t(n_chunks) * sizeof(float)) / seconds;
+}
+
+} // namespace
+
+double measure(ThreadPool &pool, Probe probe) {
+    const int64_t threads = pool.size();
+    int64_t operations = 0;
+    double seconds = 1;
+    switch (probe) {
+    case Probe::read_bandwidth:
+        return measure_read(pool);
+    case Probe::f32:
+        operations = kernels().f32_operations;
+        seconds = best_seconds(pool, threads, [](int64_t) { keep(kernels().f32(kRounds)); });
+        break;
+    case Probe::f16:
+        if (!probes::has_f16()) {
+            return 0;
+        }
+        probes::f16_rounds(1, &operations);
+        seconds = best_seconds(pool, threads, [](int64_t) {
+            int64_t unused;
+            keep(probes::f16_rounds(kRounds, &unused));
+        });
+        break;
+    case Probe::i8:
+        if (!probes::has_i8()) {
+            return 0;
+        }
+        probes::i8_rounds(1, &operations);
+        seconds = best_seconds(pool, threads, [](int64_t) {
+            int64_t unused;
+            keep(probes::i8_rounds(kRounds, &unused));
+        });
+        break;
+    }
+    return double(operations) * double(kRounds) * double(threads) / seconds;
+}
+
+} // namespace llaisys::device

@@ -1,0 +1,38 @@
+// Small programs that find this machine's limits, so that kernels can be held against them.
+#pragma once
+
+#include "device/cpu/thread_pool.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llaisys::device {
+
+enum class Probe {
+    read_bandwidth, // bytes a second, from memory
+    f32,            // f32 operations a second; a fused multiply-add counts as two
+    f16,            // the same in f16
+    i8              // the same for int8 products summed in int32
+};
+
+// The best of several rounds with all threads of the pool; 0 when the machine has no instruction
+// for it. Takes up to a second; read_bandwidth needs 512 MiB of memory.
+double measure(ThreadPool &pool, Probe probe);
+
+// One instruction set's versions. Each returns a value that depends on all its work.
+struct ProbeKernels {
+    float (*read)(const float *data, size_t n);
+    float (*f32)(int64_t rounds);
+    int64_t f32_operations; // of one round
+};
+
+namespace probes {
+// Operations of one round of each; run only where the machine has the instructions.
+constexpr int64_t kRoundChains = 16;
+float f16_rounds(int64_t rounds, int64_t *operations_per_round);
+float i8_rounds(int64_t rounds, int64_t *operations_per_round);
+bool has_f16();
+bool has_i8();
+} // namespace probes
+
+} // namespace llaisys::device

@@ -1,0 +1,71 @@
+// The probes for f16 and int8 arithmetic on x86-64, and the answer "none" where there is none. On
+// aarch64 they are in probes_neon_dotprod.cpp.
+#include "device/cpu/probes.hpp"
+
+#if !defined(LLAISYS_HAVE_NEON_DOTPROD)
+
+#if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define LLAISYS_PROBE_AVX512 1
+#include <immintrin.h>
+#pragma GCC diagnostic ignored "-Wuninitialized" // gcc's own _mm512_undefined_*()
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace llaisys::device::probes {
+
+#if defined(LLAISYS_PROBE_AVX512)
+
+bool has_f16() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512fp16"); }
+bool has_i8() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni"); }
+
+__attribute__((target("avx512fp16"))) float f16_rounds(int64_t rounds, int64_t *operations) {
+    *operations = 2 * 32 * kRoundChains;
+    const __m512h factor = _mm512_set1_ph(_Float16(0.5));
+    __m512h chain[kRoundChains];
+    for (int64_t i = 0; i < kRoundChains; ++i) {
+        chain[i] = _mm512_set1_ph(_Float16(float(i)));
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+        for (int64_t i = 0; i < kRoundChains; ++i) {
+            chain[i] = _mm512_fmadd_ph(chain[i], factor, factor);
+        }
+    }
+    __m512h total = chain[0];
+    for (int64_t i = 1; i < kRoundChains; ++i) {
+        total = _mm512_add_ph(total, chain[i]);
+    }
+    return float(_mm512_reduce_add_ph(total));
+}
+
+__attribute__((target("avx512f,avx512vnni"))) float i8_rounds(int64_t rounds, int64_t *operations) {
+    *operations = 2 * 64 * kRoundChains;
+    const __m512i ones = _mm512_set1_epi8(1);
+    __m512i chain[kRoundChains];
+    for (int64_t i = 0; i < kRoundChains; ++i) {
+        chain[i] = _mm512_set1_epi32(int(i));
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+        for (int64_t i = 0; i < kRoundChains; ++i) {
+            chain[i] = _mm512_dpbusd_epi32(chain[i], ones, ones);
+            asm volatile("" : "+v"(chain[i])); // the sum could be had by one multiplication
+        }
+    }
+    __m512i total = chain[0];
+    for (int64_t i = 1; i < kRoundChains; ++i) {
+        total = _mm512_add_epi32(total, chain[i]);
+    }
+    return float(_mm512_reduce_add_epi32(total));
+}
+
+#else
+
+bool has_f16() { return false; }
+bool has_i8() { return false; }
+float f16_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
+float i8_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
+
+#endif
+
+} // namespace llaisys::device::probes
+
+#endif

@@ -1,0 +1,67 @@
+// The probes for f16 and int8 arithmetic on aarch64: FMLA (half precision) and SDOT.
+#include "device/cpu/probes.hpp"
+
+#include <arm_neon.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace llaisys::device::probes {
+
+namespace {
+
+#if defined(__linux__)
+constexpr unsigned long kHalfPrecision = 1ul << 10; // HWCAP_ASIMDHP
+constexpr unsigned long kDotProduct = 1ul << 20;    // HWCAP_ASIMDDP
+bool machine_has(unsigned long feature) { return (getauxval(AT_HWCAP) & feature) != 0; }
+#else
+constexpr unsigned long kHalfPrecision = 0;
+constexpr unsigned long kDotProduct = 0;
+bool machine_has(unsigned long) { return true; } // every Apple core that runs this has both
+#endif
+
+} // namespace
+
+bool has_f16() { return machine_has(kHalfPrecision); }
+bool has_i8() { return machine_has(kDotProduct); }
+
+float f16_rounds(int64_t rounds, int64_t *operations) {
+    *operations = 2 * 8 * kRoundChains;
+    const float16x8_t factor = vdupq_n_f16(float16_t(0.5f));
+    float16x8_t chain[kRoundChains];
+    for (int64_t i = 0; i < kRoundChains; ++i) {
+        chain[i] = vdupq_n_f16(float16_t(float(i)));
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+        for (int64_t i = 0; i < kRoundChains; ++i) {
+            chain[i] = vfmaq_f16(factor, chain[i], factor);
+        }
+    }
+    float16x8_t total = chain[0];
+    for (int64_t i = 1; i < kRoundChains; ++i) {
+        total = vaddq_f16(total, chain[i]);
+    }
+    return float(vgetq_lane_f16(total, 0));
+}
+
+float i8_rounds(int64_t rounds, int64_t *operations) {
+    *operations = 2 * 16 * kRoundChains;
+    const int8x16_t ones = vdupq_n_s8(1);
+    int32x4_t chain[kRoundChains];
+    for (int64_t i = 0; i < kRoundChains; ++i) {
+        chain[i] = vdupq_n_s32(int32_t(i));
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+        for (int64_t i = 0; i < kRoundChains; ++i) {
+            chain[i] = vdotq_s32(chain[i], ones, ones);
+            asm volatile("" : "+w"(chain[i])); // the sum could be had by one multiplication
+        }
+    }
+    int32x4_t total = chain[0];
+    for (int64_t i = 1; i < kRoundChains; ++i) {
+        total = vaddq_s32(total, chain[i]);
+    }
+    return float(vaddvq_s32(total));
+}
+
+} // namespace llaisys::device::probes

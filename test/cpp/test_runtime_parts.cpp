@@ -1,0 +1,380 @@
+// Weight slots, workspace, output buffer and graph runner, each on its own.
+#include "check.hpp"
+#include "runtime/graph/graph.hpp"
+#include "runtime/output/output_buffer.hpp"
+#include "runtime/weights/weights.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+using namespace llaisys;
+using namespace llaisys::runtime;
+
+// Every allocation of the program is counted, to show where there is none. Not inlined: GCC would
+// see free() at the end of a `new` and warn.
+static std::atomic<int64_t> n_allocations{0};
+
+[[gnu::noinline]] void *operator new(size_t bytes) {
+    ++n_allocations;
+    if (void *memory = std::malloc(bytes == 0 ? 1 : bytes)) {
+        return memory;
+    }
+    throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void *memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void *memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+using WeakStorage = std::weak_ptr<Storage>;
+
+// A handle as a caller would make it, and a look at whether its storage still lives.
+llaisysTensor_t make(const Shape &shape, WeakStorage *storage = nullptr,
+                     DType dtype = LLAISYS_DTYPE_F32) {
+    auto *handle = new LlaisysTensor(Tensor::create(shape, dtype));
+    if (storage != nullptr) {
+        *storage = handle->tensor.storage();
+    }
+    return handle;
+}
+
+// The slot table of a small model with tied embeddings in mind.
+struct Slots {
+    llaisysTensor_t embed = nullptr;
+    llaisysTensor_t head = nullptr;
+    llaisysTensor_t q[3] = {};
+    llaisysTensor_t bias[3] = {};
+};
+
+struct Fixture {
+    Slots slots;
+    WeightTable table{LLAISYS_DEVICE_CPU, 0};
+
+    Fixture() {
+        table.add_global("embed", &slots.embed, {5, 4});
+        table.add_global("head", &slots.head, {5, 4});
+        table.add_layers("q", slots.q, 3, {4, 4});
+        table.add_layers("bias", slots.bias, 3, {4}, true);
+    }
+    void fill() {
+        llaisysTensor_t shared = make({5, 4});
+        table.replace("embed", 0, shared);
+        table.replace("head", 0, shared);
+        for (int layer = 0; layer < 3; ++layer) {
+            table.replace("q", layer, make({4, 4}));
+        }
+    }
+};
+
+int64_t two_per_token(const GraphParams &params) { return params.n_tokens * 128; }
+
+} // namespace
+
+// -- Weights -----------------------------------------------------------------------------------
+
+TEST(a_shared_handle_is_destroyed_once_when_its_last_slot_lets_go) {
+    WeakStorage storage, other;
+    Fixture fixture;
+    llaisysTensor_t shared = make({5, 4}, &storage);
+    fixture.table.replace("embed", 0, shared);
+    fixture.table.replace("head", 0, shared);
+    CHECK(fixture.table.is_shared(&fixture.slots.embed));
+    fixture.table.replace("head", 0, make({5, 4}, &other));
+    CHECK(!storage.expired()); // embed still holds it
+    CHECK(!fixture.table.is_shared(&fixture.slots.embed));
+    fixture.table.replace("embed", 0, fixture.slots.head);
+    CHECK(storage.expired());
+    CHECK(!other.expired());
+}
+
+TEST(the_table_destroys_what_is_left_once) {
+    WeakStorage storages[4];
+    {
+        Fixture fixture;
+        llaisysTensor_t shared = make({5, 4}, &storages[0]);
+        fixture.table.replace("embed", 0, shared);
+        fixture.table.replace("head", 0, shared);
+        for (int layer = 0; layer < 3; ++layer) {
+            fixture.table.replace("q", layer, make({4, 4}, &storages[layer + 1]));
+        }
+        for (const WeakStorage &storage : storages) {
+            CHECK(!storage.expired());
+        }
+    }
+    for (const WeakStorage &storage : storages) {
+        CHECK(storage.expired());
+    }
+}
+
+TEST(replacing_a_slot_again_and_again_keeps_one_handle) {
+    Fixture fixture;
+    std::vector<WeakStorage> storages(200);
+    for (size_t i = 0; i < storages.size(); ++i) {
+        fixture.table.replace("q", 1, make({4, 4}, &storages[i]));
+        fixture.table.replace("q", 1, fixture.slots.q[1]); // itself: nothing happens
+        for (size_t j = 0; j <= i; ++j) {
+            CHECK_EQ(storages[j].expired(), j < i);
+        }
+    }
+}
+
+TEST(replace_slot_and_destroy_unique_on_bare_slots) {
+    WeakStorage a, b;
+    llaisysTensor_t slots[3] = {make({2}, &a), nullptr, nullptr};
+    slots[1] = slots[0];
+    const std::vector<llaisysTensor_t *> all = {&slots[0], &slots[1], &slots[2]};
+    replace_slot(&slots[0], make({2}, &b), all);
+    CHECK(!a.expired());
+    replace_slot(&slots[1], nullptr, all);
+    CHECK(a.expired() && slots[1] == nullptr);
+    slots[1] = slots[2] = slots[0];
+    destroy_unique(all);
+    CHECK(b.expired());
+    CHECK(slots[0] == nullptr && slots[1] == nullptr && slots[2] == nullptr);
+    destroy_unique(all); // empty slots are fine
+    replace_slot(&slots[0], make({2}, &a));
+    replace_slot(&slots[0], nullptr);
+    CHECK(a.expired());
+}
+
+TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
+    Fixture fixture;
+    fixture.fill();
+    const uint64_t before = fixture.table.fingerprint();
+    WeakStorage storage;
+    llaisysTensor_t wrong = make({4, 5}, &storage);
+    CHECK_THROWS(fixture.table.replace("q", 2, wrong), "q of layer 2", "[4, 4]", "[4, 5]");
+    CHECK_THROWS(fixture.table.replace("embed", 0, wrong), "weight embed", "[5, 4]", "[4, 5]");
+    CHECK_THROWS(fixture.table.replace("k", 0, wrong), "embed, head, q, bias", "'k'");
+    delete wrong;
+    llaisysTensor_t right = make({4, 4}, &storage);
+    CHECK_THROWS(fixture.table.replace("q", 3, right), "layer must be in [0, 3)", "3");
+    CHECK_THROWS(fixture.table.replace("q", -1, right), "layer", "-1");
+    CHECK_THROWS(fixture.table.replace("q", 0, nullptr), "q of layer 0", "NULL");
+    const int swap[] = {1, 0};
+    const Tensor square = right->tensor;
+    right->tensor = square.permute(swap);
+    CHECK_THROWS(fixture.table.replace("q", 0, right), "contiguous", "[1, 4]");
+    right->tensor = square.without_storage();
+    CHECK_THROWS(fixture.table.replace("q", 0, right), "taken by another slot");
+    delete right;
+    llaisysTensor_t integers = make({4, 4}, nullptr, LLAISYS_DTYPE_I32);
+    CHECK_THROWS(fixture.table.replace("q", 0, integers), "f32, f16 or bf16", "i32");
+    delete integers;
+    CHECK_EQ(fixture.table.fingerprint(), before);
+}
+
+TEST(the_layer_of_a_global_slot_is_ignored) {
+    Fixture fixture;
+    fixture.table.replace("embed", 17, make({5, 4}));
+    fixture.table.replace("embed", -3, make({5, 4}));
+    CHECK(fixture.slots.embed != nullptr);
+}
+
+TEST(completeness_names_what_is_missing_or_was_written_wrong) {
+    Fixture fixture;
+    CHECK_THROWS(fixture.table.check_complete(), "embed is missing");
+    fixture.fill();
+    fixture.table.check_complete(); // biases are optional
+    llaisysTensor_t kept = fixture.slots.q[1];
+    fixture.slots.q[1] = nullptr; // as through the public struct
+    CHECK_THROWS(fixture.table.check_complete(), "q of layer 1 is missing");
+    fixture.slots.q[1] = make({4, 3});
+    CHECK_THROWS(fixture.table.check_complete(), "q of layer 1", "[4, 3]");
+    delete fixture.slots.q[1];
+    fixture.slots.q[1] = kept;
+    kept->tensor = kept->tensor.without_storage(); // laid out anew by the model: still complete
+    fixture.table.check_complete();
+    fixture.table.replace("bias", 2, make({4}));
+    fixture.table.check_complete();
+}
+
+TEST(the_fingerprint_changes_with_every_handle) {
+    Fixture fixture;
+    std::vector<uint64_t> seen = {fixture.table.fingerprint()};
+    fixture.fill();
+    for (int i = 0; i < 100; ++i) {
+        seen.push_back(fixture.table.fingerprint());
+        CHECK_EQ(seen.back(), fixture.table.fingerprint());
+        // The new handle may be born where an old one died: serials tell them apart.
+        fixture.table.replace("q", i % 3, make({4, 4}));
+    }
+    std::sort(seen.begin(), seen.end());
+    CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
+}
+
+// -- Workspace ---------------------------------------------------------------------------------
+
+TEST(workspace_addresses_are_stable_aligned_and_disjoint) {
+    Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+    const Shape shapes[] = {{3, 7}, {1}, {0, 4}, {16}, {5, 5, 5}};
+    int64_t bytes = 0;
+    for (const Shape &shape : shapes) {
+        bytes += Workspace::bytes_for(shape, LLAISYS_DTYPE_BF16);
+    }
+    workspace.reserve(bytes);
+    CHECK_EQ(workspace.capacity(), bytes);
+    std::vector<std::byte *> first;
+    for (int round = 0; round < 3; ++round) {
+        workspace.begin();
+        std::byte *end = nullptr;
+        for (size_t i = 0; i < 5; ++i) {
+            const Tensor tensor = workspace.take(shapes[i], LLAISYS_DTYPE_BF16);
+            CHECK(tensor.is_contiguous() && tensor.shape() == shapes[i]);
+            CHECK_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % 64, 0u);
+            CHECK(end == nullptr || tensor.data() >= end);
+            end = tensor.data() + tensor.bytes();
+            std::memset(tensor.data(), 0xff, size_t(tensor.bytes()));
+            if (round == 0) {
+                first.push_back(tensor.data());
+            }
+            CHECK(tensor.data() == first[i]);
+        }
+        workspace.reserve(bytes / 2); // enough already: nothing moves
+        CHECK_EQ(workspace.allocations(), 1);
+    }
+    CHECK_THROWS(workspace.take({1}, LLAISYS_DTYPE_F32), "workspace", "64 are needed");
+}
+
+TEST(workspace_only_grows_and_old_tensors_stay_valid) {
+    Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+    CHECK_EQ(workspace.capacity(), 0);
+    CHECK_THROWS(workspace.take({1}, LLAISYS_DTYPE_F32), "workspace of 0 bytes");
+    workspace.reserve(256);
+    const Tensor old = workspace.take({64}, LLAISYS_DTYPE_F32);
+    old.as<float>()[63] = 7;
+    workspace.reserve(1024);
+    CHECK_EQ(workspace.allocations(), 2);
+    CHECK_EQ(workspace.capacity(), 1024);
+    const Tensor fresh = workspace.take({256}, LLAISYS_DTYPE_F32); // all of the new arena
+    CHECK(fresh.storage() != old.storage());
+    CHECK_EQ(old.as<float>()[63], 7.0f);
+    workspace.reserve(0);
+    CHECK_EQ(workspace.capacity(), 1024);
+    CHECK_EQ(workspace.allocations(), 2);
+}
+
+TEST(workspace_sizes_are_rounded_to_its_alignment) {
+    CHECK_EQ(Workspace::bytes_for({0}, LLAISYS_DTYPE_F32), 0);
+    CHECK_EQ(Workspace::bytes_for({1}, LLAISYS_DTYPE_F32), 64);
+    CHECK_EQ(Workspace::bytes_for({16}, LLAISYS_DTYPE_F32), 64);
+    CHECK_EQ(Workspace::bytes_for({17}, LLAISYS_DTYPE_F32), 128);
+    CHECK_EQ(Workspace::bytes_for({3, 11}, LLAISYS_DTYPE_U8), 64);
+}
+
+// -- Output rows -------------------------------------------------------------------------------
+
+TEST(output_rows_are_appended_in_order_and_cleared) {
+    OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 3);
+    CHECK_EQ(output.n_rows(), 0);
+    CHECK(output.rows() == nullptr);
+    output.reserve(4);
+    const int32_t ids[] = {2, 5, 9};
+    const Tensor head = output.append(ids, 2);
+    const Tensor tail = output.append(ids + 2, 1);
+    CHECK(head.shape() == Shape({2, 3}) && tail.shape() == Shape({1, 3}));
+    CHECK(tail.as<float>() == head.as<float>() + 6);
+    CHECK(output.row(2) == tail.as<float>() && output.rows() == head.as<float>());
+    CHECK_EQ(output.n_rows(), 3);
+    CHECK_EQ(output.ids()[2], 9);
+    CHECK_THROWS(output.append(ids, 2), "4 rows", "5 are needed");
+    CHECK_EQ(output.n_rows(), 3);
+    output.clear();
+    CHECK_EQ(output.n_rows(), 0);
+    CHECK(output.rows() == nullptr);
+    CHECK(output.append(ids, 1).as<float>() == head.as<float>()); // the same memory again
+}
+
+TEST(a_step_without_output_rows_gets_an_empty_tensor) {
+    OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 3);
+    output.reserve(0); // the very first step may ask for none
+    const Tensor none = output.append(nullptr, 0);
+    CHECK(none.shape() == Shape({0, 3}) && none.defined());
+    output.reserve(1);
+    const int32_t id = 0;
+    output.append(&id, 1);
+    CHECK_EQ(output.append(nullptr, 0).elements(), 0);
+    CHECK_EQ(output.n_rows(), 1);
+}
+
+TEST(output_reserve_grows_only) {
+    OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 8);
+    output.reserve(10);
+    CHECK_EQ(output.capacity(), 10);
+    const int32_t ids[10] = {};
+    const float *address = output.append(ids, 10).as<float>();
+    output.clear();
+    output.reserve(3);
+    CHECK_EQ(output.capacity(), 10);
+    CHECK(output.append(ids, 3).as<float>() == address);
+    output.reserve(11); // rows are lost
+    CHECK_EQ(output.n_rows(), 0);
+    CHECK_EQ(output.capacity(), 11);
+    CHECK_THROWS(output.reserve(std::numeric_limits<int64_t>::max()), "too many elements");
+}
+
+// -- Graph -------------------------------------------------------------------------------------
+
+TEST(the_graph_allocates_for_a_larger_step_only) {
+    Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+    GraphRunner graph(workspace, two_per_token);
+    CHECK(!graph.can_reuse({1, 0}));
+    graph.reserve({4, 1});
+    graph.reserve({2, 1}); // fits
+    CHECK_EQ(graph.counters().reserved, 1);
+    CHECK_EQ(workspace.capacity(), 4 * 128);
+    CHECK(graph.can_reuse({4, 1}) && !graph.can_reuse({5, 1}));
+    int runs = 0;
+    for (const int64_t n : {1, 4, 3, 5, 4, 5}) {
+        graph.run({n, 1}, [&] {
+            ++runs;
+            for (int64_t i = 0; i < 2 * n; ++i) { // the workspace is empty and large enough
+                workspace.take({16}, LLAISYS_DTYPE_F32);
+            }
+        });
+    }
+    CHECK_EQ(runs, 6);
+    CHECK_EQ(graph.counters().allocated, 1);
+    CHECK_EQ(graph.counters().reused, 5);
+    CHECK_EQ(workspace.allocations(), 2);
+    CHECK_EQ(graph.counters().reserved, 1);
+}
+
+TEST(a_body_that_throws_leaves_the_graph_usable) {
+    Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+    GraphRunner graph(workspace, two_per_token);
+    CHECK_THROWS(graph.run({2, 0}, [&] { fail(LLAISYS_ERROR_INTERNAL, "in the body"); }), "body");
+    graph.run({2, 0}, [&] { workspace.take({64}, LLAISYS_DTYPE_F32); });
+    CHECK_EQ(workspace.allocations(), 1);
+}
+
+// The hot path as a whole: views, workspace, output rows, graph, and checks that hold.
+TEST(a_repeated_step_allocates_nothing_at_all) {
+    Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+    GraphRunner graph(workspace, two_per_token);
+    OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 6);
+    const int32_t ids[] = {0, 1};
+    const int order[] = {1, 0, 2};
+    const auto step = [&] {
+        output.clear();
+        output.reserve(2);
+        const Tensor rows = output.append(ids, 2);
+        graph.run({4, 2}, [&] {
+            const Tensor x = workspace.take({4, 6}, LLAISYS_DTYPE_F32);
+            const Tensor heads = x.view({4, 3, 2}).slice(1, 1, 3);
+            const Tensor turned = heads.permute(order).slice(0, 0, 1).view({4, 2});
+            CHECK(turned.has_dense_rows() && x.slice(0, 1, 2).contiguous().is_contiguous());
+            copy_strided(rows.slice(1, 0, 2), turned.slice(0, 0, 2));
+        });
+    };
+    step();
+    const int64_t before = n_allocations;
+    for (int i = 0; i < 100; ++i) {
+        step();
+    }
+    CHECK_EQ(n_allocations - before, 0);
+    CHECK(before > 0);
+}

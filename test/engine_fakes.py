@@ -1,0 +1,291 @@
+"""A model without weights for engine tests: the next token is a hash of the tokens that the model
+can see through its block table, so a wrong slot, block or length changes the output."""
+
+from __future__ import annotations
+
+import codecs
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.step import (
+    AttentionMetadata,
+    ForwardOutput,
+    ModelStepInput,
+    RowLogprobs,
+    SamplingMetadata,
+)
+from llaisys.common.types import RequestOutput, StreamOutput
+from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from llaisys.engine.llm_engine import LLMEngine
+from llaisys.models.base import AdapterOptions, ModelAdapter
+
+VOCAB = 512
+EOS = 0
+MAX_MODEL_LEN = 512
+
+
+def state_of(tokens: Sequence[int] | NDArray[np.int64]) -> int:
+    return zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
+
+
+def draw(state: int, seed: int | None, choice: int, position: int, history: Sequence[int]) -> int:
+    """The token behind `state`; greedy when seed is None."""
+    key = (state, tuple(history)) if seed is None else (state, seed, choice, position, *history)
+    return zlib.crc32(repr(key).encode()) % VOCAB
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    max_tokens: int,
+    seed: int | None = None,
+    choice: int = 0,
+    stops: Iterable[int] = (EOS,),
+) -> list[int]:
+    """What the engine must produce, computed without one (seed None: greedy)."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        token = draw(state_of(tokens), seed, choice, len(tokens), ())
+        tokens.append(token)
+        if token in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeAdapter(ModelAdapter):
+    """Checks every array that it is given; counts calls; `on_forward` may raise."""
+
+    max_len = MAX_MODEL_LEN
+
+    def __init__(self, options: AdapterOptions) -> None:
+        self.options = options
+        self.vocab_size = VOCAB
+        self.max_model_len = min(options.max_model_len or self.max_len, self.max_len)
+        self.kv_capacity_tokens = options.kv_cache_capacity_tokens
+        self.eos_token_ids = (EOS,)
+        self.kv = np.full(self.kv_capacity_tokens, -1, dtype=np.int64)
+        self.histories: dict[int, list[int]] = {}
+        self.num_forwards = 0
+        self.num_tokens = 0
+        self.closed = False
+        self.reverse_rows = False  # keep the output rows in another order
+        self.on_forward: Callable[[ModelStepInput], None] | None = None
+        self.on_sample: Callable[[SamplingMetadata], None] | None = None
+        self.last_sampling: SamplingMetadata | None = None
+        self.last_attention: AttentionMetadata | None = None
+        self._states: list[int] = []
+        self._drawn: list[int] = []
+
+    @classmethod
+    def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
+        return 64
+
+    @classmethod
+    def load(cls, checkpoint: Any, options: AdapterOptions) -> FakeAdapter:
+        return cls(options)
+
+    def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
+        assert attention is not None and not self.closed
+        if self.on_forward is not None:
+            self.on_forward(step)
+        self.num_forwards += 1
+        n, s = len(step.token_ids), len(attention.batch_seq_ids)
+        self.num_tokens += n
+        self.last_attention = attention
+        assert len(set(attention.batch_seq_ids.tolist())) == s
+        assert attention.block_tables.flags.c_contiguous and attention.block_tables.shape[0] == s
+        assert len(set(attention.slot_mapping.tolist())) == n
+        assert step.token_ids.min() >= 0 and step.token_ids.max() < VOCAB
+        self.kv[attention.slot_mapping] = step.token_ids
+        size = self.options.kv_cache_block_size
+        tables = attention.block_tables
+        row_of = {seq: row for row, seq in enumerate(attention.batch_seq_ids.tolist())}
+        marked = np.flatnonzero(step.logits_mask)
+        if self.reverse_rows:
+            marked = marked[::-1].copy()
+        self._states = []
+        for index in marked.tolist():
+            row = row_of[int(step.seq_ids[index])]
+            length = int(attention.context_lens[row])
+            assert step.positions[index] == length - 1
+            blocks = tables[row, : -(-length // size)]
+            assert blocks.min() >= 0
+            seen = self.kv.reshape(-1, size)[blocks].reshape(-1)[:length]
+            assert seen.min() >= 0, "a slot was read that nobody wrote"
+            self._states.append(state_of(seen))
+        return ForwardOutput(len(marked), marked.astype(np.int32))
+
+    def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
+        if self.on_sample is not None:
+            self.on_sample(sampling)
+        self.last_sampling = sampling
+        self._drawn = []
+        for index, row in enumerate(sampling.rows.tolist()):
+            greedy = sampling.temperature is not None and sampling.temperature[index] == 0
+            history: Sequence[int] = ()
+            if sampling.seq_ids is not None:
+                history = self.histories.get(int(sampling.seq_ids[index]), ())
+            seed = int(sampling.seeds[index]) if sampling.seeds is not None else 0
+            position = int(sampling.positions[index]) if sampling.positions is not None else 0
+            choice = int(sampling.choices[index]) if sampling.choices is not None else 0
+            token = draw(self._states[row], None if greedy else seed, choice, position, history)
+            while not self._allowed(sampling, index, token):
+                token = (token + 1) % VOCAB
+            self._drawn.append(token)
+        return np.array(self._drawn, dtype=np.int32)
+
+    @staticmethod
+    def _allowed(sampling: SamplingMetadata, index: int, token: int) -> bool:
+        if sampling.mask_rows is not None and sampling.mask_rows[index] >= 0:
+            assert sampling.masks is not None
+            if not sampling.masks[sampling.mask_rows[index], token // 32] >> (token % 32) & 1:
+                return False
+        if sampling.bias_offsets is not None:
+            assert sampling.bias_ids is not None and sampling.bias_values is not None
+            span = slice(sampling.bias_offsets[index], sampling.bias_offsets[index + 1])
+            banned = sampling.bias_ids[span][np.isneginf(sampling.bias_values[span])]
+            return token not in banned.tolist()
+        return True
+
+    def logprobs(self, index: int) -> RowLogprobs | None:
+        sampling = self.last_sampling
+        if sampling is None or sampling.n_logprobs is None or sampling.n_logprobs[index] < 0:
+            return None
+        count = int(sampling.n_logprobs[index])
+        drawn = self._drawn[index]
+        ids = [(drawn + k) % VOCAB for k in range(count)]
+        return RowLogprobs(-0.5, 1, ids, [-0.5 - k for k in range(count)])
+
+    def logits(self) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+    def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
+        self.histories[seq_id] = list(prompt)
+
+    def sampler_accept(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self.histories[seq_id].extend(tokens)
+
+    def sampler_forget(self, seq_id: int) -> None:
+        self.histories.pop(seq_id, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeDetokenizer:
+    def __init__(self, skip_special: bool) -> None:
+        self._skip = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token_id: int) -> str:
+        if token_id == EOS and self._skip:
+            return ""
+        return self._decoder.decode(FakeTokenizer.token_bytes(token_id))
+
+    def add_all(self, token_ids: Iterable[int]) -> str:
+        return "".join([self.add(token_id) for token_id in token_ids])
+
+    def finish(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+class FakeTokenizer:
+    """1..255 are bytes, 256.. are pairs of letters, 0 ends a text."""
+
+    eos_token_ids = (EOS,)
+    vocab_size = VOCAB
+
+    @staticmethod
+    def token_bytes(token_id: int) -> bytes:
+        if token_id == EOS:
+            return b"<eos>"
+        if token_id < 256:
+            return bytes([token_id])
+        rest = token_id - 256
+        return bytes([97 + rest % 26, 97 + rest // 26])
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        add_generation_prompt: bool = True,
+        tools: Any = None,
+        variables: Any = None,
+    ) -> list[int]:
+        text = "".join(f"[{m['role']}]{m['content']}" for m in messages)
+        return self.encode(text + ("[assistant]" if add_generation_prompt else ""))
+
+    def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        detokenizer = self.detokenizer(skip_special_tokens)
+        return detokenizer.add_all(token_ids) + detokenizer.finish()
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> FakeDetokenizer:
+        return FakeDetokenizer(skip_special_tokens)
+
+
+def make_config(
+    num_blocks: int = 256,
+    block_size: int = 4,
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int = 64,
+    **others: Any,
+) -> EngineConfig:
+    cache = {
+        name: others.pop(name)
+        for name in ("enable_prefix_caching", "prefix_cache_min_match")
+        if name in others
+    }
+    settings: dict[str, Any] = {
+        "adapter_class": FakeAdapter,
+        "tokenizer": FakeTokenizer(),
+        "scheduler": SchedulerConfig(max_num_seqs, max_num_batched_tokens, min_prefill_chunk=4),
+        "cache": CacheConfig(block_size=block_size, num_blocks=num_blocks, **cache),
+        "warmup": False,
+    }
+    return EngineConfig(**{**settings, **others})
+
+
+def make_engine(**settings: Any) -> LLMEngine:
+    return LLMEngine(make_config(**settings))
+
+
+def adapter_of(engine: LLMEngine) -> FakeAdapter:
+    adapter = engine.core.executor.worker.adapter  # type: ignore[attr-defined]
+    assert isinstance(adapter, FakeAdapter)
+    return adapter
+
+
+def run_all(engine: LLMEngine, max_steps: int = 100_000) -> dict[str, RequestOutput]:
+    """Step until nothing is left; the outputs by request id."""
+    finished: dict[str, RequestOutput] = {}
+    for _ in range(max_steps):
+        if not engine.has_unfinished():
+            return finished
+        for part in engine.step():
+            if part.output is not None:
+                finished[part.request_id] = part.output
+    raise AssertionError(f"not finished after {max_steps} steps: {engine.stats()}")
+
+
+def run_prompts(
+    engine: LLMEngine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[list[int]]:
+    names = [engine.submit(prompt, params) for prompt in prompts]
+    finished = run_all(engine)
+    return [finished[name].token_ids for name in names]
+
+
+def texts(parts: Iterable[StreamOutput]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def greedy(max_tokens: int, **others: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **others)

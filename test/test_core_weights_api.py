@@ -1,0 +1,284 @@
+"""The weight slots of a model handle: who owns what, and what is refused.
+
+A decoder (qwen2, llama) has slots per layer and tied embeddings; the mock model has one slot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.libllaisys.handles import Model, Tensor
+from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.qwen2 import LlaisysQwen2Weights
+from native_helpers import (
+    REALS,
+    MockModel,
+    Shape,
+    create_params,
+    resident_bytes,
+    tensor,
+)
+
+SHAPE = Shape(voc=11, nh=2, nkvh=1, dh=4, maxseq=32)
+N_LAYERS = 2
+DI = 6
+
+
+def decoder_shapes() -> dict[str, tuple[int, ...]]:
+    hs, kv = SHAPE.hs, SHAPE.nkvh * SHAPE.dh
+    return {
+        "in_embed": (SHAPE.voc, hs), "out_embed": (SHAPE.voc, hs), "out_norm_w": (hs,),
+        "attn_norm_w": (hs,), "attn_q_w": (hs, hs), "attn_k_w": (kv, hs), "attn_v_w": (kv, hs),
+        "attn_o_w": (hs, hs), "mlp_norm_w": (hs,), "mlp_gate_w": (DI, hs), "mlp_up_w": (DI, hs),
+        "mlp_down_w": (hs, DI), "attn_q_b": (hs,), "attn_k_b": (kv,), "attn_v_b": (kv,),
+        "attn_o_b": (hs,),
+    }  # fmt: skip
+
+
+GLOBAL = ("in_embed", "out_embed", "out_norm_w")
+OPTIONAL = ("attn_q_b", "attn_k_b", "attn_v_b", "attn_o_b")
+
+
+class Decoder(MockModel):
+    def __init__(self, model_type: str = "qwen2", **fields: int) -> None:
+        self.shape = SHAPE
+        meta = SHAPE.meta(nlayer=N_LAYERS, di=DI)
+        Model.__init__(self, create_params(meta, model_type, **fields))
+
+    def put(self, field: str, layer: int = 0, seed: int = 0, dtype: str = "f32") -> None:
+        shape = decoder_shapes()[field]
+        values = np.random.default_rng([seed, layer]).standard_normal(shape, np.float32) * 0.3
+        made = tensor(values, dtype)
+        self.replace_weight(field, layer, made)
+        made.give_away()
+
+    def fill(self, leave_out: tuple[str, int] | None = None, seed: int = 0) -> None:
+        for field in decoder_shapes():
+            for layer in range(1 if field in GLOBAL else N_LAYERS):
+                if field not in OPTIONAL and (field, layer) != leave_out:
+                    self.put(field, layer, seed)
+
+
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    with Decoder() as made:
+        yield made
+
+
+def test_a_filled_decoder_runs_and_optional_slots_stay_optional(decoder: Decoder) -> None:
+    decoder.fill()
+    before = decoder.run([1, 2, 3])
+    assert np.isfinite(before).all()
+    decoder.put("attn_q_b", 1, seed=5)
+    after = decoder.run([1, 2, 3], seqs=[[1]] * 3)
+    assert after.tobytes() != before.tobytes()
+
+
+@pytest.mark.parametrize("missing", [("in_embed", 0), ("out_norm_w", 0), ("mlp_up_w", 1)])
+def test_a_missing_weight_is_named_at_the_step(
+    decoder: Decoder, missing: tuple[str, int]
+) -> None:
+    decoder.fill(leave_out=missing)
+    assert decoder.try_step([1]) == -1
+    text = lib().llaisysLastError().decode()
+    assert f"weight {missing[0]}" in text and "missing" in text
+    assert missing[0] in GLOBAL or f"layer {missing[1]}" in text
+    assert decoder.kv_stats().used_slots == 0
+    decoder.put(*missing)
+    assert decoder.try_step([1]) == 0
+
+
+def test_a_mock_without_weights() -> None:
+    with MockModel(weights=False) as model:
+        assert model.try_step([1]) == -1
+        assert "weight in_embed is missing" in lib().llaisysLastError().decode()
+
+
+def test_a_replaced_weight_is_used_at_the_next_step(decoder: Decoder) -> None:
+    decoder.fill()
+    first = decoder.run([1, 2, 3])
+    decoder.fill(seed=1)
+    second = decoder.run([1, 2, 3], seqs=[[1]] * 3)
+    decoder.fill(seed=0)
+    third = decoder.run([1, 2, 3], seqs=[[2]] * 3)
+    assert first.tobytes() == third.tobytes() != second.tobytes()
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_a_tied_table_is_freed_once(model_type: str) -> None:
+    """ASan or glibc would end the process over a double free; values show that both are used."""
+    for close_before_step in (False, True):
+        with Decoder(model_type) as decoder:
+            decoder.fill()
+            table = tensor(np.eye(SHAPE.voc, SHAPE.hs, dtype=np.float32), "f32")
+            decoder.replace_weight("in_embed", 0, table)
+            decoder.replace_weight("out_embed", 0, table)
+            table.give_away()
+            if not close_before_step:
+                decoder.run([1, 2])
+                decoder.put("out_embed", seed=3)  # in_embed keeps the tied one
+                decoder.run([1, 2], seqs=[[1]] * 2)
+                decoder.put("in_embed", seed=3)
+                decoder.run([1, 2], seqs=[[2]] * 2)
+
+
+def test_the_same_handle_may_be_put_into_its_slot_again(decoder: Decoder) -> None:
+    table = tensor(np.ones((SHAPE.voc, SHAPE.hs), np.float32), "f32")
+    decoder.replace_weight("in_embed", 0, table)
+    decoder.replace_weight("in_embed", 0, table)
+    table.give_away()
+    decoder.fill(leave_out=("in_embed", 0))
+    assert decoder.try_step([1]) == 0
+
+
+@pytest.mark.parametrize("with_steps", [False, True])
+def test_replacing_a_slot_leaks_nothing(with_steps: bool) -> None:
+    """64 tensors of 4 MB through one slot: what is resident must not grow by more than a few."""
+    shape = Shape(voc=16384, nh=8, nkvh=1, dh=8)
+    values = np.ones((shape.voc, shape.hs), np.float32)
+    with MockModel(shape, weights=False, kv_cache_capacity_tokens=1024) as model:
+        sizes = []
+        for _ in range(64):
+            made = tensor(values, "f32")
+            model.replace_weight("in_embed", 0, made)
+            made.give_away()
+            if with_steps:
+                assert model.try_step([1]) == 0
+                model.kv_seq_rm(0, -1, -1)
+            sizes.append(resident_bytes())
+    assert max(sizes[8:]) - sizes[7] < 5 * values.nbytes
+
+
+def test_creating_and_destroying_leaks_nothing() -> None:
+    shape = Shape(voc=16384, nh=8, nkvh=1, dh=8, maxseq=4096)
+    sizes = []
+    for i in range(24):
+        with MockModel(shape) as model:
+            model.run([1] * 100, marks=[1] * 100)
+            assert model.kv_seq_cp(i, 0, -1, -1) == 0
+        sizes.append(resident_bytes())
+    assert max(sizes[8:]) - sizes[7] < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("field", "layer", "shape", "dtype", "words"),
+    [
+        ("nonsense", 0, (8, 8), "f32", "one of in_embed.*got 'nonsense'"),
+        ("", 0, (8, 8), "f32", "got ''"),
+        ("attn_q_w", -1, (8, 8), "f32", "layer must be in \\[0, 2\\), got -1"),
+        ("attn_q_w", 2, (8, 8), "f32", "layer must be in \\[0, 2\\), got 2"),
+        ("attn_q_w", 2147483647, (8, 8), "f32", "layer must be in"),
+        ("attn_q_w", 1, (8, 7), "f32", "attn_q_w of layer 1: shape must be \\[8, 8\\], got"),
+        ("attn_q_w", 1, (64,), "f32", "shape must be"),
+        ("attn_q_w", 0, (8, 8), "i8", "dtype must be f32, f16 or bf16, got i8"),
+        ("in_embed", 0, (11, 9), "f32", "weight in_embed: shape must be \\[11, 8\\]"),
+        ("attn_k_b", 0, (8,), "f32", "shape must be \\[4\\]"),
+    ],
+)
+def test_a_refused_tensor_stays_the_callers(
+    decoder: Decoder, field: str, layer: int, shape: tuple[int, ...], dtype: str, words: str
+) -> None:
+    with Tensor.create(shape, dtype) as made:
+        with pytest.raises(InvalidInputError, match=words):
+            decoder.replace_weight(field, layer, made)
+        assert made.shape == shape  # still there, and freed by us
+
+
+def test_a_strided_tensor_and_null_are_refused(decoder: Decoder) -> None:
+    with Tensor.create((8, 9), "f32") as wide, wide.slice(1, 0, 8) as view:
+        with pytest.raises(InvalidInputError, match="contiguous"):
+            decoder.replace_weight("attn_q_w", 0, view)
+    replace = lib().llaisysModelReplaceWeight
+    assert replace(decoder.handle, b"attn_q_w", 0, None) == -1
+    assert b"tensor is NULL" in lib().llaisysLastError()
+    assert replace(decoder.handle, None, 0, None) == -1
+    assert b"field is NULL" in lib().llaisysLastError()
+    assert replace(None, b"attn_q_w", 0, None) == -1
+
+
+def test_the_layer_of_a_global_slot_is_ignored(decoder: Decoder) -> None:
+    decoder.put("out_norm_w", layer=99)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_weights_in_every_dtype(decoder: Decoder, dtype: str) -> None:
+    decoder.fill()
+    for field in ("in_embed", "attn_q_w", "mlp_down_w", "mlp_norm_w"):
+        decoder.put(field, 0, dtype=dtype)
+    assert np.isfinite(decoder.run([1, 2])).all()
+
+
+def test_mapped_weights_are_used_in_place_and_outlive_the_file(tmp_path: Path) -> None:
+    shape = Shape()
+    path = tmp_path / "table.bin"
+    path.write_bytes(b"12345678" + shape.table().tobytes())
+    with MockModel(weights=False) as model:
+        mapped = Tensor.map(str(path), 8, (shape.voc, shape.hs), "f32")
+        model.replace_weight("in_embed", 0, mapped)
+        mapped.give_away()
+        path.unlink()
+        got = model.run([1, 2, 3])
+    np.testing.assert_allclose(got, shape.sequence_logits([1, 2, 3])[2:], atol=2e-4)
+
+
+# -- The slot table, written directly -------------------------------------------------------------
+
+
+def slots_of(model: Model) -> LlaisysQwen2Weights:
+    return LlaisysQwen2Weights.from_address(lib().llaisysModelWeights(model.handle))
+
+
+def test_a_slot_written_directly_is_taken_over_at_the_next_step() -> None:
+    with MockModel(weights=False) as model:
+        shape = model.shape
+        slots = slots_of(model)
+        assert slots.in_embed is None
+        made = tensor(shape.table(), "f32")
+        slots.in_embed = made.handle
+        got = model.run([1, 2, 3])
+        made.give_away()  # the model frees it
+        np.testing.assert_allclose(got, shape.sequence_logits([1, 2, 3])[2:], atol=2e-4)
+
+
+def test_a_wrong_tensor_written_directly_is_refused_at_the_step() -> None:
+    with MockModel(weights=False) as model:
+        slots = slots_of(model)
+        with Tensor.create((3, 3), "f32") as wrong:
+            slots.in_embed = wrong.handle
+            assert model.try_step([1]) == -1
+            assert b"weight in_embed: shape must be" in lib().llaisysLastError()
+            slots.in_embed = None
+        assert model.try_step([1]) == -1
+        assert b"missing" in lib().llaisysLastError()
+
+
+def test_per_layer_slots_are_arrays_of_layers(decoder: Decoder) -> None:
+    decoder.fill()
+    slots = slots_of(decoder)
+    for field, _ in LlaisysQwen2Weights._fields_:
+        if field in GLOBAL:
+            assert getattr(slots, field)
+        else:
+            handles = (ctypes.c_void_p * N_LAYERS).from_address(getattr(slots, field))
+            assert all(handles) != (field in OPTIONAL)
+
+
+def test_use_after_close() -> None:
+    model = MockModel()
+    model.close()
+    model.close()
+    with Tensor.create((1,), "f32") as made, pytest.raises(ClosedError, match="MockModel"):
+        model.replace_weight("in_embed", 0, made)
+    for use in (
+        lambda: model.try_step([1]), lambda: model.n_outputs, lambda: model.params,
+        lambda: model.kv_stats(), lambda: model.kv_dump(), lambda: model.kv_seq_keep(0),
+        lambda: model.kv_seq_pos_max(0), lambda: model.draw(0), lambda: model.sampler_forget(0),
+        lambda: model.logits_address, lambda: model.kv_copy_slots(0, 0, 0),
+    ):  # fmt: skip
+        with pytest.raises(ClosedError, match=r"used after close\(\)"):
+            use()

@@ -1,0 +1,315 @@
+"""A request's life: legal moves, faults, cancelling, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+from engine_fakes import (
+    adapter_of,
+    expected_tokens,
+    greedy,
+    make_config,
+    make_engine,
+    run_all,
+)
+
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import TRANSITIONS, IllegalTransitionError, Request, RequestStatus
+from llaisys.engine.executor import Executor, ExecutorTimeoutError, UniProcExecutor, WorkerError
+from llaisys.engine.llm_engine import LLMEngine
+
+S = RequestStatus
+
+
+def test_the_statuses_are_the_seeds_and_an_error():
+    assert [status.name for status in S] == (
+        "WAITING WAITING_FOR_REMOTE_KVS RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED "
+        "FINISHED_ABORTED FINISHED_IGNORED FINISHED_ERROR"
+    ).split()
+    assert {s for s in S if s.finished} == {s for s in S if s.finish_reason is not None}
+    assert S.FINISHED_ERROR.finish_reason == "error" and S.FINISHED_STOPPED.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(S, S)), ids=lambda s: s.value)
+def test_only_legal_transitions_are_taken(old, new, caplog):
+    request = Request("r", [1], SamplingParams(), status=old)
+    if new in TRANSITIONS[old]:
+        request.set_status(new)
+        assert request.status is new
+        return
+    with caplog.at_level(logging.ERROR, "llaisys.engine"), pytest.raises(IllegalTransitionError):
+        request.set_status(new)
+    assert request.status is old
+    assert f"illegal transition {old.value} -> {new.value}" in caplog.text
+
+
+def test_finished_requests_go_nowhere_and_every_living_one_can_be_cancelled():
+    for status in S:
+        if status.finished:
+            assert not TRANSITIONS[status]
+        else:
+            assert {S.FINISHED_ABORTED, S.FINISHED_ERROR} <= TRANSITIONS[status]
+
+
+def test_every_transition_is_logged(caplog):
+    engine = make_engine()
+    with caplog.at_level(logging.DEBUG, "llaisys.engine"):
+        engine.submit([1, 2], greedy(1), request_id="x")
+        run_all(engine)
+    moves = [r.getMessage() for r in caplog.records if r.getMessage().startswith("request x:")]
+    assert moves == [
+        "request x: waiting -> running",
+        "request x: running -> finished_length_capped",
+    ]
+
+
+def test_statuses_and_reasons_at_the_end():
+    engine = make_engine()
+    tokens = expected_tokens([1, 2, 3], 6, stops=())
+    length = engine.submit([1, 2, 3], greedy(6, ignore_eos=True))
+    stop = engine.submit([1, 2, 3], greedy(6, ignore_eos=True, stop_token_ids=[tokens[2]]))
+    outputs = run_all(engine)
+    choice = outputs[length].outputs[0]
+    assert (choice.status, choice.finish_reason) == (S.FINISHED_LENGTH_CAPPED, "length")
+    choice = outputs[stop].outputs[0]
+    assert (choice.status, choice.finish_reason) == (S.FINISHED_STOPPED, "stop")
+    assert choice.token_ids == tokens[:3] and choice.stop_reason == tokens[2]
+    timings = choice.timings
+    assert 0 <= timings.queue <= timings.first_token <= timings.total
+    assert timings.per_token >= 0
+
+
+def test_min_tokens_holds_stop_tokens_off():
+    engine = make_engine()
+    tokens = expected_tokens([1, 2, 3], 6, stops=())
+    name = engine.submit(
+        [1, 2, 3], greedy(6, ignore_eos=True, stop_token_ids=[tokens[1]], min_tokens=4)
+    )
+    output = run_all(engine)[name]
+    assert len(output.token_ids) >= 4 and tokens[1] not in output.token_ids[:3]
+
+
+# ---- cancelling ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_cancel_releases_everything_at_once_and_twice_is_fine(steps):
+    engine = make_engine(max_num_batched_tokens=16)
+    name = engine.submit(list(range(1, 30)), greedy(20, ignore_eos=True, n=1))
+    other = engine.submit([5, 6], greedy(4, ignore_eos=True))
+    for _ in range(steps):
+        engine.step()
+    (part,) = engine.cancel(name)
+    assert part.finish_reason == "abort" and part.output.outputs[0].status is S.FINISHED_ABORTED
+    assert engine.cancel(name) == [] and engine.cancel("no such request") == []
+    assert run_all(engine)[other].token_ids == expected_tokens([5, 6], 4, stops=())
+    assert engine.stats()["kv_blocks_used"] == 0
+
+
+def test_cancel_ends_all_choices():
+    engine = make_engine()
+    name = engine.submit([1, 2, 3, 4, 5], SamplingParams(n=5, max_tokens=50, ignore_eos=True))
+    engine.step()
+    parts = engine.cancel(name)
+    assert len(parts) == 5 and [part.output is not None for part in parts] == [False] * 4 + [True]
+    assert not engine.has_unfinished()
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+def test_a_fault_ends_the_requests_of_its_step_and_no_others():
+    engine = make_engine(max_num_seqs=2)
+    first = [engine.submit([1 + i, 2], greedy(5, ignore_eos=True)) for i in range(2)]
+    later = [engine.submit([7 + i, 2], greedy(5, ignore_eos=True)) for i in range(2)]
+    engine.step()
+
+    def explode(step):
+        adapter_of(engine).on_forward = None
+        raise MemoryError("no more of it")
+
+    adapter_of(engine).on_forward = explode
+    outputs = run_all(engine)
+    for name in first:
+        choice = outputs[name].outputs[0]
+        assert (choice.status, choice.finish_reason) == (S.FINISHED_ERROR, "error")
+        assert "rank 0" in choice.error and "no more of it" in choice.error
+        assert len(choice.token_ids) == 1
+    for index, name in enumerate(later):
+        assert outputs[name].token_ids == expected_tokens([7 + index, 2], 5, stops=())
+    stats = engine.stats()
+    assert stats["worker_errors"] == 1 and stats["executor_timeouts"] == 0
+    assert stats["kv_blocks_used"] == 0
+
+
+def test_a_fault_in_the_sampler_is_a_fault_of_the_step():
+    engine = make_engine()
+    name = engine.submit([1, 2], greedy(5))
+
+    def explode(sampling):
+        adapter_of(engine).on_sample = None
+        raise ValueError("bad row")
+
+    adapter_of(engine).on_sample = explode
+    assert run_all(engine)[name].finish_reason == "error"
+    again = engine.submit([1, 2], greedy(5))
+    assert run_all(engine)[again].token_ids == expected_tokens([1, 2], 5)
+
+
+def test_blocks_of_a_failed_step_are_not_reused_as_a_prefix():
+    engine = make_engine(block_size=4)
+    prompt = list(range(1, 14))
+
+    def explode(step):
+        adapter_of(engine).on_forward = None
+        raise RuntimeError("lost")
+
+    adapter_of(engine).on_forward = explode
+    engine.submit(prompt, greedy(3, ignore_eos=True))
+    run_all(engine)
+    name = engine.submit(prompt, greedy(3, ignore_eos=True))
+    output = run_all(engine)[name]
+    assert output.usage.cached_tokens == 0
+    assert output.token_ids == expected_tokens(prompt, 3, stops=())
+
+
+def test_worker_errors_carry_the_rank():
+    executor = Executor.get_class(make_config())(make_config())
+    with pytest.raises(
+        WorkerError, match=r"worker rank 0 \(local rank 0\): sample_tokens"
+    ) as caught:
+        executor.sample_tokens()
+    assert caught.value.rank == caught.value.local_rank == 0
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    executor.shutdown()
+
+
+def test_timeouts_are_counted_apart_from_worker_errors():
+    import threading
+
+    engine = make_engine(step_timeout=0.05)
+    adapter, release = adapter_of(engine), threading.Event()
+
+    def hang(step):
+        adapter.on_forward = None
+        release.wait(30)
+
+    adapter.on_forward = hang
+    first = engine.submit([1, 2], greedy(3))
+    assert run_all(engine)[first].finish_reason == "error"
+    assert engine.core.executor.stats.timeouts == 1
+    assert engine.core.executor.stats.worker_errors == 0
+    with pytest.raises(ExecutorTimeoutError, match="still busy"):
+        engine.core.executor.check_health()
+    release.set()
+    engine.core.executor._late.result(30)
+    engine.core.executor.check_health()
+    again = engine.submit([1, 2], greedy(3))
+    assert run_all(engine)[again].token_ids == expected_tokens([1, 2], 3)
+    engine.close()
+
+
+def test_executor_methods_and_start_up_line(caplog):
+    config = make_config()
+    assert Executor.get_class(config) is UniProcExecutor
+    with caplog.at_level(logging.INFO, "llaisys.engine"):
+        executor = UniProcExecutor(config)
+    for part in ("backend=uni", "tp_size=1", "world_size=1", "rank=0", "device=cpu", "kv_blocks="):
+        assert part in caplog.text
+    assert executor._distributed_args() == ("tcp://127.0.0.1:29501", 0, 0)
+    assert executor.collective_rpc("profile")[0]["steps"] == 0
+    executor.check_health()
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(ClosedError):
+        executor.check_health()
+
+
+def test_kv_cache_memory_becomes_blocks():
+    from llaisys.engine.config import CacheConfig
+
+    engine = LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory=100_000)))
+    assert engine.model_info.num_blocks == 100_000 // (16 * 64)
+    with pytest.raises(InvalidInputError, match="kv_cache_memory is 10 bytes"):
+        LLMEngine(make_config(cache=CacheConfig(kv_cache_memory=10)))
+
+
+# ---- the engine's edges --------------------------------------------------------------------------
+
+
+def test_refused_input_leaves_no_trace():
+    engine = make_engine(num_blocks=16)
+    good = engine.submit([3, 4], greedy(4, ignore_eos=True))
+    for prompt, params in (
+        ([], None),
+        ("", None),
+        ([1, 512], None),
+        ([1, -1], None),
+        ([1.5], None),
+        ([True], None),
+        ({"a": 1}, None),
+        (3, None),
+        (list(range(1, 70)), None),
+        ([1, 2], greedy(400)),
+        ([1], SamplingParams(allowed_token_ids=[512])),
+        ([1], SamplingParams(logit_bias={512: 1.0})),
+        ([1], SamplingParams(stop_token_ids=[9999])),
+        ([1], "hot"),
+    ):
+        with pytest.raises(InvalidInputError):
+            engine.submit(prompt, params)
+    with pytest.raises(InvalidInputError, match="in use"):
+        engine.submit([1], request_id=good)
+    with pytest.raises(InvalidInputError, match="cache_salt"):
+        engine.submit([1], cache_salt="x" * 2000)
+    assert run_all(engine)[good].token_ids == expected_tokens([3, 4], 4, stops=())
+
+
+def test_refusing_one_of_several_choices_takes_all_back():
+    engine = make_engine()
+    engine.submit([1], greedy(2), request_id="a#1")
+    with pytest.raises(InvalidInputError, match="in use"):
+        engine.submit([1], SamplingParams(n=3), request_id="a")
+    assert list(engine.core.scheduler.requests) == ["a#1"]
+    run_all(engine)
+
+
+def test_idle_engine_counts_its_blocks():
+    engine = make_engine()
+    name = engine.submit([1, 2], greedy(1))
+    engine.core.scheduler.block_manager._free.pop()
+    with pytest.raises(RuntimeError, match="block accounting is broken"):
+        run_all(engine)
+    assert name
+
+
+def test_use_after_close():
+    engine = make_engine()
+    adapter = adapter_of(engine)
+    engine.submit([1, 2], greedy(5))
+    engine.close()
+    engine.close()
+    assert adapter.closed
+    for call in (
+        engine.step,
+        engine.profile,
+        lambda: engine.submit([1]),
+        lambda: engine.cancel(""),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_steps_are_recorded():
+    engine = make_engine()
+    engine.submit([1, 2, 3], greedy(3, ignore_eos=True))
+    run_all(engine)
+    records = [
+        (r.step_id, r.batch_size, r.num_prefill_tokens, r.num_decode_tokens)
+        for r in engine.core.steps
+    ]
+    assert records == [(0, 1, 3, 0), (1, 1, 0, 1), (2, 1, 0, 1)]
+    assert all(record.seconds > 0 for record in engine.core.steps)

@@ -1,0 +1,237 @@
+"""The contract of `LLM`: what it takes, what it refuses, and how its parts fit together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from engine_fakes import FakeAdapter, FakeTokenizer, expected_tokens, greedy
+from test_offline import adapter_of, is_idle, make_llm
+
+import llaisys
+from llaisys import LLM, SamplingParams
+from llaisys.common.errors import ClosedError, InvalidInputError
+
+
+@pytest.fixture
+def llm():
+    with make_llm() as llm:
+        yield llm
+
+
+def test_one_prompt_or_many_text_or_ids(llm):
+    params = greedy(4, ignore_eos=True)
+    tokens = expected_tokens(list(b"hey"), 4, stops=())
+    for prompts in ("hey", ["hey"], list(b"hey"), [list(b"hey")], (104, 101, 121)):
+        (output,) = llm.generate(prompts, params)
+        assert output.token_ids == tokens
+    both = llm.generate(["hey", list(b"hey")], params)
+    assert [output.token_ids for output in both] == [tokens, tokens]
+    assert both[0].prompt == "hey" and both[1].prompt is None
+
+
+def test_numpy_ids_are_taken(llm):
+    import numpy as np
+
+    ids = np.array([1, 2, 3])
+    assert llm.generate(ids, greedy(3))[0].token_ids == expected_tokens([1, 2, 3], 3)
+    assert llm.generate([ids, ids], greedy(3))[1].token_ids == expected_tokens([1, 2, 3], 3)
+
+
+def test_parameters_for_all_or_for_each(llm):
+    outputs = llm.generate([[1], [2], [3]], [greedy(1), greedy(2), None])
+    assert len(outputs[0].token_ids) == 1 and len(outputs[1].token_ids) <= 2
+    with pytest.raises(InvalidInputError, match="2 sampling_params for 3 prompts"):
+        llm.generate([[1], [2], [3]], [greedy(1)] * 2)
+    with pytest.raises(InvalidInputError, match="sampling_params is a dict"):
+        llm.generate([[1]], {"temperature": 0})
+
+
+def test_chat_renders_the_template(llm):
+    messages = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(messages, greedy(3))
+    assert output.prompt_token_ids == list(b"[user]hi[assistant]")
+    two = llm.chat([messages, messages], greedy(3))
+    assert [o.token_ids for o in two] == [output.token_ids] * 2
+    parts = list(llm.stream(messages, greedy(3)))
+    assert parts[-1].output.token_ids == output.token_ids
+    for bad in ("hi", [], {}):
+        with pytest.raises(InvalidInputError, match="messages"):
+            llm.chat(bad)
+
+
+def test_submit_step_collect_cancel(llm):
+    first = llm.submit([1, 2], greedy(3, ignore_eos=True))
+    second = llm.submit([3, 4], greedy(30, ignore_eos=True), request_id="mine", stream=True)
+    assert second == "mine" and llm.collect(first) is None
+    seen = []
+    for _ in range(3):
+        seen += [(part.request_id, part.finish_reason) for part in llm.step()]
+    assert seen == [("mine", None)] * 2 + [(first, "length"), ("mine", None)]
+    assert llm.collect(first).token_ids == expected_tokens([1, 2], 3, stops=())
+    assert llm.collect(first) is None
+    assert llm.cancel("mine") is True
+    assert llm.cancel("mine") is False and llm.cancel("nobody") is False
+    output = llm.collect("mine")
+    assert output.finish_reason == "abort" and len(output.token_ids) == 3
+    assert llm.step() == [] and is_idle(llm)
+
+
+def test_cancelling_a_stream_from_outside_ends_it(llm):
+    stream = llm.stream([1, 2], greedy(30, ignore_eos=True))
+    part = next(stream)
+    llm.cancel(part.request_id)
+    (last,) = list(stream)
+    assert last.finish_reason == "abort" and last.output is not None
+    assert is_idle(llm)
+
+
+def test_stream_checks_its_prompt_at_once(llm):
+    with pytest.raises(InvalidInputError):
+        llm.stream([])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "text"),
+    [
+        ([], None, "prompts is empty"),
+        ("", None, "the prompt is empty"),
+        ([[]], None, "the prompt is empty"),
+        ([[1, 512]], None, "prompt token 1 is 512; it must be from 0 to 511"),
+        ([[1, -1]], None, "prompt token 1 is -1"),
+        ([1.5], None, "prompt token 0 is 1.5; it must be an integer"),
+        ([list(range(1, 400)) * 2], None, "the prompt has 798 tokens"),
+        ([[1] * 600], None, "allows at most 511"),
+        (None, None, "prompts is a NoneType"),
+        ({"prompt": "x"}, None, "prompts is a dict"),
+        ([[1]], SamplingParams(logit_bias={600: 1.0}), "outside the vocabulary of 512"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_with_the_numbers(llm, prompts, params, text):
+    other = llm.submit([7, 8], greedy(2, ignore_eos=True))
+    with pytest.raises(InvalidInputError) as caught:
+        llm.generate(prompts, params)
+    assert text in str(caught.value)
+    while llm.has_unfinished():
+        llm.step()
+    assert llm.collect(other).token_ids == expected_tokens([7, 8], 2, stops=())
+    assert is_idle(llm)
+
+
+def test_typos_are_type_errors():
+    with pytest.raises(TypeError, match="max_modle_len"):
+        LLM(max_modle_len=5)
+    with pytest.raises(TypeError):
+        LLM("model", "bf16")  # only the model may stand without its name
+
+
+def test_bad_settings_are_refused_before_anything_loads():
+    with pytest.raises(InvalidInputError, match="max_num_seqs is 0"):
+        make_llm(max_num_seqs=0)
+    with pytest.raises(NotImplementedError, match="mp"):
+        make_llm(distributed_executor_backend="mp")
+
+
+def test_text_needs_a_tokenizer():
+    with make_llm(tokenizer=None) as llm:
+        with pytest.raises(InvalidInputError, match="needs a tokenizer"):
+            llm.generate("hi")
+        with pytest.raises(InvalidInputError, match="tokenizer"):
+            llm.generate([[1]], SamplingParams(stop="x"))
+        with pytest.raises(InvalidInputError, match="no tokenizer"):
+            llm.tokenize("hi")
+        (output,) = llm.generate([[1, 2]], greedy(3))
+        assert output.token_ids == expected_tokens([1, 2], 3) and output.text == ""
+
+
+def test_tokenize_and_model_path(llm):
+    assert llm.tokenize("abc") == [97, 98, 99] and llm.detokenize([97, 98]) == "ab"
+    assert llm.model_path == "FakeAdapter"
+    assert llm.model_info.num_blocks == 128
+
+
+def test_use_after_close_and_close_twice():
+    llm = make_llm()
+    adapter = adapter_of(llm)
+    stream = llm.stream([1, 2], greedy(5))
+    llm.close()
+    llm.close()
+    assert adapter.closed
+    for call in (
+        lambda: llm.generate("x"),
+        lambda: llm.stream("x"),
+        lambda: llm.submit("x"),
+        lambda: llm.cancel("x"),
+        lambda: llm.tokenize("x"),
+        lambda: llm.model_path,
+        llm.step,
+        llm.stats,
+    ):
+        with pytest.raises(ClosedError):
+            call()
+    with pytest.raises((ClosedError, KeyError)):
+        next(stream)
+
+
+def test_an_engine_that_cannot_load_frees_its_worker():
+    made = []
+
+    class Broken(FakeAdapter):
+        def __init__(self, options):
+            super().__init__(options)
+            made.append(self)
+
+        def forward(self, step, attention):
+            raise RuntimeError("cannot warm up")
+
+    with pytest.raises(RuntimeError, match="cannot warm up"):
+        make_llm(adapter_class=Broken)
+    assert made[0].closed
+
+
+def test_a_broken_tokenizer_frees_the_model():
+    made = []
+
+    class Watched(FakeAdapter):
+        def __init__(self, options):
+            super().__init__(options)
+            made.append(self)
+
+    class BrokenTokenizer(FakeTokenizer):
+        @property
+        def eos_token_ids(self):
+            raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        make_llm(adapter_class=Watched, tokenizer=BrokenTokenizer())
+    assert made[0].closed
+
+
+def test_progress_bar(llm, capsys):
+    llm.generate([[1], [2]], greedy(2), use_tqdm=True)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_import_is_light():
+    program = (
+        "import sys, time; start = time.perf_counter(); import llaisys; "
+        "cost = time.perf_counter() - start; "
+        "assert 'numpy' not in sys.modules and 'tokenizers' not in sys.modules; "
+        "assert llaisys.__version__; llaisys.SamplingParams; assert 'numpy' not in sys.modules; "
+        "print(cost)"
+    )
+    best = min(
+        float(
+            subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+        )
+        for _ in range(3)
+    )
+    assert best < 0.05
+
+
+def test_exports():
+    assert set(llaisys.__all__) == {"LLM", "SamplingParams", "__version__"} == set(dir(llaisys))
+    with pytest.raises(AttributeError, match="no attribute 'LLm'"):
+        llaisys.LLm  # noqa: B018

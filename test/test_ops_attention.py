@@ -1,0 +1,235 @@
+"""Attention against NumPy, and its promise: a token's result depends on its own list alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llaisys.libllaisys.handles import Stream
+from native_helpers import REALS, Array, Natives, array, assert_close, op, rounded
+
+LENGTHS = (1, 2, 15, 63, 64, 65, 130, 511, 512, 513, 1100)  # around tiles of 64, spans of 512
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+@dataclass
+class Case:
+    """A cache and query tokens; token i sees entries [begin, end) of the list lists[row]."""
+
+    q: Array  # [n, heads, d]
+    k: Array  # [slots, kv_heads, d]
+    v: Array
+    lists: list[Sequence[int]]  # slots, in blocks of block_size
+    seen: list[tuple[int, int, int]]  # (row, begin, end)
+    block_size: int = 1
+    dtypes: tuple[str, str, str] = ("f32", "f32", "f32")  # of q, the cache and out
+    scale: float = 0.3
+
+    def run(self, tokens: Sequence[int] | None = None, stream: Stream | None = None) -> Array:
+        """The results of these tokens, in this order."""
+        chosen = list(range(len(self.q))) if tokens is None else list(tokens)
+        width = max(
+            (len(entries) + self.block_size - 1) // self.block_size for entries in self.lists
+        )
+        tables = np.full((len(self.lists), width), -1, np.int32)
+        for row, entries in enumerate(self.lists):
+            blocks = np.asarray(entries[:: self.block_size]) // self.block_size
+            tables[row, : len(blocks)] = blocks
+        q_rows, begin, end = np.array([self.seen[t] for t in chosen], np.int32).reshape(-1, 3).T
+        q_dtype, kv_dtype, out_dtype = self.dtypes
+        with Natives() as native:
+            out = native.strided(np.zeros((len(chosen), *self.q.shape[1:])), out_dtype)
+            op("Attention", out, native.strided(self.q[chosen], q_dtype, before=3),
+               native(self.k, kv_dtype), native(self.v, kv_dtype), native(q_rows, "i32"),
+               native(begin, "i32"), native(end, "i32"), native(tables, "i32"), self.block_size,
+               self.scale, stream=stream)  # fmt: skip
+            return array(out)
+
+    def twin(self) -> Array:
+        q_dtype, kv_dtype, _ = self.dtypes
+        q, k, v = (rounded(self.q, q_dtype), rounded(self.k, kv_dtype), rounded(self.v, kv_dtype))
+        slots = [list(self.lists[row][begin:end]) for row, begin, end in self.seen]
+        return np.stack([naive(q[i], k[s], v[s], self.scale) for i, s in enumerate(slots)])
+
+
+def naive(q: Array, k: Array, v: Array, scale: float) -> Array:
+    """q [heads, d], k and v [m, kv_heads, d]."""
+    out = np.zeros(q.shape)
+    if len(k) == 0:
+        return out
+    group = q.shape[0] // k.shape[1]
+    for h in range(q.shape[0]):
+        scores = k[:, h // group].astype(np.float64) @ q[h].astype(np.float64) * scale
+        weights = np.exp(scores - scores.max())
+        out[h] = weights @ v[:, h // group].astype(np.float64) / weights.sum()
+    return out
+
+
+def make_case(
+    lengths: Sequence[int],
+    per_list: int,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    block_size: int = 1,
+    seed: int = 0,
+    window: int = 0,
+    dtypes: tuple[str, str, str] = ("f32", "f32", "f32"),
+) -> Case:
+    """Lists of random blocks; the last `per_list` tokens of each ask. Unseen slots hold NaN."""
+    rng = np.random.default_rng(seed)
+    n_blocks = [-(-length // block_size) for length in lengths]
+    total = sum(n_blocks) + 3
+    blocks = iter(rng.permutation(total).tolist())
+    lists, seen = [], []
+    for row, length in enumerate(lengths):
+        mine = [next(blocks) for _ in range(n_blocks[row])]
+        lists.append([mine[e // block_size] * block_size + e % block_size for e in range(length)])
+        for end in range(max(0, length - per_list) + 1, length + 1):
+            seen.append((row, max(0, end - window) if window else 0, end))
+    k, v = normal(total * block_size, kv_heads, d, seed=1), normal(total * block_size, kv_heads, d)
+    unseen = np.ones(len(k), bool)
+    unseen[[slot for entries in lists for slot in entries]] = False
+    k[unseen] = v[unseen] = np.nan
+    q = normal(len(seen), heads, d, seed=2)
+    return Case(q, k, v, lists, seen, block_size, dtypes, 1 / np.sqrt(d))
+
+
+@pytest.mark.parametrize("dtypes", list(product(REALS, REALS, REALS)))
+def test_against_numpy_in_every_dtype(dtypes: tuple[str, str, str]) -> None:
+    for heads, kv_heads, d in ((1, 1, 2), (4, 2, 6), (6, 1, 33), (3, 3, 64), (14, 2, 80)):
+        case = make_case((1, 65, 130), 5, heads, kv_heads, d, dtypes=dtypes)
+        assert_close(case.run(), case.twin(), dtypes[2], 16)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 16])
+def test_against_numpy_over_lengths(block_size: int) -> None:
+    with Stream(n_threads=2) as stream:
+        for length in LENGTHS:
+            case = make_case((length,), 3, 4, 2, 12, block_size, seed=length)
+            assert_close(case.run(stream=stream), case.twin(), "f32", 16)
+            windowed = make_case((length,), 3, 4, 2, 12, block_size, seed=length, window=40)
+            assert_close(windowed.run(stream=stream), windowed.twin(), "f32", 16)
+
+
+def test_a_token_that_sees_nothing_gives_zeros() -> None:
+    case = make_case((70, 3), 3, 4, 2, 6)
+    case.seen[1] = (0, 5, 5)
+    case.seen[4] = (1, 3, 2)
+    got = case.run()
+    assert (got[[1, 4]] == 0).all()
+    assert_close(got, case.twin(), "f32", 16)
+    nothing = make_case((4,), 1, 2, 1, 4)
+    assert nothing.run(tokens=[]).shape == (0, 2, 4)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    case = make_case((200,), 4, 2, 2, 8)
+    case.scale = 300.0
+    assert_close(case.run(), case.twin(), "f32", 4096)
+
+
+def test_nan_in_slots_that_are_not_seen_does_not_show() -> None:
+    """Behind `end`, before `begin`, in other lists: whatever lies there."""
+    case = make_case((150, 90), 150, 4, 2, 10, block_size=8, window=70)
+    expected = case.run()
+    assert np.isfinite(expected).all()
+    for token in (0, 63, 64, 100, 149, 200):
+        row, begin, end = case.seen[token]
+        visible = case.lists[row][begin:end]
+        hidden = np.ones(len(case.k), bool)
+        hidden[visible] = False
+        k, v = case.k.copy(), case.v.copy()
+        k[hidden] = v[hidden] = np.nan
+        spoilt = Case(case.q, k, v, case.lists, case.seen, 8, case.dtypes, case.scale)
+        assert spoilt.run()[token].tobytes() == expected[token].tobytes()
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_bits_do_not_depend_on_neighbours_blocks_chunks_or_threads(data: st.DataObject) -> None:
+    sizes = st.integers(1, 150) | st.sampled_from([511, 512, 513, 700, 1030])
+    lengths = data.draw(st.lists(sizes, min_size=1, max_size=4), "lengths")
+    group, kv_heads = (
+        data.draw(st.integers(1, 7), "group"),
+        data.draw(st.integers(1, 3), "kv_heads"),
+    )
+    d = data.draw(st.sampled_from([2, 4, 6, 16, 33, 64]), "d")
+    block_size = data.draw(st.sampled_from([1, 2, 5, 16]), "block_size")
+    window = data.draw(st.sampled_from([0, 0, 1, 40, 600]), "window")
+    dtypes = data.draw(st.sampled_from(list(product(REALS, REALS, REALS))), "dtypes")
+    per_list = data.draw(st.sampled_from([1, 2, 30]), "per_list")
+    case = make_case(
+        lengths, per_list, group * kv_heads, kv_heads, d, block_size, sum(lengths), window, dtypes
+    )
+    expected = case.run()
+    n = len(case.q)
+    order = data.draw(st.permutations(range(n)), "order")[: data.draw(st.integers(1, n), "take")]
+    with Stream(n_threads=2) as stream:
+        assert case.run(stream=stream).tobytes() == expected.tobytes()
+        assert case.run(order, stream).tobytes() == expected[order].tobytes()
+    assert case.run(order[:1]).tobytes() == expected[order[:1]].tobytes()
+    # The same entries as a list of single slots.
+    cells = Case(case.q, case.k, case.v, case.lists, case.seen, 1, dtypes, case.scale)
+    assert cells.run().tobytes() == expected.tobytes()
+    # The same tokens in other slots of another cache.
+    mapping = np.random.default_rng(n).permutation(len(case.k))
+    k, v = np.empty_like(case.k), np.empty_like(case.v)
+    k[mapping], v[mapping] = case.k, case.v
+    moved = [mapping[np.asarray(entries)].tolist() for entries in case.lists]
+    elsewhere = Case(case.q, k, v, moved, case.seen, 1, dtypes, case.scale)
+    assert elsewhere.run().tobytes() == expected.tobytes()
+
+
+def masked(q: Array, k: Array, v: Array, mask: Array, dtype: str = "f32") -> Array:
+    with Natives() as native:
+        out = native.empty(q.shape, dtype)
+        op("SelfAttentionMasked", out, native(q, dtype), native(k, dtype), native(v, dtype),
+           native(mask, "u8"), 0.25)  # fmt: skip
+        return array(out)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_self_attention_masked(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    for n, m, heads, kv_heads, d in ((1, 1, 1, 1, 2), (5, 70, 4, 2, 6), (33, 33, 6, 1, 33)):
+        q, k, v = (rounded(normal(*s, seed=i), dtype) for i, s in enumerate(
+            [(n, heads, d), (m, kv_heads, d), (m, kv_heads, d)]))  # fmt: skip
+        causal = np.tri(n, m, m - n, dtype=np.uint8)
+        for mask in (causal, (rng.random((n, m)) < 0.4) * 255, np.zeros((n, m)), np.ones((n, m))):
+            expected = np.stack(
+                [naive(q[i], k[mask[i] != 0], v[mask[i] != 0], 0.25) for i in range(n)]
+            )
+            assert_close(masked(q, k, v, mask, dtype), expected, dtype, 16)
+
+
+def test_a_causal_mask_and_a_list_give_the_same_bits() -> None:
+    case = make_case((90,), 90, 4, 2, 16)
+    case.scale = 0.25
+    slots = list(case.lists[0])
+    k, v = case.k[slots], case.v[slots]
+    assert masked(case.q, k, v, np.tri(90)).tobytes() == case.run().tobytes()
+    assert masked(case.q[:0], k, v, np.zeros((0, 90))).shape == (0, 4, 16)
+    assert (masked(case.q, k[:0], v[:0], np.zeros((90, 0))) == 0).all()
+
+
+def test_the_twins_agree_with_torch() -> None:
+    """The references of these files are themselves checked once."""
+    if os.environ.get("LD_PRELOAD"):
+        pytest.skip("torch does not load under a preloaded sanitizer")
+    torch = pytest.importorskip("torch")
+    case = make_case((40,), 40, 4, 2, 16)
+    slots = list(case.lists[0])
+    q, k, v = (torch.from_numpy(x).double().transpose(0, 1) for x in
+               (case.q, case.k[slots].repeat(2, 1), case.v[slots].repeat(2, 1)))  # fmt: skip
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    np.testing.assert_allclose(case.twin(), expected.transpose(0, 1).numpy(), rtol=1e-6)

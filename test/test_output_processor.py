@@ -1,0 +1,167 @@
+"""Text out of tokens: stop strings over token boundaries, hold-back, streams that add up."""
+
+from __future__ import annotations
+
+import pytest
+from engine_fakes import EOS, FakeTokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import Request, RequestStatus, StreamOutput, TokenUpdate
+from llaisys.engine.output_processor import OutputProcessor, StopStringFinder
+
+RUNNING, LENGTH = RequestStatus.RUNNING, RequestStatus.FINISHED_LENGTH_CAPPED
+STOPPED = RequestStatus.FINISHED_STOPPED
+
+
+def drive(
+    chunks: list[list[int]], last: RequestStatus = LENGTH, stream: bool = True, **params
+) -> tuple[list[StreamOutput], list[str]]:
+    """Feed chunks of tokens, as steps would; (parts, requests that a stop string ended)."""
+    processor = OutputProcessor(FakeTokenizer())
+    sampling = SamplingParams(**params)
+    request = Request("r", [1], sampling)
+    processor.add("r", None, sampling, [request], stream)
+    parts, ended = [], []
+    for index, chunk in enumerate(chunks):
+        status = last if index == len(chunks) - 1 else RUNNING
+        new, stopped = processor.process([TokenUpdate("r", list(chunk), status)])
+        parts += new
+        ended += stopped
+    assert not processor._choices or parts[-1].output is None
+    return parts, ended
+
+
+def letters(text: str, size: int = 1) -> list[list[int]]:
+    data = list(text.encode())
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def final(parts: list[StreamOutput]):
+    output = parts[-1].output
+    assert output is not None
+    (choice,) = output.outputs
+    assert choice.text == "".join(part.text for part in parts)
+    return choice
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("stream", [True, False])
+def test_stop_string_across_tokens(size, stream):
+    parts, ended = drive(letters("one two STOP three", size), stop="STOP", stream=stream)
+    choice = parts[-1].output.outputs[0]
+    assert choice.text == "one two "
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", "STOP")
+    assert choice.status is STOPPED and ended == ["r"]
+    end = len("one two STOP")
+    assert len(choice.token_ids) == end  # tokens behind the stop string are dropped
+
+
+def test_stop_string_can_be_shown():
+    parts, _ = drive(letters("a STOP b"), stop="STOP", include_stop_str_in_output=True)
+    assert final(parts).text == "a STOP"
+
+
+def test_beginning_of_a_stop_string_is_held_back_and_released():
+    parts, _ = drive(letters("aSTx"), stop="STOP")
+    assert [part.text for part in parts] == ["a", "", "", "STx"]
+    assert final(parts).finish_reason == "length"
+
+
+def test_held_text_comes_out_at_the_end():
+    parts, _ = drive(letters("aSTO"), stop="STOP")
+    assert final(parts).text == "aSTO" and parts[-1].text == "STO"
+
+
+def test_the_match_that_ends_first_wins():
+    parts, _ = drive(letters("xxabcd"), stop=["bcd", "abc", "c"])
+    assert final(parts).stop_reason == "abc" and final(parts).text == "xx"
+    parts, _ = drive([list(b"one END two stop")], stop=["stop", "END"])
+    assert final(parts).text == "one "
+
+
+def test_stop_strings_wait_for_min_tokens():
+    parts, _ = drive(letters("..a.b.c"), stop=".", min_tokens=4)
+    assert final(parts).text == "..a" and len(final(parts).token_ids) == 4
+
+
+def test_stop_string_in_the_last_token_beats_the_length():
+    parts, ended = drive(letters("ab"), stop="b")
+    assert final(parts).finish_reason == "stop" and ended == []
+
+
+def test_eos_has_no_text_unless_asked_for():
+    chunks = [[*b"hi"], [EOS]]
+    parts, _ = drive(chunks, last=STOPPED)
+    assert final(parts).text == "hi" and final(parts).token_ids[-1] == EOS
+    parts, _ = drive(chunks, last=STOPPED, skip_special_tokens=False)
+    assert final(parts).text == "hi"
+    parts, _ = drive(
+        chunks, last=STOPPED, skip_special_tokens=False, include_stop_str_in_output=True
+    )
+    assert final(parts).text == "hi<eos>"
+
+
+def test_no_text_without_detokenize():
+    parts, _ = drive(letters("abc"), detokenize=False)
+    assert final(parts).text == "" and len(final(parts).token_ids) == 3
+
+
+def test_a_character_of_several_tokens_comes_in_one_piece():
+    parts, _ = drive(letters("né世"))
+    assert [part.text for part in parts] == ["n", "", "é", "", "", "世"]
+    cut, _ = drive(letters("né世")[:-1])
+    assert final(cut).text == "né\ufffd"
+
+
+def test_surplus_tokens_of_an_ended_request_are_dropped():
+    processor = OutputProcessor(FakeTokenizer())
+    params = SamplingParams(stop="b")
+    processor.add("r", None, params, [Request("r", [1], params)], True)
+    processor.process([TokenUpdate("r", [97], RUNNING)])
+    (part,), stopped = processor.process([TokenUpdate("r", [98], RUNNING)])
+    assert stopped == ["r"] and part.output.token_ids == [97, 98]
+    assert processor.process([TokenUpdate("r", [99], RUNNING)]) == ([], [])
+
+
+TEXTS = st.text(alphabet="ab é", min_size=0, max_size=30)
+
+
+@given(
+    text=TEXTS, stops=st.lists(st.text("ab é", min_size=1, max_size=4), max_size=3), data=st.data()
+)
+def test_streamed_parts_equal_the_whole_whatever_the_pieces(text, stops, data):
+    """The same text in any pieces gives what a search in the whole text gives."""
+    tokens = list(text.encode()) or [97]
+    chunks, rest = [], tokens
+    while rest:
+        size = data.draw(st.integers(1, 5))
+        chunks.append(rest[:size])
+        rest = rest[size:]
+    parts, _ = drive(chunks, stop=stops)
+    whole = bytes(tokens).decode()
+    found = [(whole.find(s) + len(s), whole.find(s)) for s in dict.fromkeys(stops) if s in whole]
+    choice = final(parts)
+    assert choice.text == (whole[: min(found)[1]] if found else whole)
+    assert (choice.finish_reason == "stop") == bool(found)
+    plain, _ = drive(chunks, stop=stops, stream=False)
+    assert plain[-1].output.text == choice.text
+
+
+@given(
+    pieces=st.lists(st.text("ab", max_size=3), max_size=10),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_shown_text_never_contains_a_stop_string(pieces, stops):
+    finder = StopStringFinder(tuple(stops), include=False)
+    shown = ""
+    for piece in pieces:
+        text, stop = finder.add(piece)
+        shown += text
+        if stop is not None:
+            break
+    else:
+        shown += finder.flush()
+        assert shown == "".join(pieces)
+    assert not any(stop in shown for stop in stops)

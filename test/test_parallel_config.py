@@ -1,0 +1,119 @@
+"""Configuration: normalize_parallel_config (002 section 5) and the checks of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from engine_fakes import make_config
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    normalize_parallel_config,
+)
+from llaisys.engine.executor import Executor, UniProcExecutor
+
+
+def test_the_fields_are_the_seeds():
+    names = {field.name for field in dataclasses.fields(ParallelConfig)}
+    assert names == set(
+        "pipeline_parallel_size tensor_parallel_size distributed_executor_backend master_addr "
+        "master_port node_rank nnodes world_size rank local_rank distributed_backend "
+        "init_method tp_group_name use_single_process_tp tensor_parallel_device_ids".split()
+    )
+
+
+def test_derived_fields_are_filled():
+    config = normalize_parallel_config(
+        ParallelConfig(tensor_parallel_size=4, world_size=9, rank=3, local_rank=2)
+    )
+    assert (config.world_size, config.rank, config.local_rank) == (4, 0, 0)
+    assert config.tensor_parallel_device_ids == (0, 1, 2, 3)
+    assert config.use_single_process_tp and config.init_method == "tcp://127.0.0.1:29501"
+    assert normalize_parallel_config(config) == config
+
+
+@pytest.mark.parametrize("backend", ["mp", "ray"])
+def test_backends_that_are_not_there_yet_say_so(backend):
+    with pytest.raises(NotImplementedError, match=f"distributed_executor_backend is '{backend}'"):
+        normalize_parallel_config(ParallelConfig(distributed_executor_backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"distributed_executor_backend": "tpu"}, "'tpu'; it must be one of uni, mp, ray"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+        ({"tensor_parallel_size": "2"}, "tensor_parallel_size is '2'"),
+        ({"tensor_parallel_device_ids": [0, 1]}, "[0, 1]: length mismatch"),
+        (
+            {"tensor_parallel_size": 2, "tensor_parallel_device_ids": (1, 1)},
+            "tensor_parallel_device_ids is [1, 1]: duplicates",
+        ),
+        ({"tensor_parallel_device_ids": [-1]}, "tensor_parallel_device_ids entry is -1"),
+        ({"master_port": 0}, "master_port is 0"),
+        ({"master_addr": ""}, "master_addr is ''"),
+        ({"node_rank": 1}, "node_rank is 1"),
+    ],
+)
+def test_bad_values_are_refused_with_field_and_value(changes, text):
+    with pytest.raises(ValueError) as caught:
+        normalize_parallel_config(ParallelConfig(**changes))
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pipeline_parallel_size": 2}, {"nnodes": 2}, {"distributed_backend": "gloo"}],
+    ids=str,
+)
+def test_what_is_not_implemented_is_not_silent(changes):
+    with pytest.raises(NotImplementedError, match=next(iter(changes))):
+        normalize_parallel_config(ParallelConfig(**changes))
+
+
+def test_engine_config_normalises_and_picks_the_executor():
+    config = make_config()
+    assert config.parallel.world_size == 1 and Executor.get_class(config) is UniProcExecutor
+    with pytest.raises(NotImplementedError):
+        EngineConfig(parallel=ParallelConfig(distributed_executor_backend="mp"))
+    two = make_config(parallel=ParallelConfig(tensor_parallel_size=2))
+    with pytest.raises(NotImplementedError, match="tensor_parallel_size is 2"):
+        UniProcExecutor(two)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs is 0"),
+        (lambda: SchedulerConfig(max_num_batched_tokens=1.5), "max_num_batched_tokens is 1.5"),
+        (lambda: SchedulerConfig(64, 32), "max_num_batched_tokens is 32; it must be at least"),
+        (lambda: CacheConfig(block_size=0), "block_size is 0"),
+        (lambda: CacheConfig(kv_cache_memory=-1), "kv_cache_memory is -1"),
+        (lambda: CacheConfig(enable_prefix_caching="yes"), "enable_prefix_caching is 'yes'"),
+        (lambda: CacheConfig(prefix_cache_min_match=-1), "prefix_cache_min_match is -1"),
+        (lambda: EngineConfig(model=""), "model is ''"),
+        (lambda: EngineConfig(dtype="int3"), "dtype is 'int3'"),
+        (lambda: EngineConfig(max_model_len=1), "max_model_len is 1"),
+        (lambda: EngineConfig(step_timeout=float("nan")), "step_timeout is nan"),
+        (lambda: EngineConfig(seed=-1), "seed is -1"),
+    ],
+)
+def test_configuration_errors_name_field_and_value(make, text):
+    with pytest.raises(InvalidInputError) as caught:
+        make()
+    assert text in str(caught.value)
+
+
+def test_dtype_names_of_other_tools_are_understood():
+    assert EngineConfig(dtype="bfloat16").dtype == "bf16"
+    assert EngineConfig(dtype="float32").dtype == "f32"
+
+
+def test_configurations_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SchedulerConfig().max_num_seqs = 3

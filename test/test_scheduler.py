@@ -1,0 +1,457 @@
+"""The scheduler on its own, and under an engine with a fake model: no starvation, no leak, no
+deadlock, and the same outputs whatever the size of the pool."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from engine_fakes import (
+    EOS,
+    adapter_of,
+    expected_tokens,
+    greedy,
+    make_engine,
+    run_all,
+    run_prompts,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import Request, RequestStatus, SchedulerOutputs, StepOutput
+from llaisys.engine.block_manager import BlockManager
+from llaisys.engine.config import SchedulerConfig
+from llaisys.engine.scheduler import RequestScheduler
+
+
+def make_scheduler(
+    blocks: int = 64, size: int = 4, seats: int = 8, budget: int = 32, limit: int = 200, **other
+) -> RequestScheduler:
+    config = SchedulerConfig(seats, budget, min_prefill_chunk=4)
+    return RequestScheduler(config, BlockManager(blocks, size, **other), limit)
+
+
+def add(scheduler: RequestScheduler, name: str, prompt: int | list[int], max_tokens=8) -> Request:
+    tokens = list(range(prompt)) if isinstance(prompt, int) else prompt
+    request = Request(name, tokens, SamplingParams(max_tokens=max_tokens))
+    scheduler.add(request)
+    return request
+
+
+def answer(plan: SchedulerOutputs, token: int = 7) -> StepOutput:
+    sampled = {s: [token] for s, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
+    return StepOutput(plan.step_id, sampled)
+
+
+def step(scheduler: RequestScheduler) -> SchedulerOutputs:
+    plan = scheduler.schedule()
+    if plan.batch_size:
+        scheduler.update_from_output(answer(plan))
+    return plan
+
+
+def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:
+    return dict(zip(plan.request_ids, plan.counts, strict=True))
+
+
+# ---- one budget --------------------------------------------------------------------------------
+
+
+def test_prompt_longer_than_the_budget_comes_in_pieces():
+    scheduler = make_scheduler(budget=10, seats=2)
+    add(scheduler, "a", 25)
+    plans = [step(scheduler) for _ in range(4)]
+    assert [given_tokens(plan)["a"] for plan in plans] == [10, 10, 5, 1]
+    assert [plan.samples for plan in plans] == [[False], [False], [True], [True]]
+    assert [plan.starts for plan in plans] == [[0], [10], [20], [25]]
+
+
+def test_decoding_requests_get_their_token_before_any_prompt():
+    scheduler = make_scheduler(budget=8, seats=4)
+    add(scheduler, "a", [1, 1])
+    add(scheduler, "b", [2, 2])
+    step(scheduler)
+    add(scheduler, "long", list(range(100, 150)))
+    for _ in range(5):
+        plan = step(scheduler)
+        counts = given_tokens(plan)
+        assert (counts["a"], counts["b"], counts["long"]) == (1, 1, 6)
+        assert plan.num_decode_tokens == 2 and plan.num_prefill_tokens == 6
+
+
+def test_a_long_prompt_leaves_room_for_a_short_one():
+    scheduler = make_scheduler(budget=16, seats=4, blocks=200)
+    add(scheduler, "long", list(range(100, 250)))
+    assert given_tokens(step(scheduler)) == {"long": 16}  # alone: everything
+    add(scheduler, "short", [1, 2, 3, 4])
+    assert given_tokens(step(scheduler)) == {"long": 8, "short": 4}
+
+
+def test_several_long_prompts_still_leave_room():
+    scheduler = make_scheduler(budget=64, seats=8, blocks=400)
+    for index in range(3):
+        add(scheduler, f"long{index}", [index, *range(100, 250)])
+    add(scheduler, "short", [9, 9, 9])
+    counts = given_tokens(step(scheduler))
+    assert counts == {"long0": 32, "long1": 16, "long2": 8, "short": 3}
+
+
+def test_no_more_than_max_num_seqs_run():
+    scheduler = make_scheduler(seats=3)
+    for index in range(7):
+        add(scheduler, str(index), [index, index], max_tokens=2)
+    sizes = []
+    while scheduler.has_unfinished():
+        sizes.append(step(scheduler).batch_size)
+        assert len(scheduler.running) <= 3
+    assert max(sizes) == 3 and sum(sizes) == 14
+
+
+def test_first_come_first_served():
+    scheduler = make_scheduler(seats=1)
+    for name in "abc":
+        add(scheduler, name, [ord(name)], max_tokens=1)
+    assert [step(scheduler).request_ids for _ in range(3)] == [["a"], ["b"], ["c"]]
+
+
+# ---- what can never fit ------------------------------------------------------------------------
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers():
+    scheduler = make_scheduler(blocks=4, size=4, limit=100)
+    with pytest.raises(
+        InvalidInputError, match="prompt has 17 tokens; the KV cache allows at most"
+    ):
+        add(scheduler, "a", 17)
+    with pytest.raises(InvalidInputError, match="19 token slots are needed, the KV cache has 16"):
+        add(scheduler, "b", 10, max_tokens=10)
+    with pytest.raises(InvalidInputError, match="empty"):
+        add(scheduler, "c", [])
+    with pytest.raises(InvalidInputError, match="prompt has 8 tokens; max_model_len allows"):
+        add(make_scheduler(limit=8), "d", 8)
+    assert not scheduler.has_unfinished()
+    assert (
+        add(scheduler, "e", 10, max_tokens=7).max_total_tokens == 17
+    )  # the last one needs no slot
+    assert add(scheduler, "f", 10, max_tokens=None).max_total_tokens == 17
+    with pytest.raises(InvalidInputError, match="in use"):
+        add(scheduler, "f", 1)
+
+
+def test_max_tokens_beyond_the_context_is_cut_to_it():
+    assert add(make_scheduler(limit=20), "a", 15, max_tokens=50).max_total_tokens == 20
+
+
+# ---- preemption --------------------------------------------------------------------------------
+
+
+def test_the_latest_arrival_is_preempted_and_comes_back_first():
+    scheduler = make_scheduler(blocks=4, size=4, seats=4, enable_prefix_caching=False)
+    old = add(scheduler, "old", [1, 2, 3, 4, 5, 6], max_tokens=9)
+    young = add(scheduler, "young", [7, 8, 9], max_tokens=4)
+    while young.status is not RequestStatus.PREEMPTED:
+        plan = step(scheduler)
+    assert "young" not in plan.request_ids and "old" in plan.request_ids
+    assert young.num_computed_tokens == 0 and young.num_output_tokens > 0
+    assert scheduler.num_preemptions == 1
+    late = add(scheduler, "late", [3], max_tokens=1)
+    order = []
+    while scheduler.has_unfinished():
+        order += [n for n in step(scheduler).request_ids if n not in order]
+    assert order.index("young") < order.index("late")
+    assert old.num_output_tokens == 9 and young.num_output_tokens == 4 and late.finished
+    scheduler.check_integrity()
+
+
+def test_a_preempted_sequence_is_released_before_it_is_sent_again():
+    scheduler = make_scheduler(blocks=4, size=4, seats=4, enable_prefix_caching=False)
+    add(scheduler, "old", [1, 2, 3, 4, 5, 6], max_tokens=9)
+    young = add(scheduler, "young", [7, 8, 9], max_tokens=9)
+    held: set[int] = set()
+    while scheduler.has_unfinished():
+        plan = step(scheduler)
+        held -= set(plan.released_seq_ids)
+        for seq in plan.new_seqs:
+            assert seq.seq_id not in held
+            held.add(seq.seq_id)
+        assert set(plan.seq_ids) <= held
+    assert young.num_preemptions >= 1
+
+
+# ---- late results ------------------------------------------------------------------------------
+
+
+def test_results_may_come_one_step_late():
+    scheduler = make_scheduler(budget=8, seats=4)
+    first = add(scheduler, "a", [1, 2], max_tokens=3)
+    plan0 = scheduler.schedule()
+    second = add(scheduler, "b", [5, 6, 7], max_tokens=2)
+    plan1 = scheduler.schedule()
+    assert plan0.request_ids == ["a"] and plan1.request_ids == ["b"]  # a's token is not known yet
+    assert scheduler.schedule().batch_size == 0
+    scheduler.update_from_output(answer(plan0, 3))
+    plan2 = scheduler.schedule()
+    assert plan2.request_ids == ["a"]
+    scheduler.update_from_output(answer(plan1, 4))
+    scheduler.update_from_output(answer(plan2, 5))
+    assert first.output_token_ids == [3, 5] and second.output_token_ids == [4]
+    while scheduler.has_unfinished():
+        step(scheduler)
+    scheduler.check_integrity()
+
+
+def test_late_result_of_a_cancelled_request_is_dropped():
+    scheduler = make_scheduler()
+    request = add(scheduler, "a", [1, 2])
+    plan = scheduler.schedule()
+    assert scheduler.finish("a", RequestStatus.FINISHED_ABORTED) is not None
+    assert scheduler.update_from_output(answer(plan)) == []
+    assert request.output_token_ids == []
+    scheduler.check_integrity()
+
+
+def test_late_result_of_a_preempted_request_is_kept():
+    scheduler = make_scheduler(blocks=4, size=4, enable_prefix_caching=False)
+    old = add(scheduler, "old", [1] * 8, max_tokens=9)
+    young = add(scheduler, "young", [2] * 3, max_tokens=5)
+    scheduler.update_from_output(answer(scheduler.schedule(), 1))
+    for _ in range(3):  # old leads by one block, young's last result is still out
+        plan = scheduler.schedule()
+        scheduler.update_from_output(answer(plan, 1))
+    out = scheduler.schedule()
+    assert set(out.request_ids) == {"old", "young"} or young.num_preemptions
+    scheduler._preempt_latest(SchedulerOutputs(99), [])
+    before = young.num_output_tokens
+    scheduler.update_from_output(answer(out, 9))
+    assert young.num_output_tokens == before + ("young" in out.request_ids)
+    while scheduler.has_unfinished():
+        step(scheduler)
+    assert old.num_output_tokens == 9 and young.num_output_tokens == 5
+    scheduler.check_integrity()
+
+
+def test_a_token_that_is_drawn_twice_counts_once():
+    scheduler = make_scheduler()
+    request = add(scheduler, "a", [1, 2, 3], max_tokens=3)
+    first = scheduler.schedule()
+    scheduler._preempt_latest(SchedulerOutputs(99), [])
+    again = scheduler.schedule()  # computes the same tokens, the first result is still out
+    assert again.request_ids == ["a"] and again.samples == [True]
+    scheduler.update_from_output(answer(first, 5))
+    scheduler.update_from_output(answer(again, 6))
+    assert request.output_token_ids == [5]
+
+
+def test_a_late_result_says_nothing_about_blocks_taken_after_a_preemption():
+    scheduler = make_scheduler(budget=4, seats=4)
+    add(scheduler, "a", list(range(12)))
+    first = scheduler.schedule()
+    scheduler._preempt_latest(SchedulerOutputs(99), [])
+    scheduler.schedule()
+    scheduler.update_from_output(answer(first))
+    twin = Request("twin", list(range(12)), SamplingParams())
+    match = scheduler.block_manager.match_prefix(twin)
+    assert match.pending and match.num_tokens == 0
+
+
+def test_a_victim_that_was_planned_already_leaves_the_plan():
+    scheduler = make_scheduler(blocks=5, size=4, seats=4, enable_prefix_caching=False)
+    old = add(scheduler, "old", [1, 2, 3, 4], max_tokens=8)
+    young = add(scheduler, "young", [5, 6, 7, 8, 9, 10, 11, 12], max_tokens=8)
+    step(scheduler)
+    spare = add(scheduler, "spare", [1, 2, 3], max_tokens=8)
+    scheduler.running.reverse()  # admitted in another order than they arrived
+    scheduler.block_manager._take()  # one block left for two that need one
+    plan = scheduler.schedule()
+    assert plan.request_ids == ["old"] and set(plan.new_blocks) == {old.seq_id}
+    assert plan.num_decode_tokens == 1 and plan.released_seq_ids == [young.seq_id]
+    assert young.status is RequestStatus.PREEMPTED and spare.status is RequestStatus.WAITING
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=14), min_size=1, max_size=10),
+    num_blocks=st.integers(7, 14),
+    lateness=st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    cancelled=st.dictionaries(st.integers(0, 9), st.integers(0, 20), max_size=3),
+)
+def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled):
+    """A real worker, whose results are kept back for up to three steps."""
+    core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
+    requests = [
+        Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))
+        for i, prompt in enumerate(prompts)
+    ]
+    for request in requests:
+        core.add_request(request)
+    results: deque[StepOutput] = deque()
+    for now in range(10_000):
+        if not core.has_unfinished():
+            break
+        for index, when in cancelled.items():
+            if when == now:
+                core.scheduler.finish(str(index), RequestStatus.FINISHED_ABORTED)
+        plan = core.scheduler.schedule()
+        if plan.batch_size:
+            core.executor.execute_model(plan)
+            results.append(core.executor.sample_tokens())
+        while results and (len(results) > lateness[now % len(lateness)] or not plan.batch_size):
+            core.scheduler.update_from_output(results.popleft())
+    for request in requests:
+        expected = expected_tokens(request.prompt_token_ids, 10)
+        assert request.finished
+        if request.status is RequestStatus.FINISHED_ABORTED:
+            expected = expected[: request.num_output_tokens]
+        assert request.output_token_ids == expected
+    core.scheduler.check_integrity()
+
+
+# ---- the prefix cache --------------------------------------------------------------------------
+
+
+def test_requests_with_one_prefix_that_arrive_together_compute_it_once():
+    prefix = [3 + i % 50 for i in range(64)]
+    prompts = [[*prefix, 60 + i, 61, 62] for i in range(32)]
+    params = greedy(3, ignore_eos=True)
+    engine = make_engine(max_num_seqs=32, max_num_batched_tokens=64, num_blocks=400)
+    outputs = run_prompts(engine, prompts, params)
+    assert outputs == [expected_tokens(p, 3, stops=()) for p in prompts]
+    computed = adapter_of(engine).num_tokens - 32 * 2  # without the decoding steps
+    assert computed == 64 + 32 * 3
+    without = make_engine(
+        max_num_seqs=32, max_num_batched_tokens=64, num_blocks=1000, enable_prefix_caching=False
+    )
+    assert run_prompts(without, prompts, params) == outputs
+    assert adapter_of(without).num_tokens > 10 * computed
+
+
+def test_cached_tokens_are_reported():
+    engine = make_engine(block_size=4)
+    prompt = list(range(1, 15))
+    first = run_all_one(engine, prompt)
+    second = run_all_one(engine, prompt)
+    assert first.usage.cached_tokens == 0 and second.usage.cached_tokens == 12
+    assert first.token_ids == second.token_ids
+    assert engine.stats()["prefix_cache_hit_rate"] == 12 / 28
+
+
+def run_all_one(engine, prompt):
+    name = engine.submit(prompt, greedy(2, ignore_eos=True))
+    return run_all(engine)[name]
+
+
+def test_choices_of_one_prompt_share_its_blocks():
+    engine = make_engine(block_size=4, num_blocks=64)
+    prompt = list(range(1, 42))
+    name = engine.submit(prompt, SamplingParams(n=8, seed=5, max_tokens=4, ignore_eos=True))
+    output = run_all(engine)[name]
+    expected = [expected_tokens(prompt, 4, seed=5, choice=c, stops=()) for c in range(8)]
+    assert [choice.token_ids for choice in output.outputs] == expected
+    assert len({tuple(tokens) for tokens in expected}) > 1
+    assert adapter_of(engine).num_tokens == 41 + 7 * 1 + 8 * 3
+    assert output.usage.completion_tokens == 32
+
+
+# ---- everything at once ------------------------------------------------------------------------
+
+JOBS = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # arrival, in steps
+        st.lists(st.integers(1, 3), min_size=1, max_size=24),  # prompt: few tokens, many hits
+        st.integers(1, 12),  # max_tokens
+        st.one_of(st.none(), st.integers(0, 15)),  # cancelled this many steps after arrival
+        st.integers(1, 3),  # choices
+    ),
+    min_size=1,
+    max_size=16,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    jobs=JOBS,
+    num_blocks=st.integers(9, 24),
+    seats=st.integers(1, 8),
+    budget=st.integers(8, 40),
+    caching=st.booleans(),
+    min_match=st.sampled_from([0, 6]),
+)
+def test_random_load_on_a_tiny_pool(jobs, num_blocks, seats, budget, caching, min_match):
+    """Nothing starves, leaks or deadlocks, and a tiny pool changes no output."""
+    engine = make_engine(
+        num_blocks=num_blocks,
+        block_size=4,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+        prefix_cache_min_match=min_match,
+    )
+    finished = {}
+    cancelled = set()
+    waiting = {f"job{i}": job for i, job in enumerate(jobs)}
+    bound = 50 + sum(n * (len(p) + m) for _, p, m, _, n in jobs) * 8
+    for now in range(bound):
+        for name, (arrival, prompt, max_tokens, _, n) in list(waiting.items()):
+            if arrival <= now:
+                del waiting[name]
+                params = SamplingParams(seed=11, max_tokens=max_tokens, n=n)
+                engine.submit(prompt, params, request_id=name)
+        for index, (arrival, _, _, after, _) in enumerate(jobs):
+            if after is not None and arrival + after == now:
+                for part in engine.cancel(f"job{index}"):
+                    cancelled.add(f"job{index}")
+                    if part.output is not None:
+                        finished[part.request_id] = part.output
+        for part in engine.step() if engine.has_unfinished() else ():
+            if part.output is not None:
+                finished[part.request_id] = part.output
+        engine.core.scheduler.block_manager.check_integrity()
+        if not waiting and not engine.has_unfinished():
+            break
+    assert len(finished) == len(jobs)
+    for index, (_, prompt, max_tokens, _, n) in enumerate(jobs):
+        output = finished[f"job{index}"]
+        for choice in range(n):
+            tokens = output.outputs[choice].token_ids
+            whole = expected_tokens(prompt, max_tokens, seed=11, choice=choice)
+            assert tokens == whole[: len(tokens)]
+            if f"job{index}" not in cancelled:
+                assert tokens == whole
+                reason = "stop" if whole[-1] == EOS else "length"
+                assert output.outputs[choice].finish_reason == reason
+    assert engine.stats()["kv_blocks_used"] == 0
+    engine.core.scheduler.check_integrity()
+
+
+def test_sixty_four_requests_on_eight_blocks_equal_a_big_pool():
+    prompts = [[1 + i % 7, 2, 3 + i % 5, 4, 5, 6][: 2 + i % 5] for i in range(64)]
+    params = SamplingParams(seed=3, max_tokens=24, ignore_eos=True)
+    small = make_engine(num_blocks=8, block_size=4, max_num_seqs=16)
+    large = make_engine(num_blocks=2000, block_size=4, max_num_seqs=64)
+    assert run_prompts(small, prompts, params) == run_prompts(large, prompts, params)
+    assert small.stats()["num_preemptions"] > 0 and large.stats()["num_preemptions"] == 0
+
+
+def test_penalties_survive_preemption():
+    prompts = [[1 + i, 2, 3] for i in range(6)]
+    params = greedy(20, ignore_eos=True, repetition_penalty=1.2)
+    small = make_engine(num_blocks=8, block_size=4)
+    large = make_engine(num_blocks=500, block_size=4)
+    assert run_prompts(small, prompts, params) == run_prompts(large, prompts, params)
+    assert small.stats()["num_preemptions"] > 0
+    small.submit([1], greedy(1))
+    run_all(small)
+    assert adapter_of(small).histories == {}
+
+
+def test_every_request_gets_on_while_new_ones_keep_coming():
+    engine = make_engine(num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
+    name = engine.submit([1] * 40, greedy(12, ignore_eos=True))
+    for index in range(400):
+        engine.submit([2 + index % 50, 3], greedy(2, ignore_eos=True))
+        for part in engine.step():
+            if part.request_id == name:
+                return
+    raise AssertionError("the long request starved")

@@ -1,0 +1,339 @@
+"""The worker's five stages on a fake adapter: their order, their arrays, whose row is whose."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from engine_fakes import (
+    EOS,
+    VOCAB,
+    FakeAdapter,
+    adapter_of,
+    draw,
+    expected_tokens,
+    greedy,
+    make_config,
+    make_engine,
+    run_all,
+    run_prompts,
+    state_of,
+)
+
+from llaisys.common.errors import ClosedError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.step import ForwardOutput, SamplerKind
+from llaisys.common.types import NewSequence, SchedulerOutputs
+from llaisys.engine.worker import STAGES, Worker
+from llaisys.engine.worker.sampling import allowed_mask
+from llaisys.engine.worker.worker import output_rows
+
+
+def make_worker(**settings) -> Worker:
+    worker = Worker(make_config(**settings))
+    worker.init_device()
+    worker.load_model()
+    return worker
+
+
+def sequence(seq_id: int, tokens: list[int], prompt: int = 0, **params) -> NewSequence:
+    return NewSequence(
+        seq_id=seq_id,
+        request_id=f"r{seq_id}",
+        token_ids=tokens,
+        num_prompt_tokens=prompt or len(tokens),
+        sampling=SamplingParams(**params).with_defaults(None),
+        seed=17,
+        choice=0,
+        stop_token_ids=frozenset({EOS}),
+        bad_words=(),
+    )
+
+
+def two_sequences() -> SchedulerOutputs:
+    """Sequence 5 computes tokens 2..6 of 7 and draws nothing; sequence 9 finishes its prompt."""
+    return SchedulerOutputs(
+        step_id=3,
+        seq_ids=[5, 9],
+        request_ids=["r5", "r9"],
+        starts=[2, 0],
+        counts=[4, 3],
+        samples=[False, True],
+        new_seqs=[
+            sequence(5, [10, 11, 12, 13, 14, 15, 16], temperature=0.0),
+            sequence(9, [20, 21, 22], temperature=0.0),
+        ],
+        new_blocks={5: [7, 3], 9: [2]},
+    )
+
+
+def test_stage_one_lays_the_token_ranges_end_to_end():
+    step = make_worker().prepare_step_inputs(two_sequences())
+    assert step.token_ids.tolist() == [12, 13, 14, 15, 20, 21, 22]
+    assert step.positions.tolist() == [2, 3, 4, 5, 0, 1, 2]
+    assert step.seq_ids.tolist() == [5, 5, 5, 5, 9, 9, 9]
+    assert step.logits_mask.tolist() == [0, 0, 0, 0, 0, 0, 1]
+    dtypes = (step.token_ids, step.positions, step.seq_ids, step.logits_mask)
+    assert [a.dtype for a in dtypes] == [np.int64, np.int64, np.int64, np.int8]
+    assert all(a.flags.c_contiguous for a in dtypes)
+
+
+def test_stage_two_says_where_keys_and_values_lie():
+    worker = make_worker(block_size=4)
+    attention = worker.build_attention_metadata(worker.prepare_step_inputs(two_sequences()))
+    assert attention.slot_mapping.tolist() == [30, 31, 12, 13, 8, 9, 10]
+    assert attention.batch_seq_ids.tolist() == [5, 9]
+    assert attention.context_lens.tolist() == [6, 3]
+    assert attention.block_tables.tolist() == [[7, 3], [2, -1]]
+    assert attention.slot_mapping.dtype == attention.context_lens.dtype == np.int32
+    assert attention.block_tables.dtype == np.int32 and attention.block_tables.flags.c_contiguous
+
+
+def test_stages_run_in_order():
+    worker = make_worker()
+    seen = []
+    for stage in STAGES:
+        original = getattr(worker, stage)
+
+        def record(*args, stage=stage, original=original):
+            seen.append(stage)
+            return original(*args)
+
+        setattr(worker, stage, record)
+    adapter = worker.adapter
+    adapter.kv[[28, 29]] = [10, 11]  # computed in an earlier step
+    worker.execute_model(two_sequences())
+    assert tuple(seen) == STAGES[:3]
+    output = worker.sample_tokens()
+    assert tuple(seen) == STAGES
+    assert output.step_id == 3
+    assert output.sampled == {9: expected_tokens([20, 21, 22], 1)}
+    with pytest.raises(RuntimeError, match="without execute_model"):
+        worker.sample_tokens()
+
+
+def test_buffers_are_made_once():
+    worker = make_worker()
+    first = worker.prepare_step_inputs(two_sequences()).token_ids
+    plan = SchedulerOutputs(4, [9], ["r9"], [2], [1], [True])
+    second = worker.prepare_step_inputs(plan).token_ids
+    assert np.shares_memory(first, second)
+
+
+def test_output_rows_find_their_request_in_any_order():
+    forward = ForwardOutput(3, np.array([9, 2, 5], dtype=np.int32))
+    assert output_rows(forward, np.array([2, 5, 9])).tolist() == [1, 2, 0]
+    with pytest.raises(RuntimeError, match="wanted"):
+        output_rows(forward, np.array([2, 5, 8]))
+    with pytest.raises(RuntimeError, match="wanted"):
+        output_rows(ForwardOutput(0, np.zeros(0, dtype=np.int32)), np.array([1]))
+    prompts = [[1 + i, 2, 3] for i in range(7)]
+    engine = make_engine()
+    adapter_of(engine).reverse_rows = True
+    outputs = run_prompts(engine, prompts, greedy(6, ignore_eos=True))
+    assert outputs == [expected_tokens(p, 6, stops=()) for p in prompts]
+
+
+def test_a_released_row_forgets_its_sequence():
+    worker = make_worker(max_num_seqs=2)
+    worker.prepare_step_inputs(two_sequences())
+    plan = SchedulerOutputs(
+        4,
+        [11],
+        ["r11"],
+        [0],
+        [2],
+        [True],
+        new_seqs=[sequence(11, [1, 2])],
+        new_blocks={11: [4]},
+        released_seq_ids=[5, 77],
+    )
+    attention = worker.build_attention_metadata(worker.prepare_step_inputs(plan))
+    assert attention.block_tables.tolist() == [[4]]
+    assert worker._rows.row_of.keys() == {9, 11}
+
+
+def test_a_token_outside_its_blocks_is_refused():
+    worker = make_worker(block_size=4)
+    plan = two_sequences()
+    plan.new_blocks[5] = [7]
+    with pytest.raises(RuntimeError, match="outside the blocks"):
+        worker.build_attention_metadata(worker.prepare_step_inputs(plan))
+
+
+def sampling_of(*requests: SamplingParams, prompt=(1, 2, 3)):
+    """The sampler's arrays when these requests draw their first tokens together."""
+    engine = make_engine()
+    for params in requests:
+        engine.submit(list(prompt), params)
+    engine.core.scheduler.block_manager.enable_prefix_caching = False
+    engine.step()
+    return adapter_of(engine).last_sampling
+
+
+def test_neutral_parameters_stay_none():
+    meta = sampling_of(SamplingParams(seed=4), SamplingParams(seed=2**64 - 1))
+    for name in (
+        "temperature top_p min_p top_k repetition_penalty presence_penalty frequency_penalty "
+        "seq_ids chain bias_ids mask_rows masks n_logprobs"
+    ).split():
+        assert getattr(meta, name) is None, name
+    assert meta.seeds.tolist() == [4, 2**64 - 1] and meta.seeds.dtype == np.uint64
+    assert meta.positions.tolist() == [3, 3] and meta.rows.tolist() == [0, 1]
+
+
+def test_each_row_has_its_own_parameters():
+    meta = sampling_of(
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.25, logprobs=2),
+        SamplingParams(presence_penalty=0.5, samplers=["top_k", "temperature"]),
+    )
+    assert meta.temperature.tolist() == [0.0, 0.5, 1.0]
+    assert np.allclose(meta.top_p, [1, 0.9, 1]) and meta.top_k.tolist() == [0, 7, 0]
+    assert meta.min_p.tolist() == [0, 0.25, 0] and meta.n_logprobs.tolist() == [-1, 2, -1]
+    assert meta.presence_penalty.tolist() == [0, 0, 0.5] and meta.seq_ids is not None
+    assert meta.chain_offsets.tolist() == [0, 5, 10, 12]
+    assert meta.chain[10:].tolist() == [SamplerKind.TOP_K, SamplerKind.TEMPERATURE]
+
+
+def test_without_a_seed_each_request_draws_one():
+    seeds = sampling_of(SamplingParams(), SamplingParams()).seeds.tolist()
+    assert seeds[0] != seeds[1]
+    first, second = make_engine(seed=1), make_engine(seed=1)
+    a = run_prompts(first, [[1, 2]] * 2, SamplingParams(max_tokens=8, ignore_eos=True))
+    b = run_prompts(second, [[1, 2]] * 2, SamplingParams(max_tokens=8, ignore_eos=True))
+    assert a == b and a[0] != a[1]
+
+
+def test_bias_and_bans_become_offsets():
+    meta = sampling_of(
+        SamplingParams(logit_bias={5: 2.0, 6: -1.0}),
+        SamplingParams(),
+        SamplingParams(bad_words="x", min_tokens=2),
+    )
+    assert meta.bias_offsets.tolist()[:3] == [0, 2, 2]
+    assert meta.bias_ids[:2].tolist() == [5, 6] and meta.bias_values[:2].tolist() == [2.0, -1.0]
+    banned = meta.bias_ids[2:].tolist()
+    assert ord("x") in banned and EOS in banned
+    assert np.isneginf(meta.bias_values[2:]).all()
+
+
+def test_allowed_tokens_become_a_mask():
+    mask = allowed_mask([0, 31, 32, VOCAB - 1], VOCAB)
+    assert mask.shape == (VOCAB // 32,) and mask.dtype == np.uint32
+    assert mask[0] == (1 | 1 << 31) and mask[1] == 1 and mask[-1] == 1 << 31
+    engine = make_engine()
+    params = greedy(12, ignore_eos=True, allowed_token_ids=[40, 50, 60])
+    (tokens,) = run_prompts(engine, [[1, 2]], params)
+    assert set(tokens) <= {40, 50, 60}
+
+
+def test_bad_words_of_several_tokens_are_never_completed():
+    free = expected_tokens([1, 2, 3], 12, stops=())
+    word = FakeText(free[4:6])
+    engine = make_engine(tokenizer=word)
+    output = run_prompts(engine, [[1, 2, 3]], greedy(12, ignore_eos=True, bad_words=["bad"]))[0]
+    assert output[:5] == free[:5]  # the beginning of the word alone is fine
+    assert output[5] == (free[5] + 1) % VOCAB
+    pairs = list(itertools.pairwise(output))
+    assert tuple(free[4:6]) not in pairs
+
+
+class FakeText:
+    """Encodes everything as one given sequence."""
+
+    eos_token_ids = (EOS,)
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def encode(self, text, add_special_tokens=True):
+        return list(self.tokens)
+
+    def detokenizer(self, skip_special_tokens):
+        return None
+
+
+def test_penalties_see_the_prompt_and_what_was_drawn():
+    engine = make_engine()
+    name = engine.submit([1, 2, 3], greedy(4, ignore_eos=True, frequency_penalty=0.5))
+    tokens = [1, 2, 3]
+    for _ in range(4):
+        tokens.append(draw(state_of(tokens), None, 0, 0, tokens))
+    assert run_all(engine)[name].token_ids == tokens[3:]
+
+
+def test_logprobs_come_with_their_tokens():
+    engine = make_engine()
+    plain = engine.submit([1, 2], greedy(3, ignore_eos=True))
+    asked = engine.submit([1, 2], greedy(3, ignore_eos=True, logprobs=2))
+    outputs = run_all(engine)
+    assert outputs[plain].outputs[0].logprobs is None
+    choice = outputs[asked].outputs[0]
+    assert [entry.token_id for entry in choice.logprobs] == choice.token_ids
+    assert all(len(entry.top) == 2 and entry.rank == 1 for entry in choice.logprobs)
+    assert choice.cumulative_logprob == -1.5
+
+
+def test_profile_gives_the_time_of_each_stage():
+    engine = make_engine()
+    run_prompts(engine, [[1, 2]], greedy(4, ignore_eos=True))
+    profile = engine.profile(reset=True)
+    assert profile["steps"] == 4 and set(profile["stages"]) == set(STAGES)
+    assert all(seconds > 0 for seconds in profile["stages"].values())
+    assert 0 < profile["native_seconds"] < profile["step_seconds"]
+    assert profile["outside_native_ms_per_step"] > 0
+    assert engine.profile()["steps"] == 0
+
+
+def test_warm_up_leaves_no_sequence_behind():
+    engine = make_engine(warmup=True)
+    assert adapter_of(engine).num_forwards == 1
+    assert run_prompts(engine, [[1, 2]], greedy(4)) == [expected_tokens([1, 2], 4)]
+
+
+def test_worker_holds_its_place_in_the_world_and_closes():
+    worker = Worker(make_config(), local_rank=0, rank=0, distributed_init_method="tcp://x:1")
+    assert (worker.rank, worker.local_rank, worker.is_driver_worker) == (0, 0, True)
+    with pytest.raises(ClosedError):
+        worker.check_health()
+    worker.init_device()
+    info = worker.load_model()
+    assert info.num_blocks == 256 and info.max_model_len == 512 and info.vocab_size == VOCAB
+    worker.check_health()
+    worker.close()
+    worker.close()
+    with pytest.raises(ClosedError):
+        worker.check_health()
+
+
+def test_two_hundred_and_fifty_six_decoding_requests_keep_the_buffers():
+    """Steady decoding makes no row, no block table and no buffer anew."""
+
+    class Quick(FakeAdapter):
+        def forward(self, step, attention):
+            marked = np.flatnonzero(step.logits_mask)
+            return ForwardOutput(len(marked), marked.astype(np.int32))
+
+        def sample(self, sampling):
+            return np.ones(len(sampling.rows), dtype=np.int32)
+
+    engine = make_engine(
+        adapter_class=Quick,
+        num_blocks=8192,
+        block_size=16,
+        max_num_seqs=256,
+        max_num_batched_tokens=1024,
+    )
+    for index in range(256):
+        engine.submit([1 + index % 200, 2, 3], greedy(40, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    rows = engine.core.executor.worker._rows
+    tokens, blocks = rows.tokens, rows.blocks
+    for _ in range(20):
+        engine.step()
+        assert engine.core.steps[-1].num_decode_tokens == 256
+    assert rows.tokens is tokens and rows.blocks is blocks
+    run_all(engine)
