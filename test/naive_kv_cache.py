@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-from llaisys.libllaisys.kv_cache import KvStatus
 from native_helpers import Array, MockModel, Shape
+
+from llaisys.libllaisys.kv_cache import KvStatus
 
 END = (1 << 63) - 1
 
@@ -50,7 +51,10 @@ class NaiveKvCache:
     # -- A step: the code that it must return, then what it must have done -----------------------
 
     def plan(self, tokens: list[Token]) -> tuple[int, list[int]]:
-        """(code, position of each token). All tokens are checked before there is talk of room."""
+        """(code, position of each token). A step that can never fit is not looked at; otherwise
+        all tokens are checked before there is talk of room."""
+        if len(tokens) > self.capacity:
+            return 1, []
         last: dict[int, int] = {}
         positions = []
         if not tokens:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from llaisys.libllaisys.handles import LinearWeight, Model, Stream, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
 from llaisys.libllaisys.library import check, last_error, lib
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
 from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
-from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
 REALS = ("f32", "f16", "bf16")
@@ -63,7 +64,9 @@ def rounded(values: Array, dtype: str) -> NDArray[np.float32]:
 
 def tensor(values: Array, dtype: str) -> Tensor:
     """A native copy; reals are rounded to the dtype, integers must fit."""
-    stored = to_bits(values, dtype) if dtype in REALS else np.ascontiguousarray(values, NUMPY[dtype])
+    stored = (
+        to_bits(values, dtype) if dtype in REALS else np.ascontiguousarray(values, NUMPY[dtype])
+    )
     made = Tensor.create(np.shape(values), dtype)  # NumPy makes dense arrays of 0 dimensions 1-d
     made.load(stored.ctypes.data, stored.nbytes)
     return made
@@ -90,7 +93,10 @@ def assert_close(got: Array, expected: Array, dtype: str, scale: float = 1.0) ->
     assert got.shape == expected.shape
     epsilon = EPSILON[dtype] * scale
     np.testing.assert_allclose(
-        got, expected, rtol=epsilon, atol=epsilon * max(1e-3, float(np.abs(expected).max(initial=0)))
+        got,
+        expected,
+        rtol=epsilon,
+        atol=epsilon * max(1e-3, float(np.abs(expected).max(initial=0))),
     )
 
 
@@ -205,10 +211,7 @@ class Shape:
         query = self.rope(x.reshape(self.nh, self.dh), position)
         kv = [row.reshape(self.nh, self.dh)[: self.nkvh] for row, _ in seen]
         keys = np.stack(
-            [
-                rounded(self.rope(row, at), self.dtype)
-                for row, (_, at) in zip(kv, seen, strict=True)
-            ]
+            [rounded(self.rope(row, at), self.dtype) for row, (_, at) in zip(kv, seen, strict=True)]
         )
         values = np.stack([rounded(row, self.dtype) for row in kv])
         out = np.empty((self.nh, self.dh))

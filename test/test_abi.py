@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from native_helpers import ROOT
+
 from llaisys.common import step
 from llaisys.libllaisys import infer_types, kv_cache, model, ops, qwen2, runtime, tensor, types
 from llaisys.libllaisys.library import lib, library_path
-from native_helpers import ROOT
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))

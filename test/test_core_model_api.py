@@ -7,26 +7,25 @@ test_core_sampling_api.py, and what a handle refuses in test_core_model_errors.p
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from llaisys.common.errors import InvalidInputError, LlaisysError, NativeError
-from llaisys.libllaisys import types
-from llaisys.libllaisys.handles import Model
-from llaisys.libllaisys.infer_types import LlaisysBatch
-from llaisys.libllaisys.kv_cache import KvStatus
-from llaisys.libllaisys.library import lib
 from native_helpers import (
     REALS,
     TOLERANCE,
     BlockRow,
     MockModel,
     Shape,
-    block_step,
-    create_params,
 )
+
+from llaisys.libllaisys.kv_cache import KvStatus
+from llaisys.libllaisys.library import lib
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 BLOCK = {"kv_cache_layout": 1, "kv_cache_block_size": 4}
@@ -233,6 +232,38 @@ def test_prefill_and_decode_in_one_step_give_the_bits_of_each_alone(layout: int)
     ]  # fmt: skip
     for got, expected in zip(together, alone, strict=True):
         assert np.stack(got).tobytes() == np.stack(expected).tobytes()
+
+
+def test_handles_are_independent_of_each_other() -> None:
+    """Two models in two threads at once, each with a pool of its own."""
+    rng = np.random.default_rng(8)
+    prompts = [rng.integers(0, 37, 40).tolist() for _ in range(2)]
+    alone = [logits_of(prompt, n_threads=2).tobytes() for prompt in prompts]
+    together: list[set[bytes]] = [set(), set()]
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            together[i].add(logits_of(prompts[i], n_threads=2).tobytes())
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == [{alone[0]}, {alone[1]}]
+
+
+def test_a_process_may_end_with_open_handles() -> None:
+    program = (
+        "from native_helpers import MockModel\n"
+        "models = [MockModel(n_threads=2) for _ in range(3)]\n"
+        "print(len([model.run([1, 2, 3]) for model in models]))\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 # -- Decode and batches ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a model handle refuses: parameters, steps, slots. Each says what was wrong, none changes it."""
+"""What a model handle refuses: each refusal says what was wrong and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_helpers import BlockRow, MockModel, Shape, block_step, create_params
+
 from llaisys.common.errors import InvalidInputError, LlaisysError, NativeError
 from llaisys.libllaisys import types
 from llaisys.libllaisys.handles import Model
 from llaisys.libllaisys.infer_types import LlaisysBatch
 from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.libllaisys.library import lib
-from native_helpers import BlockRow, MockModel, Shape, block_step, create_params
 
 BLOCK = {"kv_cache_layout": 1, "kv_cache_block_size": 4}
 
@@ -99,7 +100,6 @@ def test_null_and_wrong_struct_size() -> None:
 
 
 # -- Steps ----------------------------------------------------------------------------------------
-
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from native_helpers import BlockRow, MockModel, Shape, address, block_step
+
 from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysStepInput
 from llaisys.libllaisys.library import lib
-from native_helpers import BlockRow, MockModel, Shape, address, block_step
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_helpers import MockModel
+
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.infer_types import LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.libllaisys.library import lib
-from native_helpers import MockModel
 
 PROMPT = [3, 1, 4, 1, 5]
 N = len(PROMPT)

@@ -11,10 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.libllaisys.handles import Model, Tensor
-from llaisys.libllaisys.library import lib
-from llaisys.libllaisys.qwen2 import LlaisysQwen2Weights
 from native_helpers import (
     REALS,
     MockModel,
@@ -23,6 +19,11 @@ from native_helpers import (
     resident_bytes,
     tensor,
 )
+
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.libllaisys.handles import Model, Tensor
+from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.qwen2 import LlaisysQwen2Weights
 
 SHAPE = Shape(voc=11, nh=2, nkvh=1, dh=4, maxseq=32)
 N_LAYERS = 2
@@ -80,9 +81,7 @@ def test_a_filled_decoder_runs_and_optional_slots_stay_optional(decoder: Decoder
 
 
 @pytest.mark.parametrize("missing", [("in_embed", 0), ("out_norm_w", 0), ("mlp_up_w", 1)])
-def test_a_missing_weight_is_named_at_the_step(
-    decoder: Decoder, missing: tuple[str, int]
-) -> None:
+def test_a_missing_weight_is_named_at_the_step(decoder: Decoder, missing: tuple[str, int]) -> None:
     decoder.fill(leave_out=missing)
     assert decoder.try_step([1]) == -1
     text = lib().llaisysLastError().decode()
@@ -190,9 +189,12 @@ def test_a_refused_tensor_stays_the_callers(
 
 
 def test_a_strided_tensor_and_null_are_refused(decoder: Decoder) -> None:
-    with Tensor.create((8, 9), "f32") as wide, wide.slice(1, 0, 8) as view:
-        with pytest.raises(InvalidInputError, match="contiguous"):
-            decoder.replace_weight("attn_q_w", 0, view)
+    with (
+        Tensor.create((8, 9), "f32") as wide,
+        wide.slice(1, 0, 8) as view,
+        pytest.raises(InvalidInputError, match="contiguous"),
+    ):
+        decoder.replace_weight("attn_q_w", 0, view)
     replace = lib().llaisysModelReplaceWeight
     assert replace(decoder.handle, b"attn_q_w", 0, None) == -1
     assert b"tensor is NULL" in lib().llaisysLastError()

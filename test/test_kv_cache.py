@@ -12,12 +12,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from naive_kv_cache import END, NaiveKvCache, Token, assert_same, parse_dump, step_both
+from native_helpers import MockModel, Shape
+
 from llaisys.common.errors import KvCacheFullError
 from llaisys.libllaisys.infer_types import LlaisysStepInput
 from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
 from llaisys.libllaisys.library import lib
-from naive_kv_cache import END, NaiveKvCache, Token, assert_same, parse_dump, step_both
-from native_helpers import MockModel, Shape
 
 SMALL = Shape(voc=13, nh=2, nkvh=1, dh=4, maxseq=64)
 OK, OOM, BAD_SEQ, BAD_POS, EMPTY = (
@@ -334,12 +335,12 @@ class Driver:
 def test_thousands_of_random_calls(seed: int, capacity: int, max_batch_tokens: int) -> None:
     driver = Driver(seed, capacity, max_batch_tokens)
     with driver.model:
-        for number in range(1500):
+        for number in range(2500):
             driver.turn(number)
     seen = driver.codes
     assert {"decode 0", "decode 1", "decode -1", "cp 0", "cp 2", "cp 4", "rm 0", "rm 2", "rm 4",
             "add 0", "add 2", "add 3", "add 4", "keep 0"} <= set(seen), seen  # fmt: skip
-    assert seen["decode 0"] > 100
+    assert seen["decode 0"] > 80
 
 
 SEQS = st.integers(-1, 4)

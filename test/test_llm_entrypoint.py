@@ -87,6 +87,16 @@ def test_cancelling_a_stream_from_outside_ends_it(llm):
     assert is_idle(llm)
 
 
+def test_a_stream_that_is_dropped_is_cancelled(llm):
+    stream = llm.stream([1, 2], greedy(30, ignore_eos=True))
+    assert llm.has_unfinished()
+    del stream
+    assert is_idle(llm)
+    with llm.stream([1, 2], greedy(30, ignore_eos=True)) as stream:
+        next(stream)
+    assert is_idle(llm) and next(stream, None) is None
+
+
 def test_stream_checks_its_prompt_at_once(llm):
     with pytest.raises(InvalidInputError):
         llm.stream([])
@@ -147,6 +157,8 @@ def test_text_needs_a_tokenizer():
 
 
 def test_tokenize_and_model_path(llm):
+    chat = [{"role": "user", "content": "x"}]
+    assert llm.encode_chat(chat, add_generation_prompt=False) == list(b"[user]x")
     assert llm.tokenize("abc") == [97, 98, 99] and llm.detokenize([97, 98]) == "ab"
     assert llm.model_path == "FakeAdapter"
     assert llm.model_info.num_blocks == 128
@@ -171,8 +183,9 @@ def test_use_after_close_and_close_twice():
     ):
         with pytest.raises(ClosedError):
             call()
-    with pytest.raises((ClosedError, KeyError)):
+    with pytest.raises(ClosedError):
         next(stream)
+    assert list(stream) == []
 
 
 def test_an_engine_that_cannot_load_frees_its_worker():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from llaisys.common import model_registry
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.model_registry import MODEL_REGISTRY, get_adapter_class, register_model

@@ -7,8 +7,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from llaisys.libllaisys.handles import Stream
 from native_helpers import REALS, Array, Natives, array, assert_close, bits, op, rounded
+
+from llaisys.libllaisys.handles import Stream
 
 # Around vector widths (4, 8, 16), the piece of 512 values, and what threads share.
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 17, 31, 33, 63, 65, 129, 511, 512, 513, 1031)

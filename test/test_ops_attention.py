@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llaisys.libllaisys.handles import Stream
 from native_helpers import REALS, Array, Natives, array, assert_close, op, rounded
+
+from llaisys.libllaisys.handles import Stream
 
 LENGTHS = (1, 2, 15, 63, 64, 65, 130, 511, 512, 513, 1100)  # around tiles of 64, spans of 512
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_helpers import Natives, handle_array, op
+
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import LinearWeight, Tensor
-from native_helpers import Natives, handle_array, op
 
 # Operator -> (its name in errors, arguments in the order of the call: name -> (shape, dtype) or a
 # plain value, names whose layout may have gaps between rows).
@@ -225,7 +226,7 @@ def test_heads_and_odd_sizes() -> None:
             given[name] = native.empty((3, 2, 5), "f32")
         with pytest.raises(InvalidInputError, match="rope: in"):
             op("Rope", *given.values())
-        with pytest.raises(InvalidInputError, match="topk: .*k"):
+        with pytest.raises(InvalidInputError, match=r"topk: .*k"):
             op("TopK", native.empty((3, 5), "i32"), native.empty((3, 5), "f32"),
                native.empty((3, 4), "f32"))  # fmt: skip
         with pytest.raises(InvalidInputError, match="argmax: values"):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
 from native_helpers import (
     EPSILON,
     REALS,
@@ -21,6 +20,8 @@ from native_helpers import (
     op,
     rounded,
 )
+
+from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
 
 MIXED = [(x, w, out) for x, w, out in product(REALS, REALS, REALS)]
 # Rows around the register tile and the switch to many rows; columns around vectors and blocks of k;

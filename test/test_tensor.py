@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_helpers import NUMPY, Natives, array, op, tensor
+
 from llaisys.common.errors import ClosedError, InvalidInputError, LlaisysError, NativeError
 from llaisys.libllaisys import types
 from llaisys.libllaisys.handles import Stream, Tensor
 from llaisys.libllaisys.library import lib
-from native_helpers import NUMPY, Natives, array, op, tensor
 
 ALL = list(NUMPY)
 
@@ -104,7 +105,7 @@ def test_null_handles_are_answered() -> None:
 
 
 def test_python_side_checks() -> None:
-    with pytest.raises(InvalidInputError, match="dtype must be one of f32.*'q4'"):
+    with pytest.raises(InvalidInputError, match=r"dtype must be one of f32.*'q4'"):
         Tensor.create((1,), "q4")
     with pytest.raises(InvalidInputError, match="integers"):
         Tensor.create((1.5,), "f32")  # type: ignore[arg-type]
@@ -288,9 +289,7 @@ def test_tensors_of_one_file_share_one_mapping(values_file: tuple[Path, np.ndarr
 
 
 @pytest.mark.parametrize("dtype", ALL)
-def test_a_misaligned_offset_gives_a_copy(
-    dtype: str, values_file: tuple[Path, np.ndarray]
-) -> None:
+def test_a_misaligned_offset_gives_a_copy(dtype: str, values_file: tuple[Path, np.ndarray]) -> None:
     path, values = values_file
     size = types.DTYPE_BYTES[dtype]
     raw = values.tobytes()

@@ -140,17 +140,17 @@ def test_a_released_row_forgets_its_sequence():
     worker.prepare_step_inputs(two_sequences())
     plan = SchedulerOutputs(
         4,
-        [11],
-        ["r11"],
-        [0],
-        [2],
-        [True],
+        [9, 11],
+        ["r9", "r11"],
+        [3, 0],
+        [2, 2],
+        [True, True],
         new_seqs=[sequence(11, [1, 2])],
-        new_blocks={11: [4]},
+        new_blocks={9: [8], 11: [4]},
         released_seq_ids=[5, 77],
     )
     attention = worker.build_attention_metadata(worker.prepare_step_inputs(plan))
-    assert attention.block_tables.tolist() == [[4]]
+    assert attention.block_tables.tolist() == [[2, 8], [4, -1]]
     assert worker._rows.row_of.keys() == {9, 11}
 
 

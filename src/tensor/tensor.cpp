@@ -151,8 +151,7 @@ Tensor Tensor::view(const Shape &shape) const {
             }
         }
         require(shape[dim] != 0 && run % shape[dim] == 0, "view: shape ", shape,
-                " cannot be seen in shape ", shape_, " with strides ", strides_,
-                " without a copy");
+                " cannot be seen in shape ", shape_, " with strides ", strides_, " without a copy");
         strides[dim] = stride;
         stride *= shape[dim];
         run /= shape[dim];

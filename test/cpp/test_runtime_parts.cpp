@@ -364,6 +364,8 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
         const Tensor rows = output.append(ids, 2);
         graph.run({4, 2}, [&] {
             const Tensor x = workspace.take({4, 6}, LLAISYS_DTYPE_F32);
+            // Six dimensions: the text of such a shape would not fit into a string without memory.
+            CHECK_EQ(x.view({1, 4, 1, 3, 2, 1}).elements(), 24);
             const Tensor heads = x.view({4, 3, 2}).slice(1, 1, 3);
             const Tensor turned = heads.permute(order).slice(0, 0, 1).view({4, 2});
             CHECK(turned.has_dense_rows() && x.slice(0, 1, 2).contiguous().is_contiguous());

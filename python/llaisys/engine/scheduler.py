@@ -317,6 +317,7 @@ class RequestScheduler:
         cancelled meanwhile drop their tokens."""
         updates = []
         block_size = self.block_manager.block_size
+        sampled, logprobs = output.sampled, output.logprobs
         for part in self._steps.pop(output.step_id):
             request = part.request
             if request.status.finished:
@@ -325,7 +326,7 @@ class RequestScheduler:
                 self.block_manager.commit(request, part.end)  # a block was filled
             if not part.samples or part.end != len(request.token_ids):
                 continue  # a preempted request may draw a token again that came late
-            tokens = output.sampled[request.seq_id]
+            tokens = sampled[request.seq_id]
             status = None
             for count, token in enumerate(tokens, 1):
                 status = request.append_token(token)
@@ -339,7 +340,7 @@ class RequestScheduler:
                     request.request_id,
                     tokens,
                     request.status,
-                    output.logprobs.get(request.seq_id),
+                    logprobs.get(request.seq_id) if logprobs else None,
                     request.stop_reason,
                     request.num_cached_tokens,
                     request.scheduled_time,

@@ -220,7 +220,7 @@ def _stream_answer(llm: LLM, messages: list[dict[str, str]], params: SamplingPar
             parts.append(part.text)
             print(part.text, end="", flush=True)
     except KeyboardInterrupt:
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         print(" [stopped]", end="")
     print()
     return "".join(parts)

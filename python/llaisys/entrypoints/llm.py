@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -86,7 +87,8 @@ class LLM:
             ),
         )
         self._finished: dict[str, RequestOutput] = {}  # until collected
-        self._streams: dict[str, list[StreamOutput]] = {}  # parts not yet yielded
+        self._streams: dict[str, deque[StreamOutput]] = {}  # parts not yet yielded
+        self._dropped: list[str] = []  # streams that nobody holds any more
         self._client: EngineClient | None = None
         self._client = InProcessClient(config)
 
@@ -111,6 +113,22 @@ class LLM:
         """The token ids of a text."""
         ids: list[int] = self._need_tokenizer().encode(text, add_special_tokens)
         return ids
+
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The token ids of a conversation, as the model's chat template writes it."""
+        return self._open().encode_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=chat_template_kwargs,
+        )
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -152,13 +170,12 @@ class LLM:
             raise InvalidInputError("messages must be a list of {'role', 'content'}, not empty")
         many = not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if many else [messages]
-        client = self._open()
         prompts = [
-            client.encode_chat(
+            self.encode_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
-                variables=chat_template_kwargs,
+                chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in conversations
         ]
@@ -171,17 +188,17 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str | None = None,
-    ) -> Iterator[StreamOutput]:
+    ) -> TokenStream:
         """Parts of one answer as they come; a list of messages is a chat. The prompt is checked at
-        once; closing the iterator cancels the request."""
+        once; closing the stream, or dropping it, cancels the request."""
         client = self._open()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             ids: Prompt = client.encode_chat(prompt)  # type: ignore[arg-type]
         else:
             ids = prompt  # type: ignore[assignment]
         request_id = client.submit(ids, sampling_params, stream=True, cache_salt=cache_salt)
-        self._streams[request_id] = []
-        return self._stream(request_id)
+        self._streams[request_id] = deque()
+        return TokenStream(self, request_id)
 
     # ---- the parts -----------------------------------------------------------------------------
 
@@ -276,20 +293,6 @@ class LLM:
             self._abandon(names)
             raise
 
-    def _stream(self, request_id: str) -> Iterator[StreamOutput]:
-        try:
-            parts = self._streams[request_id]
-            while True:
-                for part in parts:
-                    yield part
-                    if part.output is not None:
-                        return
-                parts.clear()
-                self.step()
-        finally:
-            self._streams.pop(request_id, None)
-            self._abandon([request_id])
-
     def _abandon(self, names: list[str]) -> None:
         """Cancel what still runs of `names` and drop what has finished."""
         with deferred_interrupt():
@@ -309,6 +312,10 @@ class LLM:
     def _open(self) -> EngineClient:
         if self._client is None:
             raise ClosedError("this LLM is closed")
+        while self._dropped:
+            name = self._dropped.pop()
+            self._streams.pop(name, None)
+            self._abandon([name])
         return self._client
 
     def _need_tokenizer(self) -> Any:
@@ -316,6 +323,54 @@ class LLM:
         if tokenizer is None:
             raise InvalidInputError("this model has no tokenizer")
         return tokenizer
+
+
+class TokenStream(Iterator[StreamOutput]):
+    """The parts of one answer; made by `LLM.stream`. Stepping it steps every other request too."""
+
+    def __init__(self, llm: LLM, request_id: str) -> None:
+        self.request_id = request_id
+        self._llm: LLM | None = llm
+
+    def __next__(self) -> StreamOutput:
+        llm = self._llm
+        if llm is None:
+            raise StopIteration
+        parts = llm._streams.get(self.request_id)
+        try:
+            while not parts:
+                if not llm.has_unfinished():  # a closed LLM says so here
+                    raise StopIteration
+                llm.step()
+        except BaseException:
+            self.close()
+            raise
+        part = parts.popleft()
+        if part.output is not None:
+            self.close()
+        return part
+
+    def close(self) -> None:
+        """Cancel the request if it still runs; more than once does nothing."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm._streams.pop(self.request_id, None)
+            llm._abandon([self.request_id])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._llm is not None:  # perhaps in the middle of a step: leave a note, no more
+            self._llm._dropped.append(self.request_id)
 
 
 def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

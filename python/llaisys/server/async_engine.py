@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from llaisys.common.errors import LlaisysError
+from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
@@ -147,6 +147,15 @@ class AsyncLLMEngine:
         if size <= INLINE_CHARS and not options.get("variables"):
             return inputs.encode_chat(messages, **options)
         return await asyncio.to_thread(inputs.encode_chat, messages, **options)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        text: str = self.tokenizer_or_refuse().decode_tokens(token_ids, skip_special_tokens)
+        return text
+
+    def tokenizer_or_refuse(self) -> Any:
+        if self.inputs.tokenizer is None:
+            raise InvalidInputError("text needs a tokenizer; this model has none")
+        return self.inputs.tokenizer
 
     # ---- requests ------------------------------------------------------------------------------
 

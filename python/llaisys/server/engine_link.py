@@ -124,7 +124,8 @@ class EngineLink:
         self._on_message = on_message
         self._on_death = on_death
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
-        self._send_socket = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
+        self._send_socket = plain.socket(zmq.PUSH)
         self._receive_socket = self._context.socket(zmq.PULL)
         self._heard = self._started = time.monotonic()
         self._ready = False

@@ -50,23 +50,22 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
+        # The parser takes a head of any size, so it is fed no more than may be one.
+        while data and not self.transport.is_closing():
+            if not self._in_head:
+                super().data_received(data)
+                return
             if self._head_timer is None:
                 self._start_timer()
-            # The parser takes any head that it is fed at once, so it is fed no more than fits.
             room = self.limits.max_header_bytes - self._head_bytes
-            head, rest = data[:room], data[room:]
-            self._head_bytes += len(head)
-            super().data_received(head)
-            if not rest or self.transport.is_closing():
-                return
-            if self._in_head:
+            if room <= 0:
                 self._refuse(
                     431, f"the header is too large; at most {self.limits.max_header_bytes} bytes"
                 )
                 return
-            data = rest
-        super().data_received(data)
+            piece, data = data[:room], data[room:]
+            self._head_bytes += len(piece)
+            super().data_received(piece)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -6,7 +6,6 @@ What the engine counts comes from its latest report; what happens to requests is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -50,7 +49,9 @@ class EngineCollector(Collector):
         yield self._gauge("kv_cache_blocks", "KV blocks.", stats.kv_blocks)
         yield self._gauge("kv_cache_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
         yield self._gauge(
-            "kv_cache_blocks_cached", "Unused KV blocks with a known prefix.", stats.kv_blocks_cached
+            "kv_cache_blocks_cached",
+            "Unused KV blocks with a known prefix.",
+            stats.kv_blocks_cached,
         )
         yield self._gauge("engine_resident_memory_bytes", "Of the engine process.", rss)
         yield self._counter("engine_cpu_seconds", "CPU time of the engine process.", cpu)
@@ -152,5 +153,3 @@ class Metrics:
     def abandoned(self, reason: str, count: int) -> None:
         """Sequences that ended without an output: `abort` or `error`."""
         self.finished.labels(self.model, reason).inc(count)
-
-

@@ -245,7 +245,8 @@ class BodyGuard:
 
     def _too_large(self) -> ApiError:
         return ApiError(
-            413, f"the body is too large; at most {self.max_bytes} bytes are allowed",
+            413,
+            f"the body is too large; at most {self.max_bytes} bytes are allowed",
             code="body_too_large",
         )
 

@@ -94,7 +94,7 @@ class SessionStore:
         with self._lock:
             self._db.close()
 
-    async def list(self, owner: str) -> list[SessionInfo]:
+    async def list_all(self, owner: str) -> list[SessionInfo]:
         """The latest one first."""
         return await self._run(
             lambda db: [
@@ -113,13 +113,15 @@ class SessionStore:
 
         def read(db: sqlite3.Connection) -> tuple[SessionInfo, list[Message]] | None:
             row = db.execute(
-                "SELECT id, title, model, created, updated FROM sessions WHERE owner = ? AND id = ?",
+                "SELECT id, title, model, created, updated FROM sessions "
+                "WHERE owner = ? AND id = ?",
                 (owner, session_id),
             ).fetchone()
             if row is None:
                 return None
             messages = _messages(db, owner, session_id)
-            return SessionInfo(*row, len(messages)), messages
+            name, title, model, created, updated = row
+            return SessionInfo(name, title, model, created, updated, len(messages)), messages
 
         return await self._run(read)
 

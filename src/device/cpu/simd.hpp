@@ -4,7 +4,7 @@
 //
 // A simd_<isa>.hpp gives:
 //   kLanes, vf (f32 lanes), vi (i32 lanes)
-//   set1, load / store of f32, f16, bf16 (unaligned; stores round to nearest even), load_pairs
+//   set1, load / store of f32, f16, bf16 (unaligned; stores round to nearest even), split_pairs
 //   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: one fixed order
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
@@ -20,6 +20,9 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 inline vf zero() { return set1(0.0f); }
+
+// kLanes pairs of bf16 as they lie in memory, for split_pairs.
+inline vf load_raw_pairs(const bf16_t *p) { return load(reinterpret_cast<const float *>(p)); }
 
 // The first n < kLanes values; the other lanes are zero.
 template <typename T> inline vf load_some(const T *p, int64_t n) {

@@ -43,8 +43,8 @@ inline void store(f16_t *p, vf value) {
                      _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+inline void split_pairs(vf pairs, vf &low, vf &high) {
+    const __m256i bits = _mm256_castps_si256(pairs);
     low = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
     high = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000u))));
 }

@@ -46,8 +46,8 @@ inline void store(f16_t *p, vf value) {
                         _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
-    const __m512i bits = _mm512_loadu_si512(p);
+inline void split_pairs(vf pairs, vf &low, vf &high) {
+    const __m512i bits = _mm512_castps_si512(pairs);
     low = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
     high = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(int(0xffff0000u))));
 }

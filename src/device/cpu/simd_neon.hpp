@@ -38,8 +38,8 @@ inline void store(f16_t *p, vf value) {
     vst1_u16(reinterpret_cast<uint16_t *>(p), vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }
 
-inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
-    const uint32x4_t bits = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t *>(p)));
+inline void split_pairs(vf pairs, vf &low, vf &high) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(pairs);
     low = vreinterpretq_f32_u32(vshlq_n_u32(bits, 16));
     high = vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xffff0000u)));
 }

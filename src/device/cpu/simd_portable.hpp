@@ -40,10 +40,10 @@ inline void store(f16_t *p, vf value) {
     }
 }
 
-// bf16 pairs (low, high) side by side, as linear panels hold them.
-inline void load_pairs(const bf16_t *p, vf &low, vf &high) {
+// The two bf16 of each lane's 32 bits, widened.
+inline void split_pairs(vf pairs, vf &low, vf &high) {
     vi bits;
-    std::memcpy(&bits, p, sizeof bits);
+    std::memcpy(&bits, &pairs, sizeof bits);
     const vi shifted = bits << 16;
     const vi masked = bits & int32_t(0xffff0000u);
     std::memcpy(&low, &shifted, sizeof low);

@@ -16,7 +16,7 @@ using cpu::AttentionState;
 using cpu::AttentionTask;
 using cpu::kSpan;
 
-constexpr int64_t kRows = 96; // query rows that share a loaded tile, about
+constexpr int64_t kRows = 64; // query rows that share a loaded tile, about
 
 // Consecutive query tokens of one list and the entries that any of them sees.
 struct Block {
@@ -133,6 +133,7 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.v_dtype = call.v_cache.dtype();
     task.slot_stride = call.kv_heads * call.d;
     task.table = call.lists.tables.as<int32_t>() + block.list * call.lists.tables.size(1);
+    task.limit = block.end;
     task.block_size = call.lists.block_size;
     task.scratch = scratch;
     return task;

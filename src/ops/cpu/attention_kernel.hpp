@@ -37,71 +37,155 @@ struct AttentionScratch {
     }
 };
 
-// Slot of entry e.
-inline int64_t slot_of(const AttentionTask &task, int64_t e) {
-    if (task.block_size == 1) {
-        return task.table[e];
+// Where the entries of one tile lie: offsets in elements from slot 0, for entries [first, last).
+struct TilePlaces {
+    int64_t tile;
+    int64_t first;
+    int64_t last;
+    int64_t offset[kTile]; // of entry tile + i; undefined outside of [first, last)
+
+    void find(const AttentionTask &task, int64_t tile_begin, int64_t begin, int64_t end) {
+        tile = tile_begin;
+        first = begin;
+        last = end;
+        int64_t block = begin / task.block_size;
+        int64_t inside = begin % task.block_size;
+        for (int64_t e = begin; e < end; ++e) {
+            offset[e - tile] =
+                (int64_t(task.table[block]) * task.block_size + inside) * task.slot_stride;
+            if (++inside == task.block_size) {
+                inside = 0;
+                ++block;
+            }
+        }
     }
-    return int64_t(task.table[e / task.block_size]) * task.block_size + e % task.block_size;
+};
+
+// Brings the next tile's keys and values into the second cache, a few rows at a time between the
+// steps of the current tile, so that reading and computing overlap.
+class TileFetch {
+public:
+    TileFetch(const AttentionTask &task, const TilePlaces &places, int64_t steps)
+        : places_(places), k_(static_cast<const char *>(task.k_cache)),
+          v_(static_cast<const char *>(task.v_cache)), k_size_(size_of(task.k_dtype)),
+          v_size_(size_of(task.v_dtype)), d_(task.d), next_(places.first),
+          rows_((places.last - places.first + steps - 1) / steps) {}
+
+    void step() {
+        for (int64_t i = 0; i < rows_ && next_ < places_.last; ++i, ++next_) {
+            const int64_t offset = places_.offset[next_ - places_.tile];
+            touch(k_ + offset * k_size_, d_ * k_size_);
+            touch(v_ + offset * v_size_, d_ * v_size_);
+        }
+    }
+
+private:
+    static int64_t size_of(DType dtype) { return dtype == LLAISYS_DTYPE_F32 ? 4 : 2; }
+    static void touch(const char *p, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += 64) {
+            __builtin_prefetch(p + i, 0, 2);
+        }
+    }
+
+    const TilePlaces &places_;
+    const char *k_;
+    const char *v_;
+    int64_t k_size_;
+    int64_t v_size_;
+    int64_t d_;
+    int64_t next_;
+    int64_t rows_; // entries a step
+};
+
+// Columns [i, i + n) of kLanes keys, turned, into rows i.. of keys. Null rows give zeros.
+template <typename T>
+inline void turn_keys(const T *const (&rows)[kLanes], int64_t i, int64_t n, float *keys) {
+    vf block[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+        block[j] = rows[j] == nullptr ? zero() : load_up_to(rows[j] + i, n);
+    }
+    transpose(block);
+    for (int64_t j = 0; j < n; ++j) {
+        store(keys + (i + j) * kTile, block[j]);
+    }
 }
 
-// keys[i, e - tile] = k of entry e for e in [first, last), zero for the rest of the tile.
+// The same for 2 * kLanes columns of bf16 at once: pairs are turned first and widened after.
+inline void turn_pairs(const bf16_t *const (&rows)[kLanes], int64_t i, float *keys) {
+    vf block[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+        block[j] = rows[j] == nullptr ? zero() : load_raw_pairs(rows[j] + i);
+    }
+    transpose(block);
+    for (int64_t j = 0; j < kLanes; ++j) {
+        vf low;
+        vf high;
+        split_pairs(block[j], low, high);
+        store(keys + (i + 2 * j) * kTile, low);
+        store(keys + (i + 2 * j + 1) * kTile, high);
+    }
+}
+template <typename T> inline void turn_pairs(const T *const (&)[kLanes], int64_t, float *) {}
+
+// keys[i, e - tile] = k of entry e for the tile's entries, zero for those it has not.
 template <typename T>
-void load_keys(const AttentionTask &task, int64_t tile, int64_t first, int64_t last, float *keys) {
-    const T *rows[kLanes];
+void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys, TileFetch &fetch) {
+    constexpr bool is_bf16 = sizeof(T) == 2 && dtype_of<T>::value == LLAISYS_DTYPE_BF16;
     const T *cache = static_cast<const T *>(task.k_cache);
-    for (int64_t e = tile; e < tile + kTile; e += kLanes, keys += kLanes) {
+    for (int64_t e = 0; e < kTile; e += kLanes, keys += kLanes) {
+        const T *rows[kLanes];
         for (int j = 0; j < kLanes; ++j) {
-            const bool used = e + j >= first && e + j < last;
-            rows[j] = used ? cache + slot_of(task, e + j) * task.slot_stride : nullptr;
+            const int64_t entry = places.tile + e + j;
+            const bool used = entry >= places.first && entry < places.last;
+            rows[j] = used ? cache + places.offset[e + j] : nullptr;
         }
-        for (int64_t i = 0; i < task.d; i += kLanes) {
-            const int64_t n = task.d - i < kLanes ? task.d - i : kLanes;
-            vf block[kLanes];
-            for (int j = 0; j < kLanes; ++j) {
-                block[j] = rows[j] == nullptr ? zero() : load_up_to(rows[j] + i, n);
-            }
-            transpose(block);
-            for (int64_t j = 0; j < n; ++j) {
-                store(keys + (i + j) * kTile, block[j]);
-            }
+        int64_t i = 0;
+        for (; is_bf16 && i + 2 * kLanes <= task.d; i += 2 * kLanes) {
+            turn_pairs(rows, i, keys);
         }
+        for (; i < task.d; i += kLanes) {
+            turn_keys(rows, i, task.d - i < kLanes ? task.d - i : kLanes, keys);
+        }
+        fetch.step();
     }
 }
 
-// values[e - tile, :] = v of entry e for e in [first, last); columns from d to ldo are zero.
+// values[e - tile, :] = v of entry e; columns from d to ldo are zero.
 template <typename T>
-void load_values(const AttentionTask &task, int64_t tile, int64_t first, int64_t last,
-                 float *values) {
+void load_values(const AttentionTask &task, const TilePlaces &places, float *values,
+                 TileFetch &fetch) {
     const T *cache = static_cast<const T *>(task.v_cache);
-    for (int64_t e = first; e < last; ++e) {
-        float *row = values + (e - tile) * task.ldo;
-        convert_row(row, cache + slot_of(task, e) * task.slot_stride, task.d);
+    for (int64_t e = places.first; e < places.last; ++e) {
+        float *row = values + (e - places.tile) * task.ldo;
+        convert_row(row, cache + places.offset[e - places.tile], task.d);
         for (int64_t i = task.d; i < task.ldo; ++i) {
             row[i] = 0.0f;
         }
+        if (e % kLanes == 0) {
+            fetch.step();
+        }
     }
 }
 
-inline void load_tile(const AttentionTask &task, int64_t tile, int64_t first, int64_t last,
-                      const AttentionScratch &scratch) {
+inline void load_tile(const AttentionTask &task, const TilePlaces &places,
+                      const AttentionScratch &scratch, TileFetch &fetch) {
     switch (task.k_dtype) {
     case LLAISYS_DTYPE_F16:
-        load_keys<f16_t>(task, tile, first, last, scratch.keys);
+        load_keys<f16_t>(task, places, scratch.keys, fetch);
         break;
     case LLAISYS_DTYPE_BF16:
-        load_keys<bf16_t>(task, tile, first, last, scratch.keys);
+        load_keys<bf16_t>(task, places, scratch.keys, fetch);
         break;
     default:
-        load_keys<float>(task, tile, first, last, scratch.keys);
+        load_keys<float>(task, places, scratch.keys, fetch);
     }
     switch (task.v_dtype) {
     case LLAISYS_DTYPE_F16:
-        return load_values<f16_t>(task, tile, first, last, scratch.values);
+        return load_values<f16_t>(task, places, scratch.values, fetch);
     case LLAISYS_DTYPE_BF16:
-        return load_values<bf16_t>(task, tile, first, last, scratch.values);
+        return load_values<bf16_t>(task, places, scratch.values, fetch);
     default:
-        return load_values<float>(task, tile, first, last, scratch.values);
+        return load_values<float>(task, places, scratch.values, fetch);
     }
 }
 
@@ -143,20 +227,22 @@ inline void weigh_row(float *scores, Range seen, float &m, float &l) {
 
 // sums[row, :] += weights[row, e] * values[e, :] for rows [first, first + n) over entries `range`.
 inline void add_values(const AttentionTask &task, const AttentionScratch &scratch, int64_t first,
-                       int64_t n, Range range) {
+                       int64_t n, Range range, TileFetch &fetch) {
     if (range.empty()) {
         return;
     }
     for (int64_t c = 0; c < task.ldo; c += kPanel) {
-        panel<NoFetch>(n, scratch.scores + first * kTile + range.begin, kTile,
+        panel(n, scratch.scores + first * kTile + range.begin, kTile,
                      scratch.values + range.begin * task.ldo + c, task.ldo,
                      scratch.sums + first * task.ldo + c, task.ldo, range.end - range.begin);
+        fetch.step();
     }
 }
 
 // The weighted sums of all rows. What all tokens see is done for all rows at once; what is before
 // and after it for each token, so that no row meets a value that it does not see.
-inline void sum_values(const AttentionTask &task, const AttentionScratch &scratch, int64_t tile) {
+inline void sum_values(const AttentionTask &task, const AttentionScratch &scratch, int64_t tile,
+                       TileFetch &fetch) {
     Range common = {0, kTile};
     for (int64_t t = 0; t < task.n_tokens; ++t) {
         const Range seen = seen_of(task, t, tile);
@@ -170,13 +256,13 @@ inline void sum_values(const AttentionTask &task, const AttentionScratch &scratc
     for (int64_t t = 0; t < task.n_tokens; ++t) {
         const Range seen = seen_of(task, t, tile);
         add_values(task, scratch, t * task.group, task.group,
-                   {seen.begin, smaller(seen.end, common.begin)});
+                   {seen.begin, smaller(seen.end, common.begin)}, fetch);
     }
-    add_values(task, scratch, 0, task.n_tokens * task.group, common);
+    add_values(task, scratch, 0, task.n_tokens * task.group, common, fetch);
     for (int64_t t = 0; t < task.n_tokens; ++t) {
         const Range seen = seen_of(task, t, tile);
         add_values(task, scratch, t * task.group, task.group,
-                   {larger(seen.begin, common.end), seen.end});
+                   {larger(seen.begin, common.end), seen.end}, fetch);
     }
 }
 
@@ -212,29 +298,44 @@ inline void clear(float *p, int64_t n, float value) {
     }
 }
 
-inline void attention_tile(const AttentionTask &task, const AttentionScratch &scratch, int64_t tile,
-                           int64_t first, int64_t last) {
+// Scores of all rows, a register tile of rows at a time while it is in the first cache, and their
+// weights.
+inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch, int64_t tile,
+                       TileFetch &fetch) {
     const int64_t rows = task.n_tokens * task.group;
-    load_tile(task, tile, first, last, scratch);
-    clear(scratch.scores, rows * kTile, 0.0f);
-    clear(scratch.sums, rows * task.ldo, 0.0f);
-    for (int64_t c = 0; c < kTile; c += kPanel) {
-        panel<NoFetch>(rows, task.q, task.ldq, scratch.keys + c, kTile, scratch.scores + c, kTile,
-                     task.d);
-    }
-    for (int64_t t = 0; t < task.n_tokens; ++t) {
-        const Range seen = seen_of(task, t, tile);
-        for (int64_t r = t * task.group; r < (t + 1) * task.group; ++r) {
+    for (int64_t first = 0; first < rows; first += kMaxTileRows) {
+        const int64_t n = smaller(kMaxTileRows, rows - first);
+        float *scores = scratch.scores + first * kTile;
+        for (int64_t c = 0; c < kTile; c += kPanel) {
+            panel(n, task.q + first * task.ldq, task.ldq, scratch.keys + c, kTile, scores + c,
+                  kTile, task.d);
+            fetch.step();
+        }
+        for (int64_t r = first; r < first + n; ++r, scores += kTile) {
+            const Range seen = seen_of(task, r / task.group, tile);
             if (seen.empty()) {
-                clear(scratch.scores + r * kTile, kTile, 0.0f);
+                clear(scores, kTile, 0.0f);
                 scratch.m[r] = -__builtin_inff();
                 scratch.l[r] = 0.0f;
             } else {
-                weigh_row(scratch.scores + r * kTile, seen, scratch.m[r], scratch.l[r]);
+                weigh_row(scores, seen, scratch.m[r], scratch.l[r]);
             }
         }
+        fetch.step();
     }
-    sum_values(task, scratch, tile);
+}
+
+// One tile: leaves its state in scratch.{m, l, sums}; fetches the tile at `next` on the way.
+inline void attention_tile(const AttentionTask &task, const AttentionScratch &scratch,
+                           const TilePlaces &places, const TilePlaces &next) {
+    const int64_t rows = task.n_tokens * task.group;
+    const int64_t row_tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
+    TileFetch fetch(task, next, 2 * (kTile / kLanes) + 3 * row_tiles + task.ldo / kPanel);
+    load_tile(task, places, scratch, fetch);
+    clear(scratch.scores, rows * kTile, 0.0f);
+    clear(scratch.sums, rows * task.ldo, 0.0f);
+    weigh_rows(task, scratch, places.tile, fetch);
+    sum_values(task, scratch, places.tile, fetch);
 }
 
 inline void attention_span(const AttentionTask &task, const AttentionState &state, int64_t first,
@@ -245,9 +346,16 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
     clear(state.l, rows, 0.0f);
     clear(state.o, rows * task.ldo, 0.0f);
     const AttentionState part = {scratch.m, scratch.l, scratch.sums};
-    for (int64_t tile = first / kTile * kTile; tile < last; tile += kTile) {
-        attention_tile(task, scratch, tile, larger(first, tile), smaller(last, tile + kTile));
+    TilePlaces places[2];
+    int64_t tile = first / kTile * kTile;
+    places[0].find(task, tile, first, smaller(last, tile + kTile));
+    for (int turn = 0; tile < last; tile += kTile, turn = 1 - turn) {
+        TilePlaces &next = places[1 - turn];
+        next.find(task, tile + kTile, smaller(task.limit, tile + kTile),
+                  smaller(task.limit, tile + 2 * kTile));
+        attention_tile(task, scratch, places[turn], next);
         merge_states(state, part, rows, task.ldo, scratch.old_factor, scratch.new_factor);
+        next.last = smaller(next.last, last);
     }
 }
 

@@ -69,6 +69,7 @@ struct AttentionTask {
     DType v_dtype;
     int64_t slot_stride;
     const int32_t *table; // blocks of the list
+    int64_t limit;        // entries from here on are not to be touched
     int64_t block_size;
     float *scratch; // attention_scratch() floats, of this thread
 };

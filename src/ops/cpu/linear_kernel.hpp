@@ -7,7 +7,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kBlockK = 256;    // a widened block of a panel is 32 KiB
+constexpr int64_t kBlockK = 256;    // at most: a widened block of a panel is 32 KiB
 constexpr int64_t kDirectTiles = 3; // up to so many tiles of rows widening again costs less
 
 inline void widen_block(float *out, const float *in, int64_t k) {
@@ -72,18 +72,23 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
 template <typename T>
 inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc, float *acc,
                       float *wide) {
-    constexpr int lines = int(4 * kPanel * sizeof(T) / 64); // of four k
+    constexpr int64_t lines = 4 * kPanel * int64_t(sizeof(T)) / 64; // of four k
     const float *x = task.x + k;
-    const char *here = reinterpret_cast<const char *>(w);
-    const char *next = here + kBlockK * kPanel * int64_t(sizeof(T));
     if (task.m <= kMaxTileRows) { // the block passes through the registers once
-        panel<Fetch<lines, true>>(task.m, x, task.ldx, w, kPanel, acc, kPanel, kc,
-                                  here + kStreamBytes);
-    } else if (sizeof(T) == sizeof(float) || task.m <= kDirectTiles * kMaxTileRows) {
-        panel<Fetch<lines>>(task.m, x, task.ldx, w, kPanel, acc, kPanel, kc, next);
+        const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
+        panel(task.m, x, task.ldx, w, kPanel, acc, kPanel, kc, NearFetch<int(lines)>{soon});
+        return;
+    }
+    const int64_t tiles = (task.m + kMaxTileRows - 1) / kMaxTileRows;
+    const T *next = w + kc * kPanel;
+    const FarFetch fetch = {reinterpret_cast<const char *>(next),
+                            reinterpret_cast<const char *>(next + kc * kPanel),
+                            (lines + tiles - 1) / tiles};
+    if (sizeof(T) == sizeof(float) || tiles <= kDirectTiles) {
+        panel(task.m, x, task.ldx, w, kPanel, acc, kPanel, kc, fetch);
     } else {
         widen_block(wide, w, kc);
-        panel<Fetch<lines>>(task.m, x, task.ldx, wide, kPanel, acc, kPanel, kc, next);
+        panel(task.m, x, task.ldx, wide, kPanel, acc, kPanel, kc, fetch);
     }
 }
 
@@ -91,14 +96,15 @@ template <typename T> void linear(const ops::cpu::LinearTask &task) {
     alignas(64) float acc[ops::cpu::kLinearRows * kPanel];
     alignas(64) float wide[kBlockK * kPanel];
     const int64_t panels = (task.n + kPanel - 1) / kPanel;
+    const int64_t blocks = (task.k + kBlockK - 1) / kBlockK;
+    const int64_t kb = ops::cpu::round_up((task.k + blocks - 1) / (blocks > 0 ? blocks : 1), 4);
     for (int64_t p = 0; p < panels; ++p) {
         const T *w = static_cast<const T *>(task.w) + p * task.k * kPanel;
         for (int64_t i = 0; i < task.m * kPanel; ++i) {
             acc[i] = 0.0f;
         }
-        for (int64_t k = 0; k < task.k; k += kBlockK) {
-            const int64_t kc = task.k - k < kBlockK ? task.k - k : kBlockK;
-            add_block(task, w + k * kPanel, k, kc, acc, wide);
+        for (int64_t k = 0; k < task.k; k += kb) {
+            add_block(task, w + k * kPanel, k, task.k - k < kb ? task.k - k : kb, acc, wide);
         }
         finish_panel(task, p, acc);
     }

@@ -20,20 +20,40 @@ inline void load_columns(const f16_t *row, int c, vf &low, vf &high) {
     high = load(row + 16 + c);
 }
 inline void load_columns(const bf16_t *row, int c, vf &low, vf &high) {
-    load_pairs(row + 2 * c, low, high);
+    split_pairs(load_raw_pairs(row + 2 * c), low, high);
 }
 
-// What a tile brings nearer while it computes: `lines` cache lines for every four k, into the first
-// (near) or the second cache.
-template <int lines, bool near = false> struct Fetch {
-    static void lines_at(const char *p) {
+// What a tile brings nearer while it computes: some cache lines for every four k.
+struct NoFetch {
+    void step() {}
+    NoFetch after(int64_t) const { return {}; }
+};
+
+// `lines` lines a step into the first cache: the weights that this very tile will want soon.
+template <int lines> struct NearFetch {
+    const char *next;
+    void step() {
         for (int i = 0; i < lines; ++i) {
-            __builtin_prefetch(p + i * 64, 0, near ? 3 : 2);
+            __builtin_prefetch(next + i * 64, 0, 3);
+        }
+        next += lines * 64;
+    }
+    NearFetch after(int64_t) const { return *this; }
+};
+
+// [next, end) into the second cache, evenly over the tiles of a block: the block after it.
+struct FarFetch {
+    const char *next;
+    const char *end;
+    int64_t lines; // a step
+    void step() {
+        for (int64_t i = 0; i < lines && next < end; ++i, next += 64) {
+            __builtin_prefetch(next, 0, 2);
         }
     }
-    static constexpr int64_t kBytes = lines * 64;
+    // What is left to the next tile after one of `steps` steps.
+    FarFetch after(int64_t steps) const { return {next + steps * lines * 64, end, lines}; }
 };
-using NoFetch = Fetch<0>;
 
 template <int rows, int pairs> struct Accumulators {
     vf low[rows][pairs];
@@ -58,11 +78,10 @@ tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const T *w, in
 }
 
 // acc[r, c] += sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
-// and those 16 further. x rows are ldx apart, rows of w ldw, rows of acc lda. What is at `next`
-// is fetched on the way.
-template <int rows, int pairs, typename F, typename T>
+// and those 16 further. x rows are ldx apart, rows of w ldw, rows of acc lda.
+template <int rows, int pairs, typename T, typename F>
 void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda, int64_t k,
-          int column, const char *next) {
+          int column, F fetch) {
     Accumulators<rows, pairs> sums;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -75,8 +94,7 @@ void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int6
     quad xs[rows];
     int64_t i = 0;
     for (; i + 4 <= k; i += 4) {
-        F::lines_at(next);
-        next += F::kBytes;
+        fetch.step();
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
             xs[r] = load_quad(x + r * ldx + i);
@@ -105,31 +123,31 @@ void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int6
 }
 
 // A whole panel for `n` <= kMaxTileRows rows.
-template <typename F, typename T, int rows = kMaxTileRows>
+template <int rows = kMaxTileRows, typename T, typename F>
 inline void panel_rows(int64_t n, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc,
-                       int64_t lda, int64_t k, const char *next) {
+                       int64_t lda, int64_t k, const F &fetch) {
     if constexpr (rows > 1) {
         if (n < rows) {
-            return panel_rows<F, T, rows - 1>(n, x, ldx, w, ldw, acc, lda, k, next);
+            return panel_rows<rows - 1>(n, x, ldx, w, ldw, acc, lda, k, fetch);
         }
     }
     constexpr int pairs = tile_vectors(rows) / 2;
-    tile<rows, pairs, F>(x, ldx, w, ldw, acc, lda, k, 0, next);
+    tile<rows, pairs>(x, ldx, w, ldw, acc, lda, k, 0, fetch);
     for (int column = pairs * kLanes; column < 16; column += pairs * kLanes) {
-        tile<rows, pairs, NoFetch>(x, ldx, w, ldw, acc, lda, k, column, next);
+        tile<rows, pairs>(x, ldx, w, ldw, acc, lda, k, column, NoFetch());
     }
 }
 
-// A whole panel for any number of rows, in tiles of nearly equal height; the first one fetches.
-template <typename F, typename T>
+// A whole panel for any number of rows, in tiles of nearly equal height.
+template <typename T, typename F = NoFetch>
 void panel(int64_t m, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda,
-           int64_t k, const char *next = nullptr) {
+           int64_t k, F fetch = F()) {
     int64_t tiles = (m + kMaxTileRows - 1) / kMaxTileRows;
-    int64_t n = (m + tiles - 1) / (tiles > 0 ? tiles : 1);
-    panel_rows<F, T>(n, x, ldx, w, ldw, acc, lda, k, next);
-    for (int64_t first = n; --tiles > 0; first += n) {
-        n = (m - first + tiles - 1) / tiles;
-        panel_rows<NoFetch, T>(n, x + first * ldx, ldx, w, ldw, acc + first * lda, lda, k, next);
+    for (int64_t first = 0; tiles > 0; --tiles) {
+        const int64_t n = (m - first + tiles - 1) / tiles;
+        panel_rows(n, x + first * ldx, ldx, w, ldw, acc + first * lda, lda, k, fetch);
+        fetch = fetch.after(k / 4);
+        first += n;
     }
 }
 

@@ -21,22 +21,28 @@ public:
     const Tensor &keys(int64_t layer) const { return keys_[size_t(layer)]; }
     const Tensor &values(int64_t layer) const { return values_[size_t(layer)]; }
 
-    // Both take slots in [0, n_slots), no written slot twice, and allocate scratch for n rows.
+    // Both take slots in [0, n_slots), no written slot twice.
     // Slot src[i] to dst[i] in all layers, as if all were read before the first is written.
+    // Allocates scratch for n rows before anything is changed.
     void copy_slots(const device::Stream &stream, const int32_t *src, const int32_t *dst,
                     int64_t n);
-    // Rotates the keys of slots[i] by delta[i] positions in all layers.
+    // Rotates the keys of slots[i] by delta[i] positions in all layers. Allocates nothing.
     void shift_slots(const device::Stream &stream, const int32_t *slots, const int64_t *delta,
                      int64_t n);
 
 private:
-    Tensor gather(const device::Stream &stream, const Tensor &cache, const int32_t *slots,
-                  int64_t n) const;
+    // Copies the slots of one cache into rows [n, heads, dim].
+    static void gather(const device::Stream &stream, const Tensor &cache, const int32_t *slots,
+                       int64_t n, const Tensor &rows);
 
     int64_t n_slots_;
     Tensor inv_freq_;
     std::vector<Tensor> keys_;
     std::vector<Tensor> values_;
+    // Scratch of shift_slots, which works in pieces of as many slots.
+    Tensor shift_rows_;   // [kShiftRows, heads, dim]
+    Tensor shift_slots_;  // i32 [kShiftRows]
+    Tensor shift_deltas_; // i64 [kShiftRows]
 };
 
 } // namespace llaisys::runtime

@@ -17,7 +17,7 @@ inline bool is_better(const Candidate &a, const Candidate &b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// e^x for x <= 0, within 2 units in the last place; exactly 1 for 0, exactly 0 below -87 and for NaN.
+// e^x for x <= 0, within 2.4e-7 relative; exactly 1 for 0, exactly 0 below -87 and for NaN.
 float exp_of(float x);
 
 // The largest of x[n]; -inf when there is none.

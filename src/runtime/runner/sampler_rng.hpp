@@ -1,5 +1,5 @@
-// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): a counter and
-// a key in, four independent 32-bit words out. No state, so a draw depends on its key alone.
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): a counter
+// and a key in, four independent 32-bit words out. No state, so a draw depends on its key alone.
 #pragma once
 
 #include <array>

@@ -203,9 +203,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = load_config(directory)
         self._tensors = find_tensors(directory)
         self._closed = False
-        self.tokenizer_source = TokenizerSource(
-            directory=directory, eos_token_ids=self.config.eos_token_ids
-        )
+        self.tokenizer_source = _tokenizer_source(directory, self.config.eos_token_ids)
         check_coverage(self, str(directory))
 
     def names(self) -> tuple[str, ...]:
@@ -247,3 +245,11 @@ class SafetensorsCheckpoint(Checkpoint):
     def close(self) -> None:
         self._closed = True
         self._tensors = {}
+
+
+def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:
+    """The directory itself, or "none" where no tokenizer file lies: token ids still work then."""
+    files = ("tokenizer.json", "vocab.json", "tokenizer.model")
+    if not any((directory / name).is_file() for name in files):
+        return TokenizerSource(missing=f"{directory} has no tokenizer files")
+    return TokenizerSource(directory=directory, eos_token_ids=eos_token_ids)

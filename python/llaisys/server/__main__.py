@@ -1,0 +1,27 @@
+"""`python -m llaisys.server [MODEL] [options]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from llaisys.common.errors import LlaisysError
+from llaisys.server.config import add_arguments, config_from_args
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="llaisys serve", description="Serve a model over HTTP.")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        config = config_from_args(args)
+        from llaisys.server.http_server import serve
+
+        return serve(config)
+    except LlaisysError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The application: routes inside, guards around them."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from llaisys.server import faults, openai_server, session_routes
+from llaisys.server.errors import ApiError
+from llaisys.server.metrics import CONTENT_TYPE
+from llaisys.server.security import BodyGuard, HostGuard, KeyGuard, RequestContext
+from llaisys.server.service import Service
+from llaisys.server.webui import WebUi, find_webui
+
+PUBLIC = frozenset({"/health"})
+
+try:
+    VERSION = metadata.version("llaisys")
+except metadata.PackageNotFoundError:  # run from the source tree
+    VERSION = "0+source"
+
+
+def make_app(service: Service) -> ASGIApp:
+    """Routes inside, guards around them."""
+    config = service.config
+    app = FastAPI(
+        title="NovaInfer",
+        version=VERSION,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        responses={400: {"description": "The request was refused; the body says why."}},
+    )
+    app.state.service = service
+    faults.install(app)
+    app.include_router(openai_server.router)
+    app.include_router(session_routes.router)
+    add_status_routes(app, service)
+    webui = WebUi(find_webui(config.webui))
+    for path in webui.assets:
+        app.add_api_route(path, webui.serve, methods=["GET", "HEAD"], include_in_schema=False)
+    limits = config.limits
+
+    def is_public(method: str, path: str) -> bool:
+        return path in PUBLIC or webui.has(method, path)
+
+    def count(method: str, route: str, status: int) -> None:
+        service.metrics.http_requests.labels(method, route, str(status)).inc()
+
+    guarded: ASGIApp = BodyGuard(app, limits.max_body_bytes, limits.body_timeout)
+    guarded = KeyGuard(guarded, config.api_keys, is_public)
+    if config.allowed_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    guarded = HostGuard(guarded, (*config.allowed_hosts, config.host), config.allowed_origins)
+    return RequestContext(guarded, count)
+
+
+def add_status_routes(app: FastAPI, service: Service) -> None:
+    engine = service.engine
+
+    @app.get("/health", tags=["status"])
+    async def health() -> dict[str, str]:
+        """200 while the engine's heart beats, loading included; 503 otherwise."""
+        if engine.problem is not None:
+            raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
+        return {"status": "ok" if engine.is_ready else "loading"}
+
+    @app.get("/ready", tags=["status"])
+    async def ready() -> dict[str, str]:
+        """200 when a request would be taken now."""
+        if engine.problem is not None:
+            raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
+        if not engine.is_ready:
+            raise ApiError(503, "the model is still being loaded", code="loading", retry_after=1)
+        if service.admission.closed is not None:
+            raise ApiError(503, service.admission.closed, code="shutting_down")
+        return {"status": "ready"}
+
+    @app.get("/version", tags=["status"])
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
+
+    @app.get("/metrics", tags=["status"], response_class=Response)
+    async def metrics(request: Request) -> Response:
+        """Prometheus text."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)

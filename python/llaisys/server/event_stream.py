@@ -1,0 +1,66 @@
+"""Server-sent events as an ASGI response: stops when the client is gone or takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llaisys.server.generation import wait_for_disconnect
+
+logger = logging.getLogger("llaisys.server")
+
+
+class EventStream(Response):
+    """`events` is closed in every case, so whatever it holds is released at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        send_timeout: float,
+        on_close: Callable[[], None],
+    ) -> None:
+        """`on_close` is called last: a generator that never began has no `finally` to run."""
+        super().__init__()
+        self.events = events
+        self.on_close = on_close
+        self.send_timeout = send_timeout
+        # No content-length, and no proxy may collect the events.
+        self.raw_headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = asyncio.create_task(self._write(send))
+        gone = asyncio.create_task(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({writer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+        finally:
+            for task in (writer, gone):
+                task.cancel()
+            await asyncio.gather(writer, gone, return_exceptions=True)
+            with contextlib.suppress(RuntimeError):
+                await self.events.aclose()
+            self.on_close()
+
+    async def _write(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        try:
+            async for event in self.events:
+                async with asyncio.timeout(self.send_timeout):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            logger.warning("a client took nothing for %g s and was dropped", self.send_timeout)

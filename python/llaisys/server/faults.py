@@ -1,0 +1,134 @@
+"""From exceptions to answers: which status, which words, and nothing that is not the client's."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.errors import (
+    ApiError,
+    EngineDeadError,
+    EngineNotReadyError,
+    QueueTimeoutError,
+    RejectedError,
+    UnknownRequestError,
+)
+from llaisys.server.responses import json_bytes
+from llaisys.server.schemas import REFUSED
+from llaisys.server.session_store import SessionLimitError
+
+logger = logging.getLogger("llaisys.server")
+
+FIELD = re.compile(r"[a-z_][a-z0-9_]*")
+TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
+MAX_SHOWN = 300
+
+
+def error_of(error: BaseException) -> ApiError:
+    """The answer to an exception; what is not on purpose is a 500 without words."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, (InvalidInputError, RejectedError)):
+        text = str(error)
+        code = "context_length_exceeded" if "tokens; max_model_len" in text else None
+        return ApiError(400, text[: 4 * MAX_SHOWN], param=first_field(text), code=code)
+    if isinstance(error, SessionLimitError):
+        return ApiError(400, str(error), param="session_id", code="too_many_sessions")
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "the engine has died; the server is restarting", code="engine_dead")
+    if isinstance(error, EngineNotReadyError):
+        return ApiError(503, "the model is still being loaded", code="loading", retry_after=1)
+    if isinstance(error, QueueTimeoutError):
+        return ApiError(
+            503, "the request waited too long in the queue", code="queue_timeout", retry_after=5
+        )
+    if isinstance(error, UnknownRequestError):
+        return ApiError(409, "this request has been read already")
+    logger.error("unexpected: %s", type(error).__name__, exc_info=error)
+    return ApiError(500, "internal error", code="internal_error")
+
+
+def first_field(text: str) -> str | None:
+    """Our own messages begin with the field's name."""
+    found = re.match(r"([a-z][a-z0-9_]*)(?= is | has |:| entry|\[)", text)
+    return found.group(1) if found else None
+
+
+def validation_error(errors: Sequence[Any]) -> ApiError:
+    """The most telling of what pydantic found; a union reports every one of its members."""
+
+    def weight(error: Any) -> tuple[bool, int]:
+        return not str(error["type"]).endswith("_type"), len(error["loc"])
+
+    worst = max(errors, key=weight)
+    kind = worst["type"]
+    if kind == "json_invalid":
+        return ApiError(400, "the body is not valid JSON", code="invalid_json")
+    loc = worst["loc"]
+    path = ".".join(
+        str(part)
+        for part in loc
+        if isinstance(part, int) or (FIELD.fullmatch(part) and part not in TYPE_NAMES)
+    )
+    if kind == "extra_forbidden":
+        name = str(loc[-1])[:100]
+        if name in REFUSED:
+            return ApiError(400, f"{name} {REFUSED[name][0]}", param=name, code="unsupported")
+        return ApiError(400, f"unknown field {name!r}", param=name, code="unknown_field")
+    message = str(worst["msg"])[:MAX_SHOWN]
+    return ApiError(400, f"{path or 'body'}: {message}", param=path or None)
+
+
+def respond(request: Request, error: ApiError) -> Response:
+    body = error.body(request.scope["state"]["request_id"])
+    return Response(
+        json_bytes(body), error.status, headers=error.headers, media_type="application/json"
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the routes one of ours."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return respond(request, error_of(error))
+
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return respond(request, validation_error(error.errors()))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        answer = ApiError(error.status_code, http_text(error))
+        response = respond(request, answer)
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    for kind in (
+        ApiError,
+        InvalidInputError,
+        RejectedError,
+        SessionLimitError,
+        EngineDeadError,
+        EngineNotReadyError,
+        QueueTimeoutError,
+        UnknownRequestError,
+    ):
+        app.add_exception_handler(kind, on_error)
+
+
+def http_text(error: HTTPException) -> str:
+    if error.status_code == 404:
+        return "there is no such route"
+    if error.status_code == 405:
+        return "this route does not have this method"
+    return str(error.detail)[:MAX_SHOWN]

@@ -1,0 +1,196 @@
+"""One HTTP request's work in the engine: its prompts, their choices, and everything that must be
+given back however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import RequestOutput, StreamOutput
+from llaisys.server.async_engine import AsyncLLMEngine
+from llaisys.server.limits import Admission
+from llaisys.server.metrics import Metrics
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client hung up; nobody reads an answer."""
+
+
+class Registry:
+    """Open generations by the ids that a client knows, for the cancel route."""
+
+    def __init__(self) -> None:
+        self._by_id: defaultdict[str, set[Generation]] = defaultdict(set)
+
+    def add(self, generation: Generation) -> None:
+        for name in generation.public_ids:
+            self._by_id[name].add(generation)
+
+    def remove(self, generation: Generation) -> None:
+        for name in generation.public_ids:
+            self._by_id[name].discard(generation)
+            if not self._by_id[name]:
+                del self._by_id[name]
+
+    def find(self, name: str, owner: str) -> list[Generation]:
+        return [g for g in self._by_id.get(name, ()) if g.owner == owner]
+
+    def all(self) -> set[Generation]:
+        return {generation for group in self._by_id.values() for generation in group}
+
+
+class Generation:
+    """Made before anything is submitted, entered with `async with`, left in every case.
+
+    On leaving, whatever still runs is cancelled, the places are free again and the metrics know.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLMEngine,
+        admission: Admission,
+        metrics: Metrics,
+        registry: Registry,
+        owner: str,
+        public_ids: Sequence[str],
+        num_sequences: int,
+    ) -> None:
+        self.engine = engine
+        self.admission = admission
+        self.metrics = metrics
+        self.registry = registry
+        self.owner = owner
+        self.public_ids = tuple(dict.fromkeys(public_ids))
+        self.num_sequences = num_sequences
+        self.outputs: dict[int, RequestOutput] = {}  # by prompt, when finished
+        self._names: list[str] = []  # in the engine, by prompt
+        self._stack = contextlib.ExitStack()
+        self._started = time.monotonic()
+        self._last_token: dict[tuple[int, int], float] = {}
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self._names)
+
+    async def __aenter__(self) -> Generation:
+        self._stack.enter_context(self.admission.admit(self.owner, self.num_sequences))
+        self.registry.add(self)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self.close(
+            failed=exc[0] is not None and not issubclass(exc[0], (ClientGone, GeneratorExit))
+        )
+
+    def close(self, failed: bool = False) -> None:
+        """More than once does nothing."""
+        for name in self._names:
+            self.engine.drop(name)
+        self._stack.close()
+        self.registry.remove(self)
+        finished = sum(len(output.outputs) for output in self.outputs.values())
+        missing, self.num_sequences = self.num_sequences - finished, finished
+        if missing and self._names:
+            self.metrics.abandoned("error" if failed else "abort", missing)
+
+    async def submit(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams,
+        stream: bool,
+        cache_salt: str | None,
+        reuse_prefix: bool,
+    ) -> None:
+        """A salt that nobody else has keeps a request from reusing, and from being reused."""
+        for prompt in prompts:
+            salt = cache_salt if reuse_prefix else f"once:{uuid.uuid4().hex}"
+            name = await self.engine.submit(prompt, params, stream=stream, cache_salt=salt)
+            self._names.append(name)
+
+    async def cancel(self) -> bool:
+        """End everything that still runs; the readers see reason `abort`."""
+        found = [await self.engine.cancel(name) for name in self._names]
+        return any(found)
+
+    async def parts(self) -> AsyncIterator[tuple[int, StreamOutput]]:
+        """(prompt, part) of all prompts as they come."""
+        if len(self._names) == 1:
+            async for part in self.engine.stream(self._names[0]):
+                self._note(0, part)
+                yield 0, part
+            return
+        queue: asyncio.Queue[tuple[int, StreamOutput | Exception | None]] = asyncio.Queue()
+
+        async def forward(index: int, name: str) -> None:
+            try:
+                async for part in self.engine.stream(name):
+                    queue.put_nowait((index, part))
+                queue.put_nowait((index, None))
+            except Exception as error:
+                queue.put_nowait((index, error))
+
+        tasks = [asyncio.create_task(forward(i, name)) for i, name in enumerate(self._names)]
+        try:
+            missing = len(tasks)
+            while missing:
+                index, item = await queue.get()
+                if item is None:
+                    missing -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    self._note(index, item)
+                    yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def result(self) -> list[RequestOutput]:
+        """Everything, in the prompts' order."""
+        async for _ in self.parts():
+            pass
+        return [self.outputs[index] for index in range(len(self._names))]
+
+    def _note(self, prompt: int, part: StreamOutput) -> None:
+        now, key = time.monotonic(), (prompt, part.index)
+        before = self._last_token.get(key)
+        if part.token_ids:
+            if before is not None:
+                self.metrics.token_gap(now - before, len(part.token_ids))
+            self._last_token[key] = now
+        if part.output is not None:
+            self.outputs[prompt] = part.output
+            self.metrics.request_done(part.output.usage, part.output.outputs)
+            self.admission.took(now - self._started)
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; when the client hangs up first, `work` is cancelled and ClientGone
+    raised."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for running in (task, gone):
+            running.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,72 @@
+"""`serve(config)`: the HTTP server as one call, and its command-line options.
+
+It returns the exit status: 0 after a drain, 1 when the engine died or a second signal cut the drain
+short. Everything heavy is imported after the engine process has been started, which loads its model
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.config import ServerConfig, add_arguments, config_from_args
+from llaisys.server.engine_link import EngineProcess
+from llaisys.server.logs import setup_logging
+
+__all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
+
+logger = logging.getLogger("llaisys.server")
+
+LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until told to stop; the exit status. Raises InvalidInputError for what is wrong with
+    the configuration (a port that is taken, a session file that cannot be opened)."""
+    setup_logging(config.log_level, config.log_format)
+    if config.host not in LOCAL_HOSTS and not config.api_keys:
+        logger.warning("listening on %s without an API key: anyone may use it", config.host)
+    listener = bind(config.host, config.port)
+    process = EngineProcess(config)
+    try:
+        from llaisys.server.lifecycle import run_server
+
+        url = server_url(config, listener)
+        with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+            return runner.run(run_server(config, process, listener, url))
+    finally:
+        listener.close()
+        process.remove()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The one socket that listens."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener
+    except OSError as error:
+        raise InvalidInputError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def server_url(config: ServerConfig, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one."""
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,271 @@
+"""One generation from the checked body to the response: what chat and completions share."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import StreamOutput, Usage
+from llaisys.server.errors import ApiError
+from llaisys.server.event_stream import EventStream
+from llaisys.server.faults import error_of
+from llaisys.server.generation import ClientGone, Generation, unless_disconnected
+from llaisys.server.limits import check_count, check_prompt_tokens
+from llaisys.server.responses import (
+    DONE,
+    Shape,
+    TokenNames,
+    add_usage,
+    json_bytes,
+    sse,
+    usage_object,
+)
+from llaisys.server.schemas import SamplingFields
+from llaisys.server.service import Service, SessionTurn, service_of
+
+
+@dataclass(slots=True)
+class Job:
+    """What chat and completions have in common, from the checked body to the response."""
+
+    service: Service
+    request: Request
+    body: SamplingFields
+    chat: bool
+    model: str
+    owner: str
+    request_id: str
+    turn: SessionTurn | None = None
+    echoes: list[str] = field(default_factory=list)  # one per prompt, or none
+    num_prompt_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: Request, body: SamplingFields, chat: bool) -> Job:
+        service = service_of(request)
+        state = request.scope["state"]
+        name = service.check_model(body.model)
+        state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}
+        return cls(service, request, body, chat, name, state["owner"], state["request_id"])
+
+    @property
+    def max_model_len(self) -> int:
+        return self.service.info.max_model_len
+
+    async def run(self, prompts: list[list[int]], params: SamplingParams) -> Response:
+        """Admit, submit, and answer whole or in parts."""
+        limits, body = self.service.config.limits, self.body
+        for prompt in prompts:
+            check_prompt_tokens("prompt", len(prompt), limits.max_prompt_tokens)
+        self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        count = params.n * len(prompts)
+        check_count("n times the number of prompts", count, limits.max_n)
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        shape = Shape(
+            f"{prefix}-{body.request_id or uuid.uuid4().hex}",
+            int(time.time()),
+            self.model,
+            self.chat,
+            TokenNames(self.service.engine.tokenizer, bool(body.return_tokens_as_token_ids)),
+            bool(body.return_token_ids),
+            self.turn.session_id if self.turn is not None else None,
+        )
+        ids = [shape.response_id, self.request_id, *([body.request_id] if body.request_id else [])]
+        generation = self.service.generation(self.owner, ids, count)
+        work = self._stream if body.stream else self._whole
+        try:
+            return await unless_disconnected(
+                self.request.receive, work(generation, shape, prompts, params)
+            )
+        except ClientGone:
+            self.request.scope["state"]["log"]["disconnected"] = True
+            return Response(status_code=499)
+
+    async def _submit(
+        self, generation: Generation, prompts: list[list[int]], params: SamplingParams
+    ) -> None:
+        body = self.body
+        reuse = body.reuse_prefix is not False
+        await generation.submit(prompts, params, bool(body.stream), body.cache_salt, reuse)
+
+    async def _whole(
+        self, generation: Generation, shape: Shape, prompts: list[list[int]], params: SamplingParams
+    ) -> Response:
+        async with generation:
+            await self._submit(generation, prompts, params)
+            outputs = await generation.result()
+        choices = []
+        for number, output in enumerate(outputs):
+            for choice in output.outputs:
+                if choice.finish_reason == "error":
+                    raise ApiError(500, "the engine failed on this request", code="engine_error")
+                index = number * params.n + choice.index
+                echo = self.echoes[number] if self.echoes else ""
+                choices.append(shape.choice(index, choice, echo))
+        usage = add_usage([output.usage for output in outputs])
+        self._log_usage(usage, choices[0]["finish_reason"])
+        if self.turn is not None:
+            await self.turn.finish(outputs[0].outputs[0], self.model)
+        return _json(shape.whole(choices, usage))
+
+    async def _stream(
+        self, generation: Generation, shape: Shape, prompts: list[list[int]], params: SamplingParams
+    ) -> Response:
+        """The response begins with the first part, so that what goes wrong before it still has its
+        own status."""
+        await generation.__aenter__()
+        parts = None
+        try:
+            await self._submit(generation, prompts, params)
+            parts = generation.parts()
+            first = await anext(parts)
+        except BaseException as error:
+            generation.close(failed=not isinstance(error, ClientGone))
+            raise
+        events = self._events(generation, shape, params.n, first, parts)
+        return EventStream(
+            events, self.service.config.limits.send_timeout, self._release(generation)
+        )
+
+    def _release(self, generation: Generation) -> Callable[[], None]:
+        """For a stream that never began; harmless after one that did."""
+
+        def release() -> None:
+            generation.close()
+            if self.turn is not None:
+                self.turn.close()
+
+        return release
+
+    async def _events(
+        self,
+        generation: Generation,
+        shape: Shape,
+        n: int,
+        first: tuple[int, StreamOutput],
+        parts: Any,
+    ) -> AsyncGenerator[bytes, None]:
+        """Chunks, then for every choice exactly one with a finish_reason, then [DONE]."""
+        writer = ChunkWriter(self, shape, n, generation.num_prompts)
+        failed = False
+        try:
+            for event in writer.chunks(*first):
+                yield event
+            async for number, part in parts:
+                if part.output is not None and self.turn is not None:
+                    await self.turn.finish(part.output.outputs[0], self.model)
+                for event in writer.chunks(number, part):
+                    yield event
+            usage = add_usage([output.usage for output in generation.outputs.values()])
+            for event in writer.end(usage):
+                yield event
+        except Exception as error:
+            failed = True
+            yield sse(error_of(error).body(self.request_id))
+            for event in writer.break_off():
+                yield event
+        finally:
+            await parts.aclose()
+            generation.close(failed)
+            if self.turn is not None:
+                self.turn.close()
+            self._log_stream(generation, writer)
+
+    def _log_stream(self, generation: Generation, writer: ChunkWriter) -> None:
+        if len(generation.outputs) == writer.num_prompts:
+            usage = add_usage([output.usage for output in generation.outputs.values()])
+            self._log_usage(usage, generation.outputs[0].finish_reason)
+        else:
+            self.request.scope["state"]["log"]["finish_reason"] = "abort"
+
+    def _log_usage(self, usage: Usage, reason: str | None) -> None:
+        self.request.scope["state"]["log"].update(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            finish_reason=reason,
+        )
+
+
+class ChunkWriter:
+    """Turns parts into events and keeps count of what every choice has been sent."""
+
+    def __init__(self, job: Job, shape: Shape, n: int, num_prompts: int) -> None:
+        self.job = job
+        self.shape = shape
+        self.n = n
+        self.num_prompts = num_prompts
+        self.body = job.body
+        self.open = dict.fromkeys(range(n * num_prompts), False)  # choice -> has begun
+        self._offsets = dict.fromkeys(range(n * num_prompts), 0)
+        self._tokens = 0
+
+    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+        index = number * self.n + part.index
+        events = self._begin(index, number)
+        self._tokens += len(part.token_ids)
+        ends = part.finish_reason is not None
+        if part.text or part.logprobs or (part.token_ids and self.shape.token_ids):
+            events.append(self._event(self._content(index, part)))
+        if ends:
+            if part.finish_reason == "error":
+                raise ApiError(500, "the engine failed on this request", code="engine_error")
+            self.open.pop(index)
+            events.append(
+                self._event(
+                    self.shape.chunk(
+                        index, "", finish_reason=part.finish_reason, stop_reason=part.stop_reason
+                    )
+                )
+            )
+        return events
+
+    def _begin(self, index: int, number: int) -> list[bytes]:
+        if self.open[index]:
+            return []
+        self.open[index] = True
+        echo = self.job.echoes[number] if self.job.echoes else ""
+        self._offsets[index] = len(echo)
+        if self.shape.chat:
+            return [self._event(self.shape.chunk(index, "", first=True))]
+        return [self._event(self.shape.chunk(index, echo))] if echo else []
+
+    def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
+        offset = self._offsets[index]
+        self._offsets[index] += len(part.text)
+        return self.shape.chunk(
+            index,
+            part.text,
+            logprobs=part.logprobs,
+            offset=offset,
+            token_ids=part.token_ids,
+        )
+
+    def _event(self, chunk: dict[str, Any]) -> bytes:
+        if self.body.continuous_usage:
+            chunk["usage"] = usage_object(Usage(self.job.num_prompt_tokens, self._tokens))
+        elif self.body.include_usage:
+            chunk["usage"] = None
+        return sse(chunk)
+
+    def end(self, usage: Usage) -> list[bytes]:
+        events = [sse(self.shape.usage_chunk(usage))] if self.body.include_usage else []
+        return [*events, DONE]
+
+    def break_off(self) -> list[bytes]:
+        """The choices that have not finished end with `error`."""
+        events = [
+            sse(self.shape.chunk(index, "", finish_reason="error")) for index in sorted(self.open)
+        ]
+        self.open.clear()
+        return [*events, DONE]
+
+
+def _json(data: dict[str, Any]) -> Response:
+    return Response(json_bytes(data), media_type="application/json")

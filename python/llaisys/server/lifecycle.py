@@ -1,0 +1,147 @@
+"""From the first heartbeat to the exit status: start, readiness, drain, death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from llaisys.server.app import make_app
+from llaisys.server.async_engine import AsyncLLMEngine
+from llaisys.server.config import ServerConfig, default_session_file
+from llaisys.server.engine_link import EngineProcess
+from llaisys.server.http_protocol import limited_protocol
+from llaisys.server.logs import log_event
+from llaisys.server.service import Service
+from llaisys.server.session_store import SessionStore
+
+logger = logging.getLogger("llaisys.server")
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling: `Lifecycle` decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Lifecycle:
+    """Start, readiness, drain, death. One signal drains, a second one aborts."""
+
+    def __init__(self, service: Service, server: Server, url: str) -> None:
+        self.service = service
+        self.server = server
+        self.url = url
+        self.status = 0
+        self._draining: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, listener: socket.socket) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.on_signal, number)
+        engine = self.service.engine
+        engine.on_death.append(self.on_death)
+        await engine.start()
+        self._spawn(self._announce())
+        try:
+            await self.server.serve(sockets=[listener])
+        finally:
+            await engine.close()
+            self.service.sessions.close()
+        return self.status
+
+    async def _announce(self) -> None:
+        await self.service.engine.ready.wait()
+        if not self.service.engine.is_ready:
+            return
+        self.service.model_loaded()
+        name, info = self.service.model_names[0], self.service.info
+        log_event(logger, logging.INFO, "ready", model=name, max_model_len=info.max_model_len)
+        print(f"llaisys: serving {name} at {self.url}", flush=True)
+
+    def on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._draining is None:
+            log_event(
+                logger, logging.INFO, "draining", signal=name, open=self.service.admission.open
+            )
+            self.service.admission.closed = "the server is shutting down"
+            self._draining = self._spawn(self._drain())
+        elif not self.server.should_exit:
+            log_event(logger, logging.WARNING, "aborting", signal=name)
+            self.status = 1
+            self._draining.cancel()
+            self._spawn(self._abort())
+
+    async def _drain(self) -> None:
+        """Let open requests finish, up to a limit; new ones are refused meanwhile."""
+        deadline = asyncio.get_running_loop().time() + self.service.config.drain_timeout
+        while self.service.admission.open:
+            if asyncio.get_running_loop().time() > deadline:
+                await self._abort()
+                return
+            await asyncio.sleep(0.02)
+        self.server.should_exit = True
+
+    async def _abort(self) -> None:
+        """Everybody's last word is `abort`; then the connections are closed."""
+        for generation in self.service.registry.all():
+            await generation.cancel()
+        for _ in range(100):
+            if not self.service.admission.open:
+                break
+            await asyncio.sleep(0.02)
+        self.server.should_exit = self.server.force_exit = True
+
+    def on_death(self, reason: str) -> None:
+        self.status = 1
+        self.service.admission.closed = "the engine has died"
+        self._spawn(self._exit_dead())
+
+    async def _exit_dead(self) -> None:
+        """Every open request has been told; /health says 503 until the end."""
+        await asyncio.sleep(self.service.config.health.exit_delay)
+        self.server.should_exit = self.server.force_exit = True
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def run_server(
+    config: ServerConfig, process: EngineProcess, listener: socket.socket, url: str
+) -> int:
+    """Until it is told to stop, or the engine dies; the exit status."""
+    sessions = SessionStore(
+        config.session_file or default_session_file(), config.limits.max_sessions
+    )
+    service = Service(config, AsyncLLMEngine(config, process), sessions)
+    limits = config.limits
+    settings = uvicorn.Config(
+        make_app(service),
+        http=limited_protocol(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.max_connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_keyfile_password=config.ssl_keyfile_password,
+    )
+    lifecycle = Lifecycle(service, Server(settings), url)
+    return await lifecycle.run(listener)

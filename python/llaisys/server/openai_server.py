@@ -1,0 +1,139 @@
+"""The OpenAI routes: chat, completions, models, tokenize; and the cancel route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.errors import ApiError
+from llaisys.server.event_stream import EventStream
+from llaisys.server.job import Job
+from llaisys.server.limits import check_count, check_prompt_chars
+from llaisys.server.responses import TokenNames
+from llaisys.server.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from llaisys.server.service import service_of
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", tags=["OpenAI"])
+async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
+    """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
+    job = Job.of(request, body, chat=True)
+    params = body.to_sampling()
+    check_count("messages", len(body.messages), job.service.config.limits.max_messages)
+    messages = [message.plain() for message in body.messages]
+    async with job.service.session_turn(job.owner, body.session_id, messages) as turn:
+        job.turn = turn
+        history = turn.messages if turn is not None else messages
+        chars = sum(len(message["content"]) for message in history)
+        check_prompt_chars("messages", chars, job.max_model_len)
+        options: dict[str, Any] = {}
+        if body.add_generation_prompt is not None:
+            options["add_generation_prompt"] = body.add_generation_prompt
+        if body.chat_template_kwargs:
+            options["variables"] = body.chat_template_kwargs
+        prompt = await job.service.engine.encode_chat(history, **options)
+        response = await job.run([prompt], params)
+        if turn is not None and isinstance(response, EventStream):
+            turn.keep()  # the stream ends the turn
+        return response
+
+
+@router.post("/v1/completions", tags=["OpenAI"])
+async def completions(request: Request, body: CompletionRequest) -> Response:
+    """Continue one prompt or several (texts or token ids)."""
+    job = Job.of(request, body, chat=False)
+    params = body.to_sampling()
+    prompts = body.prompts()
+    check_count("prompt", len(prompts), job.service.config.limits.max_prompts)
+    engine, encoded = job.service.engine, []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_prompt_chars("prompt", len(prompt), job.max_model_len)
+            if body.add_special_tokens is False:
+                encoded.append(engine.tokenizer_or_refuse().encode(prompt, False))
+            else:
+                encoded.append(await engine.encode(prompt))
+        else:
+            encoded.append(prompt)
+        if body.echo:
+            text = prompt if isinstance(prompt, str) else engine.decode(prompt)
+            job.echoes.append(text)
+    return await job.run(encoded, params)
+
+
+@router.get("/v1/models", tags=["OpenAI"])
+async def models(request: Request) -> dict[str, Any]:
+    """The names that `model` may have."""
+    service = service_of(request)
+    return {"object": "list", "data": [service.model_card(name) for name in service.model_names]}
+
+
+@router.get("/v1/models/{model:path}", tags=["OpenAI"])
+async def model(request: Request, model: str) -> dict[str, Any]:
+    service = service_of(request)
+    return service.model_card(service.check_model(model))
+
+
+@router.post("/v1/requests/{request_id}/cancel", tags=["requests"])
+async def cancel(request: Request, request_id: str) -> dict[str, Any]:
+    """End a request by its response id or its X-Request-Id; it answers with reason `abort`."""
+    service = service_of(request)
+    found = service.registry.find(request_id, request.scope["state"]["owner"])
+    if not found:
+        raise ApiError(404, "no such request is running", code="request_not_found")
+    cancelled = [await generation.cancel() for generation in found]
+    return {"id": request_id, "object": "request.cancelled", "cancelled": any(cancelled)}
+
+
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
+    """Token ids of a `prompt`, or of `messages` as the chat template writes them."""
+    service = service_of(request)
+    service.check_model(body.model)
+    engine = service.engine
+    length = service.info.max_model_len
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidInputError("give one of prompt and messages")
+    if body.prompt is not None:
+        check_prompt_chars("prompt", len(body.prompt), length)
+        if body.add_special_tokens is False:
+            ids = engine.tokenizer_or_refuse().encode(body.prompt, False)
+        else:
+            ids = await engine.encode(body.prompt)
+    else:
+        messages = [message.plain() for message in body.messages or ()]
+        check_prompt_chars("messages", sum(len(m["content"]) for m in messages), length)
+        options: dict[str, Any] = {"variables": body.chat_template_kwargs}
+        if body.add_generation_prompt is not None:
+            options["add_generation_prompt"] = body.add_generation_prompt
+        ids = await engine.encode_chat(messages, **options)
+    names = TokenNames(engine.tokenizer)
+    return {
+        "count": len(ids),
+        "max_model_len": length,
+        "tokens": ids,
+        "token_strs": [names.text(i) for i in ids] if body.return_token_strs else None,
+    }
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+    """The text of token ids."""
+    service = service_of(request)
+    service.check_model(body.model)
+    check_count("tokens", len(body.tokens), 16 * service.info.max_model_len)
+    size = service.info.vocab_size
+    for token in body.tokens:
+        if token >= size:
+            raise InvalidInputError(f"tokens: {token} is outside the vocabulary of {size} tokens")
+    return {"prompt": service.engine.decode(body.tokens, bool(body.skip_special_tokens))}

@@ -1,0 +1,71 @@
+"""/v1/sessions: list, make or import, export, rename, delete. All of the caller's own only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi import Path as PathParameter
+
+from llaisys.server.errors import ApiError
+from llaisys.server.limits import check_count
+from llaisys.server.schemas import SESSION_PATTERN, SessionPatch, SessionRequest
+from llaisys.server.service import service_of
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+SessionName = Annotated[str, PathParameter(pattern=SESSION_PATTERN)]
+
+
+def owner_of(request: Request) -> str:
+    owner: str = request.scope["state"]["owner"]
+    return owner
+
+
+def not_found() -> ApiError:
+    return ApiError(404, "there is no such session", param="session_id", code="session_not_found")
+
+
+@router.get("")
+async def list_sessions(request: Request) -> dict[str, Any]:
+    """All sessions, the latest one first."""
+    found = await service_of(request).sessions.list_all(owner_of(request))
+    return {"object": "list", "data": [info.to_dict() for info in found]}
+
+
+@router.post("", status_code=201)
+async def create_session(request: Request, body: SessionRequest) -> dict[str, Any]:
+    """An empty session, or one with the `messages` of an export."""
+    service = service_of(request)
+    check_count("messages", len(body.messages or ()), service.config.limits.max_messages)
+    messages = [message.plain() for message in body.messages or ()]
+    name = await service.sessions.create(
+        owner_of(request), body.session_id, body.title or "", messages
+    )
+    return await export_session(request, name)
+
+
+@router.get("/{session_id}")
+async def export_session(request: Request, session_id: SessionName) -> dict[str, Any]:
+    """A session with all its messages."""
+    found = await service_of(request).sessions.get(owner_of(request), session_id)
+    if found is None:
+        raise not_found()
+    info, messages = found
+    return {**info.to_dict(), "messages": messages}
+
+
+@router.patch("/{session_id}")
+async def rename_session(
+    request: Request, session_id: SessionName, body: SessionPatch
+) -> dict[str, Any]:
+    if not await service_of(request).sessions.rename(owner_of(request), session_id, body.title):
+        raise not_found()
+    return await export_session(request, session_id)
+
+
+@router.delete("/{session_id}")
+async def delete_session(request: Request, session_id: SessionName) -> dict[str, Any]:
+    if not await service_of(request).sessions.delete(owner_of(request), session_id):
+        raise not_found()
+    return {"id": session_id, "object": "session.deleted", "deleted": True}

@@ -1,0 +1,87 @@
+"""The web UI's files at `/`: read once, served with a strict Content-Security-Policy."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import Request
+from fastapi.responses import Response
+
+CSP = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+MAX_FILE_BYTES = 8 << 20
+
+
+def find_webui(given: Path | None) -> Path | None:
+    """The directory given, the installed one, or the repository's."""
+    package = Path(__file__).resolve().parent.parent
+    candidates = [given] if given is not None else [package / "webui", package.parents[1] / "webui"]
+    for folder in candidates:
+        if (folder / "index.html").is_file():
+            return folder
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+class WebUi:
+    """Files by URL path. Only what was there at the start is ever served, so no path can lead
+    anywhere else."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.assets: dict[str, Asset] = {}
+        if folder is None:
+            return
+        for file in sorted(folder.rglob("*")):
+            relative = file.relative_to(folder)
+            hidden = any(part.startswith(".") for part in relative.parts)
+            if hidden or file.is_symlink() or not file.is_file():
+                continue
+            if file.stat().st_size > MAX_FILE_BYTES:
+                continue
+            content = file.read_bytes()
+            kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+            if file.suffix in (".js", ".mjs"):
+                kind = "text/javascript"
+            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            asset = Asset(content, kind, etag)
+            self.assets[f"/{relative.as_posix()}"] = asset
+            if relative.as_posix() == "index.html":
+                self.assets["/"] = asset
+
+    def has(self, method: str, path: str) -> bool:
+        return method in ("GET", "HEAD") and path in self.assets
+
+    async def serve(self, request: Request) -> Response:
+        asset = self.assets[request.url.path]
+        headers = {**HEADERS, "ETag": asset.etag}
+        if request.headers.get("if-none-match") == asset.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.content, headers=headers, media_type=asset.media_type)

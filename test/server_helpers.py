@@ -1,0 +1,237 @@
+"""A real server in real processes for tests, with a model that has no weights and faults on demand.
+
+    python test/server_helpers.py serve [options of `llaisys serve`]
+
+runs the server's own code; only the engine process is this file instead of
+`llaisys.server.engine_process`, so that its model is `FaultAdapter`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from engine_fakes import FakeAdapter, FakeTokenizer
+
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULT_FILE = "LLAISYS_TEST_FAULT_FILE"
+STEP_SECONDS = "LLAISYS_TEST_STEP_SECONDS"
+CONTEXT = 2048
+START_SECONDS = 90.0
+
+
+class FaultAdapter(FakeAdapter):
+    """`FakeAdapter` that does what the fault file says: `raise`, `hang` or `exit`."""
+
+    max_len = CONTEXT
+
+    def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
+        pause = float(os.environ.get(STEP_SECONDS, "0"))
+        if pause:
+            time.sleep(pause)
+        name = os.environ.get(FAULT_FILE)
+        if name and os.path.exists(name):
+            fault = Path(name).read_text()
+            if fault == "raise":
+                raise RuntimeError("secret detail at 0x7f00deadbeef in /root/model")
+            if fault == "hang":
+                time.sleep(3600)
+            if fault == "exit":
+                os._exit(17)
+        return super().forward(step, attention)
+
+
+class ServerProcess:
+    """Started in the constructor; `wait_ready`, `stop` and the context manager do the rest."""
+
+    def __init__(
+        self,
+        *options: str,
+        env: dict[str, str] | None = None,
+        real: bool = False,
+        session_file: Path | None = None,
+    ) -> None:
+        command = ["serve"] if real else [str(ROOT / "test" / "server_helpers.py"), "serve"]
+        if real:
+            command = ["-m", "llaisys.server"]
+        else:
+            command = [str(ROOT / "test" / "server_helpers.py"), "serve"]
+        if session_file is not None:
+            options = (*options, "--session-file", str(session_file))
+        path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "test")])
+        self.process = subprocess.Popen(
+            [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
+            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        threading.Thread(target=self._read_log, daemon=True).start()
+        threading.Thread(target=self._read_output, daemon=True).start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.rstrip())
+
+    def _read_output(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("llaisys: serving"):
+                self.url = line.split()[-1]
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> ServerProcess:
+        self._ready.wait(START_SECONDS)
+        assert self.url, "the server did not start:\n" + "\n".join(self.log[-30:])
+        return self
+
+    @property
+    def engine_pid(self) -> int:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    def client(self, key: str | None = None, **options: Any) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        options.setdefault("timeout", 60)
+        return httpx.Client(base_url=self.url, headers=headers, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=30)
+
+    def metric(self, name: str, key: str | None = None) -> float:
+        """The sum over the labels of a metric."""
+        with self.client(key) as client:
+            text = client.get("/metrics").text
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith((f"llaisys:{name}{{", f"llaisys:{name} "))
+        ]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+    def wait_idle(self, key: str | None = None) -> None:
+        """Until the engine says that nothing runs and no block is held."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_blocks_used")
+        wait_for(lambda: all(self.metric(name, key) == 0 for name in names), "an idle engine")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The log lines of the server that are JSON."""
+        found = []
+        for line in list(self.log):
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def stop(self, timeout: float = 30) -> int:
+        """SIGTERM; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            try:
+                self.stop()
+            finally:
+                if self.process.poll() is None:
+                    self.process.kill()
+                self.process.wait()
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    """Poll; the time is only a bound for when it never comes true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def socket_directories() -> set[str]:
+    import tempfile
+
+    return {path.name for path in Path(tempfile.gettempdir()).glob("llaisys-*")}
+
+
+def sse_events(response: httpx.Response) -> Iterator[str]:
+    """The data of each event."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line[6:]
+
+
+def main() -> int:
+    from llaisys.server.config import add_arguments, config_from_args
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    parser.add_argument("--exit-delay", type=float, default=1.5)
+    args = parser.parse_args(sys.argv[2:])
+    config = config_from_args(args)
+    engine = dataclasses.replace(config.engine, model="mock", tokenizer=FakeTokenizer())
+    health = dataclasses.replace(config.health, exit_delay=args.exit_delay)
+    names = config.served_model_names or ("fake",)
+    from llaisys.server.http_server import serve
+
+    return serve(
+        dataclasses.replace(
+            config,
+            engine=engine,
+            engine_module="server_helpers",
+            served_model_names=names,
+            health=health,
+        )
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        sys.exit(main())
+    from llaisys.common.model_registry import MODEL_REGISTRY
+    from llaisys.server import engine_process
+
+    MODEL_REGISTRY["mock"] = "server_helpers:FaultAdapter"
+    engine_process.main()

@@ -1,0 +1,350 @@
+"""Random and hostile arguments for every C function: the process lives, every failure says why."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from capi_fuzzer import (
+    FLOATS,
+    INT32,
+    INT64,
+    SHAPE,
+    Fuzzer,
+    random_batch,
+    random_sampling,
+    random_step,
+)
+from native_helpers import BlockRow, MockModel, create_params
+
+from llaisys.libllaisys import model as model_mirror
+from llaisys.libllaisys import ops, runtime, tensor, types
+from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
+from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysLogprobs
+from llaisys.libllaisys.kv_cache import LlaisysKvStats
+from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.model import LlaisysModelCreateParams
+
+
+def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
+    """One random call on a model handle, seldom on NULL."""
+    handle = None if fuzz.one_in(25) else model.handle
+    small = (0, 1, 2, 3) if not fuzz.one_in(4) else INT64
+    kind = fuzz.random.randrange(12)
+    if kind < 3:
+        step = random_step(fuzz, block)
+        fuzz.call("llaisysModelStep", handle, None if fuzz.one_in(30) else ctypes.byref(step))
+    elif kind == 3:
+        fuzz.call("llaisysModelDecode", handle, random_batch(fuzz))
+    elif kind == 4:
+        n_outputs = model.n_outputs
+        sampling = random_sampling(fuzz, n_outputs)
+        ids = np.full(n_outputs + 2, -7, np.int32)
+        code = fuzz.call(
+            "llaisysModelSample", handle, None if fuzz.one_in(30) else ctypes.byref(sampling),
+            None if fuzz.one_in(30) else ids.ctypes.data,
+        )  # fmt: skip
+        drawn = ids[: sampling.n_rows] if code == 0 else ids[:0]
+        assert ((drawn >= 0) & (drawn < SHAPE.voc)).all() and (ids[len(drawn) :] == -7).all()
+        found = LlaisysLogprobs()
+        fuzz.call("llaisysModelLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
+    elif kind == 5:
+        call = fuzz.pick(("Reset", "Accept"))
+        n = fuzz.pick((0, 1, 3))
+        tokens = fuzz.array(np.int64, n, range(11) if not fuzz.one_in(4) else INT64)
+        count = n if not fuzz.one_in(10) else fuzz.pick((-1, -(2**31)))
+        fuzz.call(f"llaisysModelSampler{call}", handle, fuzz.pick(small), tokens, count)
+        fuzz.call("llaisysModelSamplerForget", handle, fuzz.pick(small))
+    elif kind == 6:
+        fuzz.call("llaisysModelKvSeqCp", handle, *[fuzz.pick(small) for _ in range(4)])
+        fuzz.call("llaisysModelKvSeqAdd", handle, *[fuzz.pick(small) for _ in range(4)])
+    elif kind == 7:
+        ends = (fuzz.pick(small), fuzz.pick((-1, *small)))
+        fuzz.call("llaisysModelKvSeqRm", handle, fuzz.pick(small), *ends)
+        if fuzz.one_in(10):
+            fuzz.call("llaisysModelKvSeqKeep", handle, fuzz.pick(small))
+    elif kind == 8:
+        stats = LlaisysKvStats(struct_size=fuzz.pick((ctypes.sizeof(LlaisysKvStats), 0, 4)))
+        fuzz.call("llaisysModelKvStats", handle, None if fuzz.one_in(9) else ctypes.byref(stats))
+        capacity = fuzz.pick((0, 1, 7, 300))
+        text = ctypes.create_string_buffer(capacity) if capacity else None
+        length = ctypes.c_size_t()
+        fuzz.call("llaisysModelKvDump", handle, text, capacity, ctypes.byref(length))
+    elif kind == 9:
+        n = fuzz.pick((0, 1, 3))
+        slots = range(48) if not fuzz.one_in(4) else INT32
+        src, dst = fuzz.array(np.int32, n, slots), fuzz.array(np.int32, n, slots)
+        delta = fuzz.array(np.int64, n, INT64)
+        count = n if not fuzz.one_in(10) else fuzz.pick((-1, -(2**31)))
+        fuzz.call("llaisysModelKvCopySlots", handle, src, dst, count)
+        slots_again = fuzz.array(np.int32, n, range(48))
+        delta = fuzz.array(np.int64, n, (0, 1, -3, 40))
+        fuzz.call("llaisysModelKvShiftSlots", handle, slots_again, delta, count)
+    elif kind == 10:
+        fuzz_replace(fuzz, handle)
+    else:
+        for name in ("NOutputs", "OutputIds", "GetLogits", "GetHidden", "Type", "Weights"):
+            getattr(lib(), f"llaisysModel{name}")(handle)
+        lib().llaisysModelGetLogitsIth(handle, fuzz.pick(INT32))
+        lib().llaisysModelKvSeqPosMax(handle, fuzz.pick(INT64))
+        lib().llaisysModelKvSeqPosMin(handle, fuzz.pick(INT64))
+        lib().llaisysBatchFree(
+            lib().llaisysBatchInit(*[fuzz.pick((1, 2, 5, 0, -1, 2**31 - 1)) for _ in range(3)])
+        )
+
+
+def fuzz_replace(fuzz: Fuzzer, handle: int | None) -> None:
+    """A tensor is given away only when the call says so."""
+    good = (SHAPE.voc, SHAPE.hs)
+    made = Tensor.create(
+        fuzz.pick((good, good, (3,), (SHAPE.hs, SHAPE.voc))), fuzz.pick(("f32", "i8"))
+    )
+    field = fuzz.pick((b"in_embed", b"in_embed", b"", b"attn_q_w", b"\xff%s%n", None))
+    given = None if fuzz.one_in(10) else made.handle
+    if made.shape == good and made.dtype == "f32":
+        table = SHAPE.table()
+        made.load(table.ctypes.data, table.nbytes)
+    code = fuzz.call("llaisysModelReplaceWeight", handle, field, fuzz.pick(INT32), given)
+    made.give_away() if code == 0 else made.close()
+
+
+@pytest.mark.parametrize(("layout", "seed"), [(0, 1), (1, 2), (0, 3), (1, 4)])
+def test_model_calls(layout: int, seed: int) -> None:
+    fuzz = Fuzzer(seed)
+    fields = {"kv_cache_capacity_tokens": 48, "kv_cache_layout": layout, "kv_cache_block_size": 4}
+    with MockModel(SHAPE, max_batch_tokens=3, **fields) as model:
+        for _ in range(2000):
+            fuzz_model(fuzz, model, layout == 1)
+        check_still_works(model, layout)
+    assert fuzz.calls["llaisysModelStep"][0] > 20  # some of them ran
+    assert fuzz.calls["llaisysModelStep"][1] > 20
+    assert fuzz.calls["llaisysModelSample"][0] > 5
+
+
+def check_still_works(model: MockModel, layout: int) -> None:
+    tokens = [1, 2, 3, 4, 5]
+    if layout == 0:
+        for seq in range(6):
+            model.kv_seq_rm(seq, -1, -1)
+        for seq in {i for cell in model.kv_dump().split("seq_ids=[")[1:]
+                    for i in cell.split("]")[0].split(", ")}:  # fmt: skip
+            model.kv_seq_rm(int(seq), -1, -1)
+        got = model.run(tokens)
+    else:
+        got = model.run_blocks([BlockRow(1, [11, 3], tokens, 5)])
+    np.testing.assert_allclose(got[-1], SHAPE.sequence_logits(tokens)[-1], atol=2e-4)
+
+
+def test_create_params() -> None:
+    fuzz = Fuzzer(5)
+    made = 0
+    for _ in range(400):
+        meta = SHAPE.meta()
+        for _ in range(fuzz.pick((0, 0, 1, 2))):
+            name, kind = fuzz.pick(type(meta)._fields_)
+            values: Any = FLOATS if kind is ctypes.c_float else (0, 1, 2, 3, 8, 15, 2**31 - 1)
+            setattr(meta, name, fuzz.pick(values))
+        params = create_params(meta, fuzz.pick(("mock", "mock", "qwen2", "llama", "qwen3")))
+        params.kv_cache_capacity_tokens = 48
+        for _ in range(fuzz.pick((0, 0, 1, 2))):
+            name, kind = fuzz.pick(LlaisysModelCreateParams._fields_)
+            if kind is ctypes.c_char_p:
+                setattr(params, name, fuzz.pick((None, b"", b"uni", b"mp", b"\xff" * 300)))
+            elif name in ("model_type", "device"):
+                setattr(params, name, fuzz.pick((0, 1, 2, 3)))
+            elif name == "kv_cache_capacity_tokens":
+                setattr(params, name, fuzz.pick((0, 1, -1, -(2**63), 2**31, 2**63 - 1)))
+            elif name == "n_threads":
+                setattr(params, name, fuzz.pick((0, 1, 2, -1, -(2**31))))
+            elif name == "meta":
+                params.meta = None if fuzz.one_in(2) else params.meta
+            elif name == "device_ids":
+                params.device_ids = fuzz.array(np.int32, 1, (0, 0, 1, -1))
+                params.ndevice = 1
+            elif name != "ndevice" or params.device_ids is None:
+                setattr(params, name, fuzz.pick([v for v in INT32 if name != "ndevice" or v < 1]))
+        handle = lib().llaisysModelCreate(ctypes.byref(params))
+        if handle:
+            made += 1
+            given = LlaisysModelCreateParams()
+            assert lib().llaisysModelParams(handle, ctypes.byref(given)) == 0
+            lib().llaisysModelDestroy(handle)
+        else:
+            assert lib().llaisysLastError() and lib().llaisysLastErrorCode() != 0
+    assert 50 < made < 400
+
+
+# -- Tensors and operators ------------------------------------------------------------------------
+
+SIZES = (0, 1, 1, 2, 3, 4, 5)
+
+
+def random_tensor(fuzz: Fuzzer) -> Tensor:
+    shape = [fuzz.pick(SIZES) for _ in range(fuzz.random.randrange(0, 4))]
+    dtype = fuzz.pick(("f32", "f32", "f32", "f16", "bf16", "i64", "i32", "i32", "u8", "i8"))
+    made = Tensor.create(shape, dtype)
+    raw = np.zeros(max(1, int(np.prod(shape))) * 8, np.uint8)
+    raw[::8] = [fuzz.pick((0, 0, 1, 2, 3, 255)) for _ in range(len(raw) // 8)]
+    made.load(raw.ctypes.data, int(np.prod(shape)) * types.DTYPE_BYTES[dtype])
+    while len(shape) > 0 and fuzz.one_in(3):
+        dim = fuzz.random.randrange(len(shape))
+        start = fuzz.random.randrange(0, made.shape[dim] + 1)
+        view = made.slice(dim, start, fuzz.random.randrange(start, made.shape[dim] + 1))
+        made.close()
+        made = view
+    return made
+
+
+def test_operators() -> None:
+    """Any tensors anywhere. No tensor twice: outputs must not overlap inputs."""
+    fuzz = Fuzzer(6)
+    names = [name for name, _, _ in ops.FUNCTIONS if "LinearWeight" not in name]
+    signatures = {name: arguments for name, _, arguments in ops.FUNCTIONS}
+    with Stream(n_threads=2) as stream:
+        for _ in range(4000):
+            name = fuzz.pick(names)
+            tensors = [random_tensor(fuzz) for _ in range(12)]
+            weights = []
+            for source in tensors[:2]:
+                if source.dtype in ("f32", "bf16") and len(source.shape) == 2:
+                    weights.append(LinearWeight(source.contiguous()))
+            kinds = signatures[name]
+            free = iter(tensors)
+            if fuzz.one_in(2):  # shapes alike have a chance to fit
+                free = iter(alike(fuzz, tensors))
+            arguments: list[Any] = [fuzz.pick((None, stream.handle))]
+            for kind in kinds[1:]:
+                if kind is ctypes.c_void_p:
+                    arguments.append(None if fuzz.one_in(20) else next(free).handle)
+                elif kind is ctypes.c_float:
+                    arguments.append(fuzz.pick(FLOATS))
+                elif kind is ctypes.c_int32:
+                    arguments.append(fuzz.pick((1, 1, 2, 3, 0, -1, 2**31 - 1)))
+                else:
+                    arguments.append(None)
+            if name == "llaisysLinear":
+                count = fuzz.pick((0, 1, 2, -1, 65))
+                arguments[3:] = [count, *linear_lists(fuzz, weights, free)]
+            fuzz.call(name, *arguments)
+            for made in [*tensors, *weights]:
+                made.close()
+    assert all(refused > 20 for _, refused in fuzz.calls.values())
+    assert sum(good > 0 for good, _ in fuzz.calls.values()) >= 5, fuzz.calls
+
+
+def alike(fuzz: Fuzzer, tensors: list[Tensor]) -> list[Tensor]:
+    """Replaces the tensors by ones of two shapes and few dtypes."""
+    shape = [fuzz.pick((1, 2, 3)) for _ in range(fuzz.pick((2, 2, 3)))]
+    dtypes = fuzz.pick((["f32"], ["f32", "f16"], ["f32", "i32"]))
+    for i, old in enumerate(tensors):
+        old.close()
+        cut = shape if not fuzz.one_in(3) else shape[-1:]
+        tensors[i] = Tensor.create(cut, fuzz.pick(dtypes))
+    return tensors
+
+
+def linear_lists(fuzz: Fuzzer, weights: list[LinearWeight], free: Any) -> list[Any]:
+    """weight, bias and out arrays of 65 entries, most of them good for reading."""
+    chosen = [fuzz.pick(weights).handle if weights and not fuzz.one_in(9) else None
+              for _ in range(65)]  # fmt: skip
+    outs = [next(free).handle for _ in range(3)]
+    lists = [chosen, [None] * 65, [outs[i % 3] for i in range(65)]]
+    return [None if fuzz.one_in(12) else (ctypes.c_void_p * 65)(*values) for values in lists]
+
+
+def test_tensor_calls() -> None:
+    fuzz = Fuzzer(7)
+    hostile = (*SIZES, -1, 2**31, 2**62, 2**63 - 1, -(2**63))
+    source = Tensor.create((3, 4, 5), "f32")
+    for _ in range(4000):
+        result = ctypes.c_void_p()
+        ndim = fuzz.pick((0, 1, 2, 3, 6, 7, -1, 2**31 - 1))
+        sizes = (ctypes.c_int64 * 7)(*[fuzz.pick(SIZES) for _ in range(7)])
+        if fuzz.one_in(3):
+            sizes[fuzz.random.randrange(3)] = fuzz.pick([s for s in hostile if s != 2**31])
+        shape = None if fuzz.one_in(15) else sizes
+        where = None if fuzz.one_in(15) else ctypes.byref(result)
+        handle = None if fuzz.one_in(15) else source.handle
+        kind = fuzz.random.randrange(7)
+        if kind == 0:
+            dtype, device = fuzz.random.randrange(0, 15), fuzz.pick((0, 0, 0, 1, 2, 3))
+            fuzz.call("llaisysTensorCreate", shape, ndim, dtype, device, fuzz.pick((0, 0, 1, -1)),
+                      where)  # fmt: skip
+        elif kind == 1:
+            fuzz.call("llaisysTensorView", handle, shape, ndim, where)
+        elif kind == 2:
+            fuzz.call("llaisysTensorSlice", handle, fuzz.pick(INT32), fuzz.pick(hostile),
+                      fuzz.pick(hostile), where)  # fmt: skip
+        elif kind == 3:
+            order = (ctypes.c_int32 * 3)(*[fuzz.pick((0, 1, 2, *INT32)) for _ in range(3)])
+            fuzz.call("llaisysTensorPermute", handle, None if fuzz.one_in(15) else order, where)
+        elif kind == 4:
+            path = fuzz.pick((b"", b"/", b"/nonexistent", __file__.encode(), None, b"\xff\xfe"))
+            fuzz.call("llaisysTensorMap", path, fuzz.pick((0, 1, 4, 2**40, 2**64 - 1)), shape, ndim,
+                      fuzz.random.randrange(0, 15), where)  # fmt: skip
+        elif kind == 5:
+            buffer = np.zeros(240, np.uint8)
+            size = fuzz.pick((240, 240, 0, 239, 2**63))
+            name = fuzz.pick(("llaisysTensorLoad", "llaisysTensorStore"))
+            fuzz.call(name, handle, None if fuzz.one_in(9) else buffer.ctypes.data, size)
+        else:
+            fuzz.call("llaisysTensorContiguous", handle, where)
+        lib().llaisysTensorDestroy(result)
+    source.close()
+    assert all(good > 0 for good, _ in fuzz.calls.values()), fuzz.calls
+
+
+def test_runtime_calls() -> None:
+    fuzz = Fuzzer(8)
+    for _ in range(150):
+        stream, count = ctypes.c_void_p(), ctypes.c_int32()
+        where = None if fuzz.one_in(9) else ctypes.byref(stream)
+        threads = fuzz.pick((0, 1, 2, -1, -(2**31)))
+        fuzz.call("llaisysStreamCreate", fuzz.pick((0, 0, 1, 2, 3)), fuzz.pick((0, 0, 1, -1)),
+                  threads, where)  # fmt: skip
+        fuzz.call("llaisysStreamThreads", stream, ctypes.byref(count))
+        fuzz.call("llaisysStreamSynchronize", stream)
+        seconds = ctypes.c_double()
+        fuzz.call("llaisysBenchParallelRegion", stream, fuzz.pick((0, 1, -1, 5)),
+                  None if fuzz.one_in(9) else ctypes.byref(seconds))  # fmt: skip
+        assert fuzz.call("llaisysBenchProbe", stream, 0, None) != 0  # a real probe takes seconds
+        fuzz.call("llaisysSetThreadLimit", fuzz.pick((0, -1, -(2**31))))
+        lib().llaisysDeviceCount(fuzz.pick((0, 1, 2, 3)))
+        lib().llaisysStreamDestroy(stream)
+
+
+def test_every_function_is_fuzzed_or_plain() -> None:
+    """A new function must be added above (or here, when there is nothing that could be wrong)."""
+    text = Path(__file__).read_text()
+    plain = {
+        "llaisysAbiVersion", "llaisysLastErrorCode", "llaisysCpuIsa", "llaisysBatchGetOne",
+        "llaisysDataTypeName", "llaisysDataTypeGetTraits", "llaisysLinearWeightCreate",
+        "llaisysLinearWeightDestroy",
+    }  # fmt: skip
+    names = "Data Ndim Shape Strides DataType Device IsContiguous IsMapped".split()
+    getters = {f"llaisysTensor{name}" for name in names}
+    through = {name for name, _, _ in ops.FUNCTIONS} | plain | getters
+    for module in (types, runtime, tensor, model_mirror):
+        for name, _, _ in module.FUNCTIONS:
+            short = name.removeprefix("llaisysModel").removeprefix("Sampler")
+            assert name in through or name in text or f'"{short}"' in text, name
+
+
+def test_the_last_error_belongs_to_its_thread() -> None:
+    def elsewhere(found: list[bytes]) -> None:
+        found.append(lib().llaisysLastError())
+        lib().llaisysModelDecode(None, LlaisysBatch())
+        found.append(lib().llaisysLastError())
+
+    lib().llaisysTensorLoad(None, None, 0)
+    mine = lib().llaisysLastError()
+    found: list[bytes] = []
+    thread = threading.Thread(target=elsewhere, args=(found,))
+    thread.start()
+    thread.join()
+    assert found[0] == b"" and found[1] == b"model is NULL"
+    assert lib().llaisysLastError() == mine == b"tensor is NULL"

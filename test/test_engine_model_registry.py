@@ -1,0 +1,31 @@
+"""The engine reaches models through the registry alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from llaisys import LLM, SamplingParams
+from llaisys.common import model_registry
+from llaisys.common.errors import InvalidInputError, LlaisysError
+
+PARAMS = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, detokenize=False)
+
+
+def test_the_mock_model_runs_through_the_whole_engine() -> None:
+    with LLM(model_type="mock", max_model_len=256) as llm:
+        first, second = llm.generate([[1, 2, 3], [4, 5]], PARAMS)
+        assert len(first.token_ids) == len(second.token_ids) == 5
+        assert llm.generate([[4, 5]], PARAMS)[0].token_ids == second.token_ids
+
+
+def test_a_registered_model_type_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = dict(model_registry.MODEL_REGISTRY)
+    monkeypatch.setattr(model_registry, "MODEL_REGISTRY", registry)
+    model_registry.register_model("other-mock", "llaisys.models.mock:MockAdapter")
+    assert model_registry.get_adapter_class("other-mock").__name__ == "MockAdapter"
+
+
+def test_an_unknown_model_type_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(LlaisysError, match=r"gpt-7.*|.*qwen2") as caught:
+        LLM(model_type="gpt-7")
+    assert isinstance(caught.value, InvalidInputError) or "gpt-7" in str(caught.value)

@@ -1,0 +1,232 @@
+"""The sampler against exact distributions, through the adapter and through the engine.
+
+Draws differ only in their position, the counter of the generator; each test compares counts with
+the distribution worked out in double precision from the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llaisys.common.step import ModelStepInput, SamplerKind, SamplingMetadata
+from llaisys.models.base import AdapterOptions
+from llaisys.models.mock import MockAdapter, MockShape
+
+VOCAB = 40
+DRAWS = 20_000
+Floats = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Iterator[MockAdapter]:
+    """A model with one output row, whose logits are spread over a few units."""
+    model = MockAdapter.load(
+        MockShape(vocab_size=VOCAB, heads=1, kv_heads=1, head_dim=4, seed=5),
+        AdapterOptions(kv_cache_layout="slot", max_model_len=64),
+    )
+    model.forward(
+        ModelStepInput(
+            np.array([7], np.int64),
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+            np.ones(1, np.int8),
+        ),
+        None,
+    )
+    yield model
+    model.close()
+
+
+def draw(adapter: MockAdapter, seed: int = 11, n: int = DRAWS, **values: Any) -> NDArray[np.int32]:
+    """n draws of row 0; scalar values hold for all of them."""
+    kinds = {"temperature": np.float32, "top_p": np.float32, "min_p": np.float32}
+    kinds |= {name: np.float32 for name in values if name.endswith("penalty")}
+    kinds |= {"top_k": np.int32, "seq_ids": np.int64}
+    arrays = {
+        name: np.full(n, value, kinds[name]) for name, value in values.items() if name in kinds
+    }
+    rest = {name: value for name, value in values.items() if name not in kinds}
+    metadata = SamplingMetadata(
+        rows=np.zeros(n, np.int32),
+        seeds=np.full(n, seed, np.uint64),
+        positions=np.arange(n, dtype=np.int64),
+        **arrays,
+        **rest,
+    )
+    return adapter.sample(metadata)
+
+
+def softmax(logits: Floats) -> Floats:
+    weights = np.exp(logits - logits.max())
+    result: Floats = weights / weights.sum()
+    return result
+
+
+def keep(probabilities: Floats, mask: NDArray[np.bool_]) -> Floats:
+    kept = np.where(mask, probabilities, 0.0)
+    result: Floats = kept / kept.sum()
+    return result
+
+
+def top_p_of(probabilities: Floats, p: float) -> Floats:
+    order = np.argsort(-probabilities, kind="stable")
+    sums = np.cumsum(probabilities[order])
+    mask = np.zeros(len(order), bool)
+    mask[order[: int(np.searchsorted(sums, p)) + 1]] = True
+    return keep(probabilities, mask)
+
+
+def top_k_of(probabilities: Floats, k: int) -> Floats:
+    mask = np.zeros(len(probabilities), bool)
+    mask[np.argsort(-probabilities, kind="stable")[:k]] = True
+    return keep(probabilities, mask)
+
+
+def check(drawn: NDArray[np.int32], expected: Floats) -> None:
+    """Chi-square over the tokens that are likely enough, and nothing outside the support."""
+    counts = np.bincount(drawn, minlength=VOCAB)
+    assert counts[expected == 0].sum() == 0
+    wanted = expected * len(drawn)
+    likely = wanted >= 5
+    rest_counts, rest_wanted = counts[~likely].sum(), wanted[~likely].sum()
+    statistic = ((counts[likely] - wanted[likely]) ** 2 / wanted[likely]).sum()
+    if rest_wanted > 1:
+        statistic += (rest_counts - rest_wanted) ** 2 / rest_wanted
+    degrees = int(likely.sum())
+    # Mean and spread of the distribution: five standard deviations never happen by chance.
+    assert statistic < degrees + 5 * np.sqrt(2 * degrees)
+
+
+def logits_of(adapter: MockAdapter) -> Floats:
+    return adapter.logits()[0].astype(np.float64)
+
+
+def test_without_truncation_the_full_distribution_is_drawn(adapter: MockAdapter) -> None:
+    check(draw(adapter), softmax(logits_of(adapter)))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.8, 1.7])
+def test_temperature(adapter: MockAdapter, temperature: float) -> None:
+    check(draw(adapter, temperature=temperature), softmax(logits_of(adapter) / temperature))
+
+
+@pytest.mark.parametrize("k", [1, 3, 17, VOCAB, 1000])
+def test_top_k(adapter: MockAdapter, k: int) -> None:
+    check(draw(adapter, top_k=k), top_k_of(softmax(logits_of(adapter)), k))
+
+
+@pytest.mark.parametrize("p", [0.01, 0.4, 0.9, 1.0])
+def test_top_p(adapter: MockAdapter, p: float) -> None:
+    check(draw(adapter, top_p=p), top_p_of(softmax(logits_of(adapter)), p))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+def test_min_p(adapter: MockAdapter, p: float) -> None:
+    probabilities = softmax(logits_of(adapter))
+    check(draw(adapter, min_p=p), keep(probabilities, probabilities >= p * probabilities.max()))
+
+
+def test_the_order_of_the_chain_is_the_callers(adapter: MockAdapter) -> None:
+    """Top-p before a high temperature keeps fewer tokens than after it."""
+    logits, temperature, p = logits_of(adapter), 3.0, 0.6
+    after = top_p_of(softmax(logits / temperature), p)
+    before = keep(softmax(logits / temperature), top_p_of(softmax(logits), p) > 0)
+    assert (after > 0).sum() > (before > 0).sum()
+    for order, expected in (
+        ((SamplerKind.TEMPERATURE, SamplerKind.TOP_P), after),
+        ((SamplerKind.TOP_P, SamplerKind.TEMPERATURE), before),
+    ):
+        chain = np.array(order * DRAWS, np.uint8)
+        offsets = np.arange(0, 2 * DRAWS + 1, 2, dtype=np.int32)
+        drawn = draw(adapter, temperature=temperature, top_p=p, chain=chain, chain_offsets=offsets)
+        check(drawn, expected)
+
+
+def test_penalties(adapter: MockAdapter) -> None:
+    """Repetition looks at prompt and output, frequency and presence at the output alone."""
+    logits = logits_of(adapter)
+    prompt, output = [1, 2, 2], [3, 3, 4]
+    adapter.sampler_reset(9, prompt)
+    adapter.sampler_accept(9, output)
+    expected = logits.copy()
+    for token in {*prompt, *output}:
+        expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
+    expected[3] -= 0.4 * 2 + 0.3
+    expected[4] -= 0.4 * 1 + 0.3
+    drawn = draw(
+        adapter,
+        seq_ids=9,
+        repetition_penalty=1.5,
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+    )
+    check(drawn, softmax(expected))
+    adapter.sampler_forget(9)
+
+
+def test_bias_bans_and_prefers(adapter: MockAdapter) -> None:
+    logits = logits_of(adapter)
+    best = int(logits.argmax())
+    other = (best + 1) % VOCAB
+    expected = logits.copy()
+    expected[best], expected[other] = -np.inf, expected[other] + 2.0
+    drawn = draw(
+        adapter,
+        bias_offsets=np.arange(0, 2 * DRAWS + 1, 2, dtype=np.int32),
+        bias_ids=np.array([best, other] * DRAWS, np.int32),
+        bias_values=np.array([-np.inf, 2.0] * DRAWS, np.float32),
+    )
+    check(drawn, softmax(expected))
+
+
+def test_mask_allows_only_its_tokens(adapter: MockAdapter) -> None:
+    allowed = np.zeros(VOCAB, bool)
+    allowed[[0, 5, 31, 32, 39]] = True
+    masks = np.zeros((1, 2), np.uint32)
+    for token in np.flatnonzero(allowed):
+        masks[0, token // 32] |= np.uint32(1) << np.uint32(token % 32)
+    drawn = draw(adapter, masks=masks, mask_rows=np.zeros(DRAWS, np.int32))
+    check(drawn, keep(softmax(logits_of(adapter)), allowed))
+
+
+def test_a_draw_depends_on_seed_choice_and_position_alone(adapter: MockAdapter) -> None:
+    first = draw(adapter, seed=1, n=500)
+    np.testing.assert_array_equal(first, draw(adapter, seed=1, n=500))
+    assert (first != draw(adapter, seed=2, n=500)).any()
+    choices = draw(adapter, seed=1, n=500, choices=np.ones(500, np.int32))
+    assert (first != choices).any()
+    alone = [
+        int(
+            adapter.sample(
+                SamplingMetadata(
+                    rows=np.zeros(1, np.int32),
+                    seeds=np.ones(1, np.uint64),
+                    positions=np.array([p], np.int64),
+                )
+            )[0]
+        )
+        for p in range(50)
+    ]
+    assert alone == first[:50].tolist()
+
+
+def test_greedy_is_the_argmax_whatever_the_rest_says(adapter: MockAdapter) -> None:
+    drawn = draw(adapter, n=10, temperature=0.0, top_p=0.1, top_k=7, min_p=0.9)
+    assert set(drawn.tolist()) == {int(logits_of(adapter).argmax())}
+
+
+def test_logprobs_are_those_of_the_raw_logits(adapter: MockAdapter) -> None:
+    exact = np.log(softmax(logits_of(adapter)))
+    drawn = draw(adapter, n=1, temperature=0.0, n_logprobs=np.array([5], np.int32))
+    row = adapter.logprobs(0)
+    assert row is not None
+    order = np.argsort(-exact, kind="stable")[:5]
+    assert row.top_ids == order.tolist()
+    np.testing.assert_allclose(row.top_logprobs, exact[order], atol=1e-5)
+    assert row.sampled_rank == 1
+    assert abs(row.sampled - exact[int(drawn[0])]) < 1e-5
