@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12 make test    another interpreter (3.11 or later)
 #   CXX=clang++ make test          another compiler
-#   make run ARGS="..."            arguments for the program
+#   make run ARGS="--port 9000"    arguments for `llaisys serve`
 #   make test ARGS="--suite core"  arguments for scripts/run_tests.py
 #   make test PYTEST_ARGS="-k kv"  arguments for pytest
 
@@ -101,12 +101,11 @@ $(VENV)/.installed: $(SOURCES) $(VENV)/.base
 
 build: $(VENV)/.installed ## set up .venv, build the core, install the package
 
-run: $(VENV)/.installed ## start llaisys (ARGS="..." are its arguments)
-	@$(PY) -m llaisys $(ARGS)
+run: $(VENV)/.installed ## serve the default model with the web chat (ARGS="..." as for `llaisys serve`)
+	@$(PY) -m llaisys serve $(ARGS)
 
-bench: $(VENV)/.installed ## benchmarks (ARGS="..." are its arguments)
-	@if [ -f scripts/bench.py ]; then $(PY) scripts/bench.py $(ARGS); \
-	  else echo "no benchmarks yet: scripts/bench.py arrives with the fast kernels"; fi
+bench: $(VENV)/.installed ## kernels against this machine's limits (ARGS="..." as for `llaisys bench ops`)
+	@$(PY) -m llaisys bench ops $(ARGS)
 
 # ---- test ---------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ SUITES: dict[str, list[str]] = {
         "test_abi.py",
         "test_runtime*.py",
     ],
-    "models": ["test_model_registry.py", "test_model_*.py", "test_loading*.py", "test_infer*.py"],
+    "models": ["test_model_*.py", "test_qwen2_*.py", "test_loading*.py", "test_infer*.py"],
     "engine": [
         "test_engine*.py",
         "test_scheduler*.py",
@@ -44,6 +44,9 @@ SUITES: dict[str, list[str]] = {
         "test_tokeniz*.py",
         "test_offline*.py",
         "test_llm*.py",
+        "test_continuous_*.py",
+        "test_output_*.py",
+        "test_parallel_*.py",
     ],
     "server": ["test_server*.py", "test_online*.py", "test_openai*.py", "test_webui*.py"],
     "tooling": ["test_layers.py"],

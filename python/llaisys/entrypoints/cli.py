@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from llaisys.common.errors import LlaisysError
 from llaisys.common.version import __version__
 from llaisys.entrypoints import cli_bench, cli_generate
+from llaisys.server.config import add_arguments as add_server_arguments
+from llaisys.server.config import config_from_args
 
 DESCRIPTION = (
     "NovaInfer: run Qwen2-family language models. With no model named, a small one is used."
@@ -19,9 +21,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llaisys", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"llaisys {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model over HTTP, with a web chat")
+    add_server_arguments(serve)
+    serve.set_defaults(run=_serve)
     cli_generate.add_commands(commands)
     cli_bench.add_commands(commands)
     return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = config_from_args(options)
+    from llaisys.server.http_server import serve
+
+    return serve(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from typing import BinaryIO
 import msgspec
 import zmq
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.types import RequestStatus, TokenUpdate
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor
@@ -253,7 +253,8 @@ def serve_engine(setup: EngineSetup) -> int:
         EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps).run()
         status = 0
     except Exception as error:
-        logger.exception("the engine cannot go on")
+        expected = core is None and isinstance(error, LlaisysError)  # a model that is not there
+        logger.error("the engine cannot go on: %s", error, exc_info=None if expected else error)
         outputs.send(encode(Failed(f"{type(error).__name__}: {error}")))
         status = EXIT_FAILED
     finally:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from llaisys.common import sampling as limits
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
 from llaisys.engine.input_processor import MAX_SALT_CHARS
+from llaisys.tokenization.tokenizer import clean_text
 
 INT64 = 1 << 63
 MAX_SESSION_CHARS = 128
@@ -104,9 +105,11 @@ class Schema(BaseModel):
         }
 
 
+# JSON can spell halves of characters that no other layer could encode; they become U+FFFD.
+Text = Annotated[str, AfterValidator(clean_text)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOP_K)]
-StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
-BadWord = Annotated[str, Field(min_length=1, max_length=limits.MAX_BAD_WORD_CHARS)]
+StopString = Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+BadWord = Annotated[Text, Field(min_length=1, max_length=limits.MAX_BAD_WORD_CHARS)]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 SamplerName = Literal["penalties", "temperature", "top_k", "top_p", "min_p"]
@@ -125,7 +128,7 @@ class StreamOptions(Schema):
 class SamplingFields(Schema):
     """What chat and completions share: OpenAI's names, vLLM's and ours."""
 
-    model: str | None = Field(None, max_length=1024)
+    model: Text | None = Field(None, max_length=1024)
     temperature: float | None = Field(None, ge=0, le=limits.MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=limits.MAX_N)
@@ -140,7 +143,7 @@ class SamplingFields(Schema):
     seed: int | None = Field(None, ge=-INT64, le=limits.MAX_SEED)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=1024)
+    user: Text | None = Field(None, max_length=1024)
     # vLLM
     top_k: int | None = Field(None, ge=-1, le=limits.MAX_TOP_K)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -157,7 +160,7 @@ class SamplingFields(Schema):
         | None
     ) = None
     bad_words: Annotated[list[BadWord], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
-    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
+    cache_salt: Text | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -198,13 +201,13 @@ class SamplingFields(Schema):
 
 class TextPart(Schema):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(Schema):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = Field(None, max_length=256)
+    content: Text | list[TextPart] | None = None
+    name: Text | None = Field(None, max_length=256)
 
     def plain(self) -> dict[str, Any]:
         """The message as a template takes it: text, `developer` being today's `system`."""
@@ -251,7 +254,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | TokenPrompt | Annotated[list[str], Field(min_length=1)] | list[TokenPrompt]
+    prompt: Text | TokenPrompt | Annotated[list[Text], Field(min_length=1)] | list[TokenPrompt]
     max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
     echo: bool | None = None
@@ -272,8 +275,8 @@ class CompletionRequest(SamplingFields):
 
 
 class TokenizeRequest(Schema):
-    model: str | None = Field(None, max_length=1024)
-    prompt: str | None = None
+    model: Text | None = Field(None, max_length=1024)
+    prompt: Text | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -282,7 +285,7 @@ class TokenizeRequest(Schema):
 
 
 class DetokenizeRequest(Schema):
-    model: str | None = Field(None, max_length=1024)
+    model: Text | None = Field(None, max_length=1024)
     tokens: list[TokenId]
     skip_special_tokens: bool | None = None
 
@@ -291,9 +294,9 @@ class SessionRequest(Schema):
     """A new session, or one to import."""
 
     session_id: SessionId | None = None
-    title: str | None = Field(None, max_length=256)
+    title: Text | None = Field(None, max_length=256)
     messages: list[ChatMessage] | None = None
 
 
 class SessionPatch(Schema):
-    title: str = Field(max_length=256)
+    title: Text = Field(max_length=256)

@@ -92,18 +92,20 @@ void make_blocks(const Call &call, std::vector<Block> &blocks) {
     }
 }
 
-// Memory of one thread, in floats: q, the kernel's scratch, and two states.
-int64_t state_floats(const Call &call) { return call.max_rows * (call.ldo + 2); }
+// Memory of one thread, in floats: q, the kernel's scratch, and two states. All sizes are multiples
+// of 16, so that every part is aligned to a cache line.
+int64_t state_floats(const Call &call) {
+    return call.max_rows * call.ldo + 2 * cpu::round_up(call.max_rows, 16);
+}
+int64_t q_floats(const Call &call) { return cpu::round_up(call.max_rows * call.d, 16); }
 int64_t thread_floats(const Call &call) {
-    return cpu::round_up(call.max_rows * call.d + cpu::attention_scratch(call.max_rows, call.d) +
-                             2 * state_floats(call),
-                         16);
+    return q_floats(call) + cpu::attention_scratch(call.max_rows, call.d) + 2 * state_floats(call);
 }
 
 AttentionState state_at(const Call &call, float *memory) {
     float *o = memory;
     float *m = o + call.max_rows * call.ldo;
-    return {m, m + call.max_rows, o};
+    return {m, m + cpu::round_up(call.max_rows, 16), o};
 }
 
 // Widens and scales the queries of a block into `q` and describes the work on it.
@@ -161,7 +163,7 @@ void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block
 }
 
 void clear_state(const Call &call, const AttentionState &state) {
-    std::fill(state.m, state.m + call.max_rows, -std::numeric_limits<float>::infinity());
+    std::fill(state.m, state.m + cpu::round_up(call.max_rows, 16), -std::numeric_limits<float>::infinity());
     std::fill(state.l, state.l + call.max_rows, 0.0f);
     std::fill(state.o, state.o + call.max_rows * call.ldo, 0.0f);
 }
@@ -173,7 +175,7 @@ void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block,
     const AttentionState part = state_at(call, memory + state_floats(call));
     float *q = memory + 2 * state_floats(call);
     const AttentionTask task =
-        make_task(kernels, call, block, head, q, q + call.max_rows * call.d);
+        make_task(kernels, call, block, head, q, q + q_floats(call));
     clear_state(call, total);
     for (int64_t s = 0; s < block.n_spans(); ++s) {
         span_of(kernels, task, block, block.first_span() + s, part);
@@ -203,7 +205,7 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
         }
         float *q = memory + thread * per_thread;
         const AttentionTask task =
-            make_task(kernels, call, block, head, q, q + call.max_rows * call.d);
+            make_task(kernels, call, block, head, q, q + q_floats(call));
         span_of(kernels, task, block, block.first_span() + span,
                 state_at(call, states + chunk * state));
     });

@@ -269,15 +269,15 @@ inline void sum_values(const AttentionTask &task, const AttentionScratch &scratc
 // total = total (+) part, row by row; factors are scratch of `rows` rounded up to 16.
 inline void merge_states(const AttentionState &total, const AttentionState &part, int64_t rows,
                          int64_t ldo, float *old_factor, float *new_factor) {
-    for_vectors(rows, [&](int64_t i, int64_t k) {
-        const vf old_m = load_up_to(total.m + i, k);
-        const vf new_m = load_up_to(part.m + i, k);
+    for (int64_t i = 0; i < rows; i += kLanes) { // m is padded, so the last vector may be whole
+        const vf old_m = load(total.m + i);
+        const vf new_m = load(part.m + i);
         const vf m = max_num(old_m, new_m);
         const vf safe = max_num(m, set1(-3.0e38f)); // both empty: exp(-inf - safe) is 0, not NaN
-        store_up_to(old_factor + i, exp(sub(old_m, safe)), k);
-        store_up_to(new_factor + i, exp(sub(new_m, safe)), k);
-        store_up_to(total.m + i, m, k);
-    });
+        store(old_factor + i, exp(sub(old_m, safe)));
+        store(new_factor + i, exp(sub(new_m, safe)));
+        store(total.m + i, m);
+    }
     for (int64_t r = 0; r < rows; ++r) {
         if (part.l[r] == 0.0f) { // nothing seen: as if the part had not been there
             continue;
@@ -342,7 +342,9 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
                            int64_t last) {
     const AttentionScratch scratch(task);
     const int64_t rows = task.n_tokens * task.group;
-    clear(state.m, rows, -__builtin_inff());
+    const int64_t padded = ops::cpu::round_up(rows, 16);
+    clear(state.m, padded, -__builtin_inff());
+    clear(scratch.m, padded, -__builtin_inff());
     clear(state.l, rows, 0.0f);
     clear(state.o, rows * task.ldo, 0.0f);
     const AttentionState part = {scratch.m, scratch.l, scratch.sums};

@@ -48,7 +48,7 @@ constexpr int64_t kSpan = 512;
 // The partial result of some rows: softmax(scores) * v = o / l, where weights were taken relative
 // to exp(m). m = -inf, l = 0, o = 0: nothing seen yet.
 struct AttentionState {
-    float *m; // [rows]
+    float *m; // [rows rounded up to 16]
     float *l; // [rows]
     float *o; // [rows, ldo], ldo a multiple of kPanel
 };

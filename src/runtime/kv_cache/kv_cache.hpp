@@ -19,8 +19,9 @@ namespace llaisys::runtime {
 
 using KvStatus = LlaisysKvStatus;
 
-// Tokens of one forward pass; a view. Token i belongs to seq_ids[seq_offsets[i] .. seq_offsets[i+1]);
-// seq_offsets[0] need not be 0, so that a piece of a batch is a view of it.
+// Tokens of one forward pass; a view. Token i belongs to
+// seq_ids[seq_offsets[i] .. seq_offsets[i + 1]); seq_offsets[0] need not be 0, so that a piece of a
+// batch is a view of it.
 struct Ubatch {
     int32_t n_tokens;
     const int64_t *positions;   // [n_tokens]
@@ -68,8 +69,8 @@ public:
     int64_t max_positions() const { return max_positions_; }
     int32_t head(int32_t stream) const { return heads_[size_t(stream)]; }
 
-    // Sequences live in stream 0 unless told otherwise. INVALID_SEQ: seq < 0, no such stream, or the
-    // sequence holds cells in another one.
+    // Sequences live in stream 0 unless told otherwise. INVALID_SEQ: seq < 0, no such stream, or
+    // the sequence holds cells in another one.
     KvStatus set_stream(int64_t seq, int32_t stream);
     int32_t stream_of(int64_t seq) const;
 
@@ -89,8 +90,8 @@ public:
     // in between but other plans of the same prepare; anything else is an internal error that
     // changes nothing.
     void apply_ubatch(const SlotPlan &plan, const Ubatch &ubatch);
-    // Undoes the last apply_ubatch that has not been undone: all is as it was before, the heads, the
-    // peak and the diagnostics included.
+    // Undoes the last apply_ubatch that has not been undone: all is as it was before, the heads,
+    // the peak and the diagnostics included.
     void rollback_ubatch(const SlotPlan &plan, const Ubatch &ubatch);
 
     bool needs_update() const;

@@ -44,7 +44,7 @@ public:
     int32_t n_sequences() const { return int32_t(sequences_.size()); }
 
     bool is_free(int32_t cell) const { return seqs_[checked(cell)].empty(); }
-    // The first free cell that is not below `from` (0 <= from <= size()); size() when there is none.
+    // The first free cell from `from` on (0 <= from <= size()); size() when there is none.
     int32_t next_free(int32_t from) const;
 
     // Of a cell in use.
