@@ -7,6 +7,7 @@ may differ from its twin only by its own rounding.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,11 @@ def assert_close(got: Array, expected: Array, dtype: str, scale: float = 1.0) ->
 
 def address(values: Array | None) -> int | None:
     return None if values is None else values.ctypes.data
+
+
+def is_sanitized() -> bool:
+    """A sanitizer is preloaded: freed memory stays for a while, and enumerations are checked."""
+    return "san" in os.environ.get("LD_PRELOAD", "")
 
 
 def resident_bytes() -> int:

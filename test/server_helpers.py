@@ -66,7 +66,6 @@ class ServerProcess:
         real: bool = False,
         session_file: Path | None = None,
     ) -> None:
-        command = ["serve"] if real else [str(ROOT / "test" / "server_helpers.py"), "serve"]
         if real:
             command = ["-m", "llaisys.server"]
         else:
@@ -120,6 +119,7 @@ class ServerProcess:
     def client(self, key: str | None = None, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         options.setdefault("timeout", 60)
+        options.setdefault("verify", False)  # plain HTTP: do not read the system's certificates
         return httpx.Client(base_url=self.url, headers=headers, **options)
 
     def connect(self) -> socket.socket:
@@ -140,7 +140,15 @@ class ServerProcess:
     def wait_idle(self, key: str | None = None) -> None:
         """Until the engine says that nothing runs and no block is held."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_blocks_used")
-        wait_for(lambda: all(self.metric(name, key) == 0 for name in names), "an idle engine")
+        self.wait_for(lambda: all(self.metric(name, key) == 0 for name in names), "an idle engine")
+
+    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+        """`wait_for` with the server's last log lines in the failure."""
+        try:
+            wait_for(condition, what, seconds)
+        except AssertionError as error:
+            telling = [line for line in self.log if '"/metrics"' not in line]
+            raise AssertionError(f"{error}\n" + "\n".join(telling[-40:])) from None
 
     def events(self) -> list[dict[str, Any]]:
         """The log lines of the server that are JSON."""

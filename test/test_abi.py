@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_helpers import ROOT
+from native_helpers import ROOT, is_sanitized
 
 from llaisys.common import step
 from llaisys.libllaisys import infer_types, kv_cache, model, ops, qwen2, runtime, tensor, types
@@ -78,7 +78,7 @@ STRUCTS = {
 }
 ENUMS = {
     name: re.findall(r"\b(LLAISYS_\w+)", body)
-    for body, name in re.findall(r"typedef enum(?: \w+)? \{(.*?)\} (\w+);", TEXT, re.S)
+    for body, name in re.findall(r"typedef enum(?: \w+)* \{(.*?)\} (\w+);", TEXT, re.S)
 }
 PROTOTYPES = {
     name: (result.strip(), [part.strip() for part in arguments.split(",")])
@@ -232,7 +232,7 @@ def test_the_library_has_every_function_and_no_other() -> None:
     for name in PROTOTYPES:
         assert hasattr(lib(), name), name
     nm = shutil.which("nm")
-    if nm is None or os.environ.get("LD_PRELOAD"):  # sanitized builds export more
+    if nm is None or is_sanitized():  # sanitized builds export more
         return
     lines = run(nm, "-D", "--defined-only", str(library_path())).splitlines()
     exported = {line.split()[-1].split("@")[0] for line in lines}
@@ -319,7 +319,7 @@ def test_the_example_of_the_c_api_page_compiles_and_runs(tmp_path: Path) -> None
     examples = re.findall(r"```c\n(.*?)```", page, re.S)
     complete = [text for text in examples if "int main" in text]
     assert len(complete) == 1
-    if os.environ.get("LD_PRELOAD"):
+    if is_sanitized():
         pytest.skip("a sanitized library needs its runtime preloaded")
     library = library_path().resolve()
     flags = (str(library), f"-Wl,-rpath,{library.parent}")

@@ -5,95 +5,95 @@ import { eventData } from "./sse.js";
 const ROOT = new URL(".", document.baseURI);
 const PREFIX = "llaisys:"; // of the metrics
 const PARAMETERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop",
-  "reuse_prefix", "model"];
+	"reuse_prefix", "model"];
 
 /** What went wrong, in words for people. `status` 0: no answer at all. */
 export class ApiError extends Error {
-  constructor(message, fields = {}) {
-    super(message);
-    this.status = fields.status ?? 0;
-    this.code = fields.code ?? null;
-    this.param = fields.param ?? null;
-    this.requestId = fields.requestId ?? null;
-    this.retryAfter = fields.retryAfter ?? null; // seconds
-  }
+	constructor(message, fields = {}) {
+		super(message);
+		this.status = fields.status ?? 0;
+		this.code = fields.code ?? null;
+		this.param = fields.param ?? null;
+		this.requestId = fields.requestId ?? null;
+		this.retryAfter = fields.retryAfter ?? null; // seconds
+	}
 }
 
 let apiKey = "";
 let continues = true; // whether the server takes continue_final_message; found out on first use
 
 export function setApiKey(key) {
-  apiKey = key;
+	apiKey = key;
 }
 
 export function newRequestId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(8));
-  return "web-" + Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+	const words = crypto.getRandomValues(new Uint32Array(2));
+	return "web-" + Array.from(words, (word) => word.toString(16).padStart(8, "0")).join("");
 }
 
 async function call(path, { body, signal, requestId } = {}) {
-  const headers = {};
-  if (body) headers["Content-Type"] = "application/json";
-  if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
-  if (requestId) headers["X-Request-Id"] = requestId;
-  let response;
-  try {
-    response = await fetch(new URL(path, ROOT), {
-      method: body ? "POST" : "GET",
-      headers,
-      body: body ? JSON.stringify(body) : undefined,
-      signal,
-      cache: "no-store",
-      credentials: "same-origin",
-    });
-  } catch (error) {
-    throw signal?.aborted ? error : unreachable(requestId);
-  }
-  if (!response.ok) throw await refusal(response, requestId);
-  return response;
+	const headers = {};
+	if (body) headers["Content-Type"] = "application/json";
+	if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
+	if (requestId) headers["X-Request-Id"] = requestId;
+	let response;
+	try {
+		response = await fetch(new URL(path, ROOT), {
+			method: body ? "POST" : "GET",
+			headers,
+			body: body ? JSON.stringify(body) : undefined,
+			signal,
+			cache: "no-store",
+			credentials: "same-origin",
+		});
+	} catch (error) {
+		throw signal?.aborted ? error : unreachable(requestId);
+	}
+	if (!response.ok) throw await refusal(response, requestId);
+	return response;
 }
 
 function unreachable(requestId) {
-  return new ApiError(navigator.onLine === false
-    ? "You are offline."
-    : "The server cannot be reached. Is it still running?", { requestId });
+	return new ApiError(navigator.onLine === false
+		? "You are offline."
+		: "The server cannot be reached. Is it still running?", { requestId });
 }
 
 async function refusal(response, requestId) {
-  const fields = { status: response.status, requestId: response.headers.get("x-request-id") ?? requestId };
-  const wait = Number.parseInt(response.headers.get("retry-after") ?? "", 10);
-  if (wait >= 0) fields.retryAfter = wait;
-  let message = `The server answered ${response.status} ${response.statusText}`.trim() + ".";
-  try {
-    const { error } = await response.json();
-    if (error?.message) message = error.message;
-    fields.code = error?.code;
-    fields.param = error?.param;
-  } catch { /* not JSON: a proxy's page; the status says enough */ }
-  return new ApiError(message, fields);
+	const fields = { status: response.status, requestId: response.headers.get("x-request-id") ?? requestId };
+	const wait = Number.parseInt(response.headers.get("retry-after") ?? "", 10);
+	if (wait >= 0) fields.retryAfter = wait;
+	let message = `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+	try {
+		const { error } = await response.json();
+		if (error?.message) message = error.message;
+		fields.code = error?.code;
+		fields.param = error?.param;
+	} catch { /* not JSON: a proxy's page; the status says enough */ }
+	return new ApiError(message, fields);
 }
 
 /** [{id, maxLength, defaults}]; `defaults` has the parameters that the server uses by itself. */
 export async function models() {
-  const { data } = await (await call("v1/models")).json();
-  return data.map((card) => ({
-    id: card.id,
-    maxLength: card.max_model_len ?? null,
-    defaults: card.default_sampling_params ?? {},
-  }));
+	const { data } = await (await call("v1/models")).json();
+	return data.map((card) => ({
+		id: card.id,
+		maxLength: card.max_model_len ?? null,
+		defaults: card.default_sampling_params ?? {},
+	}));
 }
 
 /** Name -> number, without prefix, summed over labels. Histograms' buckets are left out. */
 export async function metrics() {
-  const text = await (await call("metrics")).text();
-  const values = {};
-  for (const line of text.split("\n")) {
-    if (!line.startsWith(PREFIX) || line.includes("_bucket{")) continue;
-    const end = line.search(/[{ ]/);
-    const name = line.slice(PREFIX.length, end);
-    values[name] = (values[name] ?? 0) + Number(line.slice(line.lastIndexOf(" ") + 1));
-  }
-  return values;
+	const text = await (await call("metrics")).text();
+	const values = {};
+	for (const line of text.split("\n")) {
+		if (!line.startsWith(PREFIX) || line.includes("_bucket{")) continue;
+		const end = line.search(/[{ ]/);
+		const name = line.slice(PREFIX.length, end);
+		values[name] = (values[name] ?? 0) + Number(line.slice(line.lastIndexOf(" ") + 1));
+	}
+	return values;
 }
 
 /**
@@ -102,76 +102,76 @@ export async function metrics() {
  * Throws ApiError, or AbortError when `signal` fires.
  */
 export async function* generate(messages, settings, { signal, requestId }) {
-  const parameters = { model: settings.model || undefined };
-  for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
-  parameters.stream = settings.stream !== false;
-  if (parameters.stream) parameters.stream_options = { include_usage: true };
-  const options = { signal, requestId };
-  const resume = messages.at(-1).role === "assistant";
-  if (resume && continues) {
-    try {
-      yield* answer("v1/chat/completions", { ...parameters, messages,
-        continue_final_message: true, add_generation_prompt: false }, options);
-      return;
-    } catch (error) {
-      if (error.status !== 400 || !/continue_final_message/.test(error.param + error.message)) throw error;
-      continues = false;
-    }
-  }
-  if (resume) yield* continueByTokens(messages, parameters, options);
-  else yield* answer("v1/chat/completions", { ...parameters, messages }, options);
+	const parameters = {};
+	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
+	parameters.stream = settings.stream !== false;
+	if (parameters.stream) parameters.stream_options = { include_usage: true };
+	const options = { signal, requestId };
+	const resume = messages.at(-1).role === "assistant";
+	if (resume && continues) {
+		try {
+			yield* answer("v1/chat/completions", { ...parameters, messages,
+				continue_final_message: true, add_generation_prompt: false }, options);
+			return;
+		} catch (error) {
+			if (error.status !== 400 || !/continue_final_message/.test(error.param + error.message)) throw error;
+			continues = false;
+		}
+	}
+	if (resume) yield* continueByTokens(messages, parameters, options);
+	else yield* answer("v1/chat/completions", { ...parameters, messages }, options);
 }
 
 /** Where the chat route cannot continue a message: its prompt as tokens, the text behind it. */
 async function* continueByTokens(messages, parameters, options) {
-  const { model } = parameters;
-  const tokenize = async (body) =>
-    (await call("tokenize", { ...options, body: { model, ...body } })).json();
-  const [prompt, text] = await Promise.all([
-    tokenize({ messages: messages.slice(0, -1), add_generation_prompt: true }),
-    tokenize({ prompt: messages.at(-1).content, add_special_tokens: false }),
-  ]);
-  const ids = [...prompt.tokens, ...text.tokens];
-  const room = prompt.max_model_len - ids.length; // completions stop after 16 tokens by default
-  const max_tokens = parameters.max_tokens ?? Math.max(1, room);
-  yield* answer("v1/completions", { ...parameters, prompt: ids, max_tokens }, options);
+	const { model } = parameters;
+	const tokenize = async (body) =>
+		(await call("tokenize", { ...options, body: { model, ...body } })).json();
+	const [prompt, text] = await Promise.all([
+		tokenize({ messages: messages.slice(0, -1), add_generation_prompt: true }),
+		tokenize({ prompt: messages.at(-1).content, add_special_tokens: false }),
+	]);
+	const ids = [...prompt.tokens, ...text.tokens];
+	const room = prompt.max_model_len - ids.length; // completions stop after 16 tokens by default
+	const max_tokens = parameters.max_tokens ?? Math.max(1, room);
+	yield* answer("v1/completions", { ...parameters, prompt: ids, max_tokens }, options);
 }
 
 async function* answer(path, body, options) {
-  const response = await call(path, { ...options, body });
-  const requestId = response.headers.get("x-request-id") ?? options.requestId;
-  try {
-    if (response.headers.get("content-type")?.includes("json")) {
-      yield part(await response.json());
-      return;
-    }
-    let finished = false;
-    for await (const data of eventData(response.body)) {
-      if (data === "[DONE]") break;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.message, { ...chunk.error, requestId });
-      const next = part(chunk);
-      finished ||= Boolean(next.finish);
-      yield next;
-    }
-    if (!finished) throw new ApiError("The connection closed before the answer was complete.", { requestId });
-  } catch (error) {
-    if (error instanceof ApiError || options.signal?.aborted) throw error;
-    throw error instanceof SyntaxError
-      ? new ApiError("The server sent something that is not JSON.", { requestId })
-      : new ApiError("The connection was lost before the answer was complete.", { requestId });
-  }
+	const response = await call(path, { ...options, body });
+	const requestId = response.headers.get("x-request-id") ?? options.requestId;
+	try {
+		if (response.headers.get("content-type")?.includes("json")) {
+			yield part(await response.json());
+			return;
+		}
+		let finished = false;
+		for await (const data of eventData(response.body)) {
+			if (data === "[DONE]") break;
+			const chunk = JSON.parse(data);
+			if (chunk.error) throw new ApiError(chunk.error.message, { ...chunk.error, requestId });
+			const next = part(chunk);
+			finished ||= Boolean(next.finish);
+			yield next;
+		}
+		if (!finished) throw new ApiError("The connection closed before the answer was complete.", { requestId });
+	} catch (error) {
+		if (error instanceof ApiError || options.signal?.aborted) throw error;
+		throw error instanceof SyntaxError
+			? new ApiError("The server sent something that is not JSON.", { requestId })
+			: new ApiError("The connection was lost before the answer was complete.", { requestId });
+	}
 }
 
 function part(response) {
-  const choice = response.choices?.[0];
-  return {
-    text: choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? "",
-    finish: choice?.finish_reason ?? null,
-    usage: response.usage && {
-      prompt: response.usage.prompt_tokens,
-      completion: response.usage.completion_tokens,
-      cached: response.usage.prompt_tokens_details?.cached_tokens ?? 0,
-    },
-  };
+	const choice = response.choices?.[0];
+	return {
+		text: choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? "",
+		finish: choice?.finish_reason ?? null,
+		usage: response.usage && {
+			prompt: response.usage.prompt_tokens,
+			completion: response.usage.completion_tokens,
+			cached: response.usage.prompt_tokens_details?.cached_tokens ?? 0,
+		},
+	};
 }

@@ -1,87 +1,78 @@
 // Building DOM without HTML strings: text stays text, whatever it contains.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { icon } from "./icons.js";
+
+export { icon };
 
 /** Makes an element. `props` are DOM properties; `class`, `data` and `aria-*`/`role` are special. */
 export function h(tag, props = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) {
-    if (value === undefined || value === null) continue;
-    if (name === "class") element.className = value;
-    else if (name === "data") Object.assign(element.dataset, value);
-    else if (name.startsWith("aria-") || name === "role") element.setAttribute(name, value);
-    else element[name] = value;
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
-
-/** An icon from the sprite in index.html; decoration only. */
-export function icon(name) {
-  const svg = document.createElementNS(SVG, "svg");
-  const use = document.createElementNS(SVG, "use");
-  svg.setAttribute("class", "icon");
-  svg.setAttribute("aria-hidden", "true");
-  use.setAttribute("href", `#i-${name}`);
-  svg.append(use);
-  return svg;
+	const element = document.createElement(tag);
+	for (const [name, value] of Object.entries(props)) {
+		if (value === undefined || value === null) continue;
+		if (name === "class") element.className = value;
+		else if (name === "data") Object.assign(element.dataset, value);
+		else if (name.startsWith("aria-") || name === "role") element.setAttribute(name, value);
+		else element[name] = value;
+	}
+	element.append(...children.filter((child) => child !== null && child !== undefined));
+	return element;
 }
 
 /** A button with an icon; `label` is its accessible name and its tooltip. */
 export function iconButton(name, label, onclick, className = "icon-button") {
-  return h("button", { type: "button", class: className, title: label, "aria-label": label, onclick },
-    icon(name));
+	return h("button", { type: "button", class: className, title: label, "aria-label": label, onclick },
+		icon(name));
 }
 
 export const byId = (id) => document.getElementById(id);
 
 /** Copies text also where the clipboard API is missing (plain http on a LAN). */
 export async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const area = h("textarea", { value: text, class: "offscreen", readOnly: true });
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done;
-  }
+	try {
+		await navigator.clipboard.writeText(text);
+		return true;
+	} catch {
+		const area = h("textarea", { value: text, class: "offscreen", readOnly: true });
+		document.body.append(area);
+		area.select();
+		const done = document.execCommand("copy");
+		area.remove();
+		return done;
+	}
 }
 
 /** A copy button that says what happened for a moment. `text` is called when it is pressed. */
 export function copyButton(label, text, className) {
-  const button = iconButton("copy", label, async () => {
-    const done = await copyText(text());
-    button.replaceChildren(icon(done ? "check" : "warning"));
-    announce(done ? "Copied" : "Copying failed");
-    setTimeout(() => button.replaceChildren(icon("copy")), 1500);
-  }, className);
-  return button;
+	const button = iconButton("copy", label, async () => {
+		const done = await copyText(text());
+		button.replaceChildren(icon(done ? "check" : "warning"));
+		announce(done ? "Copied" : "Copying failed");
+		setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+	}, className);
+	return button;
 }
 
 export function download(name, type, text) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
-  h("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+	const url = URL.createObjectURL(new Blob([text], { type }));
+	h("a", { href: url, download: name }).click();
+	setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
 /** Tells people who do not see the page; `status` is a polite live region. */
 export function announce(text) {
-  byId("status").textContent = text;
+	byId("status").textContent = text;
 }
 
 let toastTimer = 0;
 
 /** A short note at the bottom, with at most one action (such as Undo). The latest one wins. */
 export function toast(text, action, run) {
-  const box = byId("toast");
-  clearTimeout(toastTimer);
-  const close = () => box.replaceChildren();
-  box.replaceChildren(h("div", { class: "toast" }, h("span", {}, text),
-    action ? h("button", { type: "button", class: "link", onclick: () => { close(); run(); } }, action)
-      : null,
-    iconButton("close", "Dismiss", close)));
-  toastTimer = setTimeout(close, action ? 10_000 : 5_000);
+	const box = byId("toast");
+	clearTimeout(toastTimer);
+	const close = () => box.replaceChildren();
+	box.replaceChildren(h("div", { class: "toast" }, h("span", {}, text),
+		action ? h("button", { type: "button", class: "link", onclick: () => { close(); run(); } }, action)
+			: null,
+		iconButton("close", "Dismiss", close)));
+	toastTimer = setTimeout(close, action ? 10_000 : 5_000);
 }

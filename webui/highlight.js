@@ -3,107 +3,71 @@
 import { h } from "./dom.js";
 
 const LONGEST = 500; // longer lines stay plain
+const WORDS = new Set(("and as assert async await auto bool break case catch char class const continue def "
+	+ "default del delete do done double echo elif else enum except export extends extern false False fi "
+	+ "finally float fn for from func function go if impl import in include int interface is lambda let long "
+	+ "match mut namespace new nil None not null or package pass private protected pub public raise return "
+	+ "self static struct super switch template then this throw trait true True try type typedef union unsafe "
+	+ "unsigned use using var virtual void where while with yield").split(" "));
+const PLAIN = /^(?:te?xt|plain.*|markdown|md|output|log|diff|csv|latex|tex)$/;
+const HASH = /^(?:py.*|sh|bash|zsh|shell|console|docker.*|make.*|ya?ml|toml|ini|rb|ruby|perl|r|julia|elixir)$/;
+const DASH = /^(?:.*sql.*|lua|haskell|hs)$/;
+const MARKUP = /^(?:html|xml|svg|vue)$/;
 
-const WORDS = "abstract and as assert async await bool break case catch char class const constexpr "
-  + "continue def default defer del delete do double elif else enum except export extends extern "
-  + "false False finally float fn for foreach from func function global go goto if impl implements "
-  + "import in include instanceof int interface is lambda let long loop match mod module move mut "
-  + "namespace new nil None nonlocal not null operator or package pass private protected pub public "
-  + "raise ref return self short sizeof static std struct super switch template this throw trait true "
-  + "True try type typedef typename typeof union unsafe unsigned use using var virtual void volatile "
-  + "where while with yield";
-const SHELL = "case cd do done echo elif else esac exit export fi for function if in local read "
-  + "return set source then unset until while sudo";
-const SQL = "add all alter and as asc between by case create delete desc distinct drop else end "
-  + "exists from full group having in index inner insert into is join key left like limit not null "
-  + "on or order outer primary references right select set table then union unique update values "
-  + "view when where with";
+const TOKENS = [ // [kind, pattern]; a name's kind depends on the name
+	["s", /"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|`(?:\\.|[^`\\])*`?/y],
+	["name", /[\p{L}_$][\p{L}\p{N}_$]*/uy],
+	["n", /\d[\w.]*/y],
+	[null, /\s+|./uy],
+];
+const TAG = ["k", /<\/?[\w:-]+|\/?>/y];
 
-const set = (words) => new Set(words.split(" "));
-const C = { words: set(WORDS), line: "//", block: ["/*", "*/"] };
-const HASH = { words: set(WORDS), line: "#" };
-const FAMILIES = {
-  python: { ...HASH, blocks: ['"""', "'''"] },
-  shell: { words: set(SHELL), line: "#" },
-  sql: { words: set(SQL), line: "--", block: ["/*", "*/"], anyCase: true },
-  data: { words: set("true false null yes no"), line: "#" },
-  markup: { words: new Set(), block: ["<!--", "-->"], tags: true },
-  css: { words: new Set(), block: ["/*", "*/"] },
-  c: C,
-  hash: HASH,
-  none: null,
-};
-const LANGUAGES = {
-  python: "py python python3", shell: "sh bash shell zsh console dockerfile makefile make",
-  sql: "sql sqlite postgresql mysql", data: "json yaml yml toml ini jsonc", markup: "html xml svg",
-  css: "css scss less", hash: "ruby rb perl r elixir julia",
-  none: "text txt plain plaintext markdown md output log diff csv latex tex",
-};
-const FAMILY_OF = new Map(Object.entries(LANGUAGES)
-  .flatMap(([family, names]) => names.split(" ").map((name) => [name, FAMILIES[family]])));
-
-const STRING = /"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|`(?:\\.|[^`\\])*`?/y;
-const NUMBER = /\b(?:0[xob][\da-f_]+|\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?)\w*/iy;
-const NAME = /[\p{L}_$][\p{L}\p{N}_$]*/uy;
-const TAG = /<\/?[\w:-]+|\/?>/y;
-const OTHER = /\s+|./uy;
-
+/** How to read a language: {line, blocks: [[open, close, kind]], tokens, upper}, or null. */
 export function familyOf(language) {
-  return FAMILY_OF.has(language) ? FAMILY_OF.get(language) : C;
+	if (PLAIN.test(language)) return null;
+	const markup = MARKUP.test(language);
+	const line = HASH.test(language) ? "#" : DASH.test(language) ? "--" : markup ? null : "//";
+	const blocks = markup ? [["<!--", "-->", "c"]]
+		: line === "//" ? [["/*", "*/", "c"]] : ['"""', "'''"].map((mark) => [mark, mark, "s"]);
+	return { line, blocks, tokens: markup ? [TAG, ...TOKENS] : TOKENS, upper: line === "--" };
 }
 
-/** Nodes of a line and the state for the next one (null, or what ends the open block). */
+/** Nodes of a line and the state for the next one: the block that is open, or null. */
 export function highlightLine(line, family, state) {
-  if (!family || line.length > LONGEST) return { nodes: [line], state };
-  const nodes = [];
-  let plain = "";
-  const put = (kind, text) => {
-    if (!kind) { plain += text; return; }
-    if (plain) nodes.push(plain);
-    plain = "";
-    nodes.push(h("span", { class: `tok-${kind}` }, text));
-  };
-  let at = 0;
-  while (at < line.length) {
-    if (state) {
-      const close = line.indexOf(state, at);
-      const end = close < 0 ? line.length : close + state.length;
-      put(family.blocks ? "s" : "c", line.slice(at, end));
-      if (close >= 0) state = null;
-      at = end;
-      continue;
-    }
-    const triple = family.blocks?.find((mark) => line.startsWith(mark, at));
-    if (triple || (family.block && line.startsWith(family.block[0], at))) {
-      const open = triple ?? family.block[0];
-      put(triple ? "s" : "c", open);
-      state = triple ?? family.block[1];
-      at += open.length;
-    } else if (family.line && line.startsWith(family.line, at) && (family.line !== "#" || !/\S/.test(line[at - 1] ?? " "))) {
-      put("c", line.slice(at));
-      at = line.length;
-    } else {
-      const [kind, text] = token(line, at, family);
-      put(kind, text);
-      at += text.length;
-    }
-  }
-  if (plain) nodes.push(plain);
-  return { nodes, state };
+	if (!family || line.length > LONGEST) return { nodes: [line], state };
+	const nodes = [];
+	let plain = "";
+	for (let at = 0; at < line.length;) {
+		let [kind, text] = [null, ""];
+		const open = state ? null : family.blocks.find(([mark]) => line.startsWith(mark, at));
+		if (state || open) {
+			const [mark, end, of] = state ?? open;
+			const close = line.indexOf(end, open ? at + mark.length : at);
+			state = close < 0 ? state ?? open : null;
+			[kind, text] = [of, line.slice(at, close < 0 ? undefined : close + end.length)];
+		} else if (family.line && line.startsWith(family.line, at) && !/[^\s;]/.test(line[at - 1] ?? " ")) {
+			[kind, text] = ["c", line.slice(at)];
+		} else {
+			[kind, text] = token(line, at, family);
+		}
+		at += text.length;
+		if (!kind) { plain += text; continue; }
+		if (plain) nodes.push(plain);
+		plain = "";
+		nodes.push(h("span", { class: `tok-${kind}` }, text));
+	}
+	if (plain) nodes.push(plain);
+	return { nodes, state };
 }
 
-function token(line, at, family) {
-  const take = (pattern) => {
-    pattern.lastIndex = at;
-    return pattern.exec(line)?.[0];
-  };
-  let text = family.tags && take(TAG);
-  if (text) return ["k", text];
-  if ((text = take(STRING))) return ["s", text];
-  if ((text = take(NAME))) {
-    if (family.words.has(family.anyCase ? text.toLowerCase() : text)) return ["k", text];
-    return [line[at + text.length] === "(" ? "f" : null, text];
-  }
-  if ((text = take(NUMBER))) return ["n", text];
-  return [null, take(OTHER)];
+function token(line, at, { tokens, upper }) {
+	for (const [kind, pattern] of tokens) {
+		pattern.lastIndex = at;
+		const text = pattern.exec(line)?.[0];
+		if (!text) continue;
+		if (kind !== "name") return [kind, text];
+		if (WORDS.has(text) || (upper && /^[A-Z]{2,}$/.test(text))) return ["k", text];
+		return [line[at + text.length] === "(" ? "f" : null, text];
+	}
+	return [null, line.slice(at)];
 }

@@ -31,7 +31,7 @@ LLAISYS_API int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_thre
 LLAISYS_API int32_t llaisysSetThreadLimit(int32_t n_threads);
 
 /* The limits of this machine that kernels are held against (for `llaisys bench ops`). */
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_PROBE_READ_BANDWIDTH = 0, /* bytes a second */
     LLAISYS_PROBE_F32 = 1,            /* operations a second, a multiply-add counts as two */
     LLAISYS_PROBE_F16 = 2,

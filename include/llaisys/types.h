@@ -17,16 +17,23 @@
 #define LLAISYS_API LLAISYS_EXPORT
 #endif
 
+/* Enumerations are 32 bits wide for C++ too, so that a wrong value is an error and nothing worse. */
+#ifdef __cplusplus
+#define LLAISYS_INT32_ENUM : int32_t
+#else
+#define LLAISYS_INT32_ENUM
+#endif
+
 /* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
 #define LLAISYS_ABI_VERSION 1
 
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,
     LLAISYS_DEVICE_NVIDIA = 1,
     LLAISYS_DEVICE_TYPE_COUNT = 2
 } llaisysDeviceType_t;
 
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_INVALID = 0,
     LLAISYS_DTYPE_F32 = 1,
     LLAISYS_DTYPE_F16 = 2,
@@ -39,7 +46,7 @@ typedef enum {
 } llaisysDataType_t;
 
 /* What a call returns unless its header gives a list of its own. */
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_OK = 0,
     LLAISYS_ERROR_INVALID = -1,     /* an argument is wrong; nothing was changed */
     LLAISYS_ERROR_MEMORY = -2,      /* memory could not be had; nothing was changed */

@@ -6,6 +6,7 @@
 
 namespace {
 
+constexpr int64_t kMaxTokens = int64_t(1) << 24;
 constexpr int64_t kMaxEntries = int64_t(1) << 31;
 
 // Cuts typed arrays off one block, each aligned to 8 bytes.
@@ -49,7 +50,7 @@ int64_t lay_out(char *block, int32_t n_tokens, int32_t embd, int32_t n_seq_max,
 
 LlaisysBatch llaisysBatchInit(int32_t n_tokens, int32_t embd, int32_t n_seq_max) {
     LlaisysBatch batch{};
-    const bool is_sane = n_tokens >= 1 && embd >= 0 && n_seq_max >= 1 &&
+    const bool is_sane = n_tokens >= 1 && n_tokens <= kMaxTokens && embd >= 0 && n_seq_max >= 1 &&
                          int64_t(n_tokens) * n_seq_max <= kMaxEntries &&
                          int64_t(n_tokens) * embd <= kMaxEntries;
     if (!is_sane) {

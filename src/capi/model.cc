@@ -69,6 +69,7 @@ namespace {
 
 constexpr int32_t kDefaultBlockSize = 16;
 constexpr int32_t kDefaultBatchTokens = 512;
+constexpr int64_t kMaxSlots = int64_t(1) << 25; // the books of the cache are kept for every slot
 
 void check_params(const LlaisysModelCreateParams &params) {
     require(params.struct_size == sizeof params, "params.struct_size must be ", sizeof params,
@@ -94,6 +95,11 @@ void check_params(const LlaisysModelCreateParams &params) {
     require(params.local_rank >= 0 && params.local_rank < std::max(1, params.ndevice),
             "params.local_rank must be in [0, ", std::max(1, params.ndevice), "), got ",
             params.local_rank);
+    require(params.world_size >= 0 && params.world_size <= 1024,
+            "params.world_size must be in [0, 1024], got ", params.world_size);
+    require(params.rank >= 0 && params.rank < std::max(1, params.world_size),
+            "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
+    require(params.reserved == 0, "params.reserved must be 0, got ", params.reserved);
     if (params.tensor_parallel_size < 0 || params.tensor_parallel_size > 1) {
         fail(LLAISYS_ERROR_UNSUPPORTED,
              "params.tensor_parallel_size must be 0 or 1 in this build, got ",
@@ -107,11 +113,37 @@ void check_params(const LlaisysModelCreateParams &params) {
     }
 }
 
+// A step after which, whatever it returns but 0, there are no rows and there is a text.
+int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
+    const int32_t code = model->runner.step(input);
+    if (code == LLAISYS_DECODE_NO_KV_SLOT) {
+        set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
+    }
+    return code;
+}
+
 const LlaisysStepInput &checked(const LlaisysStepInput *input) {
     not_null(input, "input");
     require(input->struct_size == sizeof *input, "input.struct_size must be ", sizeof *input,
             ", got ", input->struct_size);
+    require(input->reserved == 0, "input.reserved must be 0, got ", input->reserved);
     return *input;
+}
+
+// Why a KV call was refused, for llaisysLastError.
+const char *text_of(int32_t kv_status) {
+    switch (kv_status) {
+    case LLAISYS_KV_OOM_SLOT:
+        return "the KV cache has no free cell";
+    case LLAISYS_KV_INVALID_SEQ:
+        return "the sequence id is negative or holds no cell";
+    case LLAISYS_KV_INVALID_POS:
+        return "a position would leave [0, max_model_len)";
+    case LLAISYS_KV_EMPTY_RANGE:
+        return "p0 >= p1, or no cell of the sequence lies in [p0, p1)";
+    default:
+        return "the KV cache is not in order";
+    }
 }
 
 // A KV call of the SLOT layout; body(cells) returns the code.
@@ -122,6 +154,9 @@ template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) 
         require(cells != nullptr,
                 "the KV cache has the BLOCK layout: the caller hands out its slots");
         code = body(*cells);
+        if (code != LLAISYS_KV_OK) {
+            set_last_error(LLAISYS_ERROR_INVALID, text_of(code));
+        }
     });
     return status == LLAISYS_OK ? code : LLAISYS_KV_INTERNAL_ERROR;
 }
@@ -143,8 +178,8 @@ runtime::RunnerOptions LlaisysModel::complete(LlaisysModelCreateParams *params,
         params->kv_cache_capacity_tokens = params->max_model_len;
     }
     const int64_t block = params->kv_cache_block_size;
-    require(params->kv_cache_capacity_tokens <= INT32_MAX - block,
-            "params.kv_cache_capacity_tokens must be at most ", INT32_MAX - block, ", got ",
+    require(params->kv_cache_capacity_tokens <= kMaxSlots,
+            "params.kv_cache_capacity_tokens must be at most ", kMaxSlots, ", got ",
             params->kv_cache_capacity_tokens);
     if (params->kv_cache_layout == LLAISYS_KV_LAYOUT_BLOCK) {
         params->kv_cache_capacity_tokens =
@@ -196,17 +231,23 @@ int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_
 // -- Running ---------------------------------------------------------------------------------------
 
 int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput *input) {
-    return guard([&] { return not_null(model, "model")->runner.step(checked(input)); });
+    return guard([&] {
+        not_null(model, "model")->runner.clear_output(); // whatever is refused below
+        return run_step(model, checked(input));
+    });
 }
 
 int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch) {
     return guard([&] {
-        not_null(model, "model");
+        not_null(model, "model")->runner.clear_output(); // whatever is refused below
         require(batch.n_tokens >= 1, "n_tokens must be at least 1, got ", batch.n_tokens);
+        // A batch that can never fit is refused by the runner without a look at its arrays.
+        const bool is_read = batch.n_tokens <= model->params.get().kv_cache_capacity_tokens;
         std::vector<int64_t> seq_ids; // flat
-        for (int32_t i = 0; batch.seq_id != nullptr && i < batch.n_tokens; ++i) {
+        for (int32_t i = 0; is_read && batch.seq_id != nullptr && i < batch.n_tokens; ++i) {
             const int32_t count = batch.n_seq_id != nullptr ? batch.n_seq_id[i] : 1;
-            require(count >= 1, "n_seq_id[", i, "] must be at least 1, got ", count);
+            require(count >= 1 && count <= (1 << 20), "n_seq_id[", i, "] must be in [1, ", 1 << 20,
+                    "], got ", count);
             require(batch.seq_id[i] != nullptr, "seq_id[", i, "] is NULL");
             seq_ids.insert(seq_ids.end(), batch.seq_id[i], batch.seq_id[i] + count);
         }
@@ -220,7 +261,7 @@ int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch) {
         input.seq_ids = batch.seq_id != nullptr ? seq_ids.data() : nullptr;
         input.n_seq_ids = int32_t(seq_ids.size());
         input.logits = batch.logits;
-        return model->runner.step(input);
+        return run_step(model, input);
     });
 }
 

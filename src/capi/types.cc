@@ -7,7 +7,7 @@ namespace llaisys::capi {
 namespace {
 thread_local std::string last_error;
 thread_local int32_t last_error_code = LLAISYS_OK;
-}
+} // namespace
 
 void set_last_error(int32_t code, const char *text) noexcept {
     last_error_code = code;

@@ -1,5 +1,5 @@
-// Checks that every operator makes before it writes anything. Each throws LLAISYS_ERROR_INVALID with
-// "operator: argument: got ..., expected ..."; texts are only built on failure.
+// Checks that every operator makes before it writes anything. Each throws LLAISYS_ERROR_INVALID
+// with "operator: argument: got ..., expected ..."; texts are only built on failure.
 #pragma once
 
 #include "device/runtime.hpp"

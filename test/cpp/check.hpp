@@ -1,6 +1,6 @@
 // A tiny test harness. A test file includes this once and writes
 //
-//     TEST(name_of_the_behaviour) { CHECK(x > 0); CHECK_EQ(x, 3); CHECK_THROWS(f(), "argument in"); }
+//     TEST(name_of_the_behaviour) { CHECK(x > 0); CHECK_EQ(x, 3); CHECK_THROWS(f(), "in"); }
 //
 // and gets a main() that runs every test, or those whose name contains an argument of the program.
 // A failed check is reported with file and line and the test goes on; an exception ends the test.
@@ -58,8 +58,9 @@ void throws(const char *file, int line, const char *text, std::initializer_list<
     } catch (const std::exception &error) {
         for (const char *part : parts) {
             if (std::strstr(error.what(), part) == nullptr) {
-                report(file, line, std::string(text) + ": '" + part + "' is not in the error text '" +
-                                       error.what() + "'");
+                report(file, line,
+                       std::string(text) + ": '" + part + "' is not in the error text '" +
+                           error.what() + "'");
             }
         }
         return;

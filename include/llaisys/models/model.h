@@ -10,7 +10,7 @@
 #include "llaisys/runtime/kv_cache.h"
 #include "llaisys/tensor.h"
 
-typedef enum LlaisysModelType {
+typedef enum LlaisysModelType LLAISYS_INT32_ENUM {
     LLAISYS_MODEL_TYPE_UNKNOWN = 0,
     LLAISYS_MODEL_TYPE_QWEN2 = 1,
     LLAISYS_MODEL_TYPE_MOCK = 2,
@@ -18,7 +18,7 @@ typedef enum LlaisysModelType {
     LLAISYS_MODEL_TYPE_QWEN3 = 4 /* reserved */
 } LlaisysModelType;
 
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DECODE_OK = 0,
     LLAISYS_DECODE_NO_KV_SLOT = 1,
     LLAISYS_DECODE_ABORTED = 2
@@ -151,7 +151,7 @@ LLAISYS_API int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t 
 
 /* Arrays of n_tokens entries, zeroed but n_seq_id, which is 1; token is NULL and embd
  * [n_tokens, embd] when embd > 0. Each token has room for n_seq_max sequence ids. All NULL and
- * n_tokens 0 on bad sizes or no memory. Keep n_seq_id: it is what Free frees. */
+ * n_tokens 0 on bad sizes (n_tokens above 2^24) or no memory. Keep n_seq_id: it is what Free frees. */
 LLAISYS_API LlaisysBatch llaisysBatchInit(int32_t n_tokens, int32_t embd, int32_t n_seq_max);
 /* A batch that borrows token: sequence 0, positions derived, logits of the last token. Free is
  * allowed and leaves token alone. */

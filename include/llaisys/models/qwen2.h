@@ -6,7 +6,7 @@
 #include "llaisys/tensor.h"
 
 /* How the rotary frequencies are changed for long contexts. */
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_ROPE_PLAIN = 0,
     LLAISYS_ROPE_LINEAR = 1, /* every frequency divided by rope_factor */
     LLAISYS_ROPE_LLAMA3 = 2  /* low frequencies divided, high ones kept, a ramp between */

@@ -40,7 +40,7 @@ typedef struct LlaisysStepInput {
 } LlaisysStepInput;
 
 /* A link of the sampler chain. */
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_PENALTIES = 0, /* repetition, then frequency, then presence */
     LLAISYS_SAMPLER_TEMPERATURE = 1,
     LLAISYS_SAMPLER_TOP_K = 2,
@@ -52,7 +52,9 @@ typedef enum {
 /* How each output row is turned into a token. Entry r of each array belongs to row r of the call;
  * NULL means the neutral value given beside it for every row. The allowed-token mask, then the
  * bias, are applied before the chain; temperature 0 takes the most likely token of what is left,
- * the lowest id first. The draw is a function of (seed, choice, position) and the row's logits. */
+ * the lowest id first. A row that has no finite logit left is refused: LLAISYS_ERROR_INVALID when
+ * mask and bias banned everything, LLAISYS_ERROR_INTERNAL when the model gave only NaN (the handle
+ * stays good: NaN in, NaN out). The draw is a function of (seed, choice, position) and the row's logits. */
 typedef struct LlaisysSamplingMetadata {
     uint32_t struct_size;
     int32_t n_rows;           /* rows to sample */

@@ -4,7 +4,7 @@
 
 #include "llaisys/types.h"
 
-typedef enum {
+typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_KV_OK = 0,
     LLAISYS_KV_OOM_SLOT = 1,      /* no free cell; nothing is ever evicted to make one */
     LLAISYS_KV_INVALID_SEQ = 2,   /* a sequence id that is negative or holds no cell */
@@ -15,7 +15,10 @@ typedef enum {
 
 /* SLOT: the library hands out cells one by one and knows which sequences share each.
  * BLOCK: the caller hands out blocks of kv_cache_block_size slots; the library only checks. */
-typedef enum { LLAISYS_KV_LAYOUT_SLOT = 0, LLAISYS_KV_LAYOUT_BLOCK = 1 } LlaisysKvLayout;
+typedef enum LLAISYS_INT32_ENUM {
+    LLAISYS_KV_LAYOUT_SLOT = 0,
+    LLAISYS_KV_LAYOUT_BLOCK = 1
+} LlaisysKvLayout;
 
 typedef struct {
     uint32_t struct_size;

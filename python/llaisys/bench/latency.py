@@ -71,6 +71,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         decode = min(
             run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
         )
+        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     finally:
         adapter.close()
     with Stream(n_threads=options.threads) as stream:
@@ -85,7 +86,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             prefill_tok_s=round(options.prompt_tokens / prefill, 2),
             decode_tok_s=round(options.new_tokens / decode, 2),
             bandwidth_fraction=round(weight_bytes * options.new_tokens / decode / bandwidth, 4),
-            peak_rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            peak_rss_mb=round(peak_rss, 1),
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
         )

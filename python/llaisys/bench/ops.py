@@ -150,7 +150,7 @@ def _linear(
         weights = [stack.enter_context(LinearWeight(source, stream)) for _ in range(copies)]
         function, on = lib().llaisysLinear, stream.handle
         for rows in row_counts:
-            used = weights if rows < 8 else weights[: max(1, copies // 8)]
+            used = weights if rows < 64 else weights[: max(1, copies // 8)]
             with (
                 _random((rows, in_features)) as x,
                 Tensor.create((rows, out_features), "f32") as out,
@@ -249,42 +249,60 @@ def _attention_seconds(
         return _best_seconds(one_pass, len(handles), overhead)
 
 
+# Operators that touch each value once: name, rows, columns, bytes a value. Their data is larger
+# than the last cache, like the weights above.
+ROW_OPS = (
+    ("rms_norm", 8192, 4096, 8),
+    ("add_rms_norm", 8192, 4096, 16),
+    ("swiglu", 8192, 4096, 12),
+    ("rope", 8192, 4096, 8),
+    ("softmax", 256, 151936, 8),
+    ("topk 50", 256, 151936, 4),
+    ("argmax", 256, 151936, 4),
+)
+
+
 def _row_ops(stream: Stream, machine: Machine, overhead: float) -> Iterator[Result]:
-    """Operators that touch each value once or twice, at the size of a prompt of 512 tokens."""
-    tokens, hidden, inner, vocab = 512, 896, 4864, 151936
-    on, native = stream.handle, lib()
-    with ExitStack() as stack:
-        keep = stack.enter_context
-        x, y = keep(_random((tokens, hidden))), keep(_random((tokens, hidden)))
-        weight = keep(_random((hidden,)))
-        gate, up = keep(_random((tokens, inner))), keep(_random((tokens, inner)))
-        heads = keep(_random((tokens, ATTENTION_HEADS, ATTENTION_DIM)))
-        turned = keep(Tensor.create((tokens, ATTENTION_HEADS, ATTENTION_DIM), "f32"))
-        positions = keep(tensor_from(np.arange(tokens, dtype=np.int64), "i64"))
-        frequencies = keep(_random((ATTENTION_DIM // 2,)))
-        logits = keep(_random((8, vocab)))
-        probabilities = keep(Tensor.create((8, vocab), "f32"))
-        top_index = keep(Tensor.create((8, 50), "i32"))
-        top_value = keep(Tensor.create((8, 50), "f32"))
-        best_index, best_value = keep(Tensor.create((8,), "i64")), keep(Tensor.create((8,), "f32"))
-        cases: list[tuple[str, int, int, float, Callable[[], int]]] = [
-            ("rms_norm", tokens, hidden, 8, lambda: native.llaisysRmsNorm(
-                on, y.handle, x.handle, weight.handle, 1e-6)),
-            ("add_rms_norm", tokens, hidden, 12, lambda: native.llaisysAddRmsNorm(
-                on, y.handle, x.handle, y.handle, weight.handle, 1e-6)),
-            ("swiglu", tokens, inner, 8, lambda: native.llaisysSwiGLU(
-                on, gate.handle, gate.handle, up.handle)),
-            ("rope", tokens, ATTENTION_HEADS * ATTENTION_DIM, 8, lambda: native.llaisysRope(
-                on, turned.handle, heads.handle, positions.handle, frequencies.handle)),
-            ("softmax", 8, vocab, 8, lambda: native.llaisysSoftmax(
-                on, probabilities.handle, logits.handle)),
-            ("topk 50", 8, vocab, 4, lambda: native.llaisysTopK(
-                on, top_index.handle, top_value.handle, logits.handle)),
-            ("argmax", 8, vocab, 4, lambda: native.llaisysArgmax(
-                on, best_index.handle, best_value.handle, logits.handle)),
-        ]  # fmt: skip
-        for name, rows, columns, bytes_per_value, call in cases:
+    for name, rows, columns, bytes_per_value in ROW_OPS:
+        with ExitStack() as stack:
+            call = _row_op(stack.enter_context, stream.handle, name, rows, columns)
             check(call())
             seconds = _best_seconds(call, 1, overhead)
-            moved = bytes_per_value * rows * columns
-            yield _result(machine, name, "f32", str(columns), rows, seconds, moved, 0)
+        moved = bytes_per_value * rows * columns
+        yield _result(machine, name, "f32", str(columns), rows, seconds, moved, 0)
+
+
+def _row_op(
+    keep: Callable[[Tensor], Tensor], on: int, name: str, rows: int, columns: int
+) -> Callable[[], int]:
+    """The call of one operator on fresh tensors of this size."""
+    native = lib()
+    x, y = keep(_random((rows, columns))), keep(Tensor.create((rows, columns), "f32"))
+    if name == "rms_norm":
+        weight = keep(_random((columns,)))
+        return lambda: int(native.llaisysRmsNorm(on, y.handle, x.handle, weight.handle, 1e-6))
+    if name == "add_rms_norm":
+        weight, residual = keep(_random((columns,))), keep(_random((rows, columns)))
+        return lambda: int(
+            native.llaisysAddRmsNorm(on, y.handle, residual.handle, x.handle, weight.handle, 1e-6)
+        )
+    if name == "swiglu":
+        up = keep(_random((rows, columns)))
+        return lambda: int(native.llaisysSwiGLU(on, y.handle, x.handle, up.handle))
+    if name == "rope":
+        shape = (rows, columns // ATTENTION_DIM, ATTENTION_DIM)
+        heads, turned = keep(x.view(shape)), keep(y.view(shape))
+        positions = keep(tensor_from(np.arange(rows, dtype=np.int64), "i64"))
+        frequencies = keep(_random((ATTENTION_DIM // 2,)))
+        return lambda: int(
+            native.llaisysRope(
+                on, turned.handle, heads.handle, positions.handle, frequencies.handle
+            )
+        )
+    if name == "softmax":
+        return lambda: int(native.llaisysSoftmax(on, y.handle, x.handle))
+    if name == "argmax":
+        index, value = keep(Tensor.create((rows,), "i64")), keep(Tensor.create((rows,), "f32"))
+        return lambda: int(native.llaisysArgmax(on, index.handle, value.handle, x.handle))
+    index, value = keep(Tensor.create((rows, 50), "i32")), keep(Tensor.create((rows, 50), "f32"))
+    return lambda: int(native.llaisysTopK(on, index.handle, value.handle, x.handle))

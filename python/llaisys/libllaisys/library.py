@@ -27,13 +27,13 @@ def lib() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeError(f"cannot load the native library {path.name}: {error}") from error
-    _declare_all(library)
     version = library.llaisysAbiVersion()
     if version != types.ABI_VERSION:
         raise NativeError(
             f"{path.name} has ABI version {version}, this package needs {types.ABI_VERSION}: "
             "install both together"
         )
+    _declare_all(library)
     return library
 
 
@@ -42,7 +42,9 @@ def _declare_all(library: ctypes.CDLL) -> None:
 
     for module in (types, runtime, tensor, ops, model):
         for name, result, arguments in module.FUNCTIONS:
-            function = getattr(library, name)
+            function = getattr(library, name, None)
+            if function is None:
+                raise NativeError(f"{library._name} has no {name}: install both together")
             function.restype = result
             function.argtypes = arguments
 

@@ -136,6 +136,7 @@ class NativeAdapter(ModelAdapter):
 
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
         native = self._sampling
+        _check_sampling_lengths(sampling, (self.vocab_size + 31) // 32)
         native.n_rows = len(sampling.rows)
         for name in _SAMPLING_ARRAYS:
             setattr(native, name, _address(getattr(sampling, name), _SAMPLING_DTYPES[name], name))
@@ -194,6 +195,29 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
     for name, length in lengths.items():
         if length != n:
             raise InvalidInputError(f"{name} must have {n} entries like token_ids, got {length}")
+
+
+def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None:
+    """As above; offsets are checked by the C side, but not where they end."""
+    n = len(sampling.rows)
+    expected = dict.fromkeys(_SAMPLING_ARRAYS, n)
+    expected["chain_offsets"] = expected["bias_offsets"] = n + 1
+    for name in ("chain", "bias_ids", "bias_values", "masks"):
+        del expected[name]
+    for offsets, names in (
+        ("chain_offsets", ("chain",)),
+        ("bias_offsets", ("bias_ids", "bias_values")),
+    ):
+        ends = getattr(sampling, offsets)
+        if ends is not None and len(ends) == n + 1:
+            expected |= dict.fromkeys(names, int(ends[-1]))
+    for name, length in expected.items():
+        values = getattr(sampling, name)
+        if values is not None and len(values) != length:
+            raise InvalidInputError(f"{name} must have {length} entries, got {len(values)}")
+    masks = sampling.masks
+    if masks is not None and (masks.ndim != 2 or masks.shape[1] != mask_words):
+        raise InvalidInputError(f"masks must be [n, {mask_words}], got {list(masks.shape)}")
 
 
 def _create_params(

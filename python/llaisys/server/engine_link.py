@@ -43,6 +43,7 @@ from llaisys.server.messages import (
 logger = logging.getLogger("llaisys.server")
 
 CLOSE_GRACE = 5.0
+MAX_BASE_CHARS = 64  # the name of a socket has at most 107
 
 
 class EngineProcess:
@@ -50,7 +51,10 @@ class EngineProcess:
     model loads while the rest of the server is still being imported."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="llaisys-"))  # 0700
+        base = tempfile.gettempdir()
+        if len(base) > MAX_BASE_CHARS:
+            base = "/tmp"
+        self.directory = Path(tempfile.mkdtemp(prefix="llaisys-", dir=base))  # 0700
         self.input_address = f"ipc://{self.directory}/in"
         self.output_address = f"ipc://{self.directory}/out"
         try:
@@ -136,7 +140,9 @@ class EngineLink:
         for socket in (self._send_socket, self._receive_socket):
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
-        self._send_socket.bind(self.process.input_address)
+        # Each sender is the one that connects: what it sends before the other side is there waits.
+        self._send_socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        self._send_socket.connect(self.process.input_address)
         self._receive_socket.bind(self.process.output_address)
         self._heard = self._started = time.monotonic()
         self._tasks = [

@@ -201,7 +201,7 @@ def send_heartbeats(
     interval: float,
     stop: threading.Event,
 ) -> None:
-    socket = connect(context, zmq.PUSH, address)
+    socket = connect(context, address)
     try:
         while True:
             usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -224,10 +224,12 @@ def resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
+def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """A socket to send through; what it holds waits until the other side is there."""
+    socket = context.socket(zmq.PUSH)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 1000)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)
     socket.connect(address)
     return socket
 
@@ -235,8 +237,10 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) ->
 def serve_engine(setup: EngineSetup) -> int:
     """Load, announce, loop, close; the exit status."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outputs = connect(context, zmq.PUSH, setup.output_address)
-    inputs = connect(context, zmq.PULL, setup.input_address)
+    outputs = connect(context, setup.output_address)
+    inputs = context.socket(zmq.PULL)
+    inputs.set_hwm(0)
+    inputs.bind(setup.input_address)
     clock, stop = LoopClock(), threading.Event()
     beat = threading.Thread(
         target=send_heartbeats,

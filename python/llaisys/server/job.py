@@ -61,8 +61,9 @@ class Job:
     async def run(self, prompts: list[list[int]], params: SamplingParams) -> Response:
         """Admit, submit, and answer whole or in parts."""
         limits, body = self.service.config.limits, self.body
+        most = min(limits.max_prompt_tokens or self.max_model_len, self.max_model_len - 1)
         for prompt in prompts:
-            check_prompt_tokens("prompt", len(prompt), limits.max_prompt_tokens)
+            check_prompt_tokens("messages" if self.chat else "prompt", len(prompt), most)
         self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         count = params.n * len(prompts)
         check_count("n times the number of prompts", count, limits.max_n)

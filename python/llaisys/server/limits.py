@@ -97,8 +97,8 @@ def check_prompt_chars(name: str, chars: int, max_model_len: int) -> None:
         )
 
 
-def check_prompt_tokens(name: str, count: int, most: int | None) -> None:
-    if most is not None and count > most:
+def check_prompt_tokens(name: str, count: int, most: int) -> None:
+    if count > most:
         raise ApiError(
             400,
             f"{name} has {count} tokens; at most {most} are allowed",

@@ -14,10 +14,10 @@ from llaisys.common import sampling as limits
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
 from llaisys.engine.input_processor import MAX_SALT_CHARS
-from llaisys.tokenization.tokenizer import clean_text
+from llaisys.tokenization.unicode_text import clean_text
 
 INT64 = 1 << 63
-MAX_SESSION_CHARS = 128
+MAX_FIELDS = 128
 SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 
 NOT_YET = "is not supported by this server yet"
@@ -97,6 +97,8 @@ class Schema(BaseModel):
         """Leave out what is not used, so that only its use is an error."""
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:  # each unknown one would be reported
+            raise ValueError(f"the object has {len(data)} fields; at most {MAX_FIELDS} are allowed")
         known = cls.model_fields
         return {
             name: value
@@ -133,7 +135,9 @@ class SamplingFields(Schema):
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=limits.MAX_N)
     stop: (
-        StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None
+        StopString
+        | Annotated[list[StopString], Field(fail_fast=True, max_length=limits.MAX_STOP_STRINGS)]
+        | None
     ) = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -149,24 +153,31 @@ class SamplingFields(Schema):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=limits.MAX_REPETITION_PENALTY)
     min_tokens: int | None = Field(None, ge=0, le=limits.MAX_TOKENS)
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = (
-        None
-    )
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, max_length=limits.MAX_STOP_TOKEN_IDS)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)]
+        Annotated[
+            list[TokenId],
+            Field(fail_fast=True, min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS),
+        ]
         | None
     ) = None
-    bad_words: Annotated[list[BadWord], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    bad_words: (
+        Annotated[list[BadWord], Field(fail_fast=True, max_length=limits.MAX_BAD_WORDS)] | None
+    ) = None
     cache_salt: Text | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # ours
     reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
-    samplers: Annotated[list[SamplerName], Field(max_length=len(DEFAULT_SAMPLERS))] | None = None
+    samplers: (
+        Annotated[list[SamplerName], Field(fail_fast=True, max_length=len(DEFAULT_SAMPLERS))] | None
+    ) = None
 
     @property
     def num_choices(self) -> int:
@@ -206,7 +217,7 @@ class TextPart(Schema):
 
 class ChatMessage(Schema):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = Field(None, max_length=256)
 
     def plain(self) -> dict[str, Any]:
@@ -223,7 +234,7 @@ class ChatMessage(Schema):
 
 
 class ChatCompletionRequest(SamplingFields):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
     logprobs: bool | None = None
@@ -249,12 +260,17 @@ class ChatCompletionRequest(SamplingFields):
         return self.sampling_params(self.max_completion_tokens or self.max_tokens, logprobs)
 
 
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+TokenPrompt = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
 class CompletionRequest(SamplingFields):
-    prompt: Text | TokenPrompt | Annotated[list[Text], Field(min_length=1)] | list[TokenPrompt]
+    prompt: (
+        Text
+        | TokenPrompt
+        | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[TokenPrompt], Field(fail_fast=True)]
+    )
     max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
     echo: bool | None = None
@@ -277,7 +293,7 @@ class CompletionRequest(SamplingFields):
 class TokenizeRequest(Schema):
     model: Text | None = Field(None, max_length=1024)
     prompt: Text | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -286,7 +302,7 @@ class TokenizeRequest(Schema):
 
 class DetokenizeRequest(Schema):
     model: Text | None = Field(None, max_length=1024)
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
     skip_special_tokens: bool | None = None
 
 
@@ -295,7 +311,7 @@ class SessionRequest(Schema):
 
     session_id: SessionId | None = None
     title: Text | None = Field(None, max_length=256)
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
 
 
 class SessionPatch(Schema):

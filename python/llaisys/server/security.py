@@ -47,6 +47,8 @@ async def send_error(send: Send, error: ApiError, request_id: str | None) -> Non
         (b"content-length", str(len(body)).encode()),
         *((key.lower().encode(), value.encode()) for key, value in error.headers.items()),
     ]
+    if error.status in (408, 413):  # the rest of the body is not worth reading
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -139,7 +141,7 @@ class HostGuard:
         origin = origin.lower()
         if "*" in self.origins or origin in self.origins:
             return
-        if origin != f"{scope['scheme']}://{host}":
+        if origin.partition("://")[2] != host:  # whatever a proxy made of the scheme
             raise ApiError(
                 403, "this Origin is not allowed; see --allowed-origin", code="origin_not_allowed"
             )

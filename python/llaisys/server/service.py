@@ -39,8 +39,7 @@ class Service:
     def model_loaded(self) -> None:
         """Called once, when the engine is ready."""
         if not self.model_names:
-            given = self.config.engine.model
-            self.model_names = (given or Path(self.info.model_path).stem,)
+            self.model_names = (own_name(self.config.engine.model, self.info.model_path),)
         self.metrics.watch(self.engine, self.model_names[0])
 
     @property
@@ -140,6 +139,13 @@ class SessionTurn:
             await self._service.sessions.append(
                 *self._key, self._position, [*self._new, answer], model
             )
+
+
+def own_name(given: str | None, path: str) -> str:
+    """What a model is called when nobody says: as it was asked for, but never by a path."""
+    if given is not None and not Path(given).exists():
+        return given
+    return Path(path).name.removesuffix(".gguf")
 
 
 def service_of(request: Request) -> Service:

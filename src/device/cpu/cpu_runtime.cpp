@@ -13,7 +13,8 @@ namespace llaisys::device {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kHugePage = size_t(2) << 20;
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t(2) << 20; // from this size on memory is mapped
 
 int device_count() { return 1; }
 
@@ -26,12 +27,12 @@ void *allocate(int, size_t bytes) {
         fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of memory could not be allocated");
     }
     if (bytes >= kHugePage) {
-        void *memory = mmap(nullptr, rounded(bytes, kHugePage), PROT_READ | PROT_WRITE,
+        void *memory = mmap(nullptr, rounded(bytes, kPage), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {
             fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of memory could not be allocated");
         }
-        madvise(memory, rounded(bytes, kHugePage), MADV_HUGEPAGE);
+        madvise(memory, rounded(bytes, kPage), MADV_HUGEPAGE);
         return memory;
     }
     const size_t size = rounded(bytes == 0 ? 1 : bytes, kAlignment);
@@ -45,7 +46,7 @@ void *allocate(int, size_t bytes) {
 
 void release(int, void *memory, size_t bytes) {
     if (bytes >= kHugePage) {
-        munmap(memory, rounded(bytes, kHugePage));
+        munmap(memory, rounded(bytes, kPage));
     } else {
         std::free(memory);
     }

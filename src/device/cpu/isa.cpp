@@ -12,7 +12,30 @@ namespace {
 constexpr Isa kAll[] = {Isa::portable, Isa::neon, Isa::avx2, Isa::avx512};
 
 // In this build and on this machine.
-bool is_available(Isa isa) {
+Isa choose() {
+    const char *forced = std::getenv("LLAISYS_CPU_ISA");
+    Isa best = Isa::portable;
+    std::string names;
+    for (Isa isa : kAll) {
+        if (!has_isa(isa)) {
+            continue;
+        }
+        best = isa;
+        names += (names.empty() ? "" : ", ") + std::string(name_of(isa));
+        if (forced != nullptr && name_of(isa) == std::string(forced)) {
+            return isa;
+        }
+    }
+    if (forced != nullptr && *forced != '\0') {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "LLAISYS_CPU_ISA must be one of ", names,
+             " on this machine, got '", forced, "'");
+    }
+    return best;
+}
+
+} // namespace
+
+bool has_isa(Isa isa) {
     switch (isa) {
     case Isa::portable:
         return true;
@@ -41,29 +64,6 @@ bool is_available(Isa isa) {
     }
     return false;
 }
-
-Isa choose() {
-    const char *forced = std::getenv("LLAISYS_CPU_ISA");
-    Isa best = Isa::portable;
-    std::string names;
-    for (Isa isa : kAll) {
-        if (!is_available(isa)) {
-            continue;
-        }
-        best = isa;
-        names += (names.empty() ? "" : ", ") + std::string(name_of(isa));
-        if (forced != nullptr && name_of(isa) == std::string(forced)) {
-            return isa;
-        }
-    }
-    if (forced != nullptr && *forced != '\0') {
-        fail(LLAISYS_ERROR_UNSUPPORTED, "LLAISYS_CPU_ISA must be one of ", names,
-             " on this machine, got '", forced, "'");
-    }
-    return best;
-}
-
-} // namespace
 
 Isa cpu_isa() {
     static const Isa isa = choose();

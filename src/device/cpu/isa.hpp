@@ -9,6 +9,9 @@ enum class Isa { portable, neon, avx2, avx512 };
 // LLAISYS_ERROR_UNSUPPORTED when that one is unknown or not available here.
 Isa cpu_isa();
 
+// Whether this build has the kernels and this machine the instructions.
+bool has_isa(Isa isa);
+
 const char *name_of(Isa isa);
 
 } // namespace llaisys::device

@@ -37,7 +37,7 @@ namespace llaisys::device {
 namespace {
 
 constexpr size_t kReadBytes = size_t(512) << 20;
-constexpr int kRepeats = 7;
+constexpr int kRepeats = 15;
 constexpr int64_t kRounds = 1 << 20;
 
 const ProbeKernels &kernels() {

@@ -1,4 +1,4 @@
-// The vector abstraction on aarch64 NEON (armv8-a baseline): four lanes. See simd.hpp for the names.
+// The vector abstraction on aarch64 NEON (armv8-a baseline): four lanes. See simd.hpp for names.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -82,7 +82,7 @@ inline void transpose(vf (&r)[kLanes]) {
 }
 
 constexpr int kMaxTileRows = 8;
-constexpr int tile_vectors(int rows) { return rows <= 3 ? 8 : rows <= 5 ? 4 : 2; }
+constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
 constexpr int kStreamBytes = 1024;
 
 } // namespace llaisys::LLAISYS_CPU_NS

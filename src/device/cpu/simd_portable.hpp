@@ -26,7 +26,9 @@ inline vf load(const bf16_t *p) {
     return vf{float_of(uint32_t(p[0].bits) << 16), float_of(uint32_t(p[1].bits) << 16),
               float_of(uint32_t(p[2].bits) << 16), float_of(uint32_t(p[3].bits) << 16)};
 }
-inline vf load(const f16_t *p) { return vf{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])}; }
+inline vf load(const f16_t *p) {
+    return vf{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])};
+}
 
 inline void store(float *p, vf value) { std::memcpy(p, &value, sizeof value); }
 inline void store(bf16_t *p, vf value) {
@@ -108,7 +110,7 @@ inline void transpose(vf (&r)[kLanes]) {
     }
 }
 
-constexpr int kMaxTileRows = 4;                              // rows of a register tile
+constexpr int kMaxTileRows = 4;                                    // rows of a register tile
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; } // and its width
 constexpr int kStreamBytes = 1024; // how far ahead a stream of weights is fetched
 

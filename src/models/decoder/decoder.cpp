@@ -8,6 +8,7 @@
 #include "ops/rope/op.hpp"
 #include "ops/swiglu/op.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace llaisys::models {
@@ -77,18 +78,28 @@ void DecoderModel::replace_weight(const device::Stream &stream, const char *fiel
     }
 }
 
-// The packed copy replaces the original: an owned tensor is let go, the pages of a mapped one are
-// dropped, unless another slot reads the same tensor in place.
+// The packed copy replaces the original, for a tied embedding too: an owned tensor is let go (the
+// pages of a mapped one are dropped by packing).
 void DecoderModel::pack(const device::Stream &stream, const LinearSlot &linear) {
     LlaisysTensor *handle = *linear.slot;
     if (linear.packed->serial == handle->serial) {
         return;
     }
-    linear.packed->weight = ops::LinearWeight::pack(stream, handle->tensor);
-    linear.packed->serial = handle->serial;
-    if (handle->tensor.is_mapped()) {
-        handle->tensor.storage()->drop_pages();
-    } else if (!table_.is_shared(linear.slot)) {
+    if (handle->tensor.defined()) {
+        linear.packed->weight = ops::LinearWeight::pack(stream, handle->tensor);
+        linear.packed->serial = handle->serial;
+    } else { // another slot has packed this handle: share its copy
+        const auto other =
+            std::find_if(linear_slots_.begin(), linear_slots_.end(), [&](const LinearSlot &slot) {
+                return slot.packed->serial == handle->serial;
+            });
+        require(other != linear_slots_.end(), "a weight has lost its values: replace it");
+        *linear.packed = *other->packed;
+    }
+    if (linear.packed == &head_ && weights_.in_embed == handle) {
+        tied_ = head_;
+    }
+    if (handle->tensor.defined() && !handle->tensor.is_mapped()) {
         handle->tensor = handle->tensor.without_storage();
     }
 }
@@ -102,6 +113,13 @@ void DecoderModel::prepare_weights(const device::Stream &stream) {
     for (const LinearSlot &linear : linear_slots_) {
         pack(stream, linear);
     }
+    if (weights_.in_embed->serial == head_.serial) {
+        tied_ = head_;
+    } else if (weights_.in_embed->serial != tied_.serial) {
+        tied_ = {};
+    }
+    require(tied_.weight.defined() || weights_.in_embed->tensor.defined(),
+            "weight in_embed has lost its values: replace it");
     prepared_ = fingerprint;
 }
 
@@ -135,11 +153,7 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
                            const ModelInput &input, const AttentionMetadata &attention,
                            ForwardOutput *output) {
     const Activations act = take_activations(workspace, input.n_tokens);
-    if (input.token_ids.defined()) {
-        ops::embedding(stream, act.residual, input.token_ids, weights_.in_embed->tensor);
-    } else {
-        ops::rearrange(stream, act.residual, input.embeddings);
-    }
+    embed(stream, input, act.residual);
     ops::rms_norm(stream, act.normed, act.residual, weights_.attn_norm_w[0]->tensor, meta_.epsilon);
     for (size_t i = 0; i < layers_.size(); ++i) {
         attend(stream, i, input, attention, act);
@@ -155,6 +169,17 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&head_.weight, nullptr, &output->logits};
         ops::linear(stream, act.normed, &head, 1, &input.output_rows);
+    }
+}
+
+void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
+                         const Tensor &out) const {
+    if (!input.token_ids.defined()) {
+        ops::rearrange(stream, out, input.embeddings);
+    } else if (tied_.weight.defined()) {
+        ops::linear_rows(stream, out, input.token_ids, tied_.weight);
+    } else {
+        ops::embedding(stream, out, input.token_ids, weights_.in_embed->tensor);
     }
 }
 

@@ -62,6 +62,7 @@ private:
     void register_slots();
     void pack(const device::Stream &stream, const LinearSlot &linear);
     Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens) const;
+    void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
     void attend(const device::Stream &stream, size_t index, const ModelInput &input,
                 const AttentionMetadata &attention, const Activations &act) const;
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act) const;
@@ -72,6 +73,7 @@ private:
     std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_
     std::vector<Layer> layers_;
     Packed head_;
+    Packed tied_; // what in_embed reads when it came with the head: the same bytes
     std::vector<LinearSlot> linear_slots_;
     runtime::WeightTable table_;
     KvSpec kv_spec_;

@@ -19,10 +19,9 @@ void add_cpu(const device::Stream &stream, const Tensor &out, const Tensor &a, c
             const int64_t piece = std::min(cpu::kPiece, n - i);
             std::byte *to = cpu::at(out.data(), dtype, i);
             float *sums = cpu::target(to, dtype, buffers[0]);
-            kernels.add(sums,
-                        cpu::read(kernels, cpu::at(a.data(), dtype, i), dtype, buffers[0], piece),
-                        cpu::read(kernels, cpu::at(b.data(), dtype, i), dtype, buffers[1], piece),
-                        piece);
+            kernels.add(
+                sums, cpu::read(kernels, cpu::at(a.data(), dtype, i), dtype, buffers[0], piece),
+                cpu::read(kernels, cpu::at(b.data(), dtype, i), dtype, buffers[1], piece), piece);
             cpu::finish(kernels, to, dtype, sums, piece);
         }
     });

@@ -16,7 +16,7 @@ using cpu::AttentionState;
 using cpu::AttentionTask;
 using cpu::kSpan;
 
-constexpr int64_t kRows = 64; // query rows that share a loaded tile, about
+constexpr int64_t kRows = 128; // query rows that share a loaded tile, about
 
 // Consecutive query tokens of one list and the entries that any of them sees.
 struct Block {
@@ -38,7 +38,7 @@ struct Call {
     const AttentionLists &lists;
     float scale;
     int64_t kv_heads;
-    int64_t group;    // query heads of one KV head
+    int64_t group; // query heads of one KV head
     int64_t d;
     int64_t ldo;      // d in whole panels
     int64_t max_rows; // of a block
@@ -163,7 +163,8 @@ void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block
 }
 
 void clear_state(const Call &call, const AttentionState &state) {
-    std::fill(state.m, state.m + cpu::round_up(call.max_rows, 16), -std::numeric_limits<float>::infinity());
+    std::fill(state.m, state.m + cpu::round_up(call.max_rows, 16),
+              -std::numeric_limits<float>::infinity());
     std::fill(state.l, state.l + call.max_rows, 0.0f);
     std::fill(state.o, state.o + call.max_rows * call.ldo, 0.0f);
 }
@@ -174,8 +175,7 @@ void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block,
     const AttentionState total = state_at(call, memory);
     const AttentionState part = state_at(call, memory + state_floats(call));
     float *q = memory + 2 * state_floats(call);
-    const AttentionTask task =
-        make_task(kernels, call, block, head, q, q + q_floats(call));
+    const AttentionTask task = make_task(kernels, call, block, head, q, q + q_floats(call));
     clear_state(call, total);
     for (int64_t s = 0; s < block.n_spans(); ++s) {
         span_of(kernels, task, block, block.first_span() + s, part);
@@ -204,25 +204,24 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
             return;
         }
         float *q = memory + thread * per_thread;
-        const AttentionTask task =
-            make_task(kernels, call, block, head, q, q + q_floats(call));
+        const AttentionTask task = make_task(kernels, call, block, head, q, q + q_floats(call));
         span_of(kernels, task, block, block.first_span() + span,
                 state_at(call, states + chunk * state));
     });
-    cpu::for_rows(stream, items, n_spans * call.max_rows * call.ldo, [&](int64_t first,
-                                                                         int64_t last) {
-        for (int64_t item = first; item < last; ++item) {
-            const Block &block = blocks[size_t(item / call.kv_heads)];
-            float *of_item = states + item * n_spans * state;
-            const AttentionState total = state_at(call, totals + item * state);
-            clear_state(call, total);
-            for (int64_t s = 0; s < block.n_spans(); ++s) {
-                kernels.attention_merge(total, state_at(call, of_item + s * state),
-                                        block.n_tokens * call.group, call.ldo);
-            }
-            write_out(kernels, call, block, item % call.kv_heads, total);
-        }
-    });
+    cpu::for_rows(stream, items, n_spans * call.max_rows * call.ldo,
+                  [&](int64_t first, int64_t last) {
+                      for (int64_t item = first; item < last; ++item) {
+                          const Block &block = blocks[size_t(item / call.kv_heads)];
+                          float *of_item = states + item * n_spans * state;
+                          const AttentionState total = state_at(call, totals + item * state);
+                          clear_state(call, total);
+                          for (int64_t s = 0; s < block.n_spans(); ++s) {
+                              kernels.attention_merge(total, state_at(call, of_item + s * state),
+                                                      block.n_tokens * call.group, call.ldo);
+                          }
+                          write_out(kernels, call, block, item % call.kv_heads, total);
+                      }
+                  });
 }
 
 } // namespace
@@ -239,9 +238,10 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
         return;
     }
     const int64_t tokens = std::min(q.size(0), std::max<int64_t>(1, kRows / group));
-    const Call call = {out,   q,           k_cache,   v_cache,
-                       lists, scale,       kv_heads,  group,
-                       q.size(2), cpu::round_up(q.size(2), cpu::kPanel), tokens * group};
+    const Call call = {
+        out,           q,        k_cache, v_cache,   lists,
+        scale,         kv_heads, group,   q.size(2), cpu::round_up(q.size(2), cpu::kPanel),
+        tokens * group};
     make_blocks(call, blocks);
 
     device::ThreadPool &pool = device::pool_of(stream);

@@ -1,6 +1,7 @@
-// Attention of some rows over one span of a list, tile by tile. A tile's keys are widened and turned
-// to [d][entry], its values widened to [entry][d]; scores and sums are then the register tiles of
-// tile.hpp, strictly along d and along the entries. Compiled per instruction set.
+// Attention of some rows over one span of a list, tile by tile. A tile's keys are widened and
+// turned to [d][entry], its values widened to [entry][d] (or read in place by few rows); scores and
+// sums are then the register tiles of tile.hpp, strictly along d and along the entries. Compiled
+// per instruction set.
 #pragma once
 
 #include "ops/cpu/row_kernels.hpp"
@@ -14,12 +15,12 @@ using ops::cpu::kTile;
 
 // The buffers of a call, cut out of the task's scratch.
 struct AttentionScratch {
-    float *keys;   // [d, kTile]
-    float *values; // [kTile, ldo]
-    float *scores; // [rows, kTile]
-    float *sums;   // [rows, ldo]: of the current tile
-    float *m;      // [rows]: of the current tile
-    float *l;      // [rows]
+    float *keys;       // [d, kTile]
+    float *values;     // [kTile, ldo]
+    float *scores;     // [rows, kTile]
+    float *sums;       // [rows, ldo]: of the current tile
+    float *m;          // [rows]: of the current tile
+    float *l;          // [rows]
     float *old_factor; // [rows]
     float *new_factor; // [rows]
 
@@ -167,6 +168,11 @@ void load_values(const AttentionTask &task, const TilePlaces &places, float *val
     }
 }
 
+// Few rows take the values straight from the cache; many share a widened copy of the tile.
+inline bool is_direct(const AttentionTask &task) {
+    return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;
+}
+
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
                       const AttentionScratch &scratch, TileFetch &fetch) {
     switch (task.k_dtype) {
@@ -178,6 +184,9 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
         break;
     default:
         load_keys<float>(task, places, scratch.keys, fetch);
+    }
+    if (is_direct(task)) {
+        return;
     }
     switch (task.v_dtype) {
     case LLAISYS_DTYPE_F16:
@@ -226,23 +235,42 @@ inline void weigh_row(float *scores, Range seen, float &m, float &l) {
 }
 
 // sums[row, :] += weights[row, e] * values[e, :] for rows [first, first + n) over entries `range`.
-inline void add_values(const AttentionTask &task, const AttentionScratch &scratch, int64_t first,
-                       int64_t n, Range range, TileFetch &fetch) {
+template <typename T>
+void add_cached(const AttentionTask &task, const AttentionScratch &scratch,
+                const TilePlaces &places, int64_t first, int64_t n, Range range, int64_t c) {
+    const ListedRows<T> rows = {static_cast<const T *>(task.v_cache) + c,
+                                places.offset + range.begin};
+    panel(n, scratch.scores + first * kTile + range.begin, kTile, rows,
+          scratch.sums + first * task.ldo + c, task.ldo, range.end - range.begin);
+}
+
+inline void add_values(const AttentionTask &task, const AttentionScratch &scratch,
+                       const TilePlaces &places, int64_t first, int64_t n, Range range,
+                       TileFetch &fetch) {
     if (range.empty()) {
         return;
     }
     for (int64_t c = 0; c < task.ldo; c += kPanel) {
-        panel(n, scratch.scores + first * kTile + range.begin, kTile,
-                     scratch.values + range.begin * task.ldo + c, task.ldo,
-                     scratch.sums + first * task.ldo + c, task.ldo, range.end - range.begin);
+        if (!is_direct(task)) {
+            const DenseRows<float> rows = {scratch.values + range.begin * task.ldo + c, task.ldo};
+            panel(n, scratch.scores + first * kTile + range.begin, kTile, rows,
+                  scratch.sums + first * task.ldo + c, task.ldo, range.end - range.begin);
+        } else if (task.v_dtype == LLAISYS_DTYPE_F16) {
+            add_cached<f16_t>(task, scratch, places, first, n, range, c);
+        } else if (task.v_dtype == LLAISYS_DTYPE_BF16) {
+            add_cached<bf16_t>(task, scratch, places, first, n, range, c);
+        } else {
+            add_cached<float>(task, scratch, places, first, n, range, c);
+        }
         fetch.step();
     }
 }
 
 // The weighted sums of all rows. What all tokens see is done for all rows at once; what is before
 // and after it for each token, so that no row meets a value that it does not see.
-inline void sum_values(const AttentionTask &task, const AttentionScratch &scratch, int64_t tile,
-                       TileFetch &fetch) {
+inline void sum_values(const AttentionTask &task, const AttentionScratch &scratch,
+                       const TilePlaces &places, TileFetch &fetch) {
+    const int64_t tile = places.tile;
     Range common = {0, kTile};
     for (int64_t t = 0; t < task.n_tokens; ++t) {
         const Range seen = seen_of(task, t, tile);
@@ -255,13 +283,13 @@ inline void sum_values(const AttentionTask &task, const AttentionScratch &scratc
     }
     for (int64_t t = 0; t < task.n_tokens; ++t) {
         const Range seen = seen_of(task, t, tile);
-        add_values(task, scratch, t * task.group, task.group,
+        add_values(task, scratch, places, t * task.group, task.group,
                    {seen.begin, smaller(seen.end, common.begin)}, fetch);
     }
-    add_values(task, scratch, 0, task.n_tokens * task.group, common, fetch);
+    add_values(task, scratch, places, 0, task.n_tokens * task.group, common, fetch);
     for (int64_t t = 0; t < task.n_tokens; ++t) {
         const Range seen = seen_of(task, t, tile);
-        add_values(task, scratch, t * task.group, task.group,
+        add_values(task, scratch, places, t * task.group, task.group,
                    {larger(seen.begin, common.end), seen.end}, fetch);
     }
 }
@@ -307,8 +335,8 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
         const int64_t n = smaller(kMaxTileRows, rows - first);
         float *scores = scratch.scores + first * kTile;
         for (int64_t c = 0; c < kTile; c += kPanel) {
-            panel(n, task.q + first * task.ldq, task.ldq, scratch.keys + c, kTile, scores + c,
-                  kTile, task.d);
+            panel(n, task.q + first * task.ldq, task.ldq, DenseRows<float>{scratch.keys + c, kTile},
+                  scores + c, kTile, task.d);
             fetch.step();
         }
         for (int64_t r = first; r < first + n; ++r, scores += kTile) {
@@ -330,12 +358,13 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
                            const TilePlaces &places, const TilePlaces &next) {
     const int64_t rows = task.n_tokens * task.group;
     const int64_t row_tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
-    TileFetch fetch(task, next, 2 * (kTile / kLanes) + 3 * row_tiles + task.ldo / kPanel);
+    const int64_t loads = (is_direct(task) ? 1 : 2) * (kTile / kLanes);
+    TileFetch fetch(task, next, loads + 3 * row_tiles + task.ldo / kPanel);
     load_tile(task, places, scratch, fetch);
     clear(scratch.scores, rows * kTile, 0.0f);
     clear(scratch.sums, rows * task.ldo, 0.0f);
     weigh_rows(task, scratch, places.tile, fetch);
-    sum_values(task, scratch, places.tile, fetch);
+    sum_values(task, scratch, places, fetch);
 }
 
 inline void attention_span(const AttentionTask &task, const AttentionState &state, int64_t first,

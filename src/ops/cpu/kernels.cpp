@@ -32,26 +32,10 @@ namespace {
 
 std::atomic<const Kernels *> chosen{nullptr};
 
-bool machine_has(device::Isa isa) {
-#if defined(__x86_64__)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512dq");
-    return isa == device::Isa::portable || (isa == device::Isa::avx2 && avx2) ||
-           (isa == device::Isa::avx512 && avx512);
-#elif defined(__aarch64__)
-    return isa == device::Isa::portable || isa == device::Isa::neon;
-#else
-    return isa == device::Isa::portable;
-#endif
-}
-
 } // namespace
 
 const Kernels *kernels_of(device::Isa isa) {
-    if (!machine_has(isa)) {
+    if (!device::has_isa(isa)) {
         return nullptr;
     }
     switch (isa) {

@@ -12,8 +12,8 @@
 
 namespace llaisys::ops::cpu {
 
-// A packed weight is panels [ceil(out / 32)][in][32]: the 32 outputs of a panel lie side by side for
-// each k, so that one output is one lane and sums strictly along k. In bf16 the outputs j and
+// A packed weight is panels [ceil(out / 32)][in][32]: the 32 outputs of a panel lie side by side
+// for each k, so that one output is one lane and sums strictly along k. In bf16 the outputs j and
 // j + 16 are neighbours (at 2j and 2j + 1), which makes widening two instructions. Outputs past the
 // last one are zero.
 constexpr int64_t kPanel = 32;
@@ -30,8 +30,8 @@ struct LinearTask {
     int64_t ldx;
     int64_t m; // at most kLinearRows
     int64_t k;
-    const void *w; // [ceil(n / 32)][k][32], in the dtype of the kernel
-    int64_t n;     // outputs
+    const void *w;    // [ceil(n / 32)][k][32], in the dtype of the kernel
+    int64_t n;        // outputs
     const void *bias; // [n] or null
     DType bias_dtype;
     void *out; // [m, n], rows ldo apart
@@ -60,7 +60,7 @@ struct AttentionTask {
     int64_t n_tokens;
     int64_t group;
     int64_t d;
-    int64_t ldo; // d rounded up to whole panels
+    int64_t ldo;          // d rounded up to whole panels
     const int32_t *begin; // [n_tokens]: entries seen
     const int32_t *end;   // [n_tokens]
     const void *k_cache;  // the KV head of slot 0; slots are slot_stride elements apart

@@ -1,5 +1,6 @@
 // Linear over packed panels. Few rows read the weights straight from the panel, widening in
-// registers; many rows widen a block of the panel once and run over it. Compiled per instruction set.
+// registers; many rows widen a block of the panel once and run over it. Compiled per instruction
+// set.
 #pragma once
 
 #include "ops/cpu/row_kernels.hpp"
@@ -70,13 +71,14 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
 
 // acc [m, 32] += x[:, k...] * one block of a panel, kc of k.
 template <typename T>
-inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc, float *acc,
-                      float *wide) {
+inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc,
+                      float *acc, float *wide) {
     constexpr int64_t lines = 4 * kPanel * int64_t(sizeof(T)) / 64; // of four k
     const float *x = task.x + k;
+    const DenseRows<T> packed = {w, kPanel};
     if (task.m <= kMaxTileRows) { // the block passes through the registers once
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
-        panel(task.m, x, task.ldx, w, kPanel, acc, kPanel, kc, NearFetch<int(lines)>{soon});
+        panel(task.m, x, task.ldx, packed, acc, kPanel, kc, NearFetch<int(lines)>{soon});
         return;
     }
     const int64_t tiles = (task.m + kMaxTileRows - 1) / kMaxTileRows;
@@ -85,10 +87,10 @@ inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, i
                             reinterpret_cast<const char *>(next + kc * kPanel),
                             (lines + tiles - 1) / tiles};
     if (sizeof(T) == sizeof(float) || tiles <= kDirectTiles) {
-        panel(task.m, x, task.ldx, w, kPanel, acc, kPanel, kc, fetch);
+        panel(task.m, x, task.ldx, packed, acc, kPanel, kc, fetch);
     } else {
         widen_block(wide, w, kc);
-        panel(task.m, x, task.ldx, wide, kPanel, acc, kPanel, kc, fetch);
+        panel(task.m, x, task.ldx, DenseRows<float>{wide, kPanel}, acc, kPanel, kc, fetch);
     }
 }
 

@@ -82,8 +82,7 @@ inline float max_of(const float *x, int64_t n) {
     for (; i + kLanes <= n; i += kLanes) {
         best[0] = max_num(load(x + i), best[0]);
     }
-    float result =
-        reduce_max(max_num(max_num(best[0], best[1]), max_num(best[2], best[3])));
+    float result = reduce_max(max_num(max_num(best[0], best[1]), max_num(best[2], best[3])));
     for (; i < n; ++i) {
         result = x[i] > result ? x[i] : result;
     }
@@ -147,10 +146,13 @@ inline void angles(float *cos, float *sin, int64_t position, const float *inv_fr
         const double r = ((angle - turns * half_pi_1) - turns * half_pi_2) - turns * half_pi_3;
         const double r2 = r * r;
         const double s =
-            r + r * r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880 +
-                r2 * (-1.0 / 39916800)))));
-        const double c = 1.0 + r2 * (-0.5 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 +
-                r2 * (-1.0 / 3628800)))));
+            r +
+            r * r2 *
+                (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 +
+                                                    r2 * (1.0 / 362880 + r2 * (-1.0 / 39916800)))));
+        const double c =
+            1.0 + r2 * (-0.5 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 +
+                                                      r2 * (1.0 / 40320 + r2 * (-1.0 / 3628800)))));
         const double quarter = turns - 4.0 * ((turns * 0.25 + magic) - magic); // -2, -1, 0, 1 or 2
         const bool odd = quarter == 1.0 || quarter == -1.0;
         const double cos_sign = quarter == 1.0 || quarter == 2.0 || quarter == -2.0 ? -1.0 : 1.0;

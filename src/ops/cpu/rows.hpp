@@ -90,9 +90,8 @@ void for_rows(const device::Stream &stream, int64_t n, int64_t work, const Body 
         }
         return;
     }
-    pool.run(chunks, [&](int64_t chunk, int) {
-        body(n * chunk / chunks, n * (chunk + 1) / chunks);
-    });
+    pool.run(chunks,
+             [&](int64_t chunk, int) { body(n * chunk / chunks, n * (chunk + 1) / chunks); });
 }
 
 // Memory that the calling thread keeps between calls: grows, never shrinks. Workers use slices of

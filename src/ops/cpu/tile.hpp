@@ -23,6 +23,26 @@ inline void load_columns(const bf16_t *row, int c, vf &low, vf &high) {
     split_pairs(load_raw_pairs(row + 2 * c), low, high);
 }
 
+// Where the rows of a panel lie: k by k at a fixed distance, or each at its own place (there bf16
+// columns are in their natural order).
+template <typename T> struct DenseRows {
+    const T *p;
+    int64_t stride;
+    void columns(int k, int c, vf &low, vf &high) const {
+        load_columns(p + k * stride, c, low, high);
+    }
+    void advance(int k) { p += k * stride; }
+};
+template <typename T> struct ListedRows {
+    const T *p;
+    const int64_t *offset; // of each row from p
+    void columns(int k, int c, vf &low, vf &high) const {
+        low = load(p + offset[k] + c);
+        high = load(p + offset[k] + 16 + c);
+    }
+    void advance(int k) { offset += k; }
+};
+
 // What a tile brings nearer while it computes: some cache lines for every four k.
 struct NoFetch {
     void step() {}
@@ -60,15 +80,15 @@ template <int rows, int pairs> struct Accumulators {
     vf high[rows][pairs];
 };
 
-// One k: the products with lane `lane` of each row's x.
-template <int lane, int rows, int pairs, typename T>
+// One k, number `k` from where w stands: the products with lane `lane` of each row's x.
+template <int lane, int rows, int pairs, typename W>
 inline __attribute__((always_inline)) void
-tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const T *w, int column) {
+tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const W &w, int k, int column) {
 #pragma GCC unroll 8
     for (int p = 0; p < pairs; ++p) {
         vf low;
         vf high;
-        load_columns(w, column + p * kLanes, low, high);
+        w.columns(k, column + p * kLanes, low, high);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
             sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
@@ -78,10 +98,10 @@ tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const T *w, in
 }
 
 // acc[r, c] += sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
-// and those 16 further. x rows are ldx apart, rows of w ldw, rows of acc lda.
-template <int rows, int pairs, typename T, typename F>
-void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda, int64_t k,
-          int column, F fetch) {
+// and those 16 further. x rows are ldx apart, rows of acc lda.
+template <int rows, int pairs, typename W, typename F>
+void tile(const float *x, int64_t ldx, W w, float *acc, int64_t lda, int64_t k, int column,
+          F fetch) {
     Accumulators<rows, pairs> sums;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -99,18 +119,18 @@ void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int6
         for (int r = 0; r < rows; ++r) {
             xs[r] = load_quad(x + r * ldx + i);
         }
-        tile_step<0>(sums, xs, w, column);
-        tile_step<1>(sums, xs, w + ldw, column);
-        tile_step<2>(sums, xs, w + 2 * ldw, column);
-        tile_step<3>(sums, xs, w + 3 * ldw, column);
-        w += 4 * ldw;
+        tile_step<0>(sums, xs, w, 0, column);
+        tile_step<1>(sums, xs, w, 1, column);
+        tile_step<2>(sums, xs, w, 2, column);
+        tile_step<3>(sums, xs, w, 3, column);
+        w.advance(4);
     }
-    for (; i < k; ++i, w += ldw) {
+    for (; i < k; ++i, w.advance(1)) {
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
             xs[r] = load_single(x + r * ldx + i);
         }
-        tile_step<0>(sums, xs, w, column);
+        tile_step<0>(sums, xs, w, 0, column);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -123,29 +143,29 @@ void tile(const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int6
 }
 
 // A whole panel for `n` <= kMaxTileRows rows.
-template <int rows = kMaxTileRows, typename T, typename F>
-inline void panel_rows(int64_t n, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc,
-                       int64_t lda, int64_t k, const F &fetch) {
+template <int rows = kMaxTileRows, typename W, typename F>
+inline void panel_rows(int64_t n, const float *x, int64_t ldx, const W &w, float *acc, int64_t lda,
+                       int64_t k, const F &fetch) {
     if constexpr (rows > 1) {
         if (n < rows) {
-            return panel_rows<rows - 1>(n, x, ldx, w, ldw, acc, lda, k, fetch);
+            return panel_rows<rows - 1>(n, x, ldx, w, acc, lda, k, fetch);
         }
     }
     constexpr int pairs = tile_vectors(rows) / 2;
-    tile<rows, pairs>(x, ldx, w, ldw, acc, lda, k, 0, fetch);
+    tile<rows, pairs>(x, ldx, w, acc, lda, k, 0, fetch);
     for (int column = pairs * kLanes; column < 16; column += pairs * kLanes) {
-        tile<rows, pairs>(x, ldx, w, ldw, acc, lda, k, column, NoFetch());
+        tile<rows, pairs>(x, ldx, w, acc, lda, k, column, NoFetch());
     }
 }
 
 // A whole panel for any number of rows, in tiles of nearly equal height.
-template <typename T, typename F = NoFetch>
-void panel(int64_t m, const float *x, int64_t ldx, const T *w, int64_t ldw, float *acc, int64_t lda,
-           int64_t k, F fetch = F()) {
+template <typename W, typename F = NoFetch>
+void panel(int64_t m, const float *x, int64_t ldx, const W &w, float *acc, int64_t lda, int64_t k,
+           F fetch = F()) {
     int64_t tiles = (m + kMaxTileRows - 1) / kMaxTileRows;
     for (int64_t first = 0; tiles > 0; --tiles) {
         const int64_t n = (m - first + tiles - 1) / tiles;
-        panel_rows(n, x + first * ldx, ldx, w, ldw, acc + first * lda, lda, k, fetch);
+        panel_rows(n, x + first * ldx, ldx, w, acc + first * lda, lda, k, fetch);
         fetch = fetch.after(k / 4);
         first += n;
     }

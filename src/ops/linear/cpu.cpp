@@ -117,8 +117,8 @@ void run_chunk(const cpu::Kernels &kernels, const Input &input, const LinearPart
     task.k = input.k;
     task.w = cpu::at(part.weight->packed().data(), dtype, first * input.k);
     task.n = n;
-    task.bias = part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first)
-                                     : nullptr;
+    task.bias =
+        part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
     task.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
     task.out = cpu::at(cpu::row_of(out, first_row), out.dtype(), first);
     task.out_dtype = out.dtype();
@@ -164,6 +164,30 @@ void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart
             ++part;
         }
         run_chunk(kernels, input, *part, plan.group, number, first_row, m);
+    });
+}
+
+void linear_rows_cpu(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                     const LinearWeight &weight) {
+    const int64_t k = weight.in_features();
+    const DType dtype = weight.dtype();
+    cpu::for_rows(stream, out.size(0), k, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t row = index.as<int64_t>()[i];
+            const int64_t start =
+                row / cpu::kPanel * k * cpu::kPanel + cpu::panel_index(dtype, row % cpu::kPanel);
+            visit_real(dtype, [&](auto from) {
+                visit_real(out.dtype(), [&](auto to) {
+                    using From = decltype(from);
+                    using To = decltype(to);
+                    const From *in = weight.packed().as<From>() + start;
+                    To *values = out.as<To>() + i * k;
+                    for (int64_t j = 0; j < k; ++j) {
+                        values[j] = from_f32<To>(to_f32(in[j * cpu::kPanel]));
+                    }
+                });
+            });
+        }
     });
 }
 

@@ -11,4 +11,7 @@ Tensor linear_pack_cpu(const device::Stream &stream, const Tensor &weight);
 void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
                 int n_parts, const Tensor *rows);
 
+void linear_rows_cpu(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                     const LinearWeight &weight);
+
 } // namespace llaisys::ops

@@ -66,4 +66,20 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
     linear_cpu(stream, in, parts, n_parts, rows);
 }
 
+void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                 const LinearWeight &weight) {
+    const Checks check{"linear_rows", stream};
+    if (!weight.defined()) {
+        fail(LLAISYS_ERROR_INVALID, "linear_rows: weight: got none, expected a packed weight");
+    }
+    check.device("weight", weight.packed());
+    check.real_output("out", out, 2);
+    check.contiguous("out", out);
+    check.shape("out", out, {out.size(0), weight.in_features()});
+    check.vector("index", index, LLAISYS_DTYPE_I64, out.size(0));
+    check.index_range("index", index, weight.out_features());
+    check.on_cpu();
+    linear_rows_cpu(stream, out, index, weight);
+}
+
 } // namespace llaisys::ops

@@ -40,4 +40,9 @@ struct LinearPart {
 void linear(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
             const Tensor *rows = nullptr);
 
+// Rows of a weight as they were before packing: out[i] = weight[index[i]]; index i64 [n], out [n, in]
+// real. What an embedding needs when its table is the head's weight.
+void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                 const LinearWeight &weight);
+
 } // namespace llaisys::ops

@@ -1,4 +1,5 @@
-// RMS norm, alone or fused with the residual sum before it. Contract: llaisysRmsNorm, llaisysAddRmsNorm.
+// RMS norm, alone or fused with the residual sum before it. Contract: llaisysRmsNorm,
+// llaisysAddRmsNorm.
 #pragma once
 
 #include "device/runtime.hpp"

@@ -1,5 +1,5 @@
-// A mask is turned into lists: what a token sees becomes a list of slots, in order, and the lists go
-// through the attention kernel. Tokens whose lists begin alike (a causal mask) share one list.
+// A mask is turned into lists: what a token sees becomes a list of slots, in order, and the lists
+// go through the attention kernel. Tokens whose lists begin alike (a causal mask) share one list.
 #include "ops/self_attention_masked/op.hpp"
 
 #include "ops/attention/op.hpp"
@@ -43,8 +43,7 @@ AttentionLists lists_of(const uint8_t *mask, int64_t n, int64_t m) {
     std::copy(rows.begin(), rows.end(), result.q_rows.as<int32_t>());
     std::copy(ends.begin(), ends.end(), result.end.as<int32_t>());
     for (size_t t = 0; t < lists.size(); ++t) {
-        std::copy(lists[t].begin(), lists[t].end(),
-                  result.tables.as<int32_t>() + int64_t(t) * m);
+        std::copy(lists[t].begin(), lists[t].end(), result.tables.as<int32_t>() + int64_t(t) * m);
     }
     return result;
 }

@@ -27,8 +27,7 @@ void swiglu_row(const cpu::Kernels &kernels, const Tensor &out, const Tensor &ga
 
 } // namespace
 
-void swiglu(const device::Stream &stream, const Tensor &out, const Tensor &gate,
-            const Tensor &up) {
+void swiglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor &up) {
     const Checks check{"swiglu", stream};
     check.real_rows("gate", gate, 2);
     const int64_t n = gate.size(0);

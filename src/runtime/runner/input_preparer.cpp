@@ -68,6 +68,9 @@ void InputPreparer::take_sequences(const LlaisysStepInput &input) {
 }
 
 void InputPreparer::take_positions(const LlaisysStepInput &input, const KvCache *cells) {
+    require(cells == nullptr || (input.n_seq == 0 && input.slot_mapping == nullptr &&
+                                 input.block_tables == nullptr),
+            "n_seq must be 0, slot_mapping and block_tables NULL in the SLOT layout");
     require(input.positions != nullptr || cells != nullptr,
             "positions is NULL, which only the SLOT layout allows");
     last_position_.clear();

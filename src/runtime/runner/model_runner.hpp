@@ -41,6 +41,11 @@ public:
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     const OutputBuffer &output() const { return output_; }
+    // Drops the rows and logprobs of the last step; step does so itself.
+    void clear_output() {
+        output_.clear();
+        sampler_.clear_logprobs();
+    }
     Sampler &sampler() { return sampler_; }
     const GraphRunner &graph() const { return graph_; }
 

@@ -82,19 +82,13 @@ void WeightTable::replace(const std::string &name, int layer, llaisysTensor_t ha
     const int index = target.is_per_layer ? layer : 0;
     require(index >= 0 && index < target.count, "weight ", name, ": layer must be in [0, ",
             target.count, "), got ", layer);
-    require(handle->tensor.defined(), place_of(target, layer),
-            ": the values of this tensor were taken by another slot; fill this one first");
+    const std::vector<llaisysTensor_t *> slots = all_slots();
+    const bool is_ours = std::any_of(slots.begin(), slots.end(),
+                                     [&](const llaisysTensor_t *slot) { return *slot == handle; });
+    require(handle->tensor.defined() || is_ours, place_of(target, layer),
+            ": the values of this tensor were taken by another model");
     check(target, layer, handle);
-    replace_slot(target.slots + index, handle, all_slots());
-}
-
-bool WeightTable::is_shared(const llaisysTensor_t *slot) const {
-    for (const llaisysTensor_t *other : all_slots()) {
-        if (other != slot && *other == *slot) {
-            return true;
-        }
-    }
-    return false;
+    replace_slot(target.slots + index, handle, slots);
 }
 
 void WeightTable::check_complete() const {

@@ -44,9 +44,6 @@ public:
     // Throws with what is wrong and leaves everything as it was, or takes the handle over.
     void replace(const std::string &field, int layer, llaisysTensor_t handle);
 
-    // Whether a slot other than this one holds the same handle.
-    bool is_shared(const llaisysTensor_t *slot) const;
-
     // Throws naming field and layer of the first slot that is empty or holds a wrong tensor.
     void check_complete() const;
 

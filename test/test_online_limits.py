@@ -1,0 +1,340 @@
+"""Overload, large and slow requests, CORS and TLS: what one client may cost the others."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import threading
+from collections.abc import AsyncGenerator, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_helpers import STEP_SECONDS, ServerProcess
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.config import Limits, ServerConfig
+from llaisys.server.errors import ApiError
+from llaisys.server.event_stream import EventStream
+from llaisys.server.limits import Admission
+from llaisys.server.session_store import SessionStore
+
+LONG = {"prompt": "long", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+PATH = "/v1/completions"
+KEY, OTHER = "key-one", "key-two"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Two run, three may wait for a second each; four per key."""
+    with ServerProcess(
+        "--api-key", KEY, "--api-key", OTHER,
+        "--max-num-seqs", "2", "--max-num-batched-tokens", "64",
+        "--max-queued", "3", "--max-per-key", "4", "--queue-timeout", "1.0",
+        "--max-body-bytes", "20000", "--max-header-bytes", "4096",
+        "--header-timeout", "1.0", "--body-timeout", "1.0", "--send-timeout", "1.0",
+        "--max-prompt-tokens", "1000", "--max-sessions", "3",
+        "--allowed-origin", "https://app.example", "--allowed-host", "llm.example",
+        env={STEP_SECONDS: "0.01"},
+        session_file=tmp_path_factory.mktemp("limits") / "s.db",
+    ) as process:  # fmt: skip
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client(KEY) as client:
+        yield client
+
+
+def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
+    """Send raw bytes and read until the server closes."""
+    with server.connect() as connection:
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+        except OSError:
+            pass  # refused before everything was sent
+        received = b""
+        try:
+            while chunk := connection.recv(1 << 16):
+                received += chunk
+        except ConnectionResetError:
+            pass
+        return received
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-one\r\n"
+
+
+# ---- how many ------------------------------------------------------------------------------------
+
+
+def test_overload_is_429_with_retry_after_and_the_queue_times_out(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    done = threading.Event()
+
+    def hold(key: str) -> int:
+        with (
+            server.client(key) as mine,
+            mine.stream("POST", PATH, json={**LONG, "stream": True}) as response,
+        ):
+            for _ in response.iter_bytes():
+                if done.is_set():
+                    break
+            return response.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(hold, KEY) for _ in range(2)]
+        server.wait_for(lambda: server.metric("num_requests_running", KEY) == 2, "two running")
+        # Two more fill the key's share; the third is refused while they wait.
+        waiting = [pool.submit(server.client(KEY).post, PATH, json=LONG) for _ in range(2)]
+        server.wait_for(lambda: server.metric("num_requests_waiting", KEY) == 2, "two waiting")
+        mine = client.post(PATH, json=LONG)
+        assert mine.status_code == 429 and int(mine.headers["retry-after"]) >= 1
+        assert "at most 4" in mine.json()["error"]["message"]
+        with server.client(OTHER) as other:
+            queued = pool.submit(other.post, PATH, json=LONG)
+            server.wait_for(
+                lambda: server.metric("num_requests_waiting", KEY) >= 1, "the other one"
+            )
+            timed_out = [*[w.result(30) for w in waiting], queued.result(30)]
+        for response in timed_out:
+            assert response.status_code == 503, response.text
+            assert response.json()["error"]["code"] == "queue_timeout"
+        done.set()
+        assert [r.result(30) for r in running] == [200, 200]
+    server.wait_idle(KEY)
+    assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+
+
+def test_nobody_cancels_the_requests_of_another_key(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(1) as pool, server.client(KEY) as mine, server.client(OTHER) as other:
+        answer = pool.submit(mine.post, PATH, json=LONG, headers={"X-Request-Id": "shared-id"})
+        server.wait_for(lambda: server.metric("num_requests_running", KEY) == 1, "the request")
+        assert other.post("/v1/requests/shared-id/cancel").status_code == 404
+        with server.client(OTHER) as second:
+            second.post(PATH, json={"prompt": "x"}, headers={"X-Request-Id": "shared-id"})
+        assert not answer.done()
+        with server.client(KEY) as again:
+            assert again.post("/v1/requests/shared-id/cancel").json()["cancelled"] is True
+        assert answer.result(30).json()["choices"][0]["finish_reason"] == "abort"
+
+
+def test_ten_times_overload_answers_everybody(server: ServerProcess) -> None:
+    """Accepted ones are served, the others told; nothing waits without end."""
+    with ThreadPoolExecutor(50) as pool:
+
+        def ask(number: int) -> int:
+            with server.client(KEY if number % 2 else OTHER) as client:
+                body = {"prompt": f"n {number}", "max_tokens": 5, "ignore_eos": True}
+                return client.post(PATH, json=body).status_code
+
+        statuses = list(pool.map(ask, range(100)))
+    assert set(statuses) <= {200, 429, 503} and 200 in statuses and 429 in statuses
+    server.wait_idle(KEY)
+
+
+def test_n_beyond_the_servers_capacity_is_400(client: httpx.Client) -> None:
+    response = client.post(PATH, json={"prompt": "x", "n": 5})
+    assert response.status_code == 400 and "4" in response.json()["error"]["message"]
+
+
+def test_prompt_token_cap(client: httpx.Client) -> None:
+    response = client.post(PATH, json={"prompt": "x" * 1001})
+    assert response.status_code == 400 and "1000" in response.json()["error"]["message"]
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_admission_counts_and_gives_back() -> None:
+    admission = Admission(Limits(max_queued=1, max_per_key=2), max_num_seqs=2)
+    with admission.admit("a", 2):
+        with pytest.raises(ApiError) as refused:
+            admission._check("a", 1)
+        assert refused.value.status == 429 and refused.value.retry_after == 1
+        with admission.admit("b", 1), pytest.raises(ApiError) as refused:
+            admission._check("c", 1)
+        assert "3 of 3" in refused.value.message
+        admission.took(1000.0)
+    assert admission.open == 0 and not admission._by_owner
+    assert 1 < admission.retry_after <= 60
+    admission.closed = "bye"
+    with pytest.raises(ApiError) as refused:
+        admission._check("a", 1)
+    assert refused.value.status == 503
+
+
+def test_session_cap(client: httpx.Client) -> None:
+    names = [client.post("/v1/sessions", json={}).json()["id"] for _ in range(3)]
+    response = client.post("/v1/sessions", json={})
+    assert response.status_code == 400 and "3" in response.json()["error"]["message"]
+    for name in names:
+        client.delete(f"/v1/sessions/{name}")
+    assert client.post("/v1/sessions", json={"session_id": "again"}).status_code == 201
+
+
+# ---- how large, how slow -------------------------------------------------------------------------
+
+
+def test_large_bodies_are_413(server: ServerProcess, client: httpx.Client) -> None:
+    response = client.post(PATH, json={"prompt": "x" * 20001})
+    assert response.status_code == 413 and "20000" in response.json()["error"]["message"]
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(64):
+            yield b"x" * 4096
+
+    headers = {"content-type": "application/json"}
+    try:
+        response = client.post(PATH, content=chunks(), headers=headers)
+        assert response.status_code == 413
+    except (httpx.WriteError, httpx.RemoteProtocolError):
+        pass  # closed while we were still sending
+    for length in (b"99999999999999999999999", b"10000000000"):
+        answer = exchange(server, HEAD + b"Content-Length: " + length + b"\r\n\r\n{")
+        assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
+
+
+def test_large_heads_are_431(server: ServerProcess, client: httpx.Client) -> None:
+    response = client.get("/health", headers={"X-Long": "x" * 3000})
+    assert response.status_code == 200
+    answer = exchange(server, b"GET /health HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
+    assert answer.startswith(b"HTTP/1.1 431") and b"4096" in answer
+    many = b"".join(b"X-%d: y\r\n" % i for i in range(2000))
+    assert exchange(server, b"GET /health HTTP/1.1\r\n" + many).startswith(b"HTTP/1.1 431")
+    url = b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert exchange(server, url).startswith(b"HTTP/1.1 431")
+
+
+def test_pipelined_requests_are_not_one_large_head(server: ServerProcess) -> None:
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert exchange(server, one * 200 + last).count(b"HTTP/1.1 200") == 201
+
+
+def test_slow_heads_and_bodies_are_cut_off(server: ServerProcess) -> None:
+    """Slowloris: the connection is closed, and the others never notice."""
+    with ThreadPoolExecutor(8) as pool:
+        silent = [pool.submit(exchange, server) for _ in range(3)]
+        heads = [pool.submit(exchange, server, b"GET /health HTT") for _ in range(3)]
+        body = HEAD + b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+        bodies = [pool.submit(exchange, server, body) for _ in range(2)]
+        with server.client() as client:
+            assert client.get("/health").status_code == 200
+        for answer in [*silent, *heads]:
+            assert answer.result(20).startswith(b"HTTP/1.1 408")
+        for answer in bodies:
+            assert b"HTTP/1.1 408" in answer.result(60)
+
+
+def test_a_client_that_takes_nothing_is_dropped() -> None:
+    """The stream's generator is closed, so its request is cancelled; also when it never began."""
+    closed: list[str] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"data: x\n\n"
+        finally:
+            closed.append("generator")
+
+    async def never(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def takes_the_head_only(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await never()
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def run() -> None:
+        stream = EventStream(events(), 0.05, lambda: closed.append("release"))
+        await asyncio.wait_for(stream({}, never, takes_the_head_only), 30)
+        assert closed == ["generator", "release"]
+        stream = EventStream(events(), 60, lambda: closed.append("release"))
+        await asyncio.wait_for(stream({}, gone, never), 30)
+        assert closed == ["generator", "release", "release"]
+
+    asyncio.run(run())
+
+
+def test_what_is_not_http_is_400(server: ServerProcess) -> None:
+    for junk in (b"\x16\x03\x01\x02\x00\x01\x00", b"HELO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        assert exchange(server, junk).startswith((b"HTTP/1.1 400", b"HTTP/1.1 408"))
+    smuggle = HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    assert exchange(server, smuggle).startswith(b"HTTP/1.1 4")
+
+
+# ---- origins -------------------------------------------------------------------------------------
+
+
+def test_cors_is_an_allow_list(client: httpx.Client, server: ServerProcess) -> None:
+    asked = {"Access-Control-Request-Method": "POST", "Origin": "https://app.example"}
+    with server.client() as anonymous:  # a preflight carries no key
+        answer = anonymous.options(PATH, headers=asked)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        evil = anonymous.options(PATH, headers={**asked, "Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in evil.headers
+    good = client.post(PATH, json={"prompt": "x"}, headers={"Origin": "https://app.example"})
+    assert good.status_code == 200
+    assert good.headers["access-control-allow-origin"] == "https://app.example"
+    bad = client.post(PATH, json={"prompt": "x"}, headers={"Origin": "https://evil.example"})
+    assert bad.status_code == 403 and "access-control-allow-origin" not in bad.headers
+    assert client.get("/health", headers={"Host": "llm.example"}).status_code == 200
+
+
+# ---- configuration -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"port": 70000},
+        {"api_keys": ("",)},
+        {"api_keys": ("schlüssel",)},
+        {"ssl_certfile": "x"},
+        {"log_format": "xml"},
+        {"drain_timeout": -1},
+    ],
+)
+def test_bad_server_settings_are_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError):
+        ServerConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "header_timeout", "max_queued"])
+def test_bad_limits_are_named(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        Limits(**{name: -1})
+
+
+def test_session_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    file.write_bytes(b"this is not SQLite at all, not even close" * 100)
+    with pytest.raises(InvalidInputError, match=r"s\.db"):
+        SessionStore(file)
+
+
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out",
+         certificate],
+        capture_output=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    options = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    with ServerProcess(*options, session_file=tmp_path / "s.db") as server:
+        url = server.wait_ready().url
+        trust = ssl.create_default_context(cafile=str(certificate))
+        assert url.startswith("https://")
+        assert httpx.get(f"{url}/health", verify=trust).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(url.replace("https", "http") + "/health")
+        assert server.stop() == 0

@@ -1,0 +1,103 @@
+"""schemathesis on /openapi.json: valid data and data that is wrong on purpose.
+
+Driven through its strategies, one server for all routes; its pytest plugin is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from server_helpers import ServerProcess
+
+EXAMPLES = 25
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(
+        "--max-num-seqs", "16", session_file=tmp_path_factory.mktemp("schema") / "s.db"
+    ) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def operations(server: ServerProcess) -> dict[str, Any]:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    found = [result.ok() for result in schema.get_all_operations()]
+    return {operation.label: operation for operation in found}
+
+
+def check(case: Any) -> Any:
+    """Whatever is sent: no 500, and an error is one of ours."""
+    if isinstance(case.body, dict) and type(case.body.get("max_tokens")) is int:
+        case.body["max_tokens"] = min(case.body["max_tokens"], 4)  # bounds the work, not the types
+    response = case.call(timeout=60)
+    assert response.status_code < 500, (response.status_code, response.text)
+    if response.status_code >= 400:
+        error = response.json()["error"]
+        assert error["message"] and "Traceback" not in error["message"]
+    return response
+
+
+def run_cases(operation: Any, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def run(case: Any) -> None:
+        response = check(case)
+        if mode is GenerationMode.NEGATIVE and operation.body:
+            assert response.status_code >= 400, (case.body, response.text)
+
+    run()
+
+
+ROUTES = {
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /tokenize",
+    "POST /detokenize",
+    "POST /v1/requests/{request_id}/cancel",
+    "POST /v1/sessions",
+    "GET /v1/sessions/{session_id}",
+    "PATCH /v1/sessions/{session_id}",
+    "DELETE /v1/sessions/{session_id}",
+    "GET /v1/models/{model}",
+}
+WITH_BODY = sorted(route for route in ROUTES if route.startswith(("POST", "PATCH")))
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+def test_data_of_the_right_shape(operations: dict[str, Any], route: str) -> None:
+    assert set(operations) >= ROUTES
+    run_cases(operations[route], GenerationMode.POSITIVE)
+
+
+@pytest.mark.parametrize("route", [r for r in WITH_BODY if "cancel" not in r])
+def test_data_of_the_wrong_shape_is_refused(operations: dict[str, Any], route: str) -> None:
+    run_cases(operations[route], GenerationMode.NEGATIVE)
+
+
+def test_the_server_is_alive_after_all_that(server: ServerProcess) -> None:
+    with server.client() as client:
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+    server.wait_idle()
+
+
+def test_every_request_schema_is_closed(server: ServerProcess) -> None:
+    """No request object of ours swallows a field that it does not know."""
+    with server.client() as client:
+        schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    ours = [s for n, s in schemas.items() if n.endswith(("Request", "Patch", "Message", "Part"))]
+    assert len(ours) >= 8
+    assert all(schema["additionalProperties"] is False for schema in ours)

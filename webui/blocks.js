@@ -1,0 +1,46 @@
+// The two blocks with parts of their own: code with its bar, and tables.
+
+import { copyButton, h } from "./dom.js";
+import { renderInline } from "./inline.js";
+
+export function codeBlock(language) {
+	const code = h("code");
+	const label = language.slice(0, 24);
+	const block = h("div", { class: "code" },
+		h("div", { class: "code-bar" }, h("span", { class: "code-language" }, label || "text"),
+			copyButton("Copy code", () => code.textContent, "icon-button code-copy")),
+		h("pre", { tabIndex: 0, "aria-label": label ? `${label} code` : "Code" }, code));
+	return { block, code };
+}
+
+/** A table with its head; `body` takes the rows, `align` has a class or null for each column. */
+export function tableBlock(head, separator) {
+	const align = cells(separator).map((cell) => cell.endsWith(":")
+		? (cell.startsWith(":") ? "center" : "right") : null);
+	const body = h("tbody");
+	const top = h("tr");
+	cells(head).forEach((cell, i) => top.append(
+		h("th", { class: align[i], scope: "col" }, ...renderInline(cell).nodes)));
+	const block = h("div", { class: "table", tabIndex: 0, role: "region", "aria-label": "Table" },
+		h("table", {}, h("thead", {}, top), body));
+	return { block, body, align };
+}
+
+export function tableRow(row, align) {
+	const texts = cells(row);
+	return h("tr", {}, ...align.map((side, i) =>
+		h("td", { class: side }, ...renderInline(texts[i] ?? "").nodes)));
+}
+
+/** The cells of a row; a `|` in code or behind a backslash divides nothing. */
+export function cells(row) {
+	const found = [""];
+	let inCode = false;
+	for (const piece of row.trim().replace(/^\|/, "").match(/\\.|[`|]|[^\\`|]+|\\/g) ?? []) {
+		if (piece === "`") inCode = !inCode;
+		if (piece === "|" && !inCode) found.push("");
+		else found[found.length - 1] += piece === "\\|" ? "|" : piece;
+	}
+	if (found.length > 1 && !found.at(-1).trim()) found.pop();
+	return found.map((cell) => cell.trim());
+}

@@ -1,0 +1,171 @@
+// Asking the server, for any number of chats at once. A run writes to its own message and to nothing
+// else; what is shown follows from the messages. However a run ends, the chat can be used again.
+
+import * as api from "./api.js";
+import { Emitter } from "./events.js";
+
+/** Emits `progress` (chat, message), `state` (chat), `unauthorized`. */
+export class Conversations extends Emitter {
+	#store;
+	#runs = new Map(); // chat id -> {controller, message}
+
+	constructor(store) {
+		super();
+		this.#store = store;
+	}
+
+	isRunning(chat) {
+		return this.#runs.has(chat.id);
+	}
+
+	/** The message that is being written in a chat, or null. */
+	writing(chat) {
+		return this.#runs.get(chat.id)?.message ?? null;
+	}
+
+	send(chat, text) {
+		const before = chat.messages;
+		if (!chat.named && !before.length) chat.title = titleOf(text);
+		chat.draft = "";
+		return this.#ask(chat, [...before, { role: "user", content: text }], before, () => {
+			chat.draft = [text, chat.draft].filter(Boolean).join("\n\n");
+			return { kind: "send" };
+		});
+	}
+
+	/** Answers message `index` anew: everything from there on is replaced. */
+	regenerate(chat, index) {
+		return this.#ask(chat, chat.messages.slice(0, index), chat.messages,
+			() => ({ kind: "regenerate", index }));
+	}
+
+	/** Replaces a user message and everything after it. On failure the text goes to `onBack`. */
+	edit(chat, index, text, onBack) {
+		const before = chat.messages;
+		if (!chat.named && index === 0) chat.title = titleOf(text);
+		return this.#ask(chat, [...before.slice(0, index), { role: "user", content: text }], before,
+			() => onBack(text));
+	}
+
+	/** Goes on with the last answer. */
+	resume(chat) {
+		const message = chat.messages.at(-1);
+		return this.#run(chat, message, chat.messages, () => {}, { ...message });
+	}
+
+	stop(chat) {
+		this.#runs.get(chat.id)?.controller.abort();
+	}
+
+	#ask(chat, messages, before, giveBack) {
+		const message = { role: "assistant", content: "", finish: null, usage: null, stats: null, failure: null };
+		chat.messages = [...messages, message];
+		return this.#run(chat, message, before, giveBack, null);
+	}
+
+	/**
+	 * When nothing came, the messages are `before` again, and `giveBack` returns what was typed to its
+	 * place; its result says how to try again. `earlier`: a message that is continued, as it was.
+	 */
+	async #run(chat, message, before, giveBack, earlier) {
+		if (this.#runs.has(chat.id)) throw new Error("this chat is being answered already");
+		const run = { controller: new AbortController(), message };
+		const { signal } = run.controller;
+		const requestId = api.newRequestId();
+		this.#runs.set(chat.id, run);
+		this.#store.busy.add(chat.id);
+		chat.failure = null;
+		Object.assign(message, { finish: null, failure: null });
+		const prompt = wire(chat, earlier !== null);
+		this.#store.save(chat, true);
+		this.emit("state", chat);
+
+		const clock = new Clock();
+		let failure = null;
+		try {
+			for await (const part of api.generate(prompt, chat.settings, { signal, requestId })) {
+				if (signal.aborted) break;
+				clock.note(part);
+				message.content += part.text;
+				message.stats = clock.stats(message.stats);
+				if (part.usage) message.usage = part.usage;
+				if (part.finish) message.finish = part.finish;
+				this.#store.saveSoon(chat);
+				this.emit("progress", { chat, message });
+			}
+			if (message.finish === "error") throw new api.ApiError("The engine failed on this answer.", { requestId });
+		} catch (error) {
+			if (!signal.aborted) failure = describe(error, requestId);
+		}
+		if (signal.aborted) message.finish = "stopped";
+		this.#runs.delete(chat.id);
+		this.#store.busy.delete(chat.id);
+		const nothing = message.content === (earlier?.content ?? "");
+		if ((failure || signal.aborted) && nothing) {
+			if (earlier) Object.assign(message, earlier);
+			chat.messages = before;
+			const again = giveBack() ?? null;
+			if (failure) failure.again = again;
+		}
+		if (failure) {
+			const place = nothing && !earlier ? chat : message;
+			place.failure = failure;
+			if (place === message) message.finish = "error";
+		}
+		this.#store.save(chat, true);
+		this.emit("state", chat);
+		if (failure?.status === 401) this.emit("unauthorized");
+	}
+}
+
+/** The messages as the server gets them. An open answer is left out unless it is continued. */
+function wire(chat, resume) {
+	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
+	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
+	return [...system, ...messages.map(({ role, content }) => ({ role, content }))];
+}
+
+function describe(error, requestId) {
+	const known = error instanceof api.ApiError;
+	if (!known) console.error(error); // a bug of this page
+	return {
+		text: known ? error.message : `This page failed: ${error.message}`,
+		status: known ? error.status : 0,
+		requestId: error.requestId ?? requestId,
+		retryAt: error.retryAfter === null || !known ? null : Date.now() + 1000 * error.retryAfter,
+	};
+}
+
+function titleOf(text) {
+	const line = text.trim().split("\n", 1)[0].replace(/\s+/g, " ");
+	return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line || "New chat";
+}
+
+/** Time to the first token and tokens per second after it, as the page sees them. */
+class Clock {
+	#start = performance.now();
+	#first = null;
+	#last = null;
+	#parts = 0;
+	#tokens = null; // the server's own count, once known
+
+	note({ text, usage }) {
+		if (text) {
+			this.#last = performance.now();
+			this.#first ??= this.#last;
+			this.#parts += 1; // nearly always one token
+		}
+		if (usage) this.#tokens = usage.completion;
+	}
+
+	stats(before) {
+		if (this.#first === null) return before;
+		const seconds = (this.#last - this.#first) / 1000;
+		const tokens = this.#tokens ?? this.#parts;
+		return {
+			firstToken: Math.round(this.#first - this.#start), // ms
+			rate: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null, // tokens/s
+			tokens,
+		};
+	}
+}

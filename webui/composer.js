@@ -1,0 +1,81 @@
+// Where people write. The draft belongs to its chat, so switching never loses or mixes text.
+
+import { byId } from "./dom.js";
+
+export class Composer {
+	#store;
+	#chats;
+	#area = byId("prompt");
+	#send = byId("send");
+	#stop = byId("stop");
+	#editLast;
+
+	/** `editLast`: opens the last user message for editing, as ArrowUp does in an empty field. */
+	constructor(store, chats, editLast) {
+		this.#store = store;
+		this.#chats = chats;
+		this.#editLast = editLast;
+		this.#area.addEventListener("input", () => {
+			store.active.draft = this.#area.value;
+			store.saveSoon(store.active);
+			this.#refresh();
+		});
+		this.#area.addEventListener("keydown", (event) => this.#key(event));
+		byId("composer").addEventListener("submit", (event) => {
+			event.preventDefault();
+			this.submit();
+		});
+		this.#stop.addEventListener("click", () => this.cancel());
+		store.on("active", () => this.load());
+		chats.on("state", (chat) => chat === store.active && this.load());
+	}
+
+	focus() {
+		this.#area.focus();
+	}
+
+	/** Shows the draft of the active chat and whether it can be sent. */
+	load() {
+		const { draft } = this.#store.active;
+		if (this.#area.value !== draft) this.#area.value = draft;
+		this.#refresh();
+	}
+
+	/** Sends `text`, or what was written. While an answer is being written, nothing happens. */
+	submit(text = this.#area.value) {
+		const chat = this.#store.active;
+		if (!text.trim() || this.#chats.isRunning(chat)) return;
+		this.#chats.send(chat, text.trim());
+		this.focus();
+	}
+
+	/** Stops the answer of the chat that is shown; false when there is none. */
+	cancel() {
+		const chat = this.#store.active;
+		if (!this.#chats.isRunning(chat)) return false;
+		this.#chats.stop(chat);
+		this.focus();
+		return true;
+	}
+
+	#key(event) {
+		if (event.isComposing || event.keyCode === 229) return; // an input method is at work
+		if (event.key === "Enter" && !event.shiftKey && !event.altKey) {
+			event.preventDefault();
+			this.submit();
+		} else if (event.key === "ArrowUp" && !this.#area.value && this.#editLast()) {
+			event.preventDefault();
+		}
+	}
+
+	#refresh() {
+		const running = this.#chats.isRunning(this.#store.active);
+		this.#send.hidden = running;
+		this.#stop.hidden = !running;
+		this.#send.disabled = !this.#area.value.trim();
+		if (!CSS.supports("field-sizing", "content")) {
+			this.#area.style.height = "auto";
+			this.#area.style.height = `${this.#area.scrollHeight}px`;
+		}
+	}
+}

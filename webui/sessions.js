@@ -1,0 +1,133 @@
+// The list of chats: search, rename, delete with undo, switch.
+
+import { byId, h, iconButton, toast } from "./dom.js";
+
+const DAY = 86_400_000;
+
+export class Sessions {
+	#store;
+	#chats;
+	#onPick;
+	#list = byId("chats");
+	#search = byId("search");
+
+	/** `onPick`: called after somebody chose a chat. */
+	constructor(store, chats, onPick) {
+		this.#store = store;
+		this.#chats = chats;
+		this.#onPick = onPick;
+		this.#search.addEventListener("input", () => this.render());
+		this.#search.addEventListener("keydown", (event) => {
+			if (event.key === "Escape" && this.#search.value) {
+				this.#search.value = "";
+				this.render();
+				event.stopPropagation();
+			} else if (event.key === "Enter" || event.key === "ArrowDown") {
+				event.preventDefault();
+				this.#list.querySelector("button.chat")?.focus();
+			}
+		});
+		this.#list.addEventListener("keydown", (event) => this.#key(event));
+		store.on("list", () => this.render());
+		store.on("active", () => this.render());
+		chats.on("state", () => this.render());
+	}
+
+	focusSearch() {
+		this.#search.focus();
+		this.#search.select();
+	}
+
+	render() {
+		if (this.#list.querySelector("input")) return; // a name is being typed
+		const focused = this.#list.contains(document.activeElement)
+			? document.activeElement.closest("li")?.dataset.id : null;
+		const words = this.#search.value.toLowerCase().split(/\s+/).filter(Boolean);
+		const chats = this.#store.all().filter((chat) => matches(chat, words)
+			&& (chat.messages.length || chat.id === this.#store.activeId));
+		const groups = new Map();
+		for (const chat of chats) {
+			const name = ageOf(chat.updated);
+			if (!groups.has(name)) groups.set(name, []);
+			groups.get(name).push(chat);
+		}
+		this.#list.replaceChildren(...[...groups].map(([name, group]) => h("section", {},
+			h("h2", {}, name), h("ul", {}, ...group.map((chat) => this.#row(chat))))));
+		if (!chats.length) this.#list.append(h("p", { class: "hint" }, "No chat matches."));
+		if (focused) this.#list.querySelector(`[data-id="${focused}"] button`)?.focus();
+	}
+
+	#row(chat) {
+		const active = chat.id === this.#store.activeId;
+		const running = this.#chats.isRunning(chat);
+		const open = h("button", { type: "button", class: "chat", title: chat.title,
+			onclick: () => { this.#store.activate(chat.id); this.#onPick(); },
+			ondblclick: () => this.#rename(chat) },
+		h("span", { class: "chat-title" }, chat.title),
+		running ? h("span", { class: "pulse", role: "img", "aria-label": "answering" }) : null);
+		if (active) open.setAttribute("aria-current", "page");
+		return h("li", { data: { id: chat.id }, class: active ? "active" : "" }, open,
+			iconButton("edit", `Rename “${chat.title}”`, () => this.#rename(chat)),
+			iconButton("trash", `Delete “${chat.title}”`, () => this.#delete(chat)));
+	}
+
+	#rename(chat) {
+		const row = this.#list.querySelector(`[data-id="${chat.id}"]`);
+		const field = h("input", { value: chat.title, class: "rename", maxLength: 200, "aria-label": "Name of the chat" });
+		let done = false;
+		const close = (keep) => {
+			if (done) return;
+			done = true;
+			const title = field.value.trim();
+			if (keep && title && title !== chat.title) {
+				Object.assign(chat, { title, named: true });
+				this.#store.save(chat);
+			}
+			field.remove();
+			this.#store.emit("list");
+			this.#list.querySelector(`[data-id="${chat.id}"] button`)?.focus();
+		};
+		field.addEventListener("keydown", (event) => {
+			event.stopPropagation();
+			if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+			event.preventDefault(); // or Enter would press the button that gets the focus
+			close(event.key === "Enter");
+		});
+		field.addEventListener("blur", () => close(true));
+		row.replaceChildren(field);
+		field.select();
+	}
+
+	#delete(chat) {
+		this.#chats.stop(chat);
+		this.#store.remove(chat.id);
+		toast(`“${chat.title.slice(0, 40)}” was deleted`, "Undo", () => {
+			this.#store.add(chat);
+			this.#store.activate(chat.id);
+		});
+		byId("prompt").focus();
+	}
+
+	/** Arrows walk the list. */
+	#key(event) {
+		const row = event.target.closest("li");
+		const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+		if (!step) return;
+		event.preventDefault();
+		const rows = [...this.#list.querySelectorAll("li")];
+		rows[rows.indexOf(row) + step]?.firstChild.focus();
+	}
+}
+
+function matches(chat, words) {
+	if (!words.length) return true;
+	const text = [chat.title, ...chat.messages.map(({ content }) => content)].join("\n").toLowerCase();
+	return words.every((word) => text.includes(word));
+}
+
+function ageOf(time) {
+	const today = new Date().setHours(0, 0, 0, 0);
+	if (time >= today) return "Today";
+	if (time >= today - DAY) return "Yesterday";
+	return time >= today - 7 * DAY ? "Last seven days" : "Older";
+}

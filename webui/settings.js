@@ -1,0 +1,155 @@
+// The settings of the chat that is shown. An empty field means: what the server does by itself.
+
+import * as api from "./api.js";
+import { byId, h, toast } from "./dom.js";
+import { writeDefaults } from "./store.js";
+
+// name, label, type, attributes, hint
+const FIELDS = [
+	["model", "Model", "select", {}, ""],
+	["system", "System prompt", "text", { rows: 3 }, ""],
+	["temperature", "Temperature", "number", { min: 0, max: 100, step: "any" }, "0: always the likeliest token"],
+	["top_p", "Top-p", "number", { min: 0.0001, max: 1, step: "any" }, "1 = off"],
+	["top_k", "Top-k", "integer", { min: -1, max: 2147483647 }, "0 = off"],
+	["min_p", "Min-p", "number", { min: 0, max: 1, step: "any" }, "0 = off"],
+	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Of an answer"],
+	["seed", "Seed", "integer", { min: 0, max: Number.MAX_SAFE_INTEGER }, "Makes answers repeatable"],
+	["stop", "Stop strings", "lines", { rows: 2 }, "One in each line; \\n is a line break"],
+	["stream", "Stream the answer as it is written", "switch", {}, ""],
+	["reuse_prefix", "Reuse computed prefixes (KV cache)", "switch", {}, ""],
+];
+
+export class Settings {
+	#store;
+	#dialog = byId("settings");
+	#inputs = new Map();
+	#models = [];
+
+	constructor(store) {
+		this.#store = store;
+		byId("settings-fields").append(...FIELDS.map((field) => this.#field(...field)));
+		byId("settings-open").addEventListener("click", () => this.open());
+		byId("settings-close").addEventListener("click", () => this.#dialog.close());
+		byId("settings-reset").addEventListener("click", () => {
+			this.#keep({});
+			this.#fill();
+		});
+		byId("settings-default").addEventListener("click", () => {
+			writeDefaults(store.active.settings);
+			toast("New chats will begin with these settings");
+		});
+		this.#dialog.addEventListener("change", () => this.#read());
+		this.#dialog.addEventListener("click", (event) => event.target === this.#dialog && this.#dialog.close());
+		byId("key-form").addEventListener("submit", (event) => {
+			event.preventDefault();
+			this.#saveKey();
+		});
+		byId("key-change").addEventListener("click", () => this.askForKey());
+		byId("key-close").addEventListener("click", () => byId("key").close());
+		byId("key-change").hidden = !localStorage.getItem("llaisys:key");
+		api.setApiKey(localStorage.getItem("llaisys:key") ?? "");
+		store.on("active", () => this.#title());
+	}
+
+	open() {
+		this.#fill();
+		this.#dialog.showModal();
+	}
+
+	/** Asks the server what it has; waits for it while it loads. */
+	async loadModels() {
+		let trouble = "loading the model…";
+		try {
+			this.#models = await api.models();
+			if (this.#models.length) return this.#title();
+		} catch (error) {
+			if (error.status === 401) return this.askForKey();
+			if (!error.status) trouble = "no connection";
+		}
+		byId("model-name").textContent = trouble;
+		setTimeout(() => this.loadModels(), 2000);
+	}
+
+	askForKey() {
+		byId("key-change").hidden = false;
+		if (byId("key").open) return;
+		byId("key-input").value = localStorage.getItem("llaisys:key") ?? "";
+		byId("key").showModal();
+	}
+
+	#saveKey() {
+		const key = byId("key-input").value.trim();
+		if (key) localStorage.setItem("llaisys:key", key);
+		else localStorage.removeItem("llaisys:key");
+		api.setApiKey(key);
+		byId("key").close();
+		this.loadModels();
+	}
+
+	get #model() {
+		const { model } = this.#store.active.settings;
+		return this.#models.find(({ id }) => id === model) ?? this.#models[0];
+	}
+
+	#title() {
+		byId("model-name").textContent = this.#model?.id ?? "";
+	}
+
+	#field(name, label, type, attributes, hint) {
+		const id = `set-${name}`;
+		const input = type === "select" ? h("select", { id })
+			: type === "text" || type === "lines" ? h("textarea", { id, ...attributes })
+				: type === "switch" ? h("input", { id, type: "checkbox" })
+					: h("input", { id, type: "number", ...attributes });
+		this.#inputs.set(name, { input, type });
+		const help = hint ? h("small", { id: `${id}-hint` }, hint) : null;
+		if (help) input.setAttribute("aria-describedby", help.id);
+		return h("div", { class: `field ${type}` }, h("label", { htmlFor: id }, label), input, help);
+	}
+
+	#fill() {
+		const { settings } = this.#store.active;
+		const defaults = this.#model?.defaults ?? {};
+		this.#inputs.get("model").input.replaceChildren(
+			...this.#models.map(({ id }) => h("option", { value: id }, id)));
+		for (const [name, { input, type }] of this.#inputs) {
+			const value = settings[name];
+			if (type === "switch") input.checked = value !== false;
+			else if (type === "select") input.value = this.#model?.id ?? "";
+			else if (type === "lines") input.value = (value ?? []).map(escapeLine).join("\n");
+			else input.value = value ?? "";
+			input.placeholder = type === "text" || type === "lines" ? "" : String(defaults[name] ?? "default");
+		}
+		const limit = this.#model?.maxLength;
+		if (limit && !defaults.max_tokens) this.#inputs.get("max_tokens").input.placeholder = `up to ${limit}`;
+	}
+
+	/** Takes over what is valid; the browser marks what is not. */
+	#read() {
+		const { model } = this.#store.active.settings;
+		const settings = model && !this.#models.length ? { model } : {};
+		for (const [name, { input, type }] of this.#inputs) {
+			if (!input.checkValidity()) continue;
+			const value = input.value;
+			if (type === "switch") {
+				if (!input.checked) settings[name] = false;
+			} else if (type === "lines") {
+				const lines = value.split("\n").filter(Boolean).map(unescapeLine);
+				if (lines.length) settings[name] = lines;
+			} else if (value.trim() && !(type === "select" && value === this.#models[0]?.id)) {
+				settings[name] = type === "number" || type === "integer" ? Number(value) : value;
+			}
+		}
+		this.#keep(settings);
+	}
+
+	#keep(settings) {
+		const chat = this.#store.active;
+		chat.settings = settings;
+		this.#store.save(chat);
+		this.#title();
+	}
+}
+
+const escapeLine = (text) => text.replaceAll("\\", "\\\\").replaceAll("\n", "\\n").replaceAll("\t", "\\t");
+const unescapeLine = (text) => text.replace(/\\([\\nt])/g, (_, char) => ({ n: "\n", t: "\t" })[char] ?? "\\");

@@ -1,0 +1,151 @@
+// The conversation that is shown: its messages, the empty page, failures, and where it is scrolled.
+
+import { announce, byId, h, icon, toast } from "./dom.js";
+import { failureCard } from "./failure.js";
+import { messageView } from "./message.js";
+
+const NEAR = 80; // pixels from the end that still count as the end
+
+export class Thread {
+	#store;
+	#chats;
+	#submit; // sends what is in the composer
+	#views = new Map(); // message -> view
+	#frame = 0;
+	#follow = true;
+	#scroller = byId("thread");
+	#list = byId("messages");
+	#end = byId("thread-end");
+	#jump = byId("jump");
+
+	constructor(store, chats, submit) {
+		this.#store = store;
+		this.#chats = chats;
+		this.#submit = submit;
+		store.on("active", () => this.show());
+		chats.on("progress", ({ chat }) => chat === store.active && this.#later());
+		chats.on("state", (chat) => {
+			if (chat !== store.active) return;
+			const running = chats.isRunning(chat);
+			announce(running ? "Answering" : chat.failure ? "" : "The answer is complete");
+			if (running) this.#follow = true;
+			this.#update();
+		});
+		this.#scroller.addEventListener("scroll", () => this.#noticeScroll(), { passive: true });
+		this.#jump.addEventListener("click", () => {
+			this.#follow = true;
+			this.#scrollToEnd();
+		});
+		new ResizeObserver(() => this.#scrollToEnd()).observe(this.#scroller);
+		for (const button of byId("empty").querySelectorAll("[data-prompt]")) {
+			button.addEventListener("click", () => this.#submit(button.textContent));
+		}
+	}
+
+	/** Shows the active chat from its end. */
+	show() {
+		this.#views.clear();
+		this.#follow = true;
+		this.#update();
+	}
+
+	/** Opens the editor of the last user message; false when there is none to edit. */
+	editLast() {
+		const chat = this.#store.active;
+		const last = chat.messages.findLast(({ role }) => role === "user");
+		if (!last || this.#chats.isRunning(chat)) return false;
+		this.#views.get(last).edit(last.content);
+		return true;
+	}
+
+	#later() {
+		this.#frame ||= requestAnimationFrame(() => {
+			this.#frame = 0;
+			const chat = this.#store.active;
+			const message = this.#chats.writing(chat);
+			if (!message) return;
+			this.#views.get(message)?.sync({ running: true, writing: true, last: true });
+			this.#scrollToEnd();
+		});
+	}
+
+	#update() {
+		const chat = this.#store.active;
+		const running = this.#chats.isRunning(chat);
+		const writing = this.#chats.writing(chat);
+		const views = new Map();
+		for (const message of chat.messages) {
+			const view = this.#views.get(message) ?? messageView(message, this.#actions(chat));
+			view.sync({ running, writing: message === writing, last: message === chat.messages.at(-1) });
+			views.set(message, view);
+		}
+		this.#views = views;
+		const elements = [...views.values()].map(({ element }) => element);
+		for (const old of [...this.#list.children]) if (!elements.includes(old)) old.remove();
+		elements.forEach((element, i) => {
+			if (this.#list.children[i] !== element) this.#list.insertBefore(element, this.#list.children[i] ?? null);
+		});
+		byId("empty").hidden = Boolean(chat.messages.length || chat.failure);
+		this.#end.replaceChildren(...this.#ending(chat, running));
+		this.#scrollToEnd();
+	}
+
+	#ending(chat, running) {
+		if (running) return [];
+		const { failure, messages } = chat;
+		if (failure) {
+			const again = { send: () => this.#submit(), regenerate: () => this.#chats.regenerate(chat, failure.again.index) };
+			return [failureCard(failure, failure.again && again[failure.again.kind])];
+		}
+		if (messages.at(-1)?.role !== "user") return [];
+		return [h("div", { class: "cut" }, h("span", {}, "No answer yet."),
+			h("button", { type: "button", class: "button quiet",
+				onclick: () => this.#chats.regenerate(chat, messages.length) }, icon("play"), "Answer"))];
+	}
+
+	#actions(chat) {
+		const place = (message) => chat.messages.indexOf(message);
+		return {
+			edit: (message, text) => {
+				const index = place(message);
+				this.#replace(chat, () => this.#chats.edit(chat, index, text,
+					(back) => queueMicrotask(() => this.#views.get(chat.messages[index])?.edit(back))));
+			},
+			regenerate: (message) => this.#replace(chat, () => this.#chats.regenerate(chat, place(message))),
+			resume: () => this.#chats.resume(chat),
+			fork: (message) => {
+				const messages = structuredClone(chat.messages.slice(0, place(message) + 1));
+				const copy = this.#store.create(chat.settings);
+				Object.assign(copy, { messages, title: chat.title, named: true });
+				this.#store.save(copy, true);
+				this.#store.emit("list");
+				this.#store.activate(copy.id);
+			},
+		};
+	}
+
+	/** Runs something that replaces messages, and offers to have them back. */
+	#replace(chat, run) {
+		const before = chat.messages;
+		run();
+		toast("The earlier answer was replaced", "Undo", async () => {
+			this.#chats.stop(chat);
+			while (this.#chats.isRunning(chat)) await new Promise((resume) => setTimeout(resume, 20));
+			chat.messages = before;
+			chat.failure = null;
+			this.#store.save(chat, true);
+			if (chat === this.#store.active) this.#update();
+		});
+	}
+
+	#noticeScroll() {
+		const { scrollTop, scrollHeight, clientHeight } = this.#scroller;
+		this.#follow = scrollHeight - scrollTop - clientHeight < NEAR;
+		this.#jump.hidden = this.#follow;
+	}
+
+	#scrollToEnd() {
+		if (this.#follow) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+		else this.#noticeScroll();
+	}
+}
