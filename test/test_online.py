@@ -392,7 +392,7 @@ def test_a_small_pool_serves_many_requests_exactly(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_holds_up_nobody(server: ServerProcess) -> None:
-    body = {**LONG, "stream": True, "logprobs": 20, "max_tokens": 150}
+    body = {**LONG, "stream": True, "logprobs": 20, "max_tokens": 80}
     slow = raw_request(server, body)
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     with server.client() as client:

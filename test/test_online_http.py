@@ -612,7 +612,11 @@ def test_only_one_turn_of_a_session_at_a_time(tmp_path: Path) -> None:
 
         def long_turn() -> None:
             body = chat(session_id="one", max_tokens=400, ignore_eos=True, stream=True)
-            with server.client() as client, client.stream("POST", CHAT, json=body) as response:
+            headers = {"X-Request-Id": "long-turn"}
+            with (
+                server.client() as client,
+                client.stream("POST", CHAT, json=body, headers=headers) as response,
+            ):
                 for _ in sse_events(response):
                     started.set()
 
@@ -623,7 +627,9 @@ def test_only_one_turn_of_a_session_at_a_time(tmp_path: Path) -> None:
             assert error_of(client.post(CHAT, json=chat(session_id="one")), 409)
             found = client.post("/v1/requests/unknown/cancel")
             assert error_of(found, 404)["code"] == "request_not_found"
-        server.process.terminate()
-        server.process.terminate()
-        thread.join(30)
-        assert not thread.is_alive()
+            assert client.post("/v1/requests/long-turn/cancel").json()["cancelled"] is True
+            thread.join(30)
+            assert not thread.is_alive()
+            kept = client.get("/v1/sessions/one")
+            assert kept.status_code == 404  # a cancelled turn is not stored
+            assert client.post(CHAT, json=chat(session_id="one")).status_code == 200

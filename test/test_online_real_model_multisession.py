@@ -29,7 +29,7 @@ QUESTIONS = [
     "Who wrote Hamlet?",
     "Name a planet.",
 ]
-TOKENS = 16
+TOKENS = 12
 
 
 @pytest.fixture(scope="module")

@@ -158,14 +158,27 @@ class Person:
         )
 
 
-@pytest.fixture
-def tester(browser: Any, fake: FakeServer) -> Iterator[Person]:
-    fake.reset()
+@pytest.fixture(scope="module")
+def shelf(browser: Any, fake: FakeServer) -> Iterator[Any]:
+    """A context whose cache has the page's files, and a page of it that can empty its storage."""
     context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme="light")
+    janitor = context.new_page()
+    janitor.goto(f"{fake.url}icon.svg")
+    yield context, janitor
+    context.close()
+
+
+@pytest.fixture
+def tester(shelf: Any, fake: FakeServer) -> Iterator[Person]:
+    context, janitor = shelf
+    fake.reset()
+    janitor.evaluate("localStorage.clear()")
     tester = Person(context, fake.url)
     yield tester
+    for page in context.pages:
+        if page != janitor:
+            page.close()
     tester.check()
-    context.close()
 
 
 # ---- asking --------------------------------------------------------------------------------------

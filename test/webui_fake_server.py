@@ -132,7 +132,8 @@ class Handler(BaseHTTPRequestHandler):
         if file.is_file() and file.parent == WEBUI:
             kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
             kind = "text/javascript" if file.suffix == ".js" else kind
-            self._send(200, file.read_bytes(), kind, {"Content-Security-Policy": CSP})
+            headers = {"Content-Security-Policy": CSP, "Cache-Control": "max-age=600"}
+            self._send(200, file.read_bytes(), kind, headers)
         elif not self._allowed():
             self._refuse(401, "a valid API key is needed: Authorization: Bearer KEY")
         elif path == "/v1/models":
@@ -233,7 +234,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Request-Id", self.request_id)
-        self.send_header("Cache-Control", "no-store")
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()

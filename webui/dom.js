@@ -20,7 +20,7 @@ export function h(tag, props = {}, ...children) {
 
 /** A button with an icon; `label` is its accessible name and its tooltip. */
 export function iconButton(name, label, onclick, className = "icon-button") {
-	return h("button", { type: "button", class: className, title: label, "aria-label": label, onclick },
+	return h("button", { class: className, title: label, "aria-label": label, onclick },
 		icon(name));
 }
 
@@ -71,7 +71,7 @@ export function toast(text, action, run) {
 	clearTimeout(toastTimer);
 	const close = () => box.replaceChildren();
 	box.replaceChildren(h("div", { class: "toast" }, h("span", {}, text),
-		action ? h("button", { type: "button", class: "link", onclick: () => { close(); run(); } }, action)
+		action ? h("button", { class: "link", onclick: () => { close(); run(); } }, action)
 			: null,
 		iconButton("close", "Dismiss", close)));
 	toastTimer = setTimeout(close, action ? 10_000 : 5_000);

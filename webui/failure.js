@@ -26,7 +26,7 @@ export function failureCard(failure, retry) {
 }
 
 function retryButton(retryAt, retry) {
-	const button = h("button", { type: "button", class: "button", onclick: retry }, "Try again");
+	const button = h("button", { class: "button", onclick: retry }, "Try again");
 	const tick = () => {
 		const left = Math.ceil(((retryAt ?? 0) - Date.now()) / 1000);
 		button.disabled = left > 0;

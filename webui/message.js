@@ -49,8 +49,8 @@ class UserView {
 			event.stopPropagation();
 		});
 		this.editor = h("div", { class: "editor" }, area, h("div", { class: "row end" },
-			h("button", { type: "button", class: "button quiet", onclick: close }, "Cancel"),
-			h("button", { type: "button", class: "button", onclick: save }, "Send")));
+			h("button", { class: "button quiet", onclick: close }, "Cancel"),
+			h("button", { class: "button", onclick: save }, "Send")));
 		this.text.replaceWith(this.editor);
 		this.element.classList.add("editing");
 		area.focus();
@@ -114,7 +114,7 @@ class AnswerView {
 		if (message.failure) parts.push(failureCard(message.failure, null));
 		if (last && (cut || message.failure)) {
 			parts.push(h("div", { class: "cut" }, cut ? h("span", {}, cut) : null,
-				h("button", { type: "button", class: "button quiet", disabled: running,
+				h("button", { class: "button quiet", disabled: running,
 					onclick: () => actions.resume(message) }, icon("play"), "Continue")));
 		}
 		const tools = h("div", { class: "tools" },

@@ -60,7 +60,7 @@ export class Sessions {
 	#row(chat) {
 		const active = chat.id === this.#store.activeId;
 		const running = this.#chats.isRunning(chat);
-		const open = h("button", { type: "button", class: "chat", title: chat.title,
+		const open = h("button", { class: "chat", title: chat.title,
 			onclick: () => { this.#store.activate(chat.id); this.#onPick(); },
 			ondblclick: () => this.#rename(chat) },
 		h("span", { class: "chat-title" }, chat.title),

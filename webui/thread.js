@@ -99,7 +99,7 @@ export class Thread {
 		}
 		if (messages.at(-1)?.role !== "user") return [];
 		return [h("div", { class: "cut" }, h("span", {}, "No answer yet."),
-			h("button", { type: "button", class: "button quiet",
+			h("button", { class: "button quiet",
 				onclick: () => this.#chats.regenerate(chat, messages.length) }, icon("play"), "Answer"))];
 	}
 

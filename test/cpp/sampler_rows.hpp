@@ -1,0 +1,131 @@
+// Rows of sampling parameters and draws from them; for the tests of the sampler. To be included once.
+#pragma once
+
+#include "check.hpp"
+#include "device/runtime.hpp"
+#include "runtime/runner/sampler.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+
+namespace sampler_test {
+
+using namespace llaisys;
+using namespace llaisys::runtime;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr uint8_t kPenalties = LLAISYS_SAMPLER_PENALTIES,
+                  kTemperature = LLAISYS_SAMPLER_TEMPERATURE, kTopK = LLAISYS_SAMPLER_TOP_K,
+                  kTopP = LLAISYS_SAMPLER_TOP_P, kMinP = LLAISYS_SAMPLER_MIN_P;
+
+inline const device::Stream &stream(int n_threads = 1) {
+    static std::map<int, std::unique_ptr<device::Stream>> streams;
+    auto &entry = streams[n_threads];
+    if (!entry) {
+        entry = std::make_unique<device::Stream>(LLAISYS_DEVICE_CPU, 0, n_threads);
+    }
+    return *entry;
+}
+
+// One row's parameters, before they are laid out by column.
+struct Row {
+    float temperature = 1, top_p = 1, min_p = 0, repetition = 1, presence = 0, frequency = 0;
+    int32_t top_k = 0, choice = 0, output = 0, n_logprobs = -1, mask = -1;
+    uint64_t seed = 0;
+    int64_t position = 0, seq = 0;
+    std::vector<uint8_t> chain{kPenalties, kTemperature, kTopK, kTopP, kMinP};
+    std::vector<std::pair<int32_t, float>> bias;
+};
+
+// Columns of rows; owns what the metadata points to.
+struct Columns {
+    std::vector<int32_t> outputs, top_k, choices, chain_offsets{0}, bias_offsets{0}, bias_ids,
+        n_logprobs, mask_rows;
+    std::vector<int64_t> seqs, positions;
+    std::vector<float> temperature, top_p, min_p, repetition, presence, frequency, bias_values;
+    std::vector<uint64_t> seeds;
+    std::vector<uint8_t> chain;
+    std::vector<uint32_t> masks;
+
+    explicit Columns(const std::vector<Row> &rows, std::vector<uint32_t> mask_words = {})
+        : masks(std::move(mask_words)) {
+        for (const Row &row : rows) {
+            outputs.push_back(row.output);
+            top_k.push_back(row.top_k);
+            choices.push_back(row.choice);
+            n_logprobs.push_back(row.n_logprobs);
+            mask_rows.push_back(row.mask);
+            seqs.push_back(row.seq);
+            positions.push_back(row.position);
+            temperature.push_back(row.temperature);
+            top_p.push_back(row.top_p);
+            min_p.push_back(row.min_p);
+            repetition.push_back(row.repetition);
+            presence.push_back(row.presence);
+            frequency.push_back(row.frequency);
+            seeds.push_back(row.seed);
+            chain.insert(chain.end(), row.chain.begin(), row.chain.end());
+            chain_offsets.push_back(int32_t(chain.size()));
+            for (const auto &entry : row.bias) {
+                bias_ids.push_back(entry.first);
+                bias_values.push_back(entry.second);
+            }
+            bias_offsets.push_back(int32_t(bias_ids.size()));
+        }
+    }
+    LlaisysSamplingMetadata view(int64_t vocab = 1) const {
+        LlaisysSamplingMetadata s = {};
+        s.struct_size = sizeof s;
+        s.n_rows = int32_t(outputs.size());
+        s.rows = outputs.data();
+        s.seq_ids = seqs.data();
+        s.temperature = temperature.data();
+        s.top_p = top_p.data();
+        s.min_p = min_p.data();
+        s.repetition_penalty = repetition.data();
+        s.presence_penalty = presence.data();
+        s.frequency_penalty = frequency.data();
+        s.top_k = top_k.data();
+        s.seeds = seeds.data();
+        s.positions = positions.data();
+        s.choices = choices.data();
+        s.chain_offsets = chain_offsets.data();
+        s.chain = chain.data();
+        s.bias_offsets = bias_offsets.data();
+        s.bias_ids = bias_ids.data();
+        s.bias_values = bias_values.data();
+        s.n_logprobs = n_logprobs.data();
+        s.mask_rows = mask_rows.data();
+        s.masks = masks.data();
+        s.n_masks = int32_t(masks.size() / size_t((vocab + 31) / 32));
+        return s;
+    }
+};
+
+inline std::vector<int32_t> draw(Sampler &sampler, const std::vector<float> &logits,
+                                 const std::vector<Row> &rows,
+                                 const std::vector<uint32_t> &masks = {}) {
+    const Columns columns(rows, masks);
+    std::vector<int32_t> ids(rows.size(), -1);
+    sampler.sample(logits.data(), int32_t(int64_t(logits.size()) / sampler.vocab()),
+                   columns.view(sampler.vocab()), ids.data());
+    return ids;
+}
+
+inline int32_t draw_one(const std::vector<float> &logits, const Row &row) {
+    Sampler sampler(stream(), int64_t(logits.size()));
+    return draw(sampler, logits, {row})[0];
+}
+
+inline std::vector<float> random_logits(std::mt19937 &random, size_t n, float spread) {
+    std::normal_distribution<float> normal(0, spread);
+    std::vector<float> logits(n);
+    std::generate(logits.begin(), logits.end(), [&] { return normal(random); });
+    return logits;
+}
+
+} // namespace sampler_test

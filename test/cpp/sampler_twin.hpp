@@ -1,0 +1,120 @@
+// The sampler's twin: documented maths, everything sorted, everything double. To be included once.
+#pragma once
+
+#include "sampler_rows.hpp"
+
+#include <cmath>
+
+namespace sampler_test {
+
+struct Twin {
+    std::vector<double> x; // -inf: cut off
+    std::vector<int32_t> order() const {
+        std::vector<int32_t> ids;
+        for (size_t i = 0; i < x.size(); ++i) {
+            if (x[i] > -std::numeric_limits<double>::infinity()) {
+                ids.push_back(int32_t(i));
+            }
+        }
+        std::stable_sort(ids.begin(), ids.end(),
+                         [&](int32_t a, int32_t b) { return x[size_t(a)] > x[size_t(b)]; });
+        return ids;
+    }
+    std::vector<double> probabilities() const {
+        const double max = *std::max_element(x.begin(), x.end());
+        std::vector<double> p;
+        double sum = 0;
+        for (const double value : x) {
+            p.push_back(std::exp(value - max));
+            sum += p.back();
+        }
+        for (double &value : p) {
+            value /= sum;
+        }
+        return p;
+    }
+    void keep(const std::vector<int32_t> &ids) {
+        std::vector<double> kept(x.size(), -std::numeric_limits<double>::infinity());
+        for (const int32_t id : ids) {
+            kept[size_t(id)] = x[size_t(id)];
+        }
+        x = kept;
+    }
+    void apply(uint8_t kind, const Row &row, const std::vector<int64_t> &prompt,
+               const std::vector<int64_t> &drawn) {
+        std::vector<int32_t> ids = order();
+        const std::vector<double> p = probabilities();
+        if (kind == kPenalties) {
+            for (size_t i = 0; i < x.size(); ++i) {
+                const auto n = std::count(drawn.begin(), drawn.end(), int64_t(i));
+                if (n > 0 || std::count(prompt.begin(), prompt.end(), int64_t(i)) > 0) {
+                    x[i] = x[i] > 0 ? x[i] / double(row.repetition) : x[i] * double(row.repetition);
+                }
+                x[i] -= double(row.frequency) * double(n) + (n > 0 ? double(row.presence) : 0);
+            }
+        } else if (kind == kTemperature && row.temperature == 0) {
+            keep({ids[0]});
+        } else if (kind == kTemperature) {
+            for (double &value : x) {
+                value /= double(row.temperature);
+            }
+        } else if (kind == kTopK && row.top_k > 0 && size_t(row.top_k) < ids.size()) {
+            ids.resize(size_t(row.top_k));
+            keep(ids);
+        } else if (kind == kTopP && row.top_p < 1) {
+            double sum = 0;
+            size_t n = 0;
+            while (n < ids.size() && (n == 0 || sum < double(row.top_p))) {
+                sum += p[size_t(ids[n++])];
+            }
+            ids.resize(n);
+            keep(ids);
+        } else if (kind == kMinP) {
+            std::vector<int32_t> kept;
+            for (const int32_t id : ids) {
+                if (p[size_t(id)] >= double(row.min_p) * p[size_t(ids[0])]) {
+                    kept.push_back(id);
+                }
+            }
+            keep(kept);
+        }
+    }
+    // The token at u, and whether u is too close to an edge to tell.
+    int32_t pick(double u, bool *doubtful) const {
+        const std::vector<double> p = probabilities();
+        double sum = 0;
+        int32_t found = -1;
+        *doubtful = false;
+        for (size_t i = 0; i < p.size(); ++i) {
+            sum += p[i];
+            *doubtful = *doubtful || (p[i] > 0 && std::fabs(sum - u) < 1e-6);
+            if (found < 0 && sum > u) {
+                found = int32_t(i);
+            }
+        }
+        return found;
+    }
+};
+
+inline Twin twin_of(const float *logits, int64_t vocab, const Row &row,
+                    const std::vector<int64_t> &prompt, const std::vector<int64_t> &drawn,
+                    const std::vector<uint32_t> &masks) {
+    Twin twin;
+    for (int64_t i = 0; i < vocab; ++i) {
+        const bool allowed =
+            row.mask < 0 ||
+            (masks[size_t(row.mask * ((vocab + 31) / 32) + i / 32)] >> (i % 32) & 1u) != 0;
+        twin.x.push_back(allowed && !std::isnan(logits[i])
+                             ? double(logits[i])
+                             : -std::numeric_limits<double>::infinity());
+    }
+    for (const auto &entry : row.bias) {
+        twin.x[size_t(entry.first)] += double(entry.second);
+    }
+    for (const uint8_t kind : row.chain) {
+        twin.apply(kind, row, prompt, drawn);
+    }
+    return twin;
+}
+
+} // namespace sampler_test

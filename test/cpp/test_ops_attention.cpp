@@ -1,0 +1,294 @@
+// Both attention operators against a naive twin in double, on every instruction set of this
+// machine: odd sizes, blocks and cells, windows, mixed dtypes, bit equality in any company.
+#include "ops_twins.hpp"
+
+#include "ops/attention/op.hpp"
+#include "ops/self_attention_masked/op.hpp"
+
+using namespace ops_test;
+
+namespace {
+
+struct AttentionCase {
+    Tensor q; // [n, heads, d]
+    Tensor k; // [n_slots, kv_heads, d]
+    Tensor v;
+    ops::AttentionLists lists;
+    float scale;
+};
+
+int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e) {
+    const int64_t size = lists.block_size;
+    const int32_t *table = lists.tables.as<int32_t>() + row * lists.tables.size(1);
+    return table[e / size] * size + e % size;
+}
+
+void check_attention(const AttentionCase &c, const Tensor &out) {
+    const int64_t heads = c.q.size(1);
+    const int64_t d = c.q.size(2);
+    const int64_t group = heads / c.k.size(1);
+    for (int64_t i = 0; i < c.q.size(0); ++i) {
+        const int64_t row = c.lists.q_rows.as<int32_t>()[i];
+        const int64_t begin = c.lists.begin.as<int32_t>()[i];
+        const int64_t end = c.lists.end.as<int32_t>()[i];
+        for (int64_t h = 0; h < heads; ++h) {
+            std::vector<double> weights;
+            std::vector<double> sums(static_cast<size_t>(d), 0.0);
+            double max = -kInf;
+            double total = 0;
+            for (int64_t e = begin; e < end; ++e) {
+                double dot = 0;
+                for (int64_t x = 0; x < d; ++x) {
+                    dot += get3(c.q, i, h, x) * get3(c.k, slot_of(c.lists, row, e), h / group, x);
+                }
+                weights.push_back(dot * double(c.scale));
+                max = std::max(max, weights.back());
+            }
+            for (int64_t e = begin; e < end; ++e) {
+                const double weight = std::exp(weights[size_t(e - begin)] - max);
+                total += weight;
+                for (int64_t x = 0; x < d; ++x) {
+                    sums[size_t(x)] += weight * get3(c.v, slot_of(c.lists, row, e), h / group, x);
+                }
+            }
+            for (int64_t x = 0; x < d; ++x) {
+                const double expected = end > begin ? sums[size_t(x)] / total : 0.0;
+                check_close("attention", get3(out, i, h, x), expected,
+                            2e-5 + unit_of(out.dtype()) * std::abs(expected));
+            }
+        }
+    }
+}
+
+// n_seq lists of `length` entries in shuffled blocks; every list is asked by its last n_tokens.
+AttentionCase attention_case(int64_t n_seq, int64_t length, int64_t n_tokens, int64_t heads,
+                             int64_t kv_heads, int64_t d, int32_t block_size, DType q_dtype,
+                             DType kv_dtype) {
+    AttentionCase c;
+    const int64_t width = (length + block_size - 1) / block_size + 1;
+    const int64_t n_blocks = n_seq * width + 3;
+    std::vector<int32_t> blocks(static_cast<size_t>(n_blocks));
+    for (size_t i = 0; i < blocks.size(); ++i) {
+        blocks[i] = int32_t(i);
+    }
+    std::shuffle(blocks.begin(), blocks.end(), generator());
+    std::vector<int32_t> rows;
+    std::vector<int32_t> begin;
+    std::vector<int32_t> end;
+    for (int64_t s = 0; s < n_seq; ++s) {
+        for (int64_t t = 0; t < n_tokens; ++t) {
+            rows.push_back(int32_t(s));
+            begin.push_back(0);
+            end.push_back(int32_t(length - n_tokens + t + 1));
+        }
+    }
+    c.q = random_strided({n_seq * n_tokens, heads, d}, q_dtype, 2.0f);
+    c.k = random_tensor({n_blocks * block_size, kv_heads, d}, kv_dtype);
+    c.v = random_tensor({n_blocks * block_size, kv_heads, d}, kv_dtype);
+    c.lists.q_rows = i32_tensor(rows);
+    c.lists.begin = i32_tensor(begin);
+    c.lists.end = i32_tensor(end);
+    c.lists.tables = Tensor::create({n_seq, width}, kI32);
+    std::copy(blocks.begin(), blocks.begin() + n_seq * width, c.lists.tables.as<int32_t>());
+    c.lists.block_size = block_size;
+    c.scale = 1.0f / std::sqrt(float(d));
+    return c;
+}
+
+Tensor run_attention(const Stream &stream, const AttentionCase &c, DType out_dtype = kF32) {
+    const Tensor out = random_strided(c.q.shape(), out_dtype);
+    ops::attention(stream, out, c.q, c.k, c.v, c.lists, c.scale);
+    return out;
+}
+
+// Tokens [first, last) of a case.
+AttentionCase tokens_of(const AttentionCase &c, int64_t first, int64_t last) {
+    AttentionCase some = c;
+    some.q = c.q.slice(0, first, last);
+    some.lists.q_rows = c.lists.q_rows.slice(0, first, last);
+    some.lists.begin = c.lists.begin.slice(0, first, last);
+    some.lists.end = c.lists.end.slice(0, first, last);
+    return some;
+}
+
+// The same lists entry by entry: blocks of one.
+AttentionCase with_cells(const AttentionCase &c) {
+    AttentionCase cells = c;
+    const int64_t rows = c.lists.tables.size(0);
+    const int64_t width = c.lists.tables.size(1) * c.lists.block_size;
+    cells.lists.tables = Tensor::create({rows, width}, kI32);
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t e = 0; e < width; ++e) {
+            cells.lists.tables.as<int32_t>()[r * width + e] = int32_t(slot_of(c.lists, r, e));
+        }
+    }
+    cells.lists.block_size = 1;
+    return cells;
+}
+
+} // namespace
+
+TEST(attention_matches_twin_over_odd_sizes) {
+    for_each_isa([] {
+        const struct {
+            int64_t n_seq, length, n_tokens, heads, kv_heads, d;
+            int32_t block_size;
+        } cases[] = {
+            {1, 1, 1, 1, 1, 1, 1},     {2, 3, 3, 3, 3, 3, 1},     {1, 65, 1, 6, 2, 64, 16},
+            {3, 33, 7, 9, 3, 64, 16},  {1, 130, 31, 4, 1, 33, 7}, {2, 64, 64, 2, 2, 80, 16},
+            {1, 577, 2, 7, 1, 31, 16}, {1, 1100, 1, 2, 2, 16, 3}, {1, 70, 70, 14, 2, 128, 16},
+        };
+        for (const auto &s : cases) {
+            AttentionCase c = attention_case(s.n_seq, s.length, s.n_tokens, s.heads, s.kv_heads,
+                                             s.d, s.block_size, kF32, kBf16);
+            check_attention(c, run_attention(two_threads(), c));
+        }
+    });
+}
+
+TEST(attention_takes_every_dtype_of_every_argument) {
+    for_each_isa([] {
+        for (DType q : kReal) {
+            for (DType k : kReal) {
+                for (DType v : kReal) {
+                    for (DType out : kReal) {
+                        AttentionCase c = attention_case(2, 19, 3, 4, 2, 20, 4, q, k);
+                        c.v = random_tensor(c.k.shape(), v);
+                        check_attention(c, run_attention(one_thread(), c, out));
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST(attention_sees_windows_and_nothing) {
+    for_each_isa([] {
+        AttentionCase c = attention_case(1, 700, 40, 4, 2, 16, 16, kF32, kF32);
+        for (int64_t i = 0; i < 40; ++i) {
+            int32_t *end = c.lists.end.as<int32_t>();
+            c.lists.begin.as<int32_t>()[i] = i % 7 == 3 ? end[i] : int32_t(random_int(0, end[i]));
+        }
+        check_attention(c, run_attention(two_threads(), c));
+        for (int64_t i = 0; i < 40; ++i) {
+            c.lists.end.as<int32_t>()[i] = 0;
+        }
+        const Tensor nothing = run_attention(two_threads(), c);
+        CHECK(same_bits(nothing, Tensor::create(nothing.shape(), kF32)));
+    });
+}
+
+TEST(attention_never_reads_what_a_token_does_not_see) {
+    for_each_isa([] {
+        AttentionCase c = attention_case(1, 100, 30, 4, 2, 16, 16, kF32, kF32);
+        const Tensor out = run_attention(one_thread(), c);
+        for (int64_t e = 85; e < 100; ++e) { // entries from 85 on: seen by tokens 15.. only
+            for (int64_t x = 0; x < 2 * 16; ++x) {
+                set(c.k, slot_of(c.lists, 0, e) * 32 + x, kNan);
+                set(c.v, slot_of(c.lists, 0, e) * 32 + x, kInf);
+            }
+        }
+        const Tensor again = run_attention(one_thread(), c);
+        CHECK(same_bits(out.slice(0, 0, 15), again.slice(0, 0, 15)));
+    });
+}
+
+TEST(attention_gives_a_token_the_same_bits_in_any_company) {
+    for_each_isa([] {
+        for (DType kv : kReal) {
+            const int64_t d = kv == kF16 ? 24 : 64; // in whole panels or not
+            const AttentionCase c = attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kv);
+            const Tensor whole = run_attention(one_thread(), c);
+            for (int s = 0; s < 3; ++s) {
+                CHECK(same_bits(run_attention(*all_streams()[s], c), whole));
+                CHECK(same_bits(run_attention(*all_streams()[s], with_cells(c)), whole));
+            }
+            for (int64_t first = 0; first < 3 * 37;) {
+                const int64_t last = std::min<int64_t>(3 * 37, first + random_int(1, 40));
+                const Tensor some =
+                    run_attention(*all_streams()[first % 3], tokens_of(c, first, last));
+                CHECK(same_bits(some, whole.slice(0, first, last)));
+                first = last;
+            }
+            for (int64_t i = 0; i < 3 * 37; i += 5) {
+                const Tensor one = run_attention(*all_streams()[i % 3], tokens_of(c, i, i + 1));
+                CHECK(same_bits(one, whole.slice(0, i, i + 1)));
+            }
+        }
+    });
+}
+
+TEST(attention_rejects_bad_arguments) {
+    const Stream &s = one_thread();
+    const AttentionCase good = attention_case(2, 20, 2, 4, 2, 8, 4, kF32, kF32);
+    const Tensor out = Tensor::create({4, 4, 8}, kF32);
+    const auto run = [&](const AttentionCase &c) {
+        ops::attention(s, out, c.q, c.k, c.v, c.lists, c.scale);
+    };
+    AttentionCase c = good;
+    c.q = random_tensor({4, 3, 8}, kF32);
+    CHECK_THROWS(run(c), "attention", "out");
+    c = good;
+    c.v = random_tensor({3, 2, 8}, kF32);
+    CHECK_THROWS(run(c), "attention", "v_cache", "[3, 2, 8]");
+    c = good;
+    c.lists.q_rows = i32_tensor({0, 0, 2, 1});
+    CHECK_THROWS(run(c), "attention", "q_rows", "2");
+    c = good;
+    c.lists.begin = i32_tensor({0, -1, 0, 0});
+    CHECK_THROWS(run(c), "attention", "begin", "-1");
+    c = good;
+    c.lists.end = i32_tensor({1, 1, 1, 1000});
+    CHECK_THROWS(run(c), "attention", "end", "1000");
+    c = good;
+    c.lists.tables = Tensor::create({2, 6}, kI32);
+    c.lists.tables.as<int32_t>()[8] = 1 << 20;
+    CHECK_THROWS(run(c), "attention", "tables", "1048576");
+    c = good;
+    c.lists.block_size = 0;
+    CHECK_THROWS(run(c), "attention", "block_size", "0");
+    c = good;
+    c.lists.end = i32_tensor({1});
+    CHECK_THROWS(run(c), "attention", "end", "[1]", "[4]");
+}
+
+TEST(masked_attention_matches_twin) {
+    for_each_isa([] {
+        for (int kind = 0; kind < 3; ++kind) { // causal, random, nothing
+            const int64_t n = 21;
+            const int64_t m = 70;
+            AttentionCase c;
+            c.q = random_tensor({n, 6, 20}, kF32);
+            c.k = random_tensor({m, 2, 20}, kF16);
+            c.v = random_tensor({m, 2, 20}, kF16);
+            c.scale = 0.3f;
+            const Tensor mask = Tensor::create({n, m}, LLAISYS_DTYPE_U8);
+            std::vector<int32_t> rows;
+            std::vector<int32_t> ends;
+            c.lists.tables = Tensor::create({n, m}, kI32);
+            for (int64_t i = 0; i < n; ++i) {
+                int32_t count = 0;
+                for (int64_t j = 0; j < m; ++j) {
+                    const bool seen =
+                        kind == 0 ? j <= i + m - n : kind == 1 && random_int(0, 2) == 0;
+                    mask.as<uint8_t>()[i * m + j] = seen ? 7 : 0;
+                    if (seen) {
+                        c.lists.tables.as<int32_t>()[i * m + count++] = int32_t(j);
+                    }
+                }
+                rows.push_back(int32_t(i));
+                ends.push_back(count);
+            }
+            c.lists.q_rows = i32_tensor(rows);
+            c.lists.begin = Tensor::create({n}, kI32);
+            c.lists.end = i32_tensor(ends);
+            const Tensor out = Tensor::create(c.q.shape(), kF32);
+            ops::self_attention_masked(two_threads(), out, c.q, c.k, c.v, mask, c.scale);
+            check_attention(c, out);
+        }
+    });
+    const Tensor q = random_tensor({2, 2, 4}, kF32);
+    const Tensor mask = Tensor::create({2, 3}, LLAISYS_DTYPE_U8);
+    CHECK_THROWS(ops::self_attention_masked(one_thread(), q, q, q, q, mask, 1.0f),
+                 "self_attention_masked", "mask", "[2, 3]", "[2, 2]");
+}

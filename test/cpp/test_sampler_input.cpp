@@ -1,0 +1,102 @@
+// Bad input to the sampler: named with row, value and limit, and nothing changed.
+#include "sampler_rows.hpp"
+
+using namespace sampler_test;
+
+namespace {
+
+template <typename Change> void refused(std::initializer_list<const char *> parts, Change change) {
+    Sampler sampler(stream(), 10);
+    const std::vector<float> logits(20, 1.0f);
+    Row row;
+    row.bias = {{1, 1.0f}};
+    row.n_logprobs = 1;
+    row.mask = 0;
+    Columns columns({row, row}, {~0u});
+    LlaisysSamplingMetadata s = columns.view(10);
+    int32_t ids[2] = {-7, -7};
+    sampler.sample(logits.data(), 2, s, ids);
+    const int32_t before = ids[1];
+    change(columns, s);
+    check::throws(__FILE__, __LINE__, "sample", parts,
+                  [&] { sampler.sample(logits.data(), 2, s, ids); });
+    CHECK_EQ(ids[1], before);
+    CHECK_EQ(sampler.logprobs(1).n, 2); // of the call before
+}
+
+} // namespace
+
+TEST(bad_parameters_are_named_with_row_value_and_limit) {
+    using C = Columns;
+    using S = LlaisysSamplingMetadata;
+    refused({"n_rows", "got -1"}, [](C &, S &s) { s.n_rows = -1; });
+    refused({"reserved", "got 3"}, [](C &, S &s) { s.reserved = 3; });
+    refused({"rows[1]", "[0, 2)", "got 2"}, [](C &c, S &) { c.outputs[1] = 2; });
+    refused({"rows[0]", "got -1"}, [](C &c, S &) { c.outputs[0] = -1; });
+    refused({"n_rows", "2", "got 3"}, [](C &, S &s) {
+        s.rows = nullptr;
+        s.n_rows = 3;
+    });
+    refused({"seq_ids[1]", "got -5"}, [](C &c, S &) { c.seqs[1] = -5; });
+    refused({"temperature[1]", "got -0.5"}, [](C &c, S &) { c.temperature[1] = -0.5f; });
+    refused({"temperature[0]", "got nan"}, [](C &c, S &) { c.temperature[0] = kNaN; });
+    refused({"temperature[0]", "got inf"}, [](C &c, S &) { c.temperature[0] = kInf; });
+    refused({"top_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.top_p[1] = 0; });
+    refused({"top_p[1]", "got 1.5"}, [](C &c, S &) { c.top_p[1] = 1.5f; });
+    refused({"top_p[1]", "got nan"}, [](C &c, S &) { c.top_p[1] = kNaN; });
+    refused({"min_p[0]", "[0, 1]", "got 2"}, [](C &c, S &) { c.min_p[0] = 2; });
+    refused({"min_p[0]", "got nan"}, [](C &c, S &) { c.min_p[0] = kNaN; });
+    refused({"repetition_penalty[0]", "got 0"}, [](C &c, S &) { c.repetition[0] = 0; });
+    refused({"presence_penalty[1]", "got -inf"}, [](C &c, S &) { c.presence[1] = -kInf; });
+    refused({"frequency_penalty[1]", "got nan"}, [](C &c, S &) { c.frequency[1] = kNaN; });
+    refused({"top_k[1]", "got -1"}, [](C &c, S &) { c.top_k[1] = -1; });
+    refused({"positions[1]", "got -1"}, [](C &c, S &) { c.positions[1] = -1; });
+    refused({"choices[1]", "got -1"}, [](C &c, S &) { c.choices[1] = -1; });
+    refused({"n_logprobs[1]", "[-1, 10]", "got 11"}, [](C &c, S &) { c.n_logprobs[1] = 11; });
+    refused({"n_logprobs[1]", "got -2"}, [](C &c, S &) { c.n_logprobs[1] = -2; });
+    refused({"chain_offsets[0]", "got 1"}, [](C &c, S &) { c.chain_offsets[0] = 1; });
+    refused({"chain_offsets[2]", "5", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
+    refused({"chain of row 1", "5", "got 2000000000"},
+            [](C &c, S &) { c.chain_offsets[2] = 2000000005; });
+    refused({"chain is NULL"}, [](C &, S &s) { s.chain = nullptr; });
+    refused({"chain[6]", "row 1", "[0, 5)", "got 5"}, [](C &c, S &) { c.chain[6] = 5; });
+    refused({"chain[1]", "row 0", "repeats kind 0"}, [](C &c, S &) { c.chain[1] = 0; });
+    refused({"bias_offsets[0]", "got -1"}, [](C &c, S &) { c.bias_offsets[0] = -1; });
+    refused({"bias_offsets[2]", "got 0"}, [](C &c, S &) { c.bias_offsets[2] = 0; });
+    refused({"bias_ids is NULL"}, [](C &, S &s) { s.bias_ids = nullptr; });
+    refused({"bias_values is NULL"}, [](C &, S &s) { s.bias_values = nullptr; });
+    refused({"bias_ids[1]", "row 1", "[0, 10)", "got 10"}, [](C &c, S &) { c.bias_ids[1] = 10; });
+    refused({"bias_values[0]", "row 0", "got inf"}, [](C &c, S &) { c.bias_values[0] = kInf; });
+    refused({"bias_values[1]", "got nan"}, [](C &c, S &) { c.bias_values[1] = kNaN; });
+    refused({"n_masks", "got -1"}, [](C &, S &s) { s.n_masks = -1; });
+    refused({"mask_rows[1]", "[-1, 1)", "got 1"}, [](C &c, S &) { c.mask_rows[1] = 1; });
+    refused({"mask_rows[0]", "got -2"}, [](C &c, S &) { c.mask_rows[0] = -2; });
+    refused({"masks is NULL", "mask_rows[0]"}, [](C &, S &s) { s.masks = nullptr; });
+}
+
+TEST(bad_arguments_are_refused) {
+    CHECK_THROWS(Sampler(stream(), 0), "vocabulary", "got 0");
+    Sampler sampler(stream(), 4);
+    LlaisysSamplingMetadata s = {};
+    s.n_rows = 1;
+    int32_t id = 0;
+    const float logits[4] = {};
+    CHECK_THROWS(sampler.sample(nullptr, 1, s, &id), "logits is NULL");
+    CHECK_THROWS(sampler.sample(logits, 1, s, nullptr), "ids is NULL");
+    const int64_t good[] = {1, 2}, bad[] = {1, 4};
+    CHECK_THROWS(sampler.reset(-1, good, 2), "seq_id", "got -1");
+    CHECK_THROWS(sampler.reset(0, bad, 2), "prompt[1]", "[0, 4)", "got 4");
+    CHECK_THROWS(sampler.reset(0, nullptr, 2), "prompt is NULL");
+    CHECK_THROWS(sampler.accept(0, good, -1), "got -1");
+    CHECK_THROWS(sampler.accept(0, bad, 2), "tokens[1]", "got 4");
+    CHECK_THROWS(sampler.forget(-1), "seq_id");
+    // A refused accept has changed nothing: token 1 was not counted.
+    const float row[] = {0, 3, 1, 0};
+    const float zero = 0, heavy = 9;
+    const int64_t seq = 0;
+    s.seq_ids = &seq;
+    s.temperature = &zero;
+    s.presence_penalty = &heavy;
+    sampler.sample(row, 1, s, &id);
+    CHECK_EQ(id, 1);
+}
