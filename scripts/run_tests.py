@@ -44,6 +44,7 @@ SUITES: dict[str, list[str]] = {
         "test_tokeniz*.py",
         "test_offline*.py",
         "test_llm*.py",
+        "test_cli*.py",
         "test_continuous_*.py",
         "test_output_*.py",
         "test_parallel_*.py",

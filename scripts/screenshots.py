@@ -9,6 +9,7 @@ Needs playwright and a Chromium (CHROMIUM=..., or one in PATH).
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -18,8 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "test"))
-
-from webui_fake_server import FakeServer, Reply  # type: ignore[import-not-found]  # noqa: E402
+fake = importlib.import_module("webui_fake_server")
 
 OUT = ROOT / "docs" / "images"
 ARGUMENTS = "--no-sandbox --headless --disable-gpu --disable-quic --no-first-run".split()
@@ -82,15 +82,17 @@ ASK_SEA = "Plan a weekend in a town by the sea, as a table"
 
 
 def main(names: list[str]) -> None:
-    from playwright.sync_api import sync_playwright
-
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    server = FakeServer().start()
+    sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
+    names_of_it = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names_of_it)), None)
+    if path is None:
+        sys.exit("error: no Chromium found; install it, or set CHROMIUM=/path/to/it")
+    server = fake.FakeServer().start()
     server.replies = {
-        ASK_CACHE: Reply.of(CACHE, delay=0.004, usage=(412, 384)),
-        ASK_CODE: Reply.of(CODE, delay=0.004),
-        ASK_SEA: Reply.of(SEA, delay=0.004),
-        "And what does it cost?": Reply(
+        ASK_CACHE: fake.Reply.of(CACHE, delay=0.004, usage=(412, 384)),
+        ASK_CODE: fake.Reply.of(CODE, delay=0.004),
+        ASK_SEA: fake.Reply.of(SEA, delay=0.004),
+        "And what does it cost?": fake.Reply(
             [], status=429, error="the server is full: 320 of 320 sequences are open",
             retry_after=4,
         ),
@@ -135,7 +137,7 @@ def chat(page: Any) -> None:
     chats(page)
     ask(page, ASK_CACHE)
     page.click("#debug summary")
-    page.locator('#debug-facts', has_text='75 %').wait_for()
+    page.locator("#debug-facts", has_text="75 %").wait_for()
 
 
 def code(page: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
@@ -30,6 +32,8 @@ _LAYER_FIELDS = {
     "mlp.up_proj.weight": "mlp_up_w",
     "mlp.down_proj.weight": "mlp_down_w",
 }
+_READERS = 2  # threads that dequantise; more would fight with the ones that pack
+_READ_AHEAD = 4  # tensors that wait at most: bounds the memory
 _GLOBAL_FIELDS = {
     "model.embed_tokens.weight": "in_embed",
     "model.norm.weight": "out_norm_w",
@@ -62,28 +66,43 @@ class DecoderAdapter(NativeAdapter):
         return adapter
 
     def _load_weights(self, checkpoint: Checkpoint, dtype: str) -> None:
+        """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
+        other threads while the library lays out what came before."""
+        names = []
         for name, shape in expected_tensors(checkpoint.config):
             if checkpoint.shape(name) != shape:
                 raise ModelLoadError(
                     f"tensor {name!r} has shape {list(checkpoint.shape(name))}, the config asks "
                     f"for {list(shape)}"
                 )
-            slots = [_slot(name)]
-            if name == "model.embed_tokens.weight" and checkpoint.config.tie_word_embeddings:
-                slots.append(("out_embed", 0))
-            self._put(checkpoint, name, slots, dtype)
+            names.append(name)
+        with ThreadPoolExecutor(_READERS) as pool:
+            pending: deque[Future[Tensor]] = deque()
+            try:
+                for index, name in enumerate(names):
+                    while len(pending) < _READ_AHEAD and index + len(pending) < len(names):
+                        ahead = names[index + len(pending)]
+                        pending.append(pool.submit(_open_tensor, checkpoint, ahead, dtype))
+                    with pending.popleft().result() as tensor:
+                        self._put(tensor, name, checkpoint.config.tie_word_embeddings)
+            finally:
+                for future in pending:  # after a failure: nothing that was opened stays open
+                    if future.cancel() or future.exception() is not None:
+                        continue
+                    future.result().close()
 
-    def _put(
-        self, checkpoint: Checkpoint, name: str, slots: list[tuple[str, int]], dtype: str
-    ) -> None:
-        """Put one tensor into its slots: mapped in place where possible, converted otherwise."""
-        with _open_tensor(checkpoint, name, dtype) as tensor:
-            for field, layer in slots:
-                self.native.replace_weight(field, layer, tensor)
-            tensor.give_away()
+    def _put(self, tensor: Tensor, name: str, tied: bool) -> None:
+        """Give one tensor to the model, in all its slots."""
+        slots = [_slot(name)]
+        if tied and name == "model.embed_tokens.weight":
+            slots.append(("out_embed", 0))
+        for field, layer in slots:
+            self.native.replace_weight(field, layer, tensor)
+        tensor.give_away()
 
 
 def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
+    """Mapped in place where possible, converted otherwise."""
     record = checkpoint.record(name)
     if record is not None and record.dtype == dtype:
         return Tensor.map(str(record.path), record.offset, record.shape, record.dtype)

@@ -1,0 +1,168 @@
+"""The command line, in process and as a program."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from model_files import write_hf_model
+
+from llaisys.bench import ops
+from llaisys.bench.cases import run as run_bench_ops
+from llaisys.common.version import __version__
+from llaisys.entrypoints.cli import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    write_hf_model(directory)
+    return str(directory)
+
+
+def test_version_and_help_as_a_program() -> None:
+    for option, text in (("--version", __version__), ("--help", "generate")):
+        done = subprocess.run(
+            [sys.executable, "-m", "llaisys", option], capture_output=True, text=True, check=True
+        )
+        assert text in done.stdout
+
+
+def test_nothing_heavy_is_imported_for_help() -> None:
+    code = (
+        "import sys; from llaisys.entrypoints.cli import build_parser; build_parser(); "
+        "print([m for m in ('numpy', 'fastapi', 'tokenizers', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_generate_prints_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "hello", "--model", model, "--max-tokens", "5", "--temperature", "0"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_generate_reads_jsonl_and_writes_jsonl(model: str, tmp_path: Path) -> None:
+    jobs = [
+        {"prompt": "one", "max_tokens": 3},
+        {"messages": [{"role": "user", "content": "two"}], "max_tokens": 4, "n": 2},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(json.dumps(job) for job in jobs) + "\n\n")
+    arguments = ["generate", "--file", str(source), "--output", str(target), "--json"]
+    assert main([*arguments, "--model", model, "--temperature", "0"]) == 0
+    first, second = (json.loads(line) for line in target.read_text().splitlines())
+    assert first["usage"]["completion_tokens"] <= 3
+    assert len(second["choices"]) == 2
+    assert {"queue", "first_token", "total"} <= set(first["timings"])
+
+
+def test_generate_reads_standard_input(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert main(["generate", "-", "--raw", "--model", model, "--max-tokens", "2"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "x", "--temperature", "nan"], "temperature"),
+        (["generate", "x", "--max-tokens", "0"], "max_tokens"),
+        (["generate"], "no prompt"),
+        (["generate", "--file", "/does/not/exist"], "--file"),
+        (["bench", "latency", "--shape", "gpt-9"], "shape must be one of"),
+        (["bench", "throughput", "--concurrency", "many"], "--concurrency"),
+        (["bench", "ops", "--dtype", "int3"], "--dtype"),
+    ],
+)
+def test_user_faults_are_one_line_and_status_1(
+    arguments: list[str], text: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if arguments[0] == "generate":
+        arguments = [*arguments, "--model", model]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert text in error
+    assert "Traceback" not in error
+
+
+def test_bad_jsonl_names_file_and_line(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    for line, text in (("{", "not JSON"), ("{}", "either"), ('{"prompt": "x", "topp": 1}', "topp")):
+        source.write_text(line)
+        assert main(["generate", "--file", str(source), "--model", model]) == 1
+        assert text in capsys.readouterr().err
+
+
+def test_chat_streams_and_remembers(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["hello", "/clear", "again", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    assert main(["chat", "--model", model, "--max-tokens", "3", "--temperature", "0"]) == 0
+    assert "Ctrl-D" in capsys.readouterr().out
+
+
+def test_env_and_pull(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env"]) == 0
+    assert "cpu kernels" in capsys.readouterr().out
+    assert main(["pull", model]) == 0
+    assert capsys.readouterr().out.strip() == model
+
+
+def test_bench_latency_has_the_promised_fields(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "latency", model, "--json", "--prompt-tokens", "20", "--new-tokens", "4"]
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {
+        "model", "dtype", "threads", "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s",
+        "bandwidth_fraction", "peak_rss_mb",
+    } <= set(result)  # fmt: skip
+    assert result["decode_tok_s"] > 0
+
+
+def test_bench_throughput_has_the_promised_fields(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "throughput", "--model", model, "--json", "--concurrency", "1,3"]
+    arguments += ["--prompt-tokens", "20", "--new-tokens", "4", "--repeats", "1"]
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [run["concurrency"] for run in result["runs"]] == [1, 3]
+    assert {
+        "prompt_tokens", "new_tokens", "decode_tok_s", "total_tok_s", "outside_native_ms_per_step",
+    } <= set(result["runs"][0])  # fmt: skip
+    assert "prefix_cache" in result
+
+
+def test_bench_ops_reports_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiny sizes: what is reported, not how fast it is."""
+    monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24)]})
+    monkeypatch.setattr(ops, "COPIES_BYTES", 1 << 16)
+    monkeypatch.setattr(ops, "MIN_SECONDS", 1e-4)
+    monkeypatch.setattr(ops, "PASSES", 1)
+    monkeypatch.setattr(
+        ops, "ROW_OPS", tuple((name, 4, 128, size) for name, _, _, size in ops.ROW_OPS)
+    )
+    document = run_bench_ops(1, ["qwen2.5-0.5b"], ["bf16"], True, None)
+    assert {"read_bandwidth", "f32", "f16", "i8"} <= set(document["machine"])
+    results = document["results"]
+    expected = {"op", "dtype", "shape", "rows", "value", "unit", "limit", "fraction"}
+    assert all(set(result) == expected for result in results)
+    found = {result["op"] for result in results}
+    assert {"linear", "attention decode", "attention prefill"} <= found
+    assert {name for name, *_ in ops.ROW_OPS} <= found
