@@ -1,5 +1,5 @@
-// Batches for a KvCache, and what can be seen of one as text; for the tests of the KV metadata. To be
-// included once.
+// Batches for a KvCache, and what can be seen of one as text; for the tests of the KV metadata.
+// To be included once.
 #pragma once
 
 #include "check.hpp"

@@ -1,5 +1,5 @@
-// A KvCache as a list of cells and nothing else: what test_kv_random.cpp compares with. To be included
-// once.
+// A KvCache as a list of cells and nothing else: what test_kv_random.cpp compares with.
+// To be included once.
 #pragma once
 
 #include "kv_helpers.hpp"

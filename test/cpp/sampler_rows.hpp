@@ -1,4 +1,5 @@
-// Rows of sampling parameters and draws from them; for the tests of the sampler. To be included once.
+// Rows of sampling parameters and draws from them; for the tests of the sampler. To be included
+// once.
 #pragma once
 
 #include "check.hpp"

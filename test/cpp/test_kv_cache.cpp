@@ -1,5 +1,5 @@
-// KV metadata: every rule of kv_cache.hpp. The cells, the BLOCK layout and long random runs have files
-// of their own: test_kv_cells.cpp, test_kv_blocks.cpp, test_kv_random.cpp.
+// KV metadata: every rule of kv_cache.hpp. The cells, the BLOCK layout and long random runs have
+// files of their own: test_kv_cells.cpp, test_kv_blocks.cpp, test_kv_random.cpp.
 #include "kv_helpers.hpp"
 
 using namespace kv_test;

@@ -1,5 +1,5 @@
-// The sampler link by link, its independence of batch and threads, and its logprobs. Its pieces, what
-// it draws and bad input have files of their own: test_sampler_pieces.cpp,
+// The sampler link by link, its independence of batch and threads, and its logprobs. Its pieces,
+// what it draws and bad input have files of their own: test_sampler_pieces.cpp,
 // test_sampler_distributions.cpp, test_sampler_input.cpp.
 #include "sampler_rows.hpp"
 

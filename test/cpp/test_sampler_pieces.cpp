@@ -1,6 +1,7 @@
 // The pieces of the sampler: random numbers, exp, and the selection of candidates.
 #include "sampler_rows.hpp"
 
+#include "runtime/runner/sampler_math.hpp"
 #include "runtime/runner/sampler_rng.hpp"
 
 #include <cmath>
