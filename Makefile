@@ -118,6 +118,7 @@ cpp-test: $(VENV)/.base ## C++ unit tests only
 	$(CTEST) --test-dir $(NATIVE) --output-on-failure -j $(JOBS)
 
 py-test: $(VENV)/.test $(VENV)/.installed ## Python tests only (PYTEST_ARGS="...")
+	@scripts/ensure_browser.sh $(PY)
 	$(PY) scripts/run_tests.py $(ARGS) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 lint: $(VENV)/.dev ## ruff, mypy, clang-format, layer check

@@ -1,8 +1,8 @@
 """The web page in a real Chromium: against a fake server, whose answers a test decides, and against
 the real one with the default model.
 
-Needs playwright (in the `test` extra) and a browser: CHROMIUM=/path/to/it, or a Chromium or Chrome in
-PATH, or the one of `playwright install chromium`. Without a browser every test here fails and says so.
+Needs playwright (in the `test` extra) and a browser: CHROMIUM=/path/to/it, or a Chromium or Chrome
+in PATH, or the one of `playwright install chromium`. Without one every test fails and says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARGUMENTS = (
     "--disable-background-networking --disable-component-update --disable-sync"
 ).split()
 HOW_TO_GET_ONE = (
-    "no browser for the web page's tests: install Chromium (Debian, Ubuntu: apt-get install chromium; "
+    "no browser for the web page's tests: install Chromium (Debian: apt-get install chromium; "
     "elsewhere: python -m playwright install --with-deps chromium), or set CHROMIUM=/path/to/it"
 )
 REFUSED = re.compile(r"Failed to load resource")  # Chromium's own note for every answer >= 400
@@ -147,7 +147,9 @@ class Person:
                   const { Markdown } = await import('./markdown.js');
                   const root = document.createElement('div');
                   const markdown = new Markdown(root);
-                  for (let i = 0; i < source.length; i += size) markdown.push(source.slice(i, i + size));
+                  for (let i = 0; i < source.length; i += size) {
+                    markdown.push(source.slice(i, i + size));
+                  }
                   markdown.end();
                   for (const bar of root.querySelectorAll('.code-bar button')) bar.remove();
                   root.normalize();
@@ -285,7 +287,9 @@ def test_copy_answer_and_code(tester: Person, fake: FakeServer) -> None:
     tester.ask("code")
     page = tester.page
     page.get_by_label("Copy answer").click()
-    assert page.evaluate("navigator.clipboard.readText()") == "So:\n\n```js\nlet a = 1;\n\nf(a)\n```\n"
+    assert (
+        page.evaluate("navigator.clipboard.readText()") == "So:\n\n```js\nlet a = 1;\n\nf(a)\n```\n"
+    )
     page.get_by_label("Copy code").click()
     assert page.evaluate("navigator.clipboard.readText()") == "let a = 1;\n\nf(a)\n"
     assert page.locator(".code-language").inner_text() == "js"
@@ -448,7 +452,9 @@ def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: Fake
     page.press("#prompt", "Enter")
     page.locator("#key[open]").wait_for()
     assert page.input_value("#prompt") == "more"
-    assert "sesame" not in page.evaluate("Object.values({...localStorage}).filter(v => v[0] == '{').join()")
+    assert "sesame" not in page.evaluate(
+        "Object.values({...localStorage}).filter(v => v[0] == '{').join()"
+    )
     context.close()
 
 
@@ -743,17 +749,39 @@ def test_markdown(tester: Person) -> None:
         "Trailing *unfinished **text with a [link](https://",
     ):
         assert part in html, part
-    assert re.search(r"item with code:</p><div class=\"code\">.*echo.*</div></li><li><p>after", html, re.S)
+    assert re.search(
+        r"item with code:</p><div class=\"code\">.*echo.*</div></li><li><p>after", html, re.S
+    )
 
 
 def test_markdown_in_pieces_is_the_same_as_whole(tester: Person) -> None:
     long = " ".join(f"word{i} **bold {i}** `code_{i}`" for i in range(300))
     awkward = "a `b ** c` *d* _e_ [f](g h) ![i](https://j.k/l) \\*m\\* <br>n * o\n" * 3
-    edges = "- \n- a\n\n\n1) b\n#\n##x\n| a\n|-\n", "x\n---\ny\r\nz\r\n", "+a\n-\n--\n*\n**\n_x\n12\n"
+    edges = (
+        "- \n- a\n\n\n1) b\n#\n##x\n| a\n|-\n",
+        "x\n---\ny\r\nz\r\n",
+        "+a\n-\n--\n*\n**\n_x\n12\n",
+    )
     for source in (DOCUMENT, long, awkward, *edges):
         whole = tester.render(source)
         for size in (1, 2, 3, 7, 40):
             assert tester.render(source, size) == whole, (size, source[:40])
+
+
+def test_no_text_makes_the_renderer_search_for_ever(tester: Person) -> None:
+    """Each would take years if the cost of a paragraph were exponential in it."""
+    for part in (
+        "*a `b` ",
+        "**a \\* `",
+        "[a [b] `c` ",
+        "_a *b ",
+        "`a ``b ",
+        "![x](",
+        "| `a \\| ",
+        "~~a ",
+    ):
+        assert tester.render(part * 1000)
+        assert tester.render("- > " * 200 + part * 200, 100)
 
 
 def test_thoughts_are_folded(tester: Person, fake: FakeServer) -> None:
@@ -795,13 +823,13 @@ CORPUS = [
     "`<img src=x onerror=hacked=1>`",
     "```<img src=x onerror=hacked=1>\n<script>hacked=1</script>\n```",
     '```js" onclick="hacked=1\n</code></pre><script>hacked=1</script>\n```',
-    "| <img src=x onerror=hacked=1> | b |\n|---|---|\n| <script>hacked=1</script> | [y](javascript:1) |",
+    "| <img src=x onerror=hacked=1>|b|\n|--|--|\n| <script>hacked=1</script> | [y](javascript:1)|",
     "# <script>hacked=1</script>\n> <img src=x onerror=hacked=1>\n- <svg onload=hacked=1>",
     "<think><img src=x onerror=hacked=1></think><script>hacked=1</script>",
     "</think><script>hacked=1</script>",
     "&lt;script&gt;hacked=1&lt;/script&gt; &#x3c;img src=x onerror=hacked=1&#x3e;",
     "__proto__ constructor {{constructor.constructor('hacked=1')()}} ${hacked=1}",
-    "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=1 onerror=hacked=1>'>",
+    "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img onerror=hacked=1>'>",
     "\u202e<script>hacked=1</script>\u2066 \x00<script\x00>hacked=1</script>",
 ]  # fmt: skip
 ALLOWED = {
@@ -819,9 +847,13 @@ def test_what_the_model_or_the_user_writes_stays_text(tester: Person, fake: Fake
     page = tester.page
     for payload in CORPUS:
         for size in (1, 1000):
-            fake.replies[payload.strip()] = Reply.of(payload, size)
-            tester.ask(payload.replace("\x00", ""))
-            page.locator(".thoughts").evaluate_all("all => all.forEach((one) => { one.open = true })")
+            question = payload.replace("\x00", "").strip()
+            fake.replies[question] = Reply.of(payload, size)
+            tester.ask(question)
+            assert tester.stored()[0]["messages"][-1]["content"] == payload
+            page.locator(".thoughts").evaluate_all(
+                "all => all.forEach((one) => { one.open = true })"
+            )
     tester.see("#send")
     found = page.evaluate(
         """() => [...document.querySelectorAll('.answer *, .bubble *, #chats *')].map((e) =>
@@ -892,7 +924,7 @@ def test_phone_width_has_no_sideways_scroll(browser: Any, fake: FakeServer) -> N
     page = tester.page
     fake.replies["wide"] = Reply.of(DOCUMENT + "\n\n```\n" + "x" * 300 + "\n```\n\n" + "y" * 300)
     fake.replies["refused"] = Reply([], status=429, error="z" * 300)
-    wide = "Math.max(document.documentElement.scrollWidth, document.querySelector('#thread').scrollWidth)"
+    wide = "Math.max(...['html', '#thread'].map((s) => document.querySelector(s).scrollWidth))"
     assert page.evaluate(wide) <= 360
     tester.ask("wide")
     assert page.evaluate(wide) <= 360
@@ -935,15 +967,19 @@ def test_keyboard_and_names(tester: Person, fake: FakeServer) -> None:
     page.keyboard.press("Enter")  # the second chat of the list
     tester.until_answer("You said: hello")
     page.locator("#search").focus()
-    page.evaluate("window.seen = []; document.addEventListener('focusin', (e) => window.seen.push(e.target.id))")
+    page.evaluate(
+        "window.seen = []; document.addEventListener('focusin', (e) => seen.push(e.target.id))"
+    )
     for _ in range(40):
         page.keyboard.press("Tab")
     seen = page.evaluate("window.seen")
-    order = [i for i in seen if i in ("sidebar-toggle", "theme", "menu-open", "settings-open", "prompt")]
+    order = [
+        i for i in seen if i in ("sidebar-toggle", "theme", "menu-open", "settings-open", "prompt")
+    ]
     assert order[:5] == ["sidebar-toggle", "theme", "menu-open", "settings-open", "prompt"]
     unnamed = page.evaluate(
-        """() => [...document.querySelectorAll('button, input, textarea, select, pre, details > summary')]
-          .filter((e) => !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim()))
+        """() => [...document.querySelectorAll('button, input, textarea, select, pre, summary')]
+          .filter((e) => !e.ariaLabel && !e.labels?.length && !e.textContent.trim())
           .map((e) => e.outerHTML)"""
     )
     assert unnamed == []
@@ -958,7 +994,8 @@ def test_policy_forbids_inline_code_and_html_strings(tester: Person, fake: FakeS
     broken = tester.page.evaluate(
         """() => new Promise((resolve) => {
           const seen = [];
-          document.addEventListener('securitypolicyviolation', (e) => seen.push(e.effectiveDirective));
+          const note = (e) => seen.push(e.effectiveDirective);
+          document.addEventListener('securitypolicyviolation', note);
           const element = document.createElement('p');
           element.setAttribute('style', 'color: red');
           const attempts = [() => { element.innerHTML = '<b onclick="hacked=1">x</b>'; },
@@ -974,7 +1011,9 @@ def test_policy_forbids_inline_code_and_html_strings(tester: Person, fake: FakeS
     assert broken[1] == "undefined"
     assert broken[0].count("thrown") == 3 and "style-src-attr" in broken[0]
     source = "".join(path.read_text() for path in WEBUI.glob("*.*"))
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\bstyle=\"", source)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\bstyle=\"", source
+    )
 
 
 def test_weight_and_only_one_module_knows_urls(tester: Person, fake: FakeServer) -> None:
@@ -1032,14 +1071,21 @@ def test_real_chat_continue_and_numbers(real_tester: Person) -> None:
     page.get_by_role("button", name="Continue").click()
     real_tester.idle()
     second = real_tester.stored()[0]["messages"][1]
-    assert second["content"].startswith(first["content"]) and len(second["content"]) > len(first["content"])
+    assert second["content"].startswith(first["content"]) and len(second["content"]) > len(
+        first["content"]
+    )
     page.click("#debug summary")
     real_tester.see("#debug-facts div:last-child", "%")
     assert "–" not in page.locator("#debug-facts").inner_text()
 
 
 def test_real_prefix_reuse_is_shown(real_tester: Person) -> None:
-    settle(real_tester, max_tokens="4", temperature="0", system="You know everything about rivers. " * 12)
+    settle(
+        real_tester,
+        max_tokens="4",
+        temperature="0",
+        system="You know everything about rivers. " * 12,
+    )
     real_tester.ask("Name one.")
     real_tester.ask("Name another.")
     assert real_tester.stored()[0]["messages"][3]["usage"]["cached"] > 0
@@ -1048,7 +1094,10 @@ def test_real_prefix_reuse_is_shown(real_tester: Person) -> None:
 def test_real_five_chats_at_once_are_what_each_is_alone(real_tester: Person, real: Any) -> None:
     """Greedy answers of five chats that stream together equal the ones the server gives alone."""
     page = real_tester.page
-    prompts = [f"Write a short poem about the {thing}." for thing in ("sea", "moon", "wind", "fire", "snow")]
+    prompts = [
+        f"Write a short poem about the {thing}."
+        for thing in ("sea", "moon", "wind", "fire", "snow")
+    ]
     settle(real_tester, max_tokens="24", temperature="0")
     page.click("#settings-open")
     page.get_by_role("button", name="Use for new chats").click()
@@ -1063,7 +1112,11 @@ def test_real_five_chats_at_once_are_what_each_is_alone(real_tester: Person, rea
              for chat in real_tester.stored() if chat["messages"]}  # fmt: skip
     with real.client() as client:
         for prompt in prompts:
-            body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24, "temperature": 0}
+            body = {
+                "messages": [{"role": "user", "content": prompt}],
+                "max_tokens": 24,
+                "temperature": 0,
+            }
             alone = client.post("/v1/chat/completions", json=body).json()
             assert shown[prompt] == alone["choices"][0]["message"]["content"]
 

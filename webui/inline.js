@@ -2,14 +2,15 @@
 
 import { h } from "./dom.js";
 
-// What can stand inside a paragraph, in order of precedence. `_` does not work inside words.
+// What can stand inside a paragraph, in order of precedence. `_` does not work inside words. Every
+// repetition has one way to match, so that no text makes it search for ever.
 const TOKEN = new RegExp([
 	/\\(?<escaped>[\\`*_~#|<>!+\-.{}])/,
-	/(?<ticks>`+)(?<code>[^`](?:[^]*?[^`])?)\k<ticks>(?!`)/,
+	/(?<!`)(?<ticks>`+)(?<code>[^`](?:[^]*?[^`])?)\k<ticks>(?!`)/,
 	/!?\[(?<label>(?:\\.|\[[^\]]*\]|[^\]\\[])*)\]\(\s*<?(?<target>(?:[^\s()<>]|\([^\s()]*\))*)>?(?:\s+"[^"]*")?\s*\)/,
 	/<(?<auto>https?:\/\/[^\s<>]+)>/,
 	/(?<bare>(?<![\p{L}\p{N}])https?:\/\/[^\s<>"'`|]*[^\s<>"'`|.,;:!?*_~\])])/,
-	/(?<mark>\*{1,3}|~~|(?<![\p{L}\p{N}_])_{1,3})(?=\S)(?<inner>(?:`[^`]*`|\\.|[^])*?(?:[^\s\\*]|[^\s*]\*(?=\*\*)))\k<mark>(?!\*|_|~)(?<!_(?=[\p{L}\p{N}]))/,
+	/(?<mark>\*{1,3}|~~|(?<![\p{L}\p{N}_])_{1,3})(?=\S)(?<inner>(?:`[^`]*`|`(?![^`]*`)|\\.|[^`\\])*?(?:[^\s\\*]|[^\s*]\*(?=\*\*)))\k<mark>(?!\*|_|~)(?<!_(?=[\p{L}\p{N}]))/,
 	/(?<br>\n|<br ?\/?>)/,
 ].map(({ source }) => source).join("|"), "gu");
 // Text that the next piece may turn into one of them.

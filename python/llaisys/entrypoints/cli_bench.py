@@ -1,9 +1,10 @@
-"""`llaisys bench {ops,latency,throughput}`."""
+"""`llaisys bench {ops,latency,throughput,serve}`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Any) -> None:
-    bench = commands.add_parser("bench", help="measure operators, a model, or the engine")
+    bench = commands.add_parser("bench", help="measure operators, a model, the engine or a server")
     kinds = bench.add_subparsers(dest="kind", metavar="KIND", required=True)
 
     ops = kinds.add_parser("ops", help="every kernel as a fraction of this machine's limits")
@@ -44,6 +45,29 @@ def add_commands(commands: Any) -> None:
     throughput.add_argument("--repeats", type=int, default=5)
     throughput.add_argument("--json", action="store_true")
     throughput.set_defaults(run=_throughput)
+    _add_serve(kinds)
+
+
+def _add_serve(kinds: Any) -> None:
+    serve = kinds.add_parser("serve", help="a server that speaks OpenAI's API, under load")
+    serve.add_argument("--url", default="http://127.0.0.1:8000", help="its base URL")
+    serve.add_argument("--api-key", help="also LLAISYS_API_KEY")
+    serve.add_argument("--model", help="the first that the server names when left out")
+    serve.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
+    load = serve.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=int, default=8, help="clients with one request each")
+    load.add_argument("--rate", type=float, help="requests a second, answered or not")
+    serve.add_argument("--requests", type=int, default=64, help="in all")
+    serve.add_argument("--prompt-tokens", type=int, default=128)
+    serve.add_argument("--new-tokens", type=int, default=64)
+    serve.add_argument(
+        "--plain", action="store_true", help="standard OpenAI fields only: no ignore_eos"
+    )
+    serve.add_argument("--timeout", type=float, default=300.0, help="seconds of one request")
+    serve.add_argument("--insecure", action="store_true", help="take any certificate")
+    serve.add_argument("--seed", type=int, help="of the prompts and arrival times")
+    serve.add_argument("--json", action="store_true")
+    serve.set_defaults(run=_serve)
 
 
 def _ops(options: argparse.Namespace) -> int:
@@ -111,3 +135,43 @@ def _throughput(options: argparse.Namespace) -> int:
         print("  ".join(f"{name} {value}" for name, value in run.items()))
     print("prefix cache", result["prefix_cache"])
     return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """The exit status is 1 when no request succeeded."""
+    from llaisys.bench.serve import ServeOptions, run_serve
+
+    result = run_serve(
+        ServeOptions(
+            url=options.url,
+            api_key=options.api_key or os.environ.get("LLAISYS_API_KEY", "").split(",")[0] or None,
+            model=options.model,
+            chat=options.endpoint == "chat",
+            concurrency=options.concurrency,
+            rate=options.rate,
+            requests=options.requests,
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
+            plain=options.plain,
+            timeout=options.timeout,
+            insecure=options.insecure,
+            seed=options.seed,
+        )
+    )
+    report = result.report
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print(
+            f"{report['requests']} requests, concurrency {report['concurrency']}, "
+            f"{result.prompt_tokens:.0f} + {result.new_tokens:.1f} tokens each, "
+            f"{report['duration_s']:.2f} s" + ("" if result.ignored_eos else ", may end early")
+        )
+        print(f"throughput  {report['throughput_tok_s']:.1f} tok/s")
+        for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+            values = [f"{p} {'-' if v is None else v:>9}" for p, v in report[name].items()]
+            print(f"{name:11s} {'  '.join(values)}")
+        print(f"errors      {report['errors']}")
+    for reason, count in result.reasons.most_common():
+        print(f"  {count} x {reason}", file=sys.stderr if options.json else sys.stdout)
+    return 0 if report["errors"] < report["requests"] else 1

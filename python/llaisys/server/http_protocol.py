@@ -6,11 +6,13 @@ import asyncio
 import socket
 from typing import Any
 
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from llaisys.server.config import Limits
-from llaisys.server.errors import error_body
+from llaisys.server.errors import ApiError, error_body
 from llaisys.server.responses import json_bytes
+from llaisys.server.security import RequestContext, send_error
 
 KEEPALIVE = (  # a peer that vanished without a word is noticed after about two minutes
     ("TCP_KEEPIDLE", 60),
@@ -24,8 +26,23 @@ def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
     return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
 
 
+async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a connection above `max_connections`: 503, and it is closed."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    error = ApiError(
+        503, "too many connections are open", code="too_many_connections", retry_after=1
+    )
+    await send_error(send_and_close, error, scope["state"]["request_id"])
+
+
 class LimitedProtocol(HttpToolsProtocol):
-    """Heads are at most `max_header_bytes` long (431) and complete within `header_timeout`."""
+    """Heads are at most `max_header_bytes` long (431) and complete within `header_timeout`.
+    Connections above `max_connections` are answered with 503; the others do not notice."""
 
     limits = Limits()
 
@@ -37,6 +54,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self.app = RequestContext(refuse_connection, lambda *_: None)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

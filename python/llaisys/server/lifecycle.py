@@ -136,7 +136,6 @@ async def run_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.max_connections,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
         ssl_certfile=config.ssl_certfile,

@@ -109,6 +109,7 @@ class Metrics:
         self.inter_token = histogram(
             "inter_token_latency_seconds", "Between the tokens of a stream.", PER_TOKEN
         )
+        self._token_gaps = self.inter_token  # of the one model, once it is known
         self.per_token = histogram(
             "request_time_per_output_token_seconds", "Mean of a request after its first.", PER_TOKEN
         )
@@ -118,8 +119,13 @@ class Metrics:
         self.output_size = histogram("request_generation_tokens", "Generated tokens.", TOKENS)
 
     def watch(self, engine: AsyncLLMEngine, model: str) -> None:
-        """Called when the model is known."""
+        """Called when the model is known: from then on every series is there, at 0."""
         self.model = model
+        self._token_gaps = self.inter_token.labels(model)
+        for metric in (self.prompt_tokens, self.generation_tokens, self.first_token,
+                       self.per_token, self.whole, self.queue, self.prompt_size,
+                       self.output_size):  # fmt: skip
+            metric.labels(model)
         self.registry.register(EngineCollector(engine, model))
 
     def text(self) -> bytes:
@@ -127,9 +133,8 @@ class Metrics:
 
     def token_gap(self, seconds: float, tokens: int) -> None:
         """`tokens` arrived together, `seconds` after the ones before."""
-        histogram = self.inter_token.labels(self.model)
         for _ in range(tokens):
-            histogram.observe(seconds / tokens)
+            self._token_gaps.observe(seconds / tokens)
 
     def request_done(self, usage: Usage, outputs: Iterable[CompletionOutput]) -> None:
         model = self.model

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
+
+_encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
 
@@ -17,9 +21,12 @@ def sse(data: dict[str, Any]) -> bytes:
 
 
 def json_bytes(data: Any) -> bytes:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        "utf-8", "replace"
-    )
+    try:
+        return _encode(data)
+    except UnicodeEncodeError:  # a lone surrogate that a client sent
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -53,8 +60,9 @@ class TokenNames:
         return text
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self.text(token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+        """`bytes` are the token's own, which need not be whole characters."""
+        raw = None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
+        return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": raw}
 
 
 def finite(logprob: float) -> float:

@@ -67,6 +67,7 @@ class Tokenizer:
         self._added = {t.content: (i, t) for i, t in added.items() if t.content in names}
         self._control_ids = frozenset(i for i, _ in self._added.values())
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
         self._plain = as_plain(tokenizer, frozenset(names))
         self._prefix, self._suffix = self._find_affixes()
         self._size = max(tokenizer.get_vocab_size(), max(added, default=-1) + 1)
@@ -253,6 +254,15 @@ class Tokenizer:
             return None
         name: str | None = self._full.id_to_token(token_id)
         return name
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text, which need not be whole characters; a special
+        token has its name's, an id without a token none."""
+        if not 0 <= token_id < self._size:
+            return b""
+        if token_id not in self._added_ids and isinstance(self._full.decoder, decoders.ByteLevel):
+            return self._token_bytes[token_id]
+        return self.decode_tokens([token_id], skip_special_tokens=False).encode()
 
     def token_id(self, text: str) -> int | None:
         """The id of a token by its vocabulary name."""

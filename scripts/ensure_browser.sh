@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Finds a browser for the web chat's tests, or installs one where that needs no question: Debian's
+# chromium as root, else playwright's own. Never fails: without a browser the tests say what to do.
+#   scripts/ensure_browser.sh PYTHON
+set -u
+python=${1:?usage: ensure_browser.sh PYTHON}
+
+for name in "${CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable chrome; do
+  if [ -n "$name" ] && command -v "$name" >/dev/null 2>&1; then
+    exit 0
+  fi
+done
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+  echo "installing chromium for the web chat's tests"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq && apt-get install -y -qq chromium && exit 0
+fi
+echo "fetching a browser for the web chat's tests"
+"$python" -m playwright install chromium || true
+exit 0
