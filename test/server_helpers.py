@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -26,13 +27,16 @@ from typing import Any
 import httpx
 from engine_fakes import FakeAdapter, FakeTokenizer
 
+import llaisys
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(llaisys.__file__).resolve().parent.parent  # the one under test, installed or not
 FAULT_FILE = "LLAISYS_TEST_FAULT_FILE"
 STEP_SECONDS = "LLAISYS_TEST_STEP_SECONDS"
 CONTEXT = 2048
 START_SECONDS = 90.0
+LONG = {"prompt": "long", "max_tokens": CONTEXT - 100, "ignore_eos": True, "temperature": 0}
 
 
 class FaultAdapter(FakeAdapter):
@@ -72,7 +76,7 @@ class ServerProcess:
             command = [str(ROOT / "test" / "server_helpers.py"), "serve"]
         if session_file is not None:
             options = (*options, "--session-file", str(session_file))
-        path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "test")])
+        path = os.pathsep.join([str(PACKAGE), str(ROOT / "test")])
         self.process = subprocess.Popen(
             [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
@@ -209,6 +213,22 @@ def sse_events(response: httpx.Response) -> Iterator[str]:
     for line in response.iter_lines():
         if line.startswith("data: "):
             yield line[6:]
+
+
+def raw_request(server: ServerProcess, body: dict[str, Any]) -> socket.socket:
+    connection = server.connect()
+    data = json.dumps(body).encode()
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(data) + data
+    )
+    return connection
+
+
+def reset(connection: socket.socket) -> None:
+    """Close with RST, as a killed client may."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 def main() -> int:

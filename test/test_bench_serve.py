@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_helpers import ROOT, STEP_SECONDS, ServerProcess
+from server_helpers import PACKAGE, STEP_SECONDS, ServerProcess
 
 from llaisys.bench.http_client import Endpoint
 from llaisys.bench.serve import BenchError, ServeOptions, percentiles, run_serve
@@ -72,7 +72,7 @@ def test_the_command_prints_a_table_and_json(server: ServerProcess) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "llaisys", "bench", "serve", "--url", f"{server.url}/v1"]
         command += ["--requests", "3", "--new-tokens", "4", "--prompt-tokens", "60"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "LLAISYS_API_KEY": KEY}
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "LLAISYS_API_KEY": KEY}
         return subprocess.run(
             [*command, *arguments], env=environment, capture_output=True, text=True, timeout=60
         )

@@ -4,107 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import random
 import socket
-import struct
-import subprocess
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 import zmq
 from engine_fakes import FakeTokenizer, expected_tokens
 from server_helpers import (
-    CONTEXT,
+    LONG,
     STEP_SECONDS,
     ServerProcess,
     alive,
+    raw_request,
+    reset,
     socket_directories,
     sse_events,
-    wait_for,
 )
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import RequestStatus, StreamOutput, TokenLogprobs, TokenUpdate
+from llaisys.common.types import StreamOutput
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from llaisys.server.async_engine import AsyncLLMEngine, merge_parts
+from llaisys.server.async_engine import AsyncLLMEngine
 from llaisys.server.config import Limits, ServerConfig
 from llaisys.server.errors import RejectedError, UnknownRequestError
-from llaisys.server.messages import (
-    Finish,
-    Sampling,
-    Submit,
-    Update,
-    decode_from_engine,
-    decode_to_engine,
-    encode,
-)
 
 CHAT = "/v1/chat/completions"
-
-
-# ---- messages ------------------------------------------------------------------------------------
-
-
-def test_every_sampling_field_crosses_the_wire() -> None:
-    params = SamplingParams(
-        n=2, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.1,
-        presence_penalty=0.2, frequency_penalty=-0.2, logit_bias={3: 1.5}, bad_words=["x"],
-        allowed_token_ids=[1, 2], seed=(1 << 64) - 1, stop=["a", "b"], stop_token_ids=[4],
-        include_stop_str_in_output=True, ignore_eos=True, max_tokens=5, min_tokens=1, logprobs=3,
-        skip_special_tokens=False, samplers=["top_k", "temperature"],
-    )  # fmt: skip
-    assert set(Sampling.__struct_fields__) == set(params.to_dict())
-    frame = encode(Sampling.of(params))
-    assert msgspec.msgpack.decode(frame, type=Sampling).params() == params
-
-
-def test_token_updates_cross_the_wire() -> None:
-    update = TokenUpdate(
-        "r1", [5, 6], RequestStatus.FINISHED_STOPPED, [TokenLogprobs(5, -0.5, 1, [(5, -0.5)])], "x",
-        3, 1.5, None,
-    )  # fmt: skip
-    frame = encode(Update.of(update))
-    assert msgspec.msgpack.decode(frame, type=Update).update() == update
-
-
-@pytest.mark.parametrize("frame", [b"", b"\x00", b"\xc1" * 9, b"cos\nsystem\n(S'id'\ntR.", b"\x80"])
-def test_garbage_on_the_channel_is_an_error_and_nothing_else(frame: bytes) -> None:
-    for decode in (decode_to_engine, decode_from_engine):
-        with pytest.raises(msgspec.MsgspecError):
-            decode(frame)
-
-
-def test_messages_refuse_unknown_fields() -> None:
-    frame = msgspec.msgpack.encode({"type": "finish", "request_ids": ["a"], "evil": 1})
-    with pytest.raises(msgspec.ValidationError):
-        decode_to_engine(frame)
-    assert decode_to_engine(encode(Finish(["a"]))) == Finish(["a"])
-
-
-def test_parts_that_were_not_fetched_are_put_together() -> None:
-    from collections import deque
-
-    parts = deque(
-        [
-            StreamOutput("r", 0, "a", [1]),
-            StreamOutput("r", 0, "b", [2], "stop"),
-            StreamOutput("r", 1, "c", [3]),
-        ]
-    )
-    merged = merge_parts(parts)
-    assert (merged.text, merged.token_ids, merged.finish_reason) == ("ab", [1, 2], "stop")
-    assert merge_parts(parts).text == "c" and not parts
 
 
 # ---- AsyncLLMEngine ------------------------------------------------------------------------------
@@ -284,9 +217,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-LONG = {"prompt": "long", "max_tokens": CONTEXT - 100, "ignore_eos": True, "temperature": 0}
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_cancel_route_ends_running_and_queued_requests(server: ServerProcess, stream: bool) -> None:
     ids = [f"cancel-{stream}-{i}" for i in range(8)]
@@ -313,22 +243,6 @@ def test_cancel_route_ends_running_and_queued_requests(server: ServerProcess, st
         with server.client() as client:
             assert client.post(f"/v1/requests/{ids[0]}/cancel").status_code == 404
     server.wait_idle()
-
-
-def raw_request(server: ServerProcess, body: dict[str, Any]) -> socket.socket:
-    connection = server.connect()
-    data = json.dumps(body).encode()
-    connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(data) + data
-    )
-    return connection
-
-
-def reset(connection: socket.socket) -> None:
-    """Close with RST, as a killed client may."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 def test_hanging_up_stops_the_work_wherever_it_is(server: ServerProcess) -> None:
@@ -407,91 +321,6 @@ def test_a_slow_reader_holds_up_nobody(server: ServerProcess) -> None:
         received += slow.recv(1 << 16)
     assert b"data: [DONE]" in received
     slow.close()
-
-
-# ---- the end -------------------------------------------------------------------------------------
-
-
-def test_sigterm_drains_and_a_second_one_aborts(tmp_path: Path) -> None:
-    with ServerProcess(env={STEP_SECONDS: "0.01"}, session_file=tmp_path / "s.db") as server:
-        server.wait_ready()
-        pid, before = server.engine_pid, socket_directories()
-        drained = raw_request(server, {**LONG, "max_tokens": 60})
-        endless = raw_request(server, {**LONG, "stream": True})
-        server.wait_for(lambda: server.metric("num_requests_running") == 2, "two requests")
-        with server.client() as client:
-            server.process.terminate()
-            wait_for(lambda: client.get("/ready").status_code == 503, "the drain")
-            refused = client.post("/v1/completions", json={"prompt": "x"})
-            assert refused.status_code == 503 and "retry-after" in refused.headers
-            assert client.get("/health").status_code == 200
-            assert b"200 OK" in drained.recv(1 << 16)
-        server.process.terminate()
-        received = b""
-        while chunk := endless.recv(1 << 16):
-            received += chunk
-        assert b'"finish_reason":"abort"' in received and b"data: [DONE]" in received
-        assert server.process.wait(30) == 1
-        assert not alive(pid) and len(socket_directories()) < len(before)
-
-
-def test_only_one_port_listens_and_it_is_local(server: ServerProcess) -> None:
-    inodes = set()
-    for pid in (server.process.pid, server.engine_pid):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = os.readlink(link)
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    listening = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                listening.append(fields[1])
-    address = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
-    assert listening == [f"{address}:{server.address[1]:04X}"]
-
-
-def test_a_taken_port_and_a_missing_model_are_told_plainly(
-    server: ServerProcess, tmp_path: Path
-) -> None:
-    import sys
-
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        root = Path(__file__).resolve().parent.parent
-        return subprocess.run(
-            [sys.executable, "-m", "llaisys.server", *options, "--session-file", tmp_path / "s.db"],
-            env={**os.environ, "PYTHONPATH": str(root / "python")},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    taken = run("--port", str(server.address[1]))
-    assert taken.returncode == 2 and "cannot listen" in taken.stderr
-    missing = run(str(tmp_path / "no-model"), "--port", "0")
-    assert missing.returncode == 1 and "no-model" in missing.stderr
-    assert "Traceback" not in missing.stderr
-    bad = run("--max-num-seqs", "0")
-    assert bad.returncode == 2 and "max_num_seqs" in bad.stderr
-
-
-def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:
-    """The prompt crosses once, not once per choice."""
-    from llaisys.common.types import ModelInfo
-    from llaisys.engine.input_processor import InputProcessor
-
-    info = ModelInfo("m", "mock", 512, 2048, (0,), 10, 16)
-    entry = InputProcessor(info).process(list(range(1, 400)), SamplingParams(n=64))
-    frame = encode(Submit.of("g", entry.requests, None))
-    assert len(frame) < 3000
-    message = decode_to_engine(frame)
-    assert isinstance(message, Submit)
-    requests = message.requests()
-    assert [r.choice for r in requests] == list(range(64))
-    assert dataclasses.asdict(requests[3].sampling) == dataclasses.asdict(entry.params)
-    assert time.monotonic() - requests[0].arrival_time < 60
 
 
 def test_http_client_timeouts_do_not_leak(server: ServerProcess) -> None:

@@ -1,68 +1,30 @@
-"""The HTTP surface on a model without weights: routes, fields, errors, streams, sessions."""
+"""The HTTP surface on a model without weights: routes, fields, streams, doors."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from engine_fakes import FakeTokenizer, expected_tokens
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from http_helpers import CHAT, KEYS, chat, error_of, http_server, reply
 from server_helpers import CONTEXT, ServerProcess, sse_events, wait_for
-
-KEYS = ("key-of-alice", "key-of-bob")
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("http")
-    (folder / "ui").mkdir()
-    (folder / "ui" / "index.html").write_text("<title>ui</title>")
-    (folder / "ui" / "app.js").write_text("export {};")
-    options = [item for key in KEYS for item in ("--api-key", key)]
-    with ServerProcess(
-        *options,
-        "--max-body-bytes",
-        "100000",
-        "--webui",
-        str(folder / "ui"),
-        "--served-model-name",
-        "fake",
-        "alias",
-        session_file=folder / "sessions.db",
-    ) as process:
-        yield process.wait_ready()
+    with http_server(tmp_path_factory.mktemp("http")) as process:
+        yield process
 
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
     with server.client(KEYS[0]) as client:
         yield client
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "temperature": 0}
-    return {**body, **fields}
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code", "request_id"}
-    assert error["request_id"] == response.headers["x-request-id"]
-    return error
-
-
-def reply(prompt: str, max_tokens: int) -> list[int]:
-    return expected_tokens(FakeTokenizer().encode(prompt), max_tokens)
 
 
 # ---- plain answers -------------------------------------------------------------------------------
@@ -126,6 +88,8 @@ def test_logprobs_of_chat_and_of_completions(client: httpx.Client) -> None:
     choice = client.post(CHAT, json=chat(logprobs=True, top_logprobs=3)).json()["choices"][0]
     entries = choice["logprobs"]["content"]
     assert len(entries) == 6 and all(len(entry["top_logprobs"]) == 3 for entry in entries)
+    content = b"".join(bytes(entry["bytes"]) for entry in entries)  # halves of characters included
+    assert content == b"".join(map(FakeTokenizer.token_bytes, reply("[user]hi[assistant]", 6)))
     body = {"prompt": "a", "max_tokens": 5, "temperature": 0, "logprobs": 2}
     logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     assert [len(v) for v in logprobs.values()] == [5, 5, 5, 5]
@@ -241,196 +205,6 @@ def test_request_id_goes_in_and_out(client: httpx.Client) -> None:
     assert client.post(CHAT, json=chat(request_id="r7")).json()["id"] == "chatcmpl-r7"
 
 
-# ---- what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
-        ("response_format", {"type": "json_object"}),
-        ("functions", [{}]),
-        ("reasoning_effort", "low"),
-        ("service_tier", "flex"),
-        ("store", True),
-        ("chat_template", "{{ 7 * 7 }}"),
-        ("truncate_prompt_tokens", 5),
-        ("best_of", 4),
-        ("use_beam_search", True),
-        ("suffix", "x"),
-        ("priority", 1),
-        ("prompt_logprobs", 1),
-        ("no_such_field", 1),
-        ("Temperature", 1),
-    ],
-)
-def test_fields_that_are_not_there_are_refused_by_name(
-    client: httpx.Client, field: str, value: Any
-) -> None:
-    error = error_of(client.post(CHAT, json=chat(**{field: value})), 400)
-    assert error["param"] == field and field in error["message"]
-
-
-def test_neutral_values_of_refused_fields_pass(client: httpx.Client) -> None:
-    body = chat(
-        tools=None,
-        tool_choice="none",
-        response_format={"type": "text"},
-        store=False,
-        service_tier="auto",
-        modalities=["text"],
-        best_of=1,
-    )
-    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
-    body["messages"] = [*body["messages"], message, {"role": "user", "content": "and?"}]
-    assert client.post(CHAT, json=body).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "number"),
-    [
-        ({"n": 129}, "128"),
-        ({"n": 0}, "1"),
-        ({"n": 1 << 63}, "128"),
-        ({"stop": ["x"] * 65}, "64"),
-        ({"stop": "x" * 1025}, "1024"),
-        ({"stop": ""}, "1"),
-        ({"top_logprobs": 21, "logprobs": True}, "20"),
-        ({"top_logprobs": 2}, "2"),
-        ({"logit_bias": {"5": 101}}, "100"),
-        ({"logit_bias": {"513": 1}}, "512"),
-        ({"logit_bias": {str(i): 0 for i in range(1025)}}, "1024"),
-        ({"stop_token_ids": [512]}, "512"),
-        ({"stop_token_ids": list(range(1025))}, "1024"),
-        ({"bad_words": ["x"] * 257}, "256"),
-        ({"cache_salt": "x" * 1025}, "1024"),
-        ({"seed": 1 << 64}, str((1 << 64) - 1)),
-        ({"min_tokens": 7}, "6"),
-        ({"max_completion_tokens": 7}, "6"),
-        ({"temperature": 101}, "100"),
-        ({"samplers": ["magic"]}, "top_k"),
-        ({"stream_options": {"include_usage": True}}, "stream"),
-        ({"messages": []}, "1"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "user"),
-        ({"messages": [{"role": "user"}]}, "content"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "2047"),
-        ({"messages": [{"role": "user", "content": "x" * 2047}]}, "2047"),
-        ({"session_id": "a/b"}, "session_id"),
-    ],
-)
-def test_caps_are_named_with_their_number(
-    client: httpx.Client, fields: dict[str, Any], number: str
-) -> None:
-    assert number in error_of(client.post(CHAT, json=chat(**fields)), 400)["message"]
-
-
-def test_completion_caps(client: httpx.Client) -> None:
-    def refuse(number: str, **fields: Any) -> None:
-        body = {"prompt": "x", **fields}
-        error = error_of(client.post("/v1/completions", json=body), 400)
-        assert number in error["message"], error
-
-    refuse("64", prompt=["x"] * 65)
-    refuse("128", prompt=["x"] * 43, n=3)
-    refuse("511", prompt=[512])
-    refuse("echo", echo=True, logprobs=1)
-    refuse("20", logprobs=21)
-    refuse("1", prompt=[])
-    refuse("empty", prompt="")
-
-
-def test_bodies_that_are_not_requests(client: httpx.Client) -> None:
-    headers = {"content-type": "application/json"}
-    for body in (b"{", b"nonsense", b"[]", b"1", b"null", b'{"messages": NaN}', b"[" * 50_000):
-        error_of(client.post(CHAT, content=body, headers=headers), 400)
-    nan = b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}'
-    assert (
-        "temperature" in error_of(client.post(CHAT, content=nan, headers=headers), 400)["message"]
-    )
-    digits = b'{"prompt":"x","seed":' + b"1" * 5000 + b"}"
-    error_of(client.post("/v1/completions", content=digits, headers=headers), 400)
-    error_of(client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}), 415)
-
-
-def test_a_body_of_nothing_but_mistakes_costs_little(client: httpx.Client) -> None:
-    """One mistake is reported, not a hundred thousand."""
-    headers = {"content-type": "application/json"}
-    for body in (
-        {"prompt": [[1], "a"] * 5000},
-        {"prompt": "x", **{f"f{i}": 1 for i in range(5000)}},
-        {"prompt": "x", "stop": [1] * 20_000},
-    ):
-        content = json.dumps(body).encode()
-        response = client.post("/v1/completions", content=content, headers=headers)
-        assert error_of(response, 400)["message"] and len(response.text) < 1000
-    wrong = {"messages": [{"role": 1}] * 5000}
-    assert len(client.post(CHAT, json=wrong).text) < 1000
-
-
-def test_a_lone_surrogate_does_no_harm(client: httpx.Client) -> None:
-    body = b'{"prompt":"a\\ud800b","max_tokens":2}'
-    headers = {"content-type": "application/json"}
-    response = client.post("/v1/completions", content=body, headers=headers)
-    assert response.status_code in (200, 400)
-
-
-NUMERIC = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (-1, (1 << 31) - 1),
-    "min_p": (0, 1),
-    "n": (1, 128),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0, 100),
-    "seed": (-(1 << 63), (1 << 64) - 1),
-    "max_tokens": (1, 1 << 31),
-    "max_completion_tokens": (1, 1 << 31),
-    "min_tokens": (0, 1 << 31),
-    "top_logprobs": (0, 20),
-}
-NUMBERS = st.one_of(
-    st.integers(min_value=-(1 << 70), max_value=1 << 70),
-    st.floats(),
-    st.sampled_from([-1, 0, 1, 2, 20, 21, 100, 128, 129, 0.5, 1.0, 1.5, -2, 1 << 31, 1 << 63]),
-    st.booleans(),
-    st.text(max_size=3),
-    st.none(),
-)
-
-
-@settings(
-    max_examples=250,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    database=None,
-)
-@given(field=st.sampled_from(sorted(NUMERIC)), value=NUMBERS)
-def test_every_number_is_taken_or_refused_by_name(
-    client: httpx.Client, field: str, value: Any
-) -> None:
-    """Junk never reaches the engine, and never makes a 500."""
-    body = chat(max_tokens=2, logprobs=True)
-    if field == "n" and isinstance(value, int) and value > 4:
-        body["max_tokens"] = 1
-    if field == "max_completion_tokens":
-        del body["max_tokens"]
-    body[field] = value
-    if field in ("max_tokens", "max_completion_tokens"):
-        body["stop_token_ids"] = list(range(512))
-    content = json.dumps(body).encode()
-    response = client.post(CHAT, content=content, headers={"content-type": "application/json"})
-    assert response.status_code in (200, 400), response.text
-    if response.status_code == 400:
-        error = response.json()["error"]
-        assert field in error["message"] or error["param"] == field
-    elif value is not None:
-        assert not isinstance(value, (bool, str))
-        low, high = NUMERIC[field]
-        assert low <= value <= high
-
-
 # ---- keys, owners, doors -------------------------------------------------------------------------
 
 
@@ -508,59 +282,6 @@ def test_log_lines_say_who_what_and_how_long(client: httpx.Client, server: Serve
     assert line["completion_tokens"] == 6 and line["finish_reason"] == "length"
 
 
-# ---- sessions ------------------------------------------------------------------------------------
-
-
-def test_a_session_continues_on_the_server(client: httpx.Client) -> None:
-    first = client.post(CHAT, json=chat(session_id="talk")).json()
-    assert first["session_id"] == "talk"
-    answer = first["choices"][0]["message"]["content"]
-    body = chat(session_id="talk", messages=[{"role": "user", "content": "more"}], stream=True)
-    with client.stream("POST", CHAT, json=body) as response:
-        chunks = [json.loads(e) for e in sse_events(response) if e != "[DONE]"]
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-    prompt = f"[user]hi[assistant]{answer}[user]more[assistant]"
-    expected = reply(prompt, 6)
-    assert text == FakeTokenizer().decode_tokens(expected)
-    exported = client.get("/v1/sessions/talk").json()
-    assert [m["content"] for m in exported["messages"]] == ["hi", answer, "more", text]
-    assert exported["num_messages"] == 4 and exported["model"] == "fake"
-
-
-def test_sessions_can_be_listed_imported_renamed_and_deleted(client: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    made = client.post("/v1/sessions", json={"title": "t", "messages": messages})
-    assert made.status_code == 201
-    name = made.json()["id"]
-    assert name in [s["id"] for s in client.get("/v1/sessions").json()["data"]]
-    assert client.patch(f"/v1/sessions/{name}", json={"title": "u"}).json()["title"] == "u"
-    error_of(client.post("/v1/sessions", json={"session_id": name}), 400)
-    assert client.delete(f"/v1/sessions/{name}").json()["deleted"] is True
-    assert error_of(client.get(f"/v1/sessions/{name}"), 404)["code"] == "session_not_found"
-    error_of(client.delete(f"/v1/sessions/{name}"), 404)
-    error_of(client.patch(f"/v1/sessions/{name}", json={"title": "u"}), 404)
-
-
-def test_a_session_belongs_to_its_key(client: httpx.Client, server: ServerProcess) -> None:
-    client.post(CHAT, json=chat(session_id="private"))
-    with server.client(KEYS[1]) as other:
-        assert other.get("/v1/sessions/private").status_code == 404
-        assert "private" not in [s["id"] for s in other.get("/v1/sessions").json()["data"]]
-        assert other.delete("/v1/sessions/private").status_code == 404
-        other.post(CHAT, json=chat(session_id="private"))  # another one of the same name
-        assert other.get("/v1/sessions/private").json()["num_messages"] == 2
-        other.delete("/v1/sessions/private")
-    assert client.get("/v1/sessions/private").json()["num_messages"] == 2
-
-
-def test_refused_turns_leave_a_session_as_it_was(client: httpx.Client) -> None:
-    client.post(CHAT, json=chat(session_id="firm"))
-    long = [{"role": "user", "content": "x" * 5000}]
-    error_of(client.post(CHAT, json=chat(session_id="firm", messages=long)), 400)
-    error_of(client.post(CHAT, json=chat(session_id="firm", n=2)), 400)
-    assert client.get("/v1/sessions/firm").json()["num_messages"] == 2
-
-
 # ---- the openai client ---------------------------------------------------------------------------
 
 
@@ -588,48 +309,3 @@ def test_many_clients_at_once_lose_and_mix_nothing(server: ServerProcess) -> Non
         for number, tokens in pool.map(ask, range(300)):
             assert tokens == reply(f"client {number}", 12)
     server.wait_idle(KEYS[0])
-
-
-def test_session_survives_a_restart(tmp_path: Path) -> None:
-    file = tmp_path / "kept" / "sessions.db"
-    with ServerProcess(session_file=file) as first, first.wait_ready().client() as client:
-        client.post(CHAT, json=chat(session_id="kept"))
-        before = client.get("/v1/sessions/kept").json()
-        first.process.kill()
-    assert file.stat().st_mode & 0o077 == 0
-    with ServerProcess(session_file=file) as second, second.wait_ready().client() as client:
-        assert client.get("/v1/sessions/kept").json() == before
-        again = client.post(CHAT, json=chat(session_id="kept")).json()
-        assert again["usage"]["prompt_tokens"] > len("[user]hi[assistant]" * 2)
-        assert second.stop() == 0
-
-
-def test_only_one_turn_of_a_session_at_a_time(tmp_path: Path) -> None:
-    slow = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
-    with ServerProcess(env=slow, session_file=tmp_path / "s.db") as server:
-        server.wait_ready()
-        started = threading.Event()
-
-        def long_turn() -> None:
-            body = chat(session_id="one", max_tokens=400, ignore_eos=True, stream=True)
-            headers = {"X-Request-Id": "long-turn"}
-            with (
-                server.client() as client,
-                client.stream("POST", CHAT, json=body, headers=headers) as response,
-            ):
-                for _ in sse_events(response):
-                    started.set()
-
-        thread = threading.Thread(target=long_turn)
-        thread.start()
-        assert started.wait(30)
-        with server.client() as client:
-            assert error_of(client.post(CHAT, json=chat(session_id="one")), 409)
-            found = client.post("/v1/requests/unknown/cancel")
-            assert error_of(found, 404)["code"] == "request_not_found"
-            assert client.post("/v1/requests/long-turn/cancel").json()["cancelled"] is True
-            thread.join(30)
-            assert not thread.is_alive()
-            kept = client.get("/v1/sessions/one")
-            assert kept.status_code == 404  # a cancelled turn is not stored
-            assert client.post(CHAT, json=chat(session_id="one")).status_code == 200

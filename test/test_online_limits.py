@@ -338,3 +338,23 @@ def test_tls(tmp_path: Path) -> None:
         with pytest.raises(httpx.HTTPError):
             httpx.get(url.replace("https", "http") + "/health")
         assert server.stop() == 0
+
+
+def test_a_connection_too_many_gets_a_503_and_the_others_do_not_notice(tmp_path: Path) -> None:
+    with ServerProcess("--max-connections", "3", session_file=tmp_path / "s.db") as server:
+        server.wait_ready()
+        held = [server.connect() for _ in range(2)]
+        with server.client() as client, server.client() as other:
+            body = {"prompt": "x", "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            refused = other.post("/v1/completions", json=body)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert refused.headers["connection"] == "close"
+            error = refused.json()["error"]
+            assert error["code"] == "too_many_connections"
+            assert error["request_id"] == refused.headers["x-request-id"]
+            assert client.post("/v1/completions", json=body).status_code == 200
+            held.pop().close()
+            server.wait_for(lambda: other.get("/health").status_code == 200, "a free place")
+        for connection in held:
+            connection.close()

@@ -204,3 +204,33 @@ def test_stream_over_plain_http_is_utf8_and_ends(server: ServerProcess) -> None:
     assert events[-1] == "[DONE]"
     last = json.loads(events[-2])["choices"][0]
     assert last["finish_reason"] in ("stop", "length")
+
+
+def test_a_cut_off_answer_is_continued(server: ServerProcess) -> None:
+    """Half an answer, then the rest by continue_final_message, is the whole answer."""
+    chat = messages("Count from one to ten in words.")
+    common = {"temperature": 0, "ignore_eos": True}
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+
+        def answer(body: dict[str, Any]) -> httpx.Response:
+            return client.post("/v1/chat/completions", json={**common, **body})
+
+        whole = answer({"messages": chat, "max_tokens": 16}).json()["choices"][0]["message"]
+        half = answer({"messages": chat, "max_tokens": 8}).json()["choices"][0]["message"]
+        going_on = [*chat, {"role": "assistant", "content": half["content"]}]
+        rest = answer(
+            {
+                "messages": going_on,
+                "max_tokens": 8,
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            }
+        ).json()["choices"][0]["message"]
+        assert half["content"] + rest["content"] == whole["content"]
+        for body in (
+            {"messages": chat, "continue_final_message": True},
+            {"messages": going_on, "continue_final_message": True, "add_generation_prompt": True},
+        ):
+            refused = answer(body)
+            assert refused.status_code == 400
+            assert "continue_final_message" in refused.json()["error"]["message"]

@@ -132,6 +132,17 @@ def test_incremental_text_never_splits_a_character(smollm2: Tokenizer) -> None:
         assert "".join(pieces) == text and stream.finish() == ""
 
 
+def test_bytes_of_tokens_join_to_the_text(smollm2: Tokenizer) -> None:
+    """Also where a token is a part of a character only."""
+    text = "naïve 🦙 日本 \u0915\u094d\u0937 e\u0301\n\t x"
+    ids = smollm2.encode(text)
+    assert b"".join(map(smollm2.token_bytes, ids)) == text.encode()
+    assert any(smollm2.token_bytes(i).decode("utf-8", "replace") == "\ufffd" for i in ids)
+    for token_id in sorted(smollm2.special_ids):
+        assert smollm2.token_bytes(token_id).decode() == smollm2.token_text(token_id)
+    assert smollm2.token_bytes(-1) == smollm2.token_bytes(smollm2.vocab_size) == b""
+
+
 def test_window_detokenizer_equals_the_whole(smollm2: Tokenizer) -> None:
     for text in model_files.mixed_strings(200, seed=6):
         ids = smollm2.encode(valid(text) * 8)

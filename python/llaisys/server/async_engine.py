@@ -24,7 +24,8 @@ from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUp
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
 from llaisys.engine.output_processor import OutputProcessor
 from llaisys.server.config import ServerConfig
-from llaisys.server.engine_link import EngineLink, EngineProcess
+from llaisys.server.engine_link import EngineLink
+from llaisys.server.engine_start import EngineProcess
 from llaisys.server.errors import (
     EngineDeadError,
     EngineNotReadyError,

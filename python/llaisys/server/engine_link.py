@@ -1,33 +1,22 @@
-"""The API process's end of the engine process: start it, talk to it, notice when it is gone.
-
-The sockets lie in a directory of mode 0700 that is removed by whichever process lives longer.
-"""
+"""The API process's end of the engine process: talk to it, notice when it is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from llaisys.server.config import ServerConfig
+from llaisys.server.engine_start import EngineProcess
 from llaisys.server.errors import EngineDeadError
 from llaisys.server.logs import log_event
 from llaisys.server.messages import (
-    EngineSetup,
     EngineStats,
     Failed,
     FromEngine,
@@ -43,67 +32,6 @@ from llaisys.server.messages import (
 logger = logging.getLogger("llaisys.server")
 
 CLOSE_GRACE = 5.0
-MAX_BASE_CHARS = 64  # the name of a socket has at most 107
-
-
-class EngineProcess:
-    """The process and the directory of its sockets. Made before the event loop runs, so that the
-    model loads while the rest of the server is still being imported."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        base = tempfile.gettempdir()
-        if len(base) > MAX_BASE_CHARS:
-            base = "/tmp"
-        self.directory = Path(tempfile.mkdtemp(prefix="llaisys-", dir=base))  # 0700
-        self.input_address = f"ipc://{self.directory}/in"
-        self.output_address = f"ipc://{self.directory}/out"
-        try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", config.engine_module],
-                stdin=subprocess.PIPE,
-                stdout=sys.stderr.fileno(),
-                start_new_session=True,  # Ctrl-C reaches the API process only
-            )
-            assert self.popen.stdin is not None
-            self.popen.stdin.write(msgspec.json.encode(self._setup(config)) + b"\n")
-            self.popen.stdin.flush()
-        except BaseException:
-            self.remove()
-            raise
-
-    def _setup(self, config: ServerConfig) -> EngineSetup:
-        engine = config.engine
-        derived = ("world_size", "rank", "local_rank", "use_single_process_tp")
-        parallel = dataclasses.asdict(engine.parallel)
-        return EngineSetup(
-            self.input_address,
-            self.output_address,
-            str(self.directory),
-            config.health.heartbeat_interval,
-            config.health.max_failed_steps,
-            config.log_level,
-            config.log_format,
-            engine.model,
-            engine.model_type,
-            engine.device,
-            engine.dtype,
-            engine.max_model_len,
-            engine.n_threads,
-            engine.step_timeout,
-            engine.warmup,
-            dataclasses.asdict(engine.scheduler),
-            dataclasses.asdict(engine.cache),
-            {name: value for name, value in parallel.items() if name not in derived},
-        )
-
-    def remove(self) -> None:
-        """Kill the process if it lives and remove its sockets; more than once does nothing."""
-        popen = getattr(self, "popen", None)
-        if popen is not None and popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(popen.pid, signal.SIGKILL)  # a stopped process dies of this too
-            popen.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class EngineLink:

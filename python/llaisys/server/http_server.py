@@ -7,16 +7,19 @@ meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import ServerConfig, add_arguments, config_from_args
-from llaisys.server.engine_link import EngineProcess
+from llaisys.server.engine_start import EngineProcess
 from llaisys.server.logs import setup_logging
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
 
@@ -34,6 +37,8 @@ def serve(config: ServerConfig) -> int:
     listener = bind(config.host, config.port)
     process = EngineProcess(config)
     try:
+        import asyncio
+
         from llaisys.server.lifecycle import run_server
 
         url = server_url(config, listener)

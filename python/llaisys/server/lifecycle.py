@@ -15,11 +15,12 @@ import uvicorn
 from llaisys.server.app import make_app
 from llaisys.server.async_engine import AsyncLLMEngine
 from llaisys.server.config import ServerConfig, default_session_file
-from llaisys.server.engine_link import EngineProcess
+from llaisys.server.engine_start import EngineProcess
 from llaisys.server.http_protocol import limited_protocol
 from llaisys.server.logs import log_event
 from llaisys.server.service import Service
 from llaisys.server.session_store import SessionStore
+from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read while the model loads)
 
 logger = logging.getLogger("llaisys.server")
 

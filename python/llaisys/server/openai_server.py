@@ -41,11 +41,29 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
             options["add_generation_prompt"] = body.add_generation_prompt
         if body.chat_template_kwargs:
             options["variables"] = body.chat_template_kwargs
-        prompt = await job.service.engine.encode_chat(history, **options)
+        prompt = await _chat_prompt(job, body, history, options)
         response = await job.run([prompt], params)
         if turn is not None and isinstance(response, EventStream):
             turn.keep()  # the stream ends the turn
         return response
+
+
+async def _chat_prompt(
+    job: Job, body: ChatCompletionRequest, history: list[dict[str, Any]], options: dict[str, Any]
+) -> list[int]:
+    """Token ids of a chat; with `continue_final_message`, up to the end of the last message's text,
+    which the answer then continues."""
+    engine = job.service.engine
+    if not body.continue_final_message:
+        return await engine.encode_chat(history, **options)
+    if history[-1]["role"] != "assistant" or len(history) < 2:
+        raise InvalidInputError(
+            f"continue_final_message is true; the last message must be an answer to go on with, "
+            f"its role is {history[-1]['role']!r}"
+        )
+    options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
+    start = await engine.encode_chat(history[:-1], **options)
+    return start + engine.tokenizer_or_refuse().encode(history[-1]["content"], False)
 
 
 @router.post("/v1/completions", tags=["OpenAI"])

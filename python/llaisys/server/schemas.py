@@ -56,7 +56,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "safety_identifier": (f"{NEVER}; use user", (None,)),
     "chat_template": ("is not taken from requests", (None,)),
     "documents": (NEVER, (None, [])),
-    "continue_final_message": (NEVER, (None, False)),
     "use_beam_search": (NEVER, (None, False)),
     "length_penalty": (NEVER, (None, 1, 1.0)),
     "truncate_prompt_tokens": ("is not supported: prompts are never cut", (None,)),
@@ -240,6 +239,7 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None  # go on with the last, cut-off answer
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: SessionId | None = None
 
@@ -254,6 +254,15 @@ class ChatCompletionRequest(SamplingFields):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidInputError(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidInputError(
+                "continue_final_message and add_generation_prompt are both true; one excludes the "
+                "other"
+            )
+        if self.continue_final_message and self.session_id is not None:
+            raise InvalidInputError(
+                "continue_final_message is true; with session_id it must not be"
+            )
         if self.session_id is not None and self.num_choices > 1:
             raise InvalidInputError(f"n is {self.n}; with session_id it must be 1")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,52 @@
+"""The server of the HTTP tests: two keys, two names of a model without weights, a web UI."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from engine_fakes import FakeTokenizer, expected_tokens
+from server_helpers import ServerProcess
+
+KEYS = ("key-of-alice", "key-of-bob")
+CHAT = "/v1/chat/completions"
+
+
+@contextlib.contextmanager
+def http_server(folder: Path) -> Iterator[ServerProcess]:
+    (folder / "ui").mkdir()
+    (folder / "ui" / "index.html").write_text("<title>ui</title>")
+    (folder / "ui" / "app.js").write_text("export {};")
+    options = [item for key in KEYS for item in ("--api-key", key)]
+    with ServerProcess(
+        *options,
+        "--max-body-bytes",
+        "100000",
+        "--webui",
+        str(folder / "ui"),
+        "--served-model-name",
+        "fake",
+        "alias",
+        session_file=folder / "sessions.db",
+    ) as process:
+        yield process.wait_ready()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "temperature": 0}
+    return {**body, **fields}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert error["request_id"] == response.headers["x-request-id"]
+    return error
+
+
+def reply(prompt: str, max_tokens: int) -> list[int]:
+    return expected_tokens(FakeTokenizer().encode(prompt), max_tokens)

@@ -1,0 +1,213 @@
+"""What the HTTP surface refuses, by name and with the number: fields, caps, bodies, junk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from http_helpers import CHAT, KEYS, chat, error_of, http_server
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from server_helpers import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with http_server(tmp_path_factory.mktemp("http")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client(KEYS[0]) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "auto"),
+        ("response_format", {"type": "json_object"}),
+        ("functions", [{}]),
+        ("reasoning_effort", "low"),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("chat_template", "{{ 7 * 7 }}"),
+        ("truncate_prompt_tokens", 5),
+        ("best_of", 4),
+        ("use_beam_search", True),
+        ("suffix", "x"),
+        ("priority", 1),
+        ("prompt_logprobs", 1),
+        ("no_such_field", 1),
+        ("Temperature", 1),
+    ],
+)
+def test_fields_that_are_not_there_are_refused_by_name(
+    client: httpx.Client, field: str, value: Any
+) -> None:
+    error = error_of(client.post(CHAT, json=chat(**{field: value})), 400)
+    assert error["param"] == field and field in error["message"]
+
+
+def test_neutral_values_of_refused_fields_pass(client: httpx.Client) -> None:
+    body = chat(
+        tools=None,
+        tool_choice="none",
+        response_format={"type": "text"},
+        store=False,
+        service_tier="auto",
+        modalities=["text"],
+        best_of=1,
+    )
+    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
+    body["messages"] = [*body["messages"], message, {"role": "user", "content": "and?"}]
+    assert client.post(CHAT, json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "number"),
+    [
+        ({"n": 129}, "128"),
+        ({"n": 0}, "1"),
+        ({"n": 1 << 63}, "128"),
+        ({"stop": ["x"] * 65}, "64"),
+        ({"stop": "x" * 1025}, "1024"),
+        ({"stop": ""}, "1"),
+        ({"top_logprobs": 21, "logprobs": True}, "20"),
+        ({"top_logprobs": 2}, "2"),
+        ({"logit_bias": {"5": 101}}, "100"),
+        ({"logit_bias": {"513": 1}}, "512"),
+        ({"logit_bias": {str(i): 0 for i in range(1025)}}, "1024"),
+        ({"stop_token_ids": [512]}, "512"),
+        ({"stop_token_ids": list(range(1025))}, "1024"),
+        ({"bad_words": ["x"] * 257}, "256"),
+        ({"cache_salt": "x" * 1025}, "1024"),
+        ({"seed": 1 << 64}, str((1 << 64) - 1)),
+        ({"min_tokens": 7}, "6"),
+        ({"max_completion_tokens": 7}, "6"),
+        ({"temperature": 101}, "100"),
+        ({"samplers": ["magic"]}, "top_k"),
+        ({"stream_options": {"include_usage": True}}, "stream"),
+        ({"messages": []}, "1"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "user"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "2047"),
+        ({"messages": [{"role": "user", "content": "x" * 2047}]}, "2047"),
+        ({"session_id": "a/b"}, "session_id"),
+    ],
+)
+def test_caps_are_named_with_their_number(
+    client: httpx.Client, fields: dict[str, Any], number: str
+) -> None:
+    assert number in error_of(client.post(CHAT, json=chat(**fields)), 400)["message"]
+
+
+def test_completion_caps(client: httpx.Client) -> None:
+    def refuse(number: str, **fields: Any) -> None:
+        body = {"prompt": "x", **fields}
+        error = error_of(client.post("/v1/completions", json=body), 400)
+        assert number in error["message"], error
+
+    refuse("64", prompt=["x"] * 65)
+    refuse("128", prompt=["x"] * 43, n=3)
+    refuse("511", prompt=[512])
+    refuse("echo", echo=True, logprobs=1)
+    refuse("20", logprobs=21)
+    refuse("1", prompt=[])
+    refuse("empty", prompt="")
+
+
+def test_bodies_that_are_not_requests(client: httpx.Client) -> None:
+    headers = {"content-type": "application/json"}
+    for body in (b"{", b"nonsense", b"[]", b"1", b"null", b'{"messages": NaN}', b"[" * 50_000):
+        error_of(client.post(CHAT, content=body, headers=headers), 400)
+    nan = b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}'
+    assert (
+        "temperature" in error_of(client.post(CHAT, content=nan, headers=headers), 400)["message"]
+    )
+    digits = b'{"prompt":"x","seed":' + b"1" * 5000 + b"}"
+    error_of(client.post("/v1/completions", content=digits, headers=headers), 400)
+    error_of(client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}), 415)
+
+
+def test_a_body_of_nothing_but_mistakes_costs_little(client: httpx.Client) -> None:
+    """One mistake is reported, not a hundred thousand."""
+    headers = {"content-type": "application/json"}
+    for body in (
+        {"prompt": [[1], "a"] * 5000},
+        {"prompt": "x", **{f"f{i}": 1 for i in range(5000)}},
+        {"prompt": "x", "stop": [1] * 20_000},
+    ):
+        content = json.dumps(body).encode()
+        response = client.post("/v1/completions", content=content, headers=headers)
+        assert error_of(response, 400)["message"] and len(response.text) < 1000
+    wrong = {"messages": [{"role": 1}] * 5000}
+    assert len(client.post(CHAT, json=wrong).text) < 1000
+
+
+def test_a_lone_surrogate_does_no_harm(client: httpx.Client) -> None:
+    body = b'{"prompt":"a\\ud800b","max_tokens":2}'
+    headers = {"content-type": "application/json"}
+    response = client.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code in (200, 400)
+
+
+NUMERIC = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, (1 << 31) - 1),
+    "min_p": (0, 1),
+    "n": (1, 128),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0, 100),
+    "seed": (-(1 << 63), (1 << 64) - 1),
+    "max_tokens": (1, 1 << 31),
+    "max_completion_tokens": (1, 1 << 31),
+    "min_tokens": (0, 1 << 31),
+    "top_logprobs": (0, 20),
+}
+NUMBERS = st.one_of(
+    st.integers(min_value=-(1 << 70), max_value=1 << 70),
+    st.floats(),
+    st.sampled_from([-1, 0, 1, 2, 20, 21, 100, 128, 129, 0.5, 1.0, 1.5, -2, 1 << 31, 1 << 63]),
+    st.booleans(),
+    st.text(max_size=3),
+    st.none(),
+)
+
+
+@settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    database=None,
+)
+@given(field=st.sampled_from(sorted(NUMERIC)), value=NUMBERS)
+def test_every_number_is_taken_or_refused_by_name(
+    client: httpx.Client, field: str, value: Any
+) -> None:
+    """Junk never reaches the engine, and never makes a 500."""
+    body = chat(max_tokens=2, logprobs=True)
+    if field == "n" and isinstance(value, int) and value > 4:
+        body["max_tokens"] = 1
+    if field == "max_completion_tokens":
+        del body["max_tokens"]
+    body[field] = value
+    if field in ("max_tokens", "max_completion_tokens"):
+        body["stop_token_ids"] = list(range(512))
+    content = json.dumps(body).encode()
+    response = client.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert field in error["message"] or error["param"] == field
+    elif value is not None:
+        assert not isinstance(value, (bool, str))
+        low, high = NUMERIC[field]
+        assert low <= value <= high

@@ -1,0 +1,93 @@
+"""What the two processes say to each other: typed frames, whole, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+
+import msgspec
+import pytest
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import (
+    ModelInfo,
+    RequestStatus,
+    StreamOutput,
+    TokenLogprobs,
+    TokenUpdate,
+)
+from llaisys.engine.input_processor import InputProcessor
+from llaisys.server.async_engine import merge_parts
+from llaisys.server.messages import (
+    Finish,
+    Sampling,
+    Submit,
+    Update,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
+
+
+def test_every_sampling_field_crosses_the_wire() -> None:
+    params = SamplingParams(
+        n=2, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.1,
+        presence_penalty=0.2, frequency_penalty=-0.2, logit_bias={3: 1.5}, bad_words=["x"],
+        allowed_token_ids=[1, 2], seed=(1 << 64) - 1, stop=["a", "b"], stop_token_ids=[4],
+        include_stop_str_in_output=True, ignore_eos=True, max_tokens=5, min_tokens=1, logprobs=3,
+        skip_special_tokens=False, samplers=["top_k", "temperature"],
+    )  # fmt: skip
+    assert set(Sampling.__struct_fields__) == set(params.to_dict())
+    frame = encode(Sampling.of(params))
+    assert msgspec.msgpack.decode(frame, type=Sampling).params() == params
+
+
+def test_token_updates_cross_the_wire() -> None:
+    update = TokenUpdate(
+        "r1", [5, 6], RequestStatus.FINISHED_STOPPED, [TokenLogprobs(5, -0.5, 1, [(5, -0.5)])], "x",
+        3, 1.5, None,
+    )  # fmt: skip
+    frame = encode(Update.of(update))
+    assert msgspec.msgpack.decode(frame, type=Update).update() == update
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x00", b"\xc1" * 9, b"cos\nsystem\n(S'id'\ntR.", b"\x80"])
+def test_garbage_on_the_channel_is_an_error_and_nothing_else(frame: bytes) -> None:
+    for decode in (decode_to_engine, decode_from_engine):
+        with pytest.raises(msgspec.MsgspecError):
+            decode(frame)
+
+
+def test_messages_refuse_unknown_fields() -> None:
+    frame = msgspec.msgpack.encode({"type": "finish", "request_ids": ["a"], "evil": 1})
+    with pytest.raises(msgspec.ValidationError):
+        decode_to_engine(frame)
+    assert decode_to_engine(encode(Finish(["a"]))) == Finish(["a"])
+
+
+def test_parts_that_were_not_fetched_are_put_together() -> None:
+    parts = deque(
+        [
+            StreamOutput("r", 0, "a", [1]),
+            StreamOutput("r", 0, "b", [2], "stop"),
+            StreamOutput("r", 1, "c", [3]),
+        ]
+    )
+    merged = merge_parts(parts)
+    assert (merged.text, merged.token_ids, merged.finish_reason) == ("ab", [1, 2], "stop")
+    assert merge_parts(parts).text == "c" and not parts
+
+
+def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:
+    """The prompt crosses once, not once per choice."""
+    info = ModelInfo("m", "mock", 512, 2048, (0,), 10, 16)
+    entry = InputProcessor(info).process(list(range(1, 400)), SamplingParams(n=64))
+    frame = encode(Submit.of("g", entry.requests, None))
+    assert len(frame) < 3000
+    message = decode_to_engine(frame)
+    assert isinstance(message, Submit)
+    requests = message.requests()
+    assert [r.choice for r in requests] == list(range(64))
+    assert dataclasses.asdict(requests[3].sampling) == dataclasses.asdict(entry.params)
+    assert time.monotonic() - requests[0].arrival_time < 60
