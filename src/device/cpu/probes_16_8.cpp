@@ -47,7 +47,6 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_rounds(int64_t rounds, in
     for (int64_t round = 0; round < rounds; ++round) {
         for (int64_t i = 0; i < kRoundChains; ++i) {
             chain[i] = _mm512_dpbusd_epi32(chain[i], ones, ones);
-            asm volatile("" : "+v"(chain[i])); // the sum could be had by one multiplication
         }
     }
     __m512i total = chain[0];

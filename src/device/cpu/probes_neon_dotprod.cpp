@@ -54,7 +54,6 @@ float i8_rounds(int64_t rounds, int64_t *operations) {
     for (int64_t round = 0; round < rounds; ++round) {
         for (int64_t i = 0; i < kRoundChains; ++i) {
             chain[i] = vdotq_s32(chain[i], ones, ones);
-            asm volatile("" : "+w"(chain[i])); // the sum could be had by one multiplication
         }
     }
     int32x4_t total = chain[0];
