@@ -9,15 +9,18 @@ runs the server's own code; only the engine process is this file instead of
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +35,12 @@ from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(llaisys.__file__).resolve().parent.parent  # the one under test, installed or not
+# Servers of other test runs on this machine must not be taken for ours: a folder of our own, which
+# the processes started here inherit.
+if "LLAISYS_TEST_TMP" not in os.environ:
+    own = tempfile.mkdtemp(prefix="ll-")
+    os.environ["LLAISYS_TEST_TMP"] = os.environ["TMPDIR"] = tempfile.tempdir = own
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
 FAULT_FILE = "LLAISYS_TEST_FAULT_FILE"
 STEP_SECONDS = "LLAISYS_TEST_STEP_SECONDS"
 CONTEXT = 2048
@@ -203,8 +212,7 @@ def alive(pid: int) -> bool:
 
 
 def socket_directories() -> set[str]:
-    import tempfile
-
+    """Where servers of this test process keep their sockets."""
     return {path.name for path in Path(tempfile.gettempdir()).glob("llaisys-*")}
 
 

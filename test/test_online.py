@@ -20,6 +20,7 @@ import zmq
 from engine_fakes import FakeTokenizer, expected_tokens
 from server_helpers import (
     LONG,
+    PACKAGE,
     STEP_SECONDS,
     ServerProcess,
     alive,
@@ -69,7 +70,7 @@ async def running_engine(**limits: Any) -> AsyncIterator[AsyncLLMEngine]:
 @pytest.fixture
 def test_path(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).resolve().parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root.parent / "python"), str(root)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(root)]))
 
 
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:

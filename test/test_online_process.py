@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from server_helpers import (
     LONG,
+    PACKAGE,
     STEP_SECONDS,
     ServerProcess,
     alive,
@@ -76,7 +77,7 @@ def test_a_taken_port_and_a_missing_model_are_told_plainly(
         root = Path(__file__).resolve().parent.parent
         return subprocess.run(
             [sys.executable, "-m", "llaisys.server", *options, "--session-file", tmp_path / "s.db"],
-            env={**os.environ, "PYTHONPATH": str(root / "python")},
+            env={**os.environ, "PYTHONPATH": str(PACKAGE)},
             capture_output=True,
             text=True,
             timeout=60,
