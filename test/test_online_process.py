@@ -74,7 +74,6 @@ def test_a_taken_port_and_a_missing_model_are_told_plainly(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        root = Path(__file__).resolve().parent.parent
         return subprocess.run(
             [sys.executable, "-m", "llaisys.server", *options, "--session-file", tmp_path / "s.db"],
             env={**os.environ, "PYTHONPATH": str(PACKAGE)},
