@@ -50,14 +50,12 @@ def main() -> int:
         print(json.dumps(WORKERS[engine](Path(directory), dtype, options.threads)))
         return 0
     engines = options.engine or list(ENGINES)
-    report = {
-        shape: compare(shape, engines, options)
-        for shape in options.shape or ["smollm2-135m", "qwen2.5-0.5b"]
-    }
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print_tables(report)
+    for shape in options.shape or ["smollm2-135m", "qwen2.5-0.5b"]:
+        result = {shape: compare(shape, engines, options)}
+        if options.json:
+            print(json.dumps(result), flush=True)
+        else:
+            print_tables(result)
     return 0
 
 
@@ -258,6 +256,7 @@ WORKERS = {
 
 
 def print_tables(report: dict[str, Any]) -> None:
+    """A Markdown table per shape; ratios above 1 mean that ours is faster."""
     for shape, engines in report.items():
         print(
             f"\n| {shape}, tok/s | "
