@@ -16,7 +16,7 @@ inline float probe_read(const float *data, size_t n) {
     constexpr size_t kAhead = 1024; // floats; hardware alone does not keep enough lines in flight
     for (size_t i = 0; i + kStep <= n; i += kStep) {
         for (size_t line = 0; line < kStep; line += 16) {
-            prefetch(data + i + line + kAhead);
+            __builtin_prefetch(data + i + line + kAhead);
         }
         for (size_t j = 0; j < 8; ++j) {
             sums[j] = add(sums[j], load(data + i + j * size_t(kLanes)));
