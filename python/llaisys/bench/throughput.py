@@ -59,15 +59,19 @@ def _one(
     )
     llm.profile(reset=True)
     start = time.perf_counter()
-    names = [llm.submit(p, params) for p in _prompts(llm, rng, concurrency, prompt_tokens)]
+    prompts = _prompts(llm, rng, concurrency, prompt_tokens)
+    names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
     decode_seconds, decode_tokens = 0.0, 0
+    started: set[str] = set()  # requests whose prompt is done
     while llm.has_unfinished():
+        is_decoding = len(started) == concurrency
         before = time.perf_counter()
         outputs = llm.step()
         drawn = sum(len(output.token_ids) for output in outputs)
-        if drawn == concurrency and llm.stats()["num_waiting"] == 0:
+        if is_decoding and drawn == concurrency:
             decode_seconds += time.perf_counter() - before
             decode_tokens += drawn
+        started.update(output.request_id for output in outputs if output.token_ids)
     seconds = time.perf_counter() - start
     profile = llm.profile()
     for name in names:
