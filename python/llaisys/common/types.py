@@ -146,12 +146,13 @@ class Request:
 
     def append_token(self, token_id: int) -> RequestStatus | None:
         """Take a drawn token; the status to finish with, or None to go on."""
-        self.token_ids.append(token_id)
+        token_ids = self.token_ids
+        token_ids.append(token_id)
         if token_id in self.stop_token_ids and self.num_output_tokens >= self.sampling.min_tokens:
             if token_id in (self.sampling.stop_token_ids or ()):
                 self.stop_reason = token_id
             return RequestStatus.FINISHED_STOPPED
-        if len(self.token_ids) >= self.max_total_tokens:
+        if len(token_ids) >= self.max_total_tokens:
             return RequestStatus.FINISHED_LENGTH_CAPPED
         return None
 

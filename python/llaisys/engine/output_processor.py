@@ -77,7 +77,7 @@ class _Choice:
     group: _Group
     detokenizer: Any  # None: no text
     finder: StopStringFinder | None
-    eager: bool  # text is needed at each step: streamed, or has stop strings
+    eager: bool  # its text is needed at each step: streamed, or has stop strings
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -133,7 +133,7 @@ class OutputProcessor:
                 group,
                 detokenizer,
                 finder,
-                stream or finder is not None,
+                detokenizer is not None and (stream or finder is not None),
                 logprobs=None if params.logprobs is None else [],
             )
 
@@ -143,12 +143,14 @@ class OutputProcessor:
         now = time.monotonic()
         outputs: list[StreamOutput] = []
         stopped: list[str] = []
+        find_choice = self._choices.get
         for update in updates:
-            choice = self._choices.get(update.request_id)
+            choice = find_choice(update.request_id)
             if choice is None:
                 continue
-            choice.token_ids += update.token_ids
-            if choice.first_token_time is None and update.token_ids:
+            token_ids = update.token_ids
+            choice.token_ids.extend(token_ids)
+            if choice.first_token_time is None and token_ids:
                 choice.first_token_time = now
             if choice.logprobs is not None and update.logprobs:
                 choice.logprobs += update.logprobs
@@ -164,14 +166,15 @@ class OutputProcessor:
                     done = True
             if done:
                 outputs.append(self._end(choice, update, text, now))
-            elif choice.group.stream:
+            elif choice.stream:
                 outputs.append(
                     StreamOutput(
                         choice.group.request_id,
-                        choice.request.choice,
+                        choice.index,
                         text,
-                        update.token_ids,
-                        logprobs=update.logprobs,
+                        token_ids,
+                        None,
+                        update.logprobs,
                     )
                 )
         return outputs, stopped
@@ -179,8 +182,6 @@ class OutputProcessor:
     def _new_text(self, choice: _Choice, update: TokenUpdate) -> tuple[str, str | None]:
         """The text that one step adds, and the stop string in it. Text before `min_tokens` is not
         searched."""
-        if choice.detokenizer is None:
-            return "", None
         if choice.finder is None and not update.status.finished:
             text = choice.detokenizer.add_all(update.token_ids)
             choice.pieces.append(text)

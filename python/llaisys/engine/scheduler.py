@@ -40,14 +40,12 @@ logger = logging.getLogger("llaisys.engine")
 
 
 @dataclass(slots=True)
-class _InFlight:
-    """One request's part of a step that was handed out."""
+class _Step:
+    """A step that was handed out; the lists run in parallel to those of the plan."""
 
-    request: Request
-    count: int  # tokens of this step
-    end: int  # tokens computed once the step is done
-    samples: bool
-    preemptions: int  # of the request when the step was planned
+    plan: SchedulerOutputs
+    requests: list[Request]
+    preemptions: list[int]  # of each request when the step was planned
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class RequestScheduler:
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # in order of arrival
         self._preempted: dict[str, Request] = {}  # go before the waiting
         self._released: list[int] = []  # sequences that the worker may forget
-        self._steps: dict[int, list[_InFlight]] = {}  # handed out, result not in yet
+        self._steps: dict[int, _Step] = {}  # handed out, result not in yet
         self._next_step_id = 0
         self._next_seq_id = 0
         self._watermark = max(1, block_manager.num_blocks // 100)
@@ -154,50 +152,71 @@ class RequestScheduler:
     def schedule(self) -> SchedulerOutputs:
         """Plan the next step. An empty plan (batch_size 0) means that nothing can be done now."""
         plan = SchedulerOutputs(step_id=self._next_step_id)
-        parts: list[_InFlight] = []
-        budget = self._schedule_decodes(plan, parts)
-        budget = self._schedule_prefills(plan, parts, budget)
-        self._admit(plan, parts, budget)
-        if parts:
+        requests = self._schedule_decodes(plan)
+        budget = self.config.max_num_batched_tokens - len(requests)
+        budget = self._schedule_prefills(plan, requests, budget)
+        self._admit(plan, requests, budget)
+        if requests:
             self._next_step_id += 1
-            self._steps[plan.step_id] = parts
+            preemptions = [request.num_preemptions for request in requests]
+            self._steps[plan.step_id] = _Step(plan, requests, preemptions)
             plan.released_seq_ids, self._released = self._released, []
         return plan
 
-    def _schedule_decodes(self, plan: SchedulerOutputs, parts: list[_InFlight]) -> int:
-        """One token for each request that decodes, preempting from the end when blocks run out."""
-        budget = self.config.max_num_batched_tokens
+    def _schedule_decodes(self, plan: SchedulerOutputs) -> list[Request]:
+        """One token for each request that lacks one; those requests, in the plan's order.
+
+        In a full engine this is nearly all of a step: whole lists, no call per request.
+        """
+        ready = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens == 1]
+        if self._extend_tables(plan, ready):
+            ready = [r for r in ready if r.status is RequestStatus.RUNNING]
+        plan.seq_ids = [r.seq_id for r in ready]
+        plan.request_ids = [r.request_id for r in ready]
+        plan.starts = [r.num_computed_tokens for r in ready]
+        plan.counts = [1] * len(ready)
+        plan.samples = [True] * len(ready)
+        num_decoding = 0  # the others compute the last token of their prompt
+        for request in ready:
+            num_decoding += request.num_computed_tokens >= request.num_prompt_tokens
+            request.num_computed_tokens += 1
+        plan.num_decode_tokens = num_decoding
+        plan.num_prefill_tokens = len(ready) - num_decoding
+        return ready
+
+    def _extend_tables(self, plan: SchedulerOutputs, ready: list[Request]) -> bool:
+        """A block for each request that begins one; whether requests were preempted for it, from
+        the end on."""
         append_slot, block_size = self.block_manager.append_slot, self.block_manager.block_size
-        for request in list(self.running):
-            computed, total = request.num_computed_tokens, len(request.token_ids)
-            if total - computed != 1 or request.status is not RequestStatus.RUNNING:
-                continue  # a prompt under way, a token in flight, or preempted just now
-            if computed % block_size == 0:  # the first token of a block
+        preempted = self.num_preemptions
+        for request in [r for r in ready if r.num_computed_tokens % block_size == 0]:
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted just now
+            total = request.num_tokens
+            added = append_slot(request, total)
+            while added is None and self._preempt_latest(plan) is not request:
                 added = append_slot(request, total)
-                while added is None and self._preempt_latest(plan, parts) is not request:
-                    added = append_slot(request, total)
-                if added is None:
-                    continue
-                if added:
-                    plan.new_blocks[request.seq_id] = added
-            self._hand_out(plan, parts, request, 1)
-        return budget - sum(plan.counts)
+            if added:
+                plan.new_blocks[request.seq_id] = added
+        return self.num_preemptions != preempted
 
     def _schedule_prefills(
-        self, plan: SchedulerOutputs, parts: list[_InFlight], budget: int
+        self, plan: SchedulerOutputs, requests: list[Request], budget: int
     ) -> int:
         """Further pieces of prompts under way; their blocks were taken at admission."""
+        if len(requests) == len(self.running):
+            return budget
         waiting = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens > 1]
         for index, request in enumerate(waiting):
             if budget <= 0:
                 break
             others = index + 1 < len(waiting) or bool(self.num_waiting)
             count = self._chunk(request, budget, others)
-            self._hand_out(plan, parts, request, count)
+            self._hand_out(plan, requests, request, count)
             budget -= count
         return budget
 
-    def _admit(self, plan: SchedulerOutputs, parts: list[_InFlight], budget: int) -> None:
+    def _admit(self, plan: SchedulerOutputs, requests: list[Request], budget: int) -> None:
         """Start requests in order of arrival until the budget, the seats or the blocks run out."""
         manager = self.block_manager
         for request in self._candidates():
@@ -218,7 +237,7 @@ class RequestScheduler:
                 return
             self._start(plan, request, match.num_tokens, manager.allocate(request, match))
             count = self._chunk(request, budget, others=bool(self.num_waiting))
-            self._hand_out(plan, parts, request, count)
+            self._hand_out(plan, requests, request, count)
             budget -= count
 
     def _candidates(self) -> Iterator[Request]:
@@ -267,33 +286,24 @@ class RequestScheduler:
         return min(wanted, budget)
 
     def _hand_out(
-        self, plan: SchedulerOutputs, parts: list[_InFlight], request: Request, count: int
+        self, plan: SchedulerOutputs, requests: list[Request], request: Request, count: int
     ) -> None:
         start = request.num_computed_tokens
-        end = start + count
-        total = len(request.token_ids)
-        samples = end == total
-        request.num_computed_tokens = end
+        request.num_computed_tokens = start + count
+        requests.append(request)
         plan.seq_ids.append(request.seq_id)
         plan.request_ids.append(request.request_id)
         plan.starts.append(start)
         plan.counts.append(count)
-        plan.samples.append(samples)
-        if count == 1 and total > request.num_prompt_tokens:
+        plan.samples.append(start + count == request.num_tokens)
+        if count == 1 and start >= request.num_prompt_tokens:
             plan.num_decode_tokens += 1
         else:
             plan.num_prefill_tokens += count
-        parts.append(_InFlight(request, count, end, samples, request.num_preemptions))
 
-    def _preempt_latest(self, plan: SchedulerOutputs, parts: list[_InFlight]) -> Request:
-        """Take the latest arrival's blocks, and itself out of this plan if it is there."""
+    def _preempt_latest(self, plan: SchedulerOutputs) -> Request:
+        """Take the latest arrival's blocks, those of this plan included."""
         victim = max(self.running, key=lambda request: request.seq_id)
-        for index, part in enumerate(parts):
-            if part.request is victim:
-                del parts[index], plan.seq_ids[index], plan.request_ids[index]
-                del plan.starts[index], plan.counts[index], plan.samples[index]
-                plan.num_decode_tokens -= 1
-                break
         plan.new_blocks.pop(victim.seq_id, None)
         self._leave(victim)
         victim.set_status(RequestStatus.PREEMPTED)
@@ -318,23 +328,29 @@ class RequestScheduler:
         updates = []
         block_size = self.block_manager.block_size
         sampled, logprobs = output.sampled, output.logprobs
-        for part in self._steps.pop(output.step_id):
-            request = part.request
+        step = self._steps.pop(output.step_id)
+        for request, preemptions, start, count, samples in zip(
+            step.requests,
+            step.preemptions,
+            step.plan.starts,
+            step.plan.counts,
+            step.plan.samples,
+            strict=True,
+        ):
             if request.status.finished:
                 continue
-            if part.end % block_size < part.count and request.num_preemptions == part.preemptions:
-                self.block_manager.commit(request, part.end)  # a block was filled
-            if not part.samples or part.end != len(request.token_ids):
+            end = start + count
+            if end % block_size < count and request.num_preemptions == preemptions:
+                self.block_manager.commit(request, end)  # a block was filled
+            if not samples or end != len(request.token_ids):
                 continue  # a preempted request may draw a token again that came late
             tokens = sampled[request.seq_id]
-            status = None
-            for count, token in enumerate(tokens, 1):
+            for token in tokens:
                 status = request.append_token(token)
                 if status is not None:
-                    tokens = tokens[:count]
+                    tokens = request.token_ids[end:]
+                    self._finish(request, status)
                     break
-            if status is not None:
-                self._finish(request, status)
             updates.append(
                 TokenUpdate(
                     request.request_id,
@@ -353,9 +369,9 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
         updates = []
-        for part in self._steps.pop(step_id):
-            if not part.request.finished:
-                updates.append(self.finish(part.request.request_id, status, error))
+        for request in self._steps.pop(step_id).requests:
+            if not request.finished:
+                updates.append(self.finish(request.request_id, status, error))
         return [update for update in updates if update is not None]
 
     def finish(

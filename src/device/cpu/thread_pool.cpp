@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -46,6 +47,32 @@ uint64_t epoch_of(uint64_t state) { return state >> 32; }
 uint32_t active_of(uint64_t state) { return uint32_t(state); }
 bool is_open(uint64_t state) { return (epoch_of(state) & 1u) != 0; }
 
+uint64_t range_of(uint64_t first, uint64_t end) { return end << 32 | first; }
+uint32_t first_of(uint64_t range) { return uint32_t(range); }
+uint32_t end_of(uint64_t range) { return uint32_t(range >> 32); }
+
+// Takes one chunk off either end of a range; -1 when it is empty.
+int64_t take_front(std::atomic<uint64_t> &range) {
+    uint64_t seen = range.load(std::memory_order_relaxed);
+    while (first_of(seen) < end_of(seen)) {
+        if (range.compare_exchange_weak(seen, range_of(first_of(seen) + 1, end_of(seen)),
+                                        std::memory_order_relaxed)) {
+            return first_of(seen);
+        }
+    }
+    return -1;
+}
+int64_t take_back(std::atomic<uint64_t> &range) {
+    uint64_t seen = range.load(std::memory_order_relaxed);
+    while (first_of(seen) < end_of(seen)) {
+        if (range.compare_exchange_weak(seen, range_of(first_of(seen), end_of(seen) - 1),
+                                        std::memory_order_relaxed)) {
+            return end_of(seen) - 1;
+        }
+    }
+    return -1;
+}
+
 } // namespace
 
 void ThreadPool::set_process_limit(int n_threads) {
@@ -58,6 +85,7 @@ ThreadPool::ThreadPool(int n_threads) {
     const int wanted = (n_threads == 0 ? core_count() : n_threads) - 1;
     const int granted = claim_workers(wanted);
     try {
+        shares_ = std::make_unique<Share[]>(size_t(granted) + 1);
         workers_.reserve(size_t(granted));
         for (int i = 0; i < granted; ++i) {
             workers_.emplace_back([this, i] { work(i + 1); });
@@ -83,10 +111,10 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context) {
-    n_chunks_ = n_chunks;
+    ensure(n_chunks <= std::numeric_limits<uint32_t>::max(), "too many chunks: ", n_chunks);
     invoke_ = invoke;
     context_ = context;
-    next_chunk_.store(0, std::memory_order_relaxed);
+    share_out(n_chunks);
     state_.fetch_add(kOneEpoch); // opens: publishes the fields above to those who join
     if (sleepers_.load() > 0) {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -105,13 +133,25 @@ void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context
     }
 }
 
+void ThreadPool::share_out(int64_t n_chunks) {
+    const int64_t n = std::min<int64_t>(n_chunks, size());
+    for (int64_t i = 0; i < n; ++i) {
+        shares_[size_t(i)].range.store(
+            range_of(uint64_t(n_chunks * i / n), uint64_t(n_chunks * (i + 1) / n)),
+            std::memory_order_relaxed);
+    }
+}
+
 void ThreadPool::take_chunks(int thread) {
-    for (;;) {
-        const int64_t chunk = next_chunk_.fetch_add(1, std::memory_order_relaxed);
-        if (chunk >= n_chunks_) {
-            return;
-        }
+    for (int64_t chunk; (chunk = take_front(shares_[size_t(thread)].range)) >= 0;) {
         invoke_(context_, chunk, thread);
+    }
+    const int n = size();
+    for (int i = 1; i < n; ++i) {
+        Share &other = shares_[size_t((thread + i) % n)];
+        for (int64_t chunk; (chunk = take_back(other.range)) >= 0;) {
+            invoke_(context_, chunk, thread);
+        }
     }
 }
 

@@ -1,13 +1,16 @@
 // A fork-join pool: the caller and its workers share the chunks of one parallel region at a time.
 //
 // Workers spin for a moment after a region and then sleep. A region never waits for a worker that
-// has not started on it, so a descheduled or sleeping worker costs nothing but its help. Chunks are
-// handed out dynamically: the body must give the same result whichever thread runs a chunk.
+// has not started on it, so a descheduled or sleeping worker costs nothing but its help. Every
+// thread walks through a run of neighbouring chunks of its own, which keeps what it reads one
+// stream, and takes over chunks from the far end of another's run when its own is done. The body
+// must give the same result whichever thread runs a chunk.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -51,7 +54,14 @@ public:
 private:
     using Invoke = void (*)(const void *context, int64_t chunk, int thread);
 
+    // The chunks of one thread that nobody has taken yet: low 32 bits the first of them, high 32
+    // bits the end. Its owner takes from the front, others from the back.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> range{0};
+    };
+
     void run_region(int64_t n_chunks, Invoke invoke, const void *context);
+    void share_out(int64_t n_chunks);
     void work(int thread);
     void take_chunks(int thread);
     // Returns when an open region may be there that is not seen_epoch, or the pool stops.
@@ -63,9 +73,9 @@ private:
     // comes round after 2^31 regions: a worker that slept through all of them misses one, which
     // costs its help.
     alignas(64) std::atomic<uint64_t> state_{0};
-    alignas(64) std::atomic<int64_t> next_chunk_{0};
-    // Of the open region; written before it opens, read only by threads inside it.
-    alignas(64) int64_t n_chunks_ = 0;
+    // Of the open region; written before it opens, read only by threads inside it. All shares are
+    // empty when it closes.
+    alignas(64) std::unique_ptr<Share[]> shares_;
     Invoke invoke_ = nullptr;
     const void *context_ = nullptr;
 

@@ -58,10 +58,11 @@ Input input_of(const device::Stream &stream, const Tensor &in, const Tensor *row
     return {x, ldx, m, k};
 }
 
-// How the panels of all parts are cut: `group` panels of one part and kLinearRows rows a chunk.
+// How the work is cut: a chunk is `group` panels of one part for `rows` rows.
 struct Plan {
     int64_t group;
     int64_t panel_groups; // over all parts
+    int64_t rows;
     int64_t row_groups;
 };
 
@@ -70,25 +71,19 @@ int64_t groups_of(const LinearPart &part, int64_t group) {
     return (panels + group - 1) / group;
 }
 
-Plan plan_of(const LinearPart *parts, int n_parts, const Input &input, int threads) {
-    constexpr int64_t kChunkSteps = 131072; // weights times rows of a chunk: some 10 microseconds
-    int64_t panels = 0;
-    for (int p = 0; p < n_parts; ++p) {
-        panels += groups_of(parts[p], 1);
-    }
+Plan plan_of(const LinearPart *parts, int n_parts, const Input &input) {
+    // Weights times rows of a chunk, a microsecond or two: what a chunk costs by itself does not
+    // show, and threads end at nearly the same time.
+    constexpr int64_t kChunkSteps = 16384;
     const int64_t steps = kPanel * std::max<int64_t>(input.k * input.m, 1); // of one panel
-    const int64_t big = (kChunkSteps + steps - 1) / steps;
-    const int64_t fair = panels / (int64_t(threads) * 4); // four chunks a thread, when that is big
     Plan plan;
-    // Below a quarter of a chunk's work a second thread does not pay.
-    const int64_t least = std::min(big, (kChunkSteps / 8 + steps - 1) / steps);
-    plan.group = threads == 1 ? std::max<int64_t>(panels, 1)
-                              : std::max(least, std::min(big, std::max<int64_t>(fair, 1)));
+    plan.group = (kChunkSteps + steps - 1) / steps;
     plan.panel_groups = 0;
     for (int p = 0; p < n_parts; ++p) {
         plan.panel_groups += groups_of(parts[p], plan.group);
     }
     plan.row_groups = (input.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
+    plan.rows = plan.row_groups > 0 ? (input.m + plan.row_groups - 1) / plan.row_groups : 0;
     return plan;
 }
 
@@ -151,12 +146,12 @@ void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart
     static thread_local cpu::Scratch scratch;
     const Input input = input_of(stream, in, rows, scratch);
     device::ThreadPool &pool = device::pool_of(stream);
-    const Plan plan = plan_of(parts, n_parts, input, pool.size());
+    const Plan plan = plan_of(parts, n_parts, input);
     const cpu::Kernels &kernels = cpu::kernels();
     // Panels run fastest: the rows of x stay in the cache while the weights pass by.
     pool.run(plan.panel_groups * plan.row_groups, [&](int64_t chunk, int) {
-        const int64_t first_row = chunk / plan.panel_groups * cpu::kLinearRows;
-        const int64_t m = std::min(cpu::kLinearRows, input.m - first_row);
+        const int64_t first_row = chunk / plan.panel_groups * plan.rows;
+        const int64_t m = std::min(plan.rows, input.m - first_row);
         int64_t number = chunk % plan.panel_groups;
         const LinearPart *part = parts;
         while (number >= groups_of(*part, plan.group)) {
