@@ -1,8 +1,9 @@
 """Requests, what a step consists of, and what comes back: plain data, no numpy.
 
 `Request` owns the tokens and the status of one sequence. Everything that crosses a layer
-(`SchedulerOutputs`, `StepOutput`, `TokenUpdate`, `StreamOutput`, `RequestOutput`) is a dataclass of
-plain values, so that it can cross a process later.
+(`SchedulerOutputs`, `StepOutput`, `TokenUpdate`, `StreamOutput`, `RequestOutput`) is a record of
+plain values, so that it can cross a process. Of two of them there is one per request and step;
+those are msgspec structs, which are made in a third of the time that a dataclass takes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from llaisys.common.sampling import SamplingParams
 
@@ -230,8 +233,7 @@ class StepRecord:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class TokenUpdate:
+class TokenUpdate(Struct):
     """What one step did to one request; the engine core's output, token ids only."""
 
     request_id: str
@@ -328,8 +330,7 @@ class RequestOutput:
         return self.outputs[0].finish_reason
 
 
-@dataclass(slots=True)
-class StreamOutput:
+class StreamOutput(Struct):
     """What is new of one choice. The `text` parts, put together, are the final text."""
 
     request_id: str

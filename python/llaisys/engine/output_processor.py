@@ -77,6 +77,7 @@ class _Choice:
     group: _Group
     detokenizer: Any  # None: no text
     finder: StopStringFinder | None
+    stream: bool
     eager: bool  # its text is needed at each step: streamed, or has stop strings
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -92,7 +93,6 @@ class _Group:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    stream: bool
     outputs: list[CompletionOutput | None]
     missing: int
 
@@ -118,7 +118,6 @@ class OutputProcessor:
             request_id,
             prompt,
             requests[0].prompt_token_ids,
-            stream,
             [None] * len(requests),
             len(requests),
         )
@@ -133,6 +132,7 @@ class OutputProcessor:
                 group,
                 detokenizer,
                 finder,
+                stream,
                 detokenizer is not None and (stream or finder is not None),
                 logprobs=None if params.logprobs is None else [],
             )
@@ -170,7 +170,7 @@ class OutputProcessor:
                 outputs.append(
                     StreamOutput(
                         choice.group.request_id,
-                        choice.index,
+                        choice.request.choice,
                         text,
                         token_ids,
                         None,

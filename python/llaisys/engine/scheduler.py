@@ -218,6 +218,8 @@ class RequestScheduler:
 
     def _admit(self, plan: SchedulerOutputs, requests: list[Request], budget: int) -> None:
         """Start requests in order of arrival until the budget, the seats or the blocks run out."""
+        if not self._waiting and not self._preempted:
+            return
         manager = self.block_manager
         for request in self._candidates():
             if budget <= 0 or len(self.running) >= self.config.max_num_seqs:

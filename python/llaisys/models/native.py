@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "i8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
 }
-_SAMPLING_ARRAYS = tuple(field.name for field in fields(SamplingMetadata))
 
 
 def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
@@ -57,10 +55,8 @@ def array_from(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def _address(array: NDArray[Any] | None, dtype: type[np.generic], name: str) -> int | None:
-    """The address of a dense array of this dtype; None stays None."""
-    if array is None:
-        return None
+def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
+    """The address of a dense array of this dtype."""
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise InvalidInputError(
             f"{name} must be a contiguous {np.dtype(dtype)} array, got {array.dtype}"
@@ -90,6 +86,8 @@ _SAMPLING_DTYPES: dict[str, type[np.generic]] = {
     "mask_rows": np.int32,
     "masks": np.uint32,
 }
+# Arrays that others point into, behind those: an offsets array is checked before its values.
+_OFFSETS = {"chain": "chain_offsets", "bias_ids": "bias_offsets", "bias_values": "bias_offsets"}
 
 
 class NativeAdapter(ModelAdapter):
@@ -138,8 +136,9 @@ class NativeAdapter(ModelAdapter):
         native = self._sampling
         _check_sampling_lengths(sampling, (self.vocab_size + 31) // 32)
         native.n_rows = len(sampling.rows)
-        for name in _SAMPLING_ARRAYS:
-            setattr(native, name, _address(getattr(sampling, name), _SAMPLING_DTYPES[name], name))
+        for name, dtype in _SAMPLING_DTYPES.items():
+            array = getattr(sampling, name)
+            setattr(native, name, None if array is None else _address(array, dtype, name))
         native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
         ids = np.empty(len(sampling.rows), np.int32)
         self.native.sample(native, ids.ctypes.data)
@@ -200,20 +199,19 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
 def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None:
     """As above; offsets are checked by the C side, but not where they end."""
     n = len(sampling.rows)
-    expected = dict.fromkeys(_SAMPLING_ARRAYS, n)
-    expected["chain_offsets"] = expected["bias_offsets"] = n + 1
-    for name in ("chain", "bias_ids", "bias_values", "masks"):
-        del expected[name]
-    for offsets, names in (
-        ("chain_offsets", ("chain",)),
-        ("bias_offsets", ("bias_ids", "bias_values")),
-    ):
-        ends = getattr(sampling, offsets)
-        if ends is not None and len(ends) == n + 1:
-            expected |= dict.fromkeys(names, int(ends[-1]))
-    for name, length in expected.items():
+    for name in _SAMPLING_DTYPES:
         values = getattr(sampling, name)
-        if values is not None and len(values) != length:
+        if values is None or name == "masks":
+            continue
+        length = n
+        if name in ("chain_offsets", "bias_offsets"):
+            length = n + 1
+        elif name in _OFFSETS:
+            ends = getattr(sampling, _OFFSETS[name])
+            if ends is None:
+                continue  # nobody looks at it
+            length = int(ends[-1])
+        if len(values) != length:
             raise InvalidInputError(f"{name} must have {length} entries, got {len(values)}")
     masks = sampling.masks
     if masks is not None and (masks.ndim != 2 or masks.shape[1] != mask_words):

@@ -69,53 +69,68 @@ class StepBuffers:
         # Of the step being built:
         self.step_rows: NDArray[np.int64] = self._arange[:0]  # [s]
         self.ends: NDArray[np.int64] = self._arange[:0]  # [s]: tokens computed after the step
-        self.last_tokens: NDArray[np.int64] = self._arange[:0]  # [s]: index of each last token
-        self.samples: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # [s]
+        # Of its sequences that draw a token, in the plan's order, d in number:
+        self.drawing_rows: NDArray[np.int64] = self._arange[:0]  # [d]
+        self.drawing_ends: NDArray[np.int64] = self._arange[:0]  # [d]
+        self.drawing_tokens: NDArray[np.int64] = self._arange[:0]  # [d]: index in the step
 
     def fill_tokens(self, plan: SchedulerOutputs) -> ModelStepInput:
         """Lay the sequences' token ranges end to end."""
         rows = self._rows
         row_of = rows.row_of
-        count = len(plan.seq_ids)
-        self.step_rows = np.fromiter(
-            (row_of[seq_id] for seq_id in plan.seq_ids), dtype=np.int64, count=count
-        )
+        step_rows = np.array([row_of[seq_id] for seq_id in plan.seq_ids], dtype=np.int64)
         starts = np.array(plan.starts, dtype=np.int64)
-        counts = np.array(plan.counts, dtype=np.int64)
-        self.samples = np.array(plan.samples, dtype=np.bool_)
-        self.ends = starts + counts
-        edges = np.cumsum(counts)
-        self.last_tokens = edges - 1
-        n = int(edges[-1])
+        n = sum(plan.counts)
         if n > len(self.token_ids):
             raise RuntimeError(f"a step of {n} tokens; the buffers hold {len(self.token_ids)}")
         token_rows, positions = self._token_rows[:n], self.positions[:n]
-        # The position of token j of a sequence is j - (its first index in the step) + its start.
-        token_rows[:] = np.repeat(self.step_rows, counts)
-        positions[:] = self._arange[:n] + np.repeat(self.ends - edges, counts)
-        self.token_ids[:n] = rows.tokens[token_rows, positions]
-        self.token_seq_ids[:n] = rows.seq_ids[token_rows]
-        self.logits_mask[:n] = 0
-        self.logits_mask[self.last_tokens[self.samples]] = 1
-        return ModelStepInput(
-            token_ids=self.token_ids[:n],
-            positions=positions,
-            seq_ids=self.token_seq_ids[:n],
-            logits_mask=self.logits_mask[:n],
-        )
+        if n == len(plan.seq_ids):  # one token each
+            token_rows[:] = step_rows
+            positions[:] = starts
+            ends, last_tokens = starts + 1, self._arange[:n]
+        else:
+            counts = np.array(plan.counts, dtype=np.int64)
+            ends, edges = starts + counts, counts.cumsum()
+            # Token j of the step has position j - (the sequence's first index) + its start.
+            token_rows[:] = step_rows.repeat(counts)
+            positions[:] = self._arange[:n] + (ends - edges).repeat(counts)
+            last_tokens = edges - 1
+        self._set_drawing(plan.samples, step_rows, ends, last_tokens)
+        token_ids, seq_ids = self.token_ids[:n], self.token_seq_ids[:n]
+        token_ids[:] = rows.tokens[token_rows, positions]
+        seq_ids[:] = rows.seq_ids[token_rows]
+        logits_mask = self.logits_mask[:n]
+        logits_mask[:] = 0
+        logits_mask[self.drawing_tokens] = 1
+        return ModelStepInput(token_ids, positions, seq_ids, logits_mask)
+
+    def _set_drawing(
+        self,
+        samples: list[bool],
+        rows: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        last_tokens: NDArray[np.int64],
+    ) -> None:
+        self.step_rows, self.ends = rows, ends
+        if False in samples:
+            chosen = np.array(samples, dtype=np.bool_)
+            rows, ends, last_tokens = rows[chosen], ends[chosen], last_tokens[chosen]
+        self.drawing_rows, self.drawing_ends, self.drawing_tokens = rows, ends, last_tokens
 
     def fill_attention(self, step: ModelStepInput) -> AttentionMetadata:
         """Where each token of the step is written and what each sequence may look at."""
         rows, block_size = self._rows, self._rows.block_size
         n = len(step.token_ids)
         positions = self.positions[:n]
-        blocks = rows.blocks[self._token_rows[:n], positions // block_size]
+        indices = positions // block_size
+        blocks = rows.blocks[self._token_rows[:n], indices]
         if blocks.min() < 0:
             raise RuntimeError("a token of the step lies outside the blocks of its sequence")
-        self.slot_mapping[:n] = blocks * block_size + positions % block_size
+        slot_mapping = self.slot_mapping[:n]
+        slot_mapping[:] = positions + (blocks - indices) * block_size
         width = int(rows.num_blocks[self.step_rows].max())
         return AttentionMetadata(
-            slot_mapping=self.slot_mapping[:n],
+            slot_mapping=slot_mapping,
             batch_seq_ids=rows.seq_ids[self.step_rows],
             context_lens=self.ends.astype(np.int32),
             block_tables=rows.blocks[self.step_rows, :width],

@@ -18,13 +18,16 @@ from llaisys.common.types import NewSequence
 
 Array = NDArray[Any]
 
-_FLOATS = {
-    "temperature": float(NEUTRAL["temperature"]),
-    "top_p": float(NEUTRAL["top_p"]),
-    "min_p": float(NEUTRAL["min_p"]),
-    "repetition_penalty": float(NEUTRAL["repetition_penalty"]),
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
+# The numbers of each row: (type, the value that changes nothing).
+_NUMBERS: dict[str, tuple[type[np.generic], float]] = {
+    "temperature": (np.float32, NEUTRAL["temperature"]),
+    "top_p": (np.float32, NEUTRAL["top_p"]),
+    "min_p": (np.float32, NEUTRAL["min_p"]),
+    "repetition_penalty": (np.float32, NEUTRAL["repetition_penalty"]),
+    "presence_penalty": (np.float32, 0.0),
+    "frequency_penalty": (np.float32, 0.0),
+    "top_k": (np.int32, NEUTRAL["top_k"]),
+    "n_logprobs": (np.int32, -1),
 }
 _KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
 _BAN = float("-inf")
@@ -45,11 +48,9 @@ class SamplingRows:
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.floats = {
-            name: np.full(max_rows, neutral, dtype=np.float32) for name, neutral in _FLOATS.items()
-        }
-        self.top_k = np.zeros(max_rows, dtype=np.int32)
-        self.n_logprobs = np.full(max_rows, -1, dtype=np.int32)
+        self._numbers = {name: np.full(max_rows, v, dtype=t) for name, (t, v) in _NUMBERS.items()}
+        # Rows whose number is not the neutral one: a field that nobody uses costs a step nothing.
+        self._users: dict[str, set[int]] = {name: set() for name in _NUMBERS}
         self.seeds = np.zeros(max_rows, dtype=np.uint64)
         self.choices = np.zeros(max_rows, dtype=np.int32)
         self.penalised: set[int] = set()  # rows whose history the sampler keeps
@@ -65,11 +66,11 @@ class SamplingRows:
 
     def add(self, row: int, seq: NewSequence) -> None:
         params = seq.sampling
-        for name, array in self.floats.items():
-            value = getattr(params, name)
-            array[row] = _FLOATS[name] if value is None else value
-        self.top_k[row] = params.top_k or 0
-        self.n_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        for name, (_, neutral) in _NUMBERS.items():
+            value = params.logprobs if name == "n_logprobs" else getattr(params, name)
+            if value is not None and value != neutral:
+                self._numbers[name][row] = value
+                self._users[name].add(row)
         self.seeds[row] = seq.seed
         self.choices[row] = seq.choice
         if params.uses_penalties:
@@ -92,16 +93,27 @@ class SamplingRows:
             self._bans[row] = _Bans(first, until, tuple(sorted(seq.stop_token_ids)), words)
 
     def release(self, row: int) -> None:
+        for name, users in self._users.items():
+            if row in users:
+                users.remove(row)
+                self._numbers[name][row] = _NUMBERS[name][1]
         self.penalised.discard(row)
         for table in (self._bias, self._bans, self._chains, self._masks):
             table.pop(row, None)
+
+    def logprobs_wanted(self, rows: Array) -> list[int]:
+        """Which of `rows` ask for log-probabilities, as indices into it."""
+        if not self._users["n_logprobs"]:
+            return []
+        wanted: list[int] = np.flatnonzero(self._numbers["n_logprobs"][rows] >= 0).tolist()
+        return wanted
 
     def metadata(
         self,
         rows: Array,  # [r]: rows to draw for
         output_rows: Array,  # [r]: where their logits are
         positions: Array,  # [r]: position of the token to draw = tokens so far
-        seq_ids: Array,  # [r]
+        seq_ids: Array,  # [rows]
         tokens: Array,  # [rows, length]: the tokens so far
     ) -> SamplingMetadata:
         """The sampler's arrays for one step; what is neutral for every row stays None."""
@@ -111,18 +123,13 @@ class SamplingRows:
             positions=positions,
             choices=self.choices[rows],
         )
-        for name, array in self.floats.items():
-            values = array[rows]
-            if (values != _FLOATS[name]).any():
-                setattr(meta, name, values)
-        top_k = self.top_k[rows]
-        if top_k.any():
-            meta.top_k = top_k
-        n_logprobs = self.n_logprobs[rows]
-        if (n_logprobs >= 0).any():
-            meta.n_logprobs = n_logprobs
+        for name, users in self._users.items():
+            if users:
+                values = self._numbers[name][rows]
+                if (values != _NUMBERS[name][1]).any():
+                    setattr(meta, name, values)
         if self.penalised:
-            meta.seq_ids = seq_ids
+            meta.seq_ids = seq_ids[rows]
         if self._bias or self._bans or self._chains or self._masks:
             self._add_special(meta, rows.tolist(), positions.tolist(), tokens)
         return meta

@@ -16,8 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -69,8 +67,8 @@ class Worker:
         self._buffers: StepBuffers
         self._sampling: SamplingRows
         self._pending: tuple[SchedulerOutputs, ForwardOutput] | None = None
-        self._stage_seconds = dict.fromkeys(STAGES, 0.0)
-        self._native_seconds = 0.0
+        self._timers = {stage: Timer() for stage in STAGES}
+        self._native_timer = Timer()
         self._steps = 0
 
     # ---- life ----------------------------------------------------------------------------------
@@ -218,11 +216,11 @@ class Worker:
     def execute_model(self, plan: SchedulerOutputs) -> None:
         """The first three stages; `sample_tokens` must follow before the next step."""
         self._pending = None
-        with self._timed("prepare_step_inputs"):
+        with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
-        with self._timed("build_attention_metadata"):
+        with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
-        with self._timed("run_model_forward"):
+        with self._timers["run_model_forward"]:
             forward = self.run_model_forward(step, attention)
         self._pending = (plan, forward)
         self._steps += 1
@@ -233,9 +231,9 @@ class Worker:
             raise RuntimeError("sample_tokens without execute_model")
         plan, forward = self._pending
         self._pending = None
-        with self._timed("sample"):
+        with self._timers["sample"]:
             sampled = self.sample(forward)
-        with self._timed("postprocess"):
+        with self._timers["postprocess"]:
             return self.postprocess(plan, sampled)
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> ModelStepInput:
@@ -263,33 +261,31 @@ class Worker:
     def run_model_forward(
         self, step: ModelStepInput, attention: AttentionMetadata
     ) -> ForwardOutput:
-        with self._native():
+        with self._native_timer:
             return self._open_adapter().forward(step, attention)
 
     def sample(self, forward: ForwardOutput) -> NDArray[np.int32]:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
         buffers = self._buffers
-        wanted = buffers.last_tokens[buffers.samples]
-        if not len(wanted):
+        if not len(buffers.drawing_rows):
             return np.zeros(0, dtype=np.int32)
-        rows = buffers.step_rows[buffers.samples]
         metadata = self._sampling.metadata(
-            rows,
-            output_rows(forward, wanted),
-            buffers.ends[buffers.samples],
-            self._rows.seq_ids[rows],
+            buffers.drawing_rows,
+            output_rows(forward, buffers.drawing_tokens),
+            buffers.drawing_ends,
+            self._rows.seq_ids,
             self._rows.tokens,
         )
-        with self._native():
+        with self._native_timer:
             return self._open_adapter().sample(metadata)
 
     def postprocess(self, plan: SchedulerOutputs, sampled: NDArray[np.int32]) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
-        buffers, sampling = self._buffers, self._sampling
-        rows = buffers.step_rows[buffers.samples]
+        sampling = self._sampling
+        rows = self._buffers.drawing_rows
         if len(sampled) != len(rows):
             raise RuntimeError(f"{len(sampled)} tokens were drawn for {len(rows)} sequences")
-        self._rows.tokens[rows, buffers.ends[buffers.samples]] = sampled
+        self._rows.tokens[rows, self._buffers.drawing_ends] = sampled
         seq_ids = self._rows.seq_ids[rows].tolist()
         tokens = sampled.tolist()
         output = StepOutput(plan.step_id, {s: [t] for s, t in zip(seq_ids, tokens, strict=True)})
@@ -297,7 +293,7 @@ class Worker:
             for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
                 if row in sampling.penalised:
                     self._open_adapter().sampler_accept(seq_id, (token,))
-        for index in np.flatnonzero(sampling.n_logprobs[rows] >= 0).tolist():
+        for index in sampling.logprobs_wanted(rows):
             found = self._open_adapter().logprobs(index)
             if found is not None:
                 top = list(zip(found.top_ids, found.top_logprobs, strict=True))
@@ -312,35 +308,36 @@ class Worker:
         result = {
             "rank": self.rank,
             "steps": self._steps,
-            "native_seconds": self._native_seconds,
-            "stages": dict(self._stage_seconds),
+            "native_seconds": self._native_timer.seconds,
+            "stages": {stage: timer.seconds for stage, timer in self._timers.items()},
         }
         if reset:
-            self._stage_seconds = dict.fromkeys(STAGES, 0.0)
-            self._native_seconds, self._steps = 0.0, 0
+            for timer in (*self._timers.values(), self._native_timer):
+                timer.seconds = 0.0
+            self._steps = 0
         return result
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._stage_seconds[stage] += time.perf_counter() - start
 
-    @contextmanager
-    def _native(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._native_seconds += time.perf_counter() - start
+class Timer:
+    """Adds up the seconds spent inside its `with` blocks, which must not be nested."""
+
+    __slots__ = ("_start", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._start
 
 
 def output_rows(forward: ForwardOutput, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
     """The output row of each token index in `wanted`, whatever order the model keeps them in."""
-    ids = np.asarray(forward.output_ids[: forward.n_outputs], dtype=np.int64)
-    if np.array_equal(ids, wanted):
+    ids = forward.output_ids[: forward.n_outputs].astype(np.int64)
+    if len(ids) == len(wanted) and (ids == wanted).all():
         return np.arange(len(wanted), dtype=np.int64)
     order = np.argsort(ids, kind="stable")
     places = np.searchsorted(ids, wanted, sorter=order)
