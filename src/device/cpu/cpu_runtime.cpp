@@ -1,52 +1,49 @@
 // The CPU's function table. Work on a stream is done when its call returns, so events are born done.
 #include "device/cpu/cpu_runtime.hpp"
 
+#include "device/cpu/huge_memory.hpp"
 #include "device/cpu/isa.hpp"
 
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <sys/mman.h>
 
 namespace llaisys::device {
 
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t(2) << 20; // from this size on memory is mapped
+
+// Under AddressSanitizer everything comes from malloc, which it watches.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kHugeFrom = SIZE_MAX;
+#else
+constexpr size_t kHugeFrom = kHugeMemoryFrom;
+#endif
 
 int device_count() { return 1; }
 
-size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-// Large blocks come from mmap: the kernel zeroes their pages when they are first touched, so that a
-// KV cache costs what is used of it, and huge pages spare the TLB.
+// Zeroed. Large blocks are real only where they are touched: a KV cache costs what is used of it.
 void *allocate(int, size_t bytes) {
-    if (bytes > SIZE_MAX - kHugePage) {
-        fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of memory could not be allocated");
-    }
-    if (bytes >= kHugePage) {
-        void *memory = mmap(nullptr, rounded(bytes, kPage), PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) {
-            fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of memory could not be allocated");
+    void *memory = nullptr;
+    if (bytes >= kHugeFrom) {
+        memory = allocate_huge(bytes);
+    } else {
+        const size_t size = (bytes == 0 ? 1 : bytes) + kAlignment - 1;
+        memory = std::aligned_alloc(kAlignment, size / kAlignment * kAlignment);
+        if (memory != nullptr) {
+            std::memset(memory, 0, bytes);
         }
-        madvise(memory, rounded(bytes, kPage), MADV_HUGEPAGE);
-        return memory;
     }
-    const size_t size = rounded(bytes == 0 ? 1 : bytes, kAlignment);
-    void *memory = std::aligned_alloc(kAlignment, size);
     if (memory == nullptr) {
         fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of memory could not be allocated");
     }
-    std::memset(memory, 0, size);
     return memory;
 }
 
 void release(int, void *memory, size_t bytes) {
-    if (bytes >= kHugePage) {
-        munmap(memory, rounded(bytes, kPage));
+    if (bytes >= kHugeFrom) {
+        release_huge(memory, bytes);
     } else {
         std::free(memory);
     }

@@ -1,0 +1,97 @@
+#include "device/cpu/huge_memory.hpp"
+
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <sys/mman.h>
+
+namespace llaisys::device {
+
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t(2) << 20;
+constexpr size_t kSlab = size_t(64) << 20;
+constexpr size_t kLargest = kSlab / 4; // block of a slab; what is larger is mapped by itself
+
+// At the start of a slab, which is aligned to its size: a block finds it by its own address.
+struct Slab {
+    size_t used = kLine;
+    size_t live = 0; // blocks
+};
+
+std::mutex mutex;
+Slab *current = nullptr; // where the next block goes
+
+uintptr_t round_up(uintptr_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// `bytes`, a multiple of the page, mapped at a multiple of `alignment`; null when there is none.
+void *map_aligned(size_t bytes, size_t alignment) {
+    const size_t reserved = bytes + alignment;
+    void *memory =
+        mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        return nullptr;
+    }
+    const uintptr_t start = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t aligned = round_up(start, alignment);
+    if (aligned != start) {
+        munmap(memory, aligned - start);
+    }
+    munmap(reinterpret_cast<void *>(aligned + bytes), start + reserved - (aligned + bytes));
+    memory = reinterpret_cast<void *>(aligned);
+    madvise(memory, bytes, MADV_HUGEPAGE); // a wish: without it everything works on small pages
+    return memory;
+}
+
+void *allocate_in_slab(size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (current == nullptr || kSlab - current->used < bytes) {
+        void *memory = map_aligned(kSlab, kSlab);
+        if (memory == nullptr) {
+            return nullptr;
+        }
+        current = new (memory) Slab;
+    }
+    void *block = reinterpret_cast<char *>(current) + current->used;
+    current->used += round_up(bytes, kLine);
+    ++current->live;
+    return block;
+}
+
+void release_in_slab(void *memory, size_t bytes) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+    const std::lock_guard<std::mutex> lock(mutex);
+    Slab *slab = reinterpret_cast<Slab *>(address / kSlab * kSlab);
+    if (--slab->live == 0) {
+        current = slab == current ? nullptr : current;
+        munmap(slab, kSlab);
+        return;
+    }
+    const uintptr_t first = round_up(address, kPage);
+    const uintptr_t last = (address + bytes) / kPage * kPage;
+    if (first < last) {
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+    }
+}
+
+} // namespace
+
+void *allocate_huge(size_t bytes) {
+    if (bytes > SIZE_MAX / 2) {
+        return nullptr;
+    }
+    return bytes <= kLargest ? allocate_in_slab(bytes)
+                             : map_aligned(round_up(bytes, kPage), kHugePage);
+}
+
+void release_huge(void *memory, size_t bytes) {
+    if (bytes <= kLargest) {
+        release_in_slab(memory, bytes);
+    } else {
+        munmap(memory, round_up(bytes, kPage));
+    }
+}
+
+} // namespace llaisys::device
