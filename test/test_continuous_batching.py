@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
-
 from engine_fakes import (
     EOS,
     adapter_of,
     expected_tokens,
     greedy,
     make_engine,
-    run_all,
     run_prompts,
 )
 from hypothesis import given, settings
@@ -67,26 +62,3 @@ def test_a_seeded_request_does_not_depend_on_its_neighbours(prompts, seed, seats
     engine = make_engine(max_num_seqs=seats, max_num_batched_tokens=budget)
     outputs = run_prompts(engine, prompts, params)
     assert outputs == [expected_tokens(p, 9, seed=seed, stops=(EOS,)) for p in prompts]
-
-
-def test_many_requests_leave_nothing_behind():
-    count = int(os.environ.get("LLAISYS_TEST_REQUESTS", "10000"))
-    engine = make_engine(max_num_seqs=64, max_num_batched_tokens=256, num_blocks=128)
-    params = greedy(2, ignore_eos=True, detokenize=False)
-    submitted = finished = 0
-    levels = []  # memory blocks of the interpreter, at every tenth of the way
-    while finished < count:
-        while submitted < count and submitted - finished < 128:
-            engine.submit([1 + submitted % 97, 2, 3, submitted % 89], params)
-            submitted += 1
-        finished += sum(part.output is not None for part in engine.step())
-        if finished >= (len(levels) + 1) * count // 10:
-            gc.collect()
-            levels.append(sys.getallocatedblocks())
-    assert max(levels[5:9]) < max(levels[1:5]) + 5_000, levels
-    assert not run_all(engine)
-    stats = engine.stats()
-    assert stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
-    assert engine._groups == {} and engine.output_processor._choices == {}
-    assert engine.core.scheduler.block_manager._prefix_keys == {}
-    engine.core.scheduler.check_integrity()

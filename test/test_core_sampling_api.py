@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from native_helpers import MockModel
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.step import SamplingMetadata
 from llaisys.libllaisys.infer_types import LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.libllaisys.library import lib
+from llaisys.models.native import _SAMPLING_DTYPES
 
 PROMPT = [3, 1, 4, 1, 5]
 N = len(PROMPT)
@@ -241,3 +244,8 @@ def test_logprobs_end_with_the_next_step(model: MockModel) -> None:
     model.run([1])
     with pytest.raises(InvalidInputError):
         model.logprobs(0)
+
+
+def test_the_adapter_hands_every_array_of_the_metadata_on() -> None:
+    names = {field.name for field in fields(SamplingMetadata)}
+    assert set(_SAMPLING_DTYPES) == names

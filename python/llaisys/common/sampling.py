@@ -44,24 +44,23 @@ def refuse(name: str, value: object, limit: str) -> InvalidInputError:
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
-    limit = f"an integer from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise refuse(name, value, limit)
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
+        raise refuse(name, value, f"an integer from {low} to {high}")
     number = int(value)
     if not low <= number <= high:
-        raise refuse(name, value, limit)
+        raise refuse(name, value, f"an integer from {low} to {high}")
     return number
 
 
 def check_float(
     name: str, value: object, low: float, high: float, *, above_low: bool = False
 ) -> float:
-    limit = f"a finite number {'above' if above_low else 'from'} {low:g} to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise refuse(name, value, limit)
-    number = float(value)
-    if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
-        raise refuse(name, value, limit)
+    number = math.nan
+    if type(value) is float or (not isinstance(value, bool) and isinstance(value, Real)):
+        number = float(value)
+    if not low <= number <= high or (above_low and number == low):
+        how = "above" if above_low else "from"
+        raise refuse(name, value, f"a finite number {how} {low:g} to {high:g}")
     return number
 
 
@@ -136,17 +135,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         put = _Setter(self)
         put("n", check_int("n", self.n, 1, MAX_N))
-        for name, low, high, above in (
-            ("temperature", 0.0, MAX_TEMPERATURE, False),
-            ("top_p", 0.0, 1.0, True),
-            ("min_p", 0.0, 1.0, False),
-            ("repetition_penalty", 0.0, MAX_REPETITION_PENALTY, True),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                put(name, check_float(name, value, low, high, above_low=above))
-        if self.top_k is not None:
-            put("top_k", max(0, check_int("top_k", self.top_k, -1, MAX_TOP_K)))
+        self._check_defaulted(put)
         for name in ("presence_penalty", "frequency_penalty"):
             put(name, check_float(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY))
         for name in (
@@ -160,6 +149,20 @@ class SamplingParams:
         self._check_tokens(put)
         if self.samplers is not None:
             put("samplers", check_samplers(self.samplers))
+
+    def _check_defaulted(self, put: _Setter) -> None:
+        """The fields that `with_defaults` may set."""
+        for name, low, high, above in (
+            ("temperature", 0.0, MAX_TEMPERATURE, False),
+            ("top_p", 0.0, 1.0, True),
+            ("min_p", 0.0, 1.0, False),
+            ("repetition_penalty", 0.0, MAX_REPETITION_PENALTY, True),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                put(name, check_float(name, value, low, high, above_low=above))
+        if self.top_k is not None:
+            put("top_k", max(0, check_int("top_k", self.top_k, -1, MAX_TOP_K)))
 
     def _check_lengths(self, put: _Setter) -> None:
         if self.seed is not None:
@@ -230,13 +233,18 @@ class SamplingParams:
     def with_defaults(self, defaults: Mapping[str, float | int | None] | None) -> SamplingParams:
         """The same with each of the model-dependent fields that is None set from `defaults`
         (generation_config.json), or else to its neutral value."""
-        known = defaults or {}
-        changes = {}
-        for name, neutral in NEUTRAL.items():
-            if getattr(self, name) is None:
-                value = known.get(name)
-                changes[name] = neutral if value is None else value
-        return self.clone(**changes) if changes else self
+        missing = [name for name in NEUTRAL if getattr(self, name) is None]
+        if not missing:
+            return self
+        result, known = object.__new__(SamplingParams), defaults or {}
+        put = _Setter(result)
+        for name in _FIELD_NAMES:
+            put(name, getattr(self, name))
+        for name in missing:
+            value = known.get(name)
+            put(name, NEUTRAL[name] if value is None else value)
+        result._check_defaulted(put)
+        return result
 
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, checked again."""
@@ -257,8 +265,11 @@ NEUTRAL: dict[str, float | int] = {
 }
 
 
+_FIELD_NAMES = tuple(f.name for f in fields(SamplingParams))
+
+
 class _Setter:
-    """Writes a checked value into a frozen instance; used by __post_init__ only."""
+    """Writes a checked value into a frozen instance while it is being made."""
 
     def __init__(self, target: SamplingParams) -> None:
         self._target = target

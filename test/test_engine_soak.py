@@ -1,0 +1,130 @@
+"""100,000 requests of every kind through the engine on the native mock model: memory stays flat
+and nothing is left behind. LLAISYS_TEST_REQUESTS sets another number."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine_fakes import FakeTokenizer, run_all
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from llaisys.engine.llm_engine import LLMEngine
+
+COUNT = int(os.environ.get("LLAISYS_TEST_REQUESTS", "100000"))
+VOCAB = 64  # of the mock model
+TOGETHER = 96  # requests in the engine at a time, more than it has seats
+MAX_GROWTH = 4 << 20  # bytes, over the last 80 % of the requests
+
+KINDS = (
+    SamplingParams(max_tokens=3, temperature=0.0),
+    SamplingParams(max_tokens=4, n=2, seed=1),
+    SamplingParams(max_tokens=8, stop_token_ids=list(range(0, VOCAB, 4))),
+    SamplingParams(max_tokens=8, stop=["0", "12", "/5"], top_p=0.9),
+    SamplingParams(max_tokens=4, presence_penalty=0.5, logit_bias={7: 2.0}),
+    SamplingParams(max_tokens=3, min_tokens=2, logprobs=2, bad_words=["9"]),
+)
+CANCELLED = SamplingParams(max_tokens=200)  # long enough to be alive when the cancel comes
+
+
+def make_engine() -> LLMEngine:
+    """Few blocks, so that cached ones are evicted and running requests preempted."""
+    return LLMEngine(
+        EngineConfig(
+            model="mock",
+            tokenizer=FakeTokenizer(),
+            n_threads=1,
+            seed=1,
+            scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512),
+            cache=CacheConfig(block_size=16, num_blocks=56),
+        )
+    )
+
+
+def prompts() -> Iterator[list[int]]:
+    """Short ones of their own; every third begins with one of a few long prefixes."""
+    rng = random.Random(0)
+    prefixes = [rng.choices(range(VOCAB), k=32) for _ in range(4)]
+    while True:
+        for prefix in (prefixes[rng.randrange(4)], [], []):
+            yield prefix + rng.choices(range(VOCAB), k=rng.randint(1, 20))
+
+
+def run_requests(engine: LLMEngine, count: int, at_tenth: list[tuple[int, int]]) -> None:
+    """Keep the engine full until `count` requests have ended, one in eight by a cancel; memory
+    is noted at every tenth of the way."""
+    source = prompts()
+    submitted = finished = 0
+    to_cancel: list[str] = []
+    while finished < count:
+        while submitted < count and submitted - finished < TOGETHER:
+            cancelled = submitted % 8 == 7
+            params = CANCELLED if cancelled else KINDS[submitted % len(KINDS)]
+            name = engine.submit(next(source), params, stream=submitted % 5 == 0)
+            if cancelled:
+                to_cancel.append(name)
+            submitted += 1
+        parts = engine.step()
+        if len(to_cancel) > 20 or submitted == count:
+            parts += [part for name in to_cancel for part in engine.cancel(name)]
+            to_cancel.clear()
+        finished += sum(part.output is not None for part in parts)
+        if finished >= (len(at_tenth) + 1) * count // 10:
+            gc.collect()
+            at_tenth.append((resident_bytes(), sys.getallocatedblocks()))
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def test_many_requests_leave_nothing_behind() -> None:
+    engine = make_engine()
+    levels: list[tuple[int, int]] = []
+    run_requests(engine, COUNT, levels)
+    assert not engine.has_unfinished()
+    resident, objects = zip(*levels, strict=True)
+    assert max(resident[2:]) - resident[1] < MAX_GROWTH, resident
+    assert max(objects[5:9]) < max(objects[1:5]) + 5_000, objects
+    stats = engine.stats()
+    assert stats["prefix_cache_hits"] > COUNT and stats["prefix_cache_evictions"] > 0
+    assert stats["num_preemptions"] > 0
+    assert stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
+    assert stats["worker_errors"] == 0
+    engine.submit([1], SamplingParams(max_tokens=1))  # tells the worker who has gone
+    run_all(engine)
+    scheduler = engine.core.scheduler
+    blocks = scheduler.block_manager
+    scheduler.check_integrity()
+    assert blocks.reset_prefix_cache() and len(blocks._free) == blocks.num_blocks
+    worker = engine.core.executor.worker  # type: ignore[attr-defined]
+    sampling = worker._sampling
+    for left in (
+        engine._groups,
+        engine.output_processor._choices,
+        scheduler.requests,
+        scheduler.running,
+        scheduler._waiting,
+        scheduler._preempted,
+        scheduler._steps,
+        blocks._cached,
+        blocks._holdings,
+        blocks._prefix_keys,
+        blocks._table,
+        blocks._waits_for,
+        sampling.penalised,
+        sampling._bias,
+        sampling._bans,
+        sampling._chains,
+        sampling._masks,
+    ):
+        assert not left
+    assert len(worker._rows.row_of) == 1  # the last one, until the next step
+    engine.close()
