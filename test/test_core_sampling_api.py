@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -247,5 +247,5 @@ def test_logprobs_end_with_the_next_step(model: MockModel) -> None:
 
 
 def test_the_adapter_hands_every_array_of_the_metadata_on() -> None:
-    names = {field.name for field in fields(SamplingMetadata)}
+    names = {field.name for field in dataclasses.fields(SamplingMetadata)}
     assert set(_SAMPLING_DTYPES) == names
