@@ -49,7 +49,9 @@ LONG = {"prompt": "long", "max_tokens": CONTEXT - 100, "ignore_eos": True, "temp
 
 
 class FaultAdapter(FakeAdapter):
-    """`FakeAdapter` that does what the fault file says: `raise`, `hang` or `exit`."""
+    """`FakeAdapter` that does what the fault file says: `raise`, `hang`, `exit`, `wait` for as long
+    as it says so, or `prefill N`: wait where a prompt is not complete. What it is waiting for then
+    stands in the file `*.held`. See `Gate`."""
 
     max_len = CONTEXT
 
@@ -57,16 +59,65 @@ class FaultAdapter(FakeAdapter):
         pause = float(os.environ.get(STEP_SECONDS, "0"))
         if pause:
             time.sleep(pause)
-        name = os.environ.get(FAULT_FILE)
-        if name and os.path.exists(name):
-            fault = Path(name).read_text()
-            if fault == "raise":
-                raise RuntimeError("secret detail at 0x7f00deadbeef in /root/model")
-            if fault == "hang":
-                time.sleep(3600)
-            if fault == "exit":
-                os._exit(17)
+        halves = len(set(step.seq_ids.tolist())) > int(step.logits_mask.sum())
+        held = ""
+        while (fault := self.fault()) == "wait" or (halves and fault.startswith("prefill")):
+            if held and fault != held:
+                break  # another order: for the next step
+            held = fault
+            Path(os.environ[FAULT_FILE] + ".held").write_text(held)
+            time.sleep(0.002)
+        if fault == "raise":
+            raise RuntimeError("secret detail at 0x7f00deadbeef in /root/model")
+        if fault == "hang":
+            time.sleep(3600)
+        if fault == "exit":
+            os._exit(17)
         return super().forward(step, attention)
+
+    @staticmethod
+    def fault() -> str:
+        name = os.environ.get(FAULT_FILE)
+        if not name or not os.path.exists(name):
+            return ""
+        with contextlib.suppress(FileNotFoundError):
+            return Path(name).read_text()
+        return ""
+
+
+class Gate:
+    """The fault file from the test's side; without an order the engine runs freely."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fault"
+        self.env = {FAULT_FILE: str(self.path)}
+        self._held = folder / "fault.held"
+        self._number = 0
+
+    def order(self, fault: str) -> None:
+        draft = self.path.with_suffix(".draft")
+        draft.write_text(fault)
+        draft.replace(self.path)  # in one piece
+
+    def hold(self) -> None:
+        """Returns when the engine stands still inside a step."""
+        self._hold("wait")
+
+    def hold_in_prefill(self) -> None:
+        """Lets go, and returns when the engine stands still in the middle of a prompt again."""
+        self._number += 1
+        self._hold(f"prefill {self._number}")
+
+    def _hold(self, order: str) -> None:
+        self._held.unlink(missing_ok=True)
+        self.order(order)
+        wait_for(
+            lambda: self._held.exists() and self._held.read_text() == order,
+            f"the engine to {order}",
+        )
+
+    def open(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 class ServerProcess:
@@ -135,8 +186,22 @@ class ServerProcess:
         options.setdefault("verify", False)  # plain HTTP: do not read the system's certificates
         return httpx.Client(base_url=self.url, headers=headers, **options)
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, timeout=30)
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        """A plain connection; `receive_buffer` bytes are what it takes without being read."""
+        connection = socket.socket()
+        if receive_buffer is not None:  # before the handshake, or the window is wide open already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(30)
+        connection.connect(self.address)
+        return connection
+
+    @property
+    def num_connections(self) -> int:
+        """Sockets of clients that the API process holds, dead ones included."""
+        sockets = {name for name in open_files(self.process.pid) if name.startswith("socket:")}
+        rows = Path("/proc/net/unix").read_text().splitlines()[1:]
+        listener = 1
+        return len(sockets - {f"socket:[{row.split()[6]}]" for row in rows}) - listener
 
     def metric(self, name: str, key: str | None = None) -> float:
         """The sum over the labels of a metric."""
@@ -211,6 +276,21 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process point at."""
+    names = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            names.append(os.readlink(link))
+    return names
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def socket_directories() -> set[str]:
     """Where servers of this test process keep their sockets."""
     return {path.name for path in Path(tempfile.gettempdir()).glob("llaisys-*")}
@@ -223,14 +303,33 @@ def sse_events(response: httpx.Response) -> Iterator[str]:
             yield line[6:]
 
 
-def raw_request(server: ServerProcess, body: dict[str, Any]) -> socket.socket:
-    connection = server.connect()
+def post_bytes(body: dict[str, Any], path: str = "/v1/completions", **headers: str) -> bytes:
+    """A whole request as it goes over the wire; `X_Request_Id="a"` is a header of that name."""
     data = json.dumps(body).encode()
-    connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(data) + data
-    )
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(data)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def raw_request(
+    server: ServerProcess,
+    body: dict[str, Any],
+    receive_buffer: int | None = None,
+    **headers: str,
+) -> socket.socket:
+    connection = server.connect(receive_buffer)
+    connection.sendall(post_bytes(body, **headers))
     return connection
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Until the server closes, in whatever way."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(1 << 16):
+            received += chunk
+    return received
 
 
 def reset(connection: socket.socket) -> None:

@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
-import socket
-import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -257,35 +254,6 @@ def test_hanging_up_stops_the_work_wherever_it_is(server: ServerProcess) -> None
     server.wait_for(lambda: server.metric("request_success_total") == aborted + 8, "eight aborts")
 
 
-def test_survivors_of_a_storm_of_hang_ups_do_not_notice(server: ServerProcess) -> None:
-    chance = random.Random(7)
-    stop = threading.Event()
-
-    def vandal() -> int:
-        count = 0
-        while not stop.is_set() and count < 50:
-            body = {**LONG, "prompt": f"vandal {count}", "stream": chance.random() < 0.5}
-            connection = raw_request(server, body)
-            if chance.random() < 0.5:
-                connection.settimeout(0.02)
-                with contextlib.suppress(TimeoutError):
-                    connection.recv(1)
-            reset(connection) if chance.random() < 0.5 else connection.close()
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(6) as pool, server.client() as client:
-        vandals = [pool.submit(vandal) for _ in range(4)]
-        for number in range(12):
-            body = {"prompt": f"survivor {number}", "max_tokens": 16, "temperature": 0}
-            answer = client.post("/v1/completions", json={**body, "return_token_ids": True})
-            tokens = answer.json()["choices"][0]["token_ids"]
-            assert tokens == expected_tokens(list(f"survivor {number}".encode()), 16)
-        stop.set()
-        assert sum(v.result(60) for v in vandals) > 0
-    server.wait_idle()
-
-
 def test_a_small_pool_serves_many_requests_exactly(tmp_path: Path) -> None:
     """8 blocks, 64 requests: they take turns, and nobody can tell."""
     with ServerProcess("--num-kv-blocks", "8", session_file=tmp_path / "s.db") as small:
@@ -304,24 +272,6 @@ def test_a_small_pool_serves_many_requests_exactly(tmp_path: Path) -> None:
             assert refused.status_code == 400 and "KV cache" in refused.json()["error"]["message"]
         small.wait_idle()
         assert small.stop() == 0
-
-
-def test_a_slow_reader_holds_up_nobody(server: ServerProcess) -> None:
-    body = {**LONG, "stream": True, "logprobs": 20, "max_tokens": 80}
-    slow = raw_request(server, body)
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    with server.client() as client:
-        for _ in range(3):
-            assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-        server.wait_for(
-            lambda: server.metric("num_requests_running") == 0, "the end of the slow request"
-        )
-        assert client.get("/health").status_code == 200
-    received = b""
-    while not received.endswith(b"0\r\n\r\n"):
-        received += slow.recv(1 << 16)
-    assert b"data: [DONE]" in received
-    slow.close()
 
 
 def test_http_client_timeouts_do_not_leak(server: ServerProcess) -> None:

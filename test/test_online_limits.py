@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncGenerator, Iterator, MutableMapping
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--max-num-seqs", "2", "--max-num-batched-tokens", "64",
         "--max-queued", "3", "--max-per-key", "4", "--queue-timeout", "1.0",
         "--max-body-bytes", "20000", "--max-header-bytes", "4096",
-        "--header-timeout", "1.0", "--body-timeout", "1.0", "--send-timeout", "1.0",
+        "--header-timeout", "1.0",
         "--max-prompt-tokens", "1000", "--max-sessions", "3",
         "--allowed-origin", "https://app.example", "--allowed-host", "llm.example",
         env={STEP_SECONDS: "0.01"},
@@ -216,51 +216,25 @@ def test_pipelined_requests_are_not_one_large_head(server: ServerProcess) -> Non
     assert exchange(server, one * 200 + last).count(b"HTTP/1.1 200") == 201
 
 
-def test_slow_heads_and_bodies_are_cut_off(server: ServerProcess) -> None:
-    """Slowloris: the connection is closed, and the others never notice."""
-    with ThreadPoolExecutor(8) as pool:
-        silent = [pool.submit(exchange, server) for _ in range(3)]
-        heads = [pool.submit(exchange, server, b"GET /health HTT") for _ in range(3)]
-        body = HEAD + b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
-        bodies = [pool.submit(exchange, server, body) for _ in range(2)]
-        with server.client() as client:
-            assert client.get("/health").status_code == 200
-        for answer in [*silent, *heads]:
-            assert answer.result(20).startswith(b"HTTP/1.1 408")
-        for answer in bodies:
-            assert b"HTTP/1.1 408" in answer.result(60)
-
-
-def test_a_client_that_takes_nothing_is_dropped() -> None:
-    """The stream's generator is closed, so its request is cancelled; also when it never began."""
+def test_a_stream_that_never_began_is_released_too() -> None:
+    """Its generator has no `finally` to run; its request must give back its places all the same."""
     closed: list[str] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
         try:
-            while True:
-                yield b"data: x\n\n"
+            yield b"data: x\n\n"
         finally:
             closed.append("generator")
 
     async def never(*_: object) -> Any:
         await asyncio.Event().wait()
 
-    async def takes_the_head_only(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.body":
-            await never()
-
     async def gone() -> dict[str, str]:
         return {"type": "http.disconnect"}
 
-    async def run() -> None:
-        stream = EventStream(events(), 0.05, lambda: closed.append("release"))
-        await asyncio.wait_for(stream({}, never, takes_the_head_only), 30)
-        assert closed == ["generator", "release"]
-        stream = EventStream(events(), 60, lambda: closed.append("release"))
-        await asyncio.wait_for(stream({}, gone, never), 30)
-        assert closed == ["generator", "release", "release"]
-
-    asyncio.run(run())
+    stream = EventStream(events(), lambda: closed.append("release"))
+    asyncio.run(asyncio.wait_for(stream({}, gone, never), 30))
+    assert closed == ["release"]
 
 
 def test_what_is_not_http_is_400(server: ServerProcess) -> None:

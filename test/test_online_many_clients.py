@@ -7,7 +7,7 @@ import json
 import random
 from pathlib import Path
 
-from server_helpers import ServerProcess
+from server_helpers import ServerProcess, resident
 
 from llaisys.bench.http_client import ConnectionPool, Endpoint
 from llaisys.common.sampling import SamplingParams
@@ -45,10 +45,6 @@ async def stream_tokens(pool: ConnectionPool, number: int) -> list[int]:
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
     assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["length"]
     return [token for choice in choices for token in choice.get("token_ids", [])]
-
-
-def resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def test_five_hundred_clients_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Limits:
     max_connections: int = 2048
     header_timeout: float = 20.0  # until the head of a request is complete
     body_timeout: float = 60.0  # until its body is
-    send_timeout: float = 60.0  # a client that takes no byte for so long is dropped
+    send_timeout: float = 60.0  # a client that takes next to nothing for so long is dropped
     max_n: int = 128  # choices of a request: n times its prompts
     max_prompts: int = 64  # prompts of one /v1/completions request
     max_messages: int = 4096

@@ -1,24 +1,40 @@
-"""uvicorn's HTTP protocol with limits on the head of a request and on idle connections."""
+"""uvicorn's HTTP protocol with limits on what a connection may cost: the size and the time of a
+head, a body that nobody reads, an answer that nobody takes."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import struct
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
 from llaisys.server.responses import json_bytes
 from llaisys.server.security import RequestContext, send_error
 
-KEEPALIVE = (  # a peer that vanished without a word is noticed after about two minutes
+logger = logging.getLogger("llaisys.server")
+
+TCP_OPTIONS = (
+    # A peer that vanished without a word is noticed after about two minutes.
     ("TCP_KEEPIDLE", 60),
     ("TCP_KEEPINTVL", 15),
     ("TCP_KEEPCNT", 4),
+    # What a slow reader has not taken stays with us, where it is bounded and watched, instead of
+    # filling megabytes of the kernel's buffer.
+    ("TCP_NOTSENT_LOWAT", 64 << 10),
 )
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: what is left is thrown away
+MIN_TAKEN = 32 << 10  # bytes that a reader must take in `send_timeout` while so many wait
+MAX_PIPELINED = 8  # requests read ahead; while there is no more to read, a hang-up goes unseen
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
@@ -41,16 +57,20 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Heads are at most `max_header_bytes` long (431) and complete within `header_timeout`.
+    """Heads are at most `max_header_bytes` long (431) and complete within `header_timeout` (408);
+    so is what is left of a body behind its answer. A client that takes next to nothing of what is
+    waiting for it is dropped after `send_timeout`. A hang-up ends every request of the connection.
     Connections above `max_connections` are answered with 503; the others do not notice."""
 
     limits = Limits()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0  # fed since the last head was complete
         self._in_head = True
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._fed = 0  # bytes since the last head was complete or the last piece of a body came
+        self._open: list[RequestResponseCycle] = []  # not answered yet, in order
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._unsent_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,42 +79,67 @@ class LimitedProtocol(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in KEEPALIVE:
+            for name, value in TCP_OPTIONS:
                 if hasattr(socket, name):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._start_timer()
+        self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._stop_read_timer()
+        self._stop_unsent_timer()
         super().connection_lost(exc)
+        for cycle in self._open:  # uvicorn tells the last one only
+            if not cycle.response_complete:
+                cycle.disconnected = True
+            cycle.message_event.set()
+
+    # ---- what comes in -------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        # The parser takes a head of any size, so it is fed no more than may be one.
+        # The parser takes a head, or trailers, of any size: it is fed no more than may be one.
         while data and not self.transport.is_closing():
-            if not self._in_head:
-                super().data_received(data)
-                return
-            if self._head_timer is None:
-                self._start_timer()
-            room = self.limits.max_header_bytes - self._head_bytes
+            if self._in_head and self._read_timer is None:
+                self._start_read_timer()
+            room = self.limits.max_header_bytes - self._fed
             if room <= 0:
                 self._refuse(
                     431, f"the header is too large; at most {self.limits.max_header_bytes} bytes"
                 )
                 return
             piece, data = data[:room], data[room:]
-            self._head_bytes += len(piece)
+            self._fed += len(piece)
             super().data_received(piece)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._read_timer is None:  # it came in one piece with the one before
+            self._start_read_timer()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._stop_timer()
+        self._fed = 0
+        self._stop_read_timer()
+        if not self.flow.write_paused:
+            self._stop_unsent_timer()  # there will be more to send
         super().on_headers_complete()
+        self._open.append(self.cycle)
+        if len(self._open) <= MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._fed = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head = True
-        self._head_bytes = 0
+        self._fed = 0
         super().on_message_complete()
+        if self.cycle.response_complete:  # its last bytes have ended the wait for the next request
+            self._stop_read_timer()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not a valid HTTP request")
@@ -110,17 +155,69 @@ class LimitedProtocol(HttpToolsProtocol):
             + body
         )
         self.transport.close()
+        self._watch_unsent()
 
-    def _start_timer(self) -> None:
-        self._stop_timer()
-        self._head_timer = self.loop.call_later(self.limits.header_timeout, self._too_slow)
+    def _start_read_timer(self) -> None:
+        self._stop_read_timer()
+        self._read_timer = self.loop.call_later(self.limits.header_timeout, self._too_slow)
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def _too_slow(self) -> None:
-        self._head_timer = None
-        if self._in_head and not self.transport.is_closing():
+        self._read_timer = None
+        if self._open:  # what came behind a request has its time when that one is done
+            self._start_read_timer()
+        elif self._in_head:
             self._refuse(408, f"no complete request in {self.limits.header_timeout:g} s")
+        else:  # it has its answer
+            self.transport.close()
+
+    # ---- what goes out -------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        self._open = [cycle for cycle in self._open if not cycle.response_complete]
+        super().on_response_complete()
+        self._watch_unsent()
+        if self.cycle.response_complete and not self._in_head:
+            self._start_read_timer()  # for the rest of a body that nobody has read
+
+    def eof_received(self) -> None:
+        self._watch_unsent()  # the transport closes now
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unsent_timer()
+        if not self._open:
+            self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        """From when nothing more is written until all of it has been taken; closing waits too."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and self._unsent_timer is None:
+            self._unsent_timer = self.loop.call_later(
+                self.limits.send_timeout, self._check_unsent, unsent
+            )
+
+    def _check_unsent(self, before: int) -> None:
+        self._unsent_timer = None
+        unsent = self.transport.get_write_buffer_size()
+        if unsent <= max(0, before - MIN_TAKEN):
+            self._watch_unsent()
+            return
+        logger.warning("a client took nothing for %g s and was dropped", self.limits.send_timeout)
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self.transport.abort()
+
+    def _stop_unsent_timer(self) -> None:
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+            self._unsent_timer = None

@@ -130,9 +130,7 @@ class Job:
             generation.close(failed=not isinstance(error, ClientGone))
             raise
         events = self._events(generation, shape, params.n, first, parts)
-        return EventStream(
-            events, self.service.config.limits.send_timeout, self._release(generation)
-        )
+        return EventStream(events, self._release(generation))
 
     def _release(self, generation: Generation) -> Callable[[], None]:
         """For a stream that never began; harmless after one that did."""
