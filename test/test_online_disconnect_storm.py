@@ -1,0 +1,246 @@
+"""Two hundred clients that vanish at random moments: nothing of them is left, and those that stay
+get the text of a quiet day."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fakes import FakeTokenizer, expected_tokens
+from server_helpers import (
+    LONG,
+    STEP_SECONDS,
+    Gate,
+    ServerProcess,
+    post_bytes,
+    raw_request,
+    read_to_end,
+    reset,
+    sse_events,
+)
+
+PATH = "/v1/completions"
+SEATS, QUEUE = 8, 52
+WAVE = 25
+MOMENTS = ("queued", "prefill", "stream", "any")  # two waves of each: 200 clients
+LONG_PROMPT = "x" * 1500  # far more than one step takes
+
+
+@dataclass(frozen=True)
+class Victim:
+    number: int
+    moment: str
+    stream: bool
+    how: str  # close, reset, half-close
+    delay: float  # seconds, for the moment `any`
+
+    @property
+    def name(self) -> str:
+        return f"victim-{self.number}"
+
+    def body(self) -> dict[str, Any]:
+        prompt = LONG_PROMPT if self.moment == "prefill" else "short"
+        return {**LONG, "max_tokens": 500, "prompt": f"{self.number} {prompt}"} | {
+            "stream": self.stream
+        }
+
+
+def victims(seed: int) -> list[list[Victim]]:
+    chance, numbers = random.Random(seed), count()
+    return [
+        [
+            Victim(
+                next(numbers),
+                moment,
+                # Whoever waits for a first byte must be streamed to.
+                moment == "stream" or chance.random() < 0.5,
+                chance.choice(("close", "reset", "half-close")),
+                chance.uniform(0, 0.15),
+            )
+            for _ in range(WAVE)
+        ]
+        for moment in MOMENTS * 2
+    ]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def server(tmp_path: Path, gate: Gate) -> Iterator[ServerProcess]:
+    with ServerProcess(
+        "--max-num-seqs", str(SEATS), "--max-queued", str(QUEUE),
+        "--max-num-batched-tokens", "64", "--num-kv-blocks", "1200",
+        env={STEP_SECONDS: "0.002", **gate.env},
+        session_file=tmp_path / "s.db",
+    ) as process:  # fmt: skip
+        yield process.wait_ready()
+
+
+def hang_up(connection: socket.socket, how: str) -> None:
+    if how == "reset":
+        reset(connection)
+        return
+    if how == "half-close":  # the server must see that too, and close its side
+        connection.shutdown(socket.SHUT_WR)
+        read_to_end(connection)
+    connection.close()
+
+
+class Storm:
+    """Opens the connections of a wave, waits for its moment, and kills them all."""
+
+    def __init__(self, server: ServerProcess, gate: Gate) -> None:
+        self.server = server
+        self.gate = gate
+        self.killed: list[Victim] = []
+
+    def run(self, wave: list[Victim]) -> None:
+        moment = wave[0].moment
+        if moment == "any":
+            with ThreadPoolExecutor(WAVE) as pool:
+                list(pool.map(self._after_a_while, wave))
+            return
+        connections = [
+            raw_request(self.server, victim.body(), X_Request_Id=victim.name) for victim in wave
+        ]
+        order = list(zip(wave, connections, strict=True))
+        if moment == "queued":
+            metric = self.server.metric
+            self.server.wait_for(
+                lambda: metric("num_requests_waiting") >= WAVE - SEATS, "the others in the queue"
+            )
+            random.Random(wave[0].number).shuffle(order)
+        for victim, connection in order:
+            if moment == "prefill":  # its own prompt or one before it
+                self.gate.hold_in_prefill()
+                assert not has_bytes(connection), "its prefill is over"
+            elif moment == "stream":
+                assert connection.recv(1), "no first byte"
+            self._kill(victim, connection)
+        self.gate.open()
+
+    def _after_a_while(self, victim: Victim) -> None:
+        connection = self.server.connect()
+        connection.sendall(post_bytes(victim.body(), X_Request_Id=victim.name))
+        time.sleep(victim.delay)
+        self._kill(victim, connection)
+
+    def _kill(self, victim: Victim, connection: socket.socket) -> None:
+        hang_up(connection, victim.how)
+        self.killed.append(victim)
+
+
+def has_bytes(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+    finally:
+        connection.settimeout(30)
+
+
+class Survivors:
+    """Threads that ask and ask again, streamed and whole, greedy and drawn."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.bodies = [
+            {
+                "prompt": f"survivor {number} " * (1 + number % 4),
+                "max_tokens": 12 + number,
+                "temperature": number % 2,
+                "seed": number,
+                "ignore_eos": True,
+                "stream": number % 4 < 2,
+            }
+            for number in range(8)
+        ]
+        self.quiet = [self.ask(body) for body in self.bodies]
+        self.answers = 0
+
+    def ask(self, body: dict[str, Any]) -> str:
+        with self.server.client() as client:
+            if not body["stream"]:
+                answer = client.post(PATH, json=body)
+                assert answer.status_code == 200, answer.text
+                return str(answer.json()["choices"][0]["text"])
+            with client.stream("POST", PATH, json=body) as response:
+                assert response.status_code == 200
+                *events, done = list(sse_events(response))
+            assert done == "[DONE]"
+            return text_of(events)
+
+    def run(self, number: int, over: Callable[[], bool]) -> int:
+        """Until it is over, and once more; how many answers were right."""
+        for turn in count():
+            which = (number + 3 * turn) % len(self.bodies)
+            last = over()
+            assert self.ask(self.bodies[which]) == self.quiet[which]
+            if last:
+                return turn + 1
+        raise AssertionError
+
+
+def text_of(events: list[str]) -> str:
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def test_two_hundred_clients_vanish_and_the_others_do_not_notice(
+    server: ServerProcess, gate: Gate
+) -> None:
+    survivors = Survivors(server)
+    for body, text in zip(survivors.bodies, survivors.quiet, strict=True):
+        seed = body["seed"] if body["temperature"] else None
+        tokens = expected_tokens(
+            FakeTokenizer().encode(str(body["prompt"])), int(body["max_tokens"]), seed, stops=()
+        )
+        assert text == FakeTokenizer().decode_tokens(tokens)
+
+    waves, storm, over = victims(seed=20), Storm(server, gate), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(survivors.run, number, over.is_set) for number in range(3)]
+        try:
+            for wave in waves:
+                storm.run(wave)
+        finally:
+            over.set()
+            gate.open()
+        assert sum(future.result(60) for future in asking) >= 10
+
+    # Every one of them was killed, in each way at each moment, streamed to and not.
+    assert sorted(victim.number for victim in storm.killed) == list(range(200))
+    kinds = {(v.moment, v.how, v.stream) for v in storm.killed}
+    assert len(kinds) == 3 * (2 + 2 + 1 + 2)
+
+    server.wait_idle()
+    server.wait_for(lambda: server.num_connections == 0, "the sockets of the dead to be closed")
+    ended = {e["request_id"]: e for e in server.events() if "request_id" in e}
+    for victim in storm.killed:
+        event = ended.get(victim.name)
+        if event is None:  # killed before its request was read
+            assert victim.moment == "any"
+        else:
+            assert event.get("disconnected") or event.get("finish_reason") == "abort", event
+
+    # No place in the queue was lost either: a full house is let in, to the last one.
+    with ThreadPoolExecutor(SEATS + QUEUE) as pool, server.client() as client:
+        asked = [
+            pool.submit(client.post, PATH, json={"prompt": str(i), "max_tokens": 2})
+            for i in range(SEATS + QUEUE)
+        ]
+        assert {future.result(60).status_code for future in asked} == {200}
+    server.wait_idle()
