@@ -254,26 +254,6 @@ def test_hanging_up_stops_the_work_wherever_it_is(server: ServerProcess) -> None
     server.wait_for(lambda: server.metric("request_success_total") == aborted + 8, "eight aborts")
 
 
-def test_a_small_pool_serves_many_requests_exactly(tmp_path: Path) -> None:
-    """8 blocks, 64 requests: they take turns, and nobody can tell."""
-    with ServerProcess("--num-kv-blocks", "8", session_file=tmp_path / "s.db") as small:
-        small.wait_ready()
-        with small.client() as client, ThreadPoolExecutor(16) as pool:
-
-            def ask(number: int) -> list[int]:
-                body = {"prompt": f"pool {number}", "max_tokens": 40, "temperature": 0}
-                body |= {"return_token_ids": True, "ignore_eos": True}
-                answer = client.post("/v1/completions", json=body).json()
-                return list(answer["choices"][0]["token_ids"])
-
-            for number, tokens in enumerate(pool.map(ask, range(64))):
-                assert tokens == expected_tokens(list(f"pool {number}".encode()), 40, stops=())
-            refused = client.post("/v1/completions", json={"prompt": "x" * 200})
-            assert refused.status_code == 400 and "KV cache" in refused.json()["error"]["message"]
-        small.wait_idle()
-        assert small.stop() == 0
-
-
 def test_http_client_timeouts_do_not_leak(server: ServerProcess) -> None:
     with server.client(timeout=0.2) as client, pytest.raises(httpx.TimeoutException):
         client.post("/v1/completions", json=LONG)

@@ -1,0 +1,155 @@
+"""More than fits: a KV pool of eight blocks for 64 requests, and ten times the clients that the
+server takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+from engine_fakes import FakeTokenizer, expected_tokens
+from server_helpers import Gate, ServerProcess, sse_events
+
+PATH = "/v1/completions"
+
+
+def ask(server: ServerProcess, body: dict[str, Any]) -> list[int]:
+    """The token ids of an answer, whole or streamed."""
+    with server.client() as client:
+        if not body.get("stream"):
+            answer = client.post(PATH, json=body)
+            assert answer.status_code == 200, answer.text
+            return list(answer.json()["choices"][0]["token_ids"])
+        with client.stream("POST", PATH, json=body) as response:
+            assert response.status_code == 200
+            *events, done = list(sse_events(response))
+    assert done == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert choices[-1]["finish_reason"] == "length"
+    return [token for choice in choices for token in choice.get("token_ids", [])]
+
+
+def wanted(body: dict[str, Any]) -> list[int]:
+    """What the model says to it, computed without an engine."""
+    seed = body["seed"] if body["temperature"] else None
+    return expected_tokens(
+        FakeTokenizer().encode(body["prompt"]), body["max_tokens"], seed, stops=()
+    )
+
+
+# ---- the KV pool ---------------------------------------------------------------------------------
+
+
+def test_what_can_never_fit_the_pool_is_refused_before_it_waits(tmp_path: Path) -> None:
+    with (
+        ServerProcess("--num-kv-blocks", "8", session_file=tmp_path / "s.db") as server,
+        server.wait_ready().client() as client,
+    ):
+        refused = client.post(PATH, json={"prompt": "x" * (16 * 8)})
+        assert refused.status_code == 400 and "KV cache" in refused.json()["error"]["message"]
+        assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+
+
+def test_a_pool_of_eight_blocks_serves_64_requests_at_once_exactly(tmp_path: Path) -> None:
+    """Each needs three or four blocks in the end, so they push each other out all the time; their
+    text is that of a pool in which everybody fits."""
+    bodies = [
+        {
+            **{"prompt": f"pool {number}", "max_tokens": 40 + number % 9, "ignore_eos": True},
+            **{"temperature": number % 2, "seed": number, "return_token_ids": True},
+            "stream": number % 4 < 2,
+        }
+        for number in range(64)
+    ]
+
+    def serve(folder: Path, blocks: int) -> tuple[list[list[int]], float]:
+        """(the answers, preemptions); nothing runs before everybody is there."""
+        folder.mkdir()
+        gate = Gate(folder)
+        with ServerProcess(
+            "--num-kv-blocks", str(blocks), env=gate.env, session_file=folder / "s.db"
+        ) as server:
+            server.wait_ready()
+            gate.order("wait")
+            with ThreadPoolExecutor(64) as pool:
+                asked = [pool.submit(ask, server, body) for body in bodies]
+                try:
+                    server.wait_for(lambda: server.num_connections >= 64, "everybody")
+                finally:
+                    gate.open()
+                answers = [future.result(120) for future in asked]
+            server.wait_idle()
+            preemptions = server.metric("num_preemptions_total")
+            assert server.stop() == 0
+        return answers, preemptions
+
+    roomy, none = serve(tmp_path / "roomy", 400)
+    tight, some = serve(tmp_path / "tight", 8)
+    assert tight == roomy == [wanted(body) for body in bodies]
+    assert none == 0 and some > 0
+
+
+# ---- ten times the clients -----------------------------------------------------------------------
+
+SEATS, QUEUE = 4, 8
+CLIENTS = 10 * (SEATS + QUEUE)
+
+
+def test_ten_times_the_load_is_refused_at_once_and_exactly_to_the_surplus(tmp_path: Path) -> None:
+    """The engine stands still until everybody else has been sent away: a refusal waits for nobody,
+    and not one of those who were let in is lost."""
+    gate = Gate(tmp_path)
+    with (
+        ServerProcess(
+            "--max-num-seqs", str(SEATS), "--max-queued", str(QUEUE),
+            env=gate.env, session_file=tmp_path / "s.db",
+        ) as server,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):  # fmt: skip
+        server.wait_ready()
+        for turn in range(2):  # and all the places are free again afterwards
+            gate.order("wait")
+            try:
+                asked = crowd(server, pool, turn)
+                server.wait_for(
+                    lambda asked=asked: sum(f.done() for _, f in asked) >= CLIENTS - SEATS - QUEUE,
+                    "the refusals",
+                )
+                refused = [future.result() for _, future in asked if future.done()]
+                admitted = [(body, future) for body, future in asked if not future.done()]
+                with server.client() as client:
+                    assert client.get("/health").status_code == 200
+            finally:
+                gate.open()
+            assert len(refused) == CLIENTS - SEATS - QUEUE
+            for answer in refused:
+                assert answer.status_code == 429, answer.text
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+                assert answer.json()["error"]["code"] == "full"
+            for body, future in admitted:
+                assert future.result(60).status_code == 200
+                assert future.result().json()["choices"][0]["token_ids"] == wanted(body)
+            server.wait_idle()
+            with server.client() as client:
+                assert client.get("/ready").status_code == 200
+        assert server.stop() == 0
+
+
+def crowd(
+    server: ServerProcess, pool: ThreadPoolExecutor, turn: int
+) -> Sequence[tuple[dict[str, Any], Future[httpx.Response]]]:
+    def post(body: dict[str, Any]) -> httpx.Response:
+        with server.client() as client:
+            return client.post(PATH, json=body)
+
+    bodies = [
+        {
+            **{"prompt": f"client {turn} {number}", "max_tokens": 10, "temperature": 0},
+            **{"ignore_eos": True, "return_token_ids": True},
+        }
+        for number in range(CLIENTS)
+    ]
+    return [(body, pool.submit(post, body)) for body in bodies]
