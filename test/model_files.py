@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -173,8 +173,12 @@ def write_gguf(
     kind: str = "F32",
     seed: int = 0,
     extra: Mapping[str, Array] | None = None,
+    add_tokenizer: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Array]:
-    """A GGUF file by the gguf library, matrices as `kind`; returns the f32 weights (HF order)."""
+    """A GGUF file by the gguf library, matrices as `kind`; returns the f32 weights (HF order).
+
+    `add_tokenizer(writer, config)` writes another tokenizer than the usual byte-level one.
+    """
     import gguf
 
     config = config or tiny_config("llama")
@@ -189,7 +193,7 @@ def write_gguf(
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    _add_gguf_tokenizer(writer, config)
+    (add_tokenizer or _add_gguf_tokenizer)(writer, config)
     qtype = gguf.GGMLQuantizationType[kind]
     for name, values in weights.items():
         if arch == "llama" and ".q_proj." in name:

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization.json_file import read_bytes, read_json_object
+from llaisys.tokenization.sentencepiece_bpe import default_kinds, sentencepiece_bpe
 from llaisys.tokenization.source import BpeVocabulary
 
 T = TypeVar("T")
@@ -106,11 +107,15 @@ def from_vocabulary(vocabulary: BpeVocabulary, special_ids: dict[str, int]) -> t
     for name, token_id in special_ids.items():
         if not 0 <= token_id < len(tokens):
             raise ModelLoadError(f"tokenizer: {name} id {token_id}, outside [0, {len(tokens)})")
-    merges = _split_merges(vocabulary.merges, "tokenizer.ggml.merges")
-    build = lambda: byte_level_bpe(vocab, merges, vocabulary.pre_tokenizer)  # noqa: E731
+    if vocabulary.scores:
+        kinds = types or default_kinds(tokens, special_ids)
+        build = lambda: sentencepiece_bpe(vocabulary, vocab, kinds)  # noqa: E731
+    else:
+        ends = {i for name, i in special_ids.items() if name in ("bos_token", "eos_token")}
+        kinds = types or tuple(CONTROL if i in ends else 1 for i in range(len(tokens)))
+        merges = _split_merges(vocabulary.merges, "tokenizer.ggml.merges")
+        build = lambda: byte_level_bpe(vocab, merges, vocabulary.pre_tokenizer)  # noqa: E731
     result = guarded("tokenizer", build)
-    ends = {i for name, i in special_ids.items() if name in ("bos_token", "eos_token")}
-    kinds = types or tuple(CONTROL if i in ends else 1 for i in range(len(tokens)))
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)

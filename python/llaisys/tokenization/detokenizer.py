@@ -1,7 +1,8 @@
 """Incremental detokenisation: ids in, text out, never half a character.
 
 For every sequence of ids, the pieces returned by `add` followed by `finish` join to what
-`Tokenizer.decode_tokens` gives for the whole sequence.
+`Tokenizer.decode_tokens` gives for the whole sequence; of a SentencePiece vocabulary, with the
+space that `decode_tokens` takes off the beginning.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Detokenizer:
 
 
 class ByteDetokenizer(Detokenizer):
-    """For byte-level vocabularies: each token is a run of bytes. O(1) per token."""
+    """For vocabularies in which each token is a run of bytes. O(1) per token."""
 
     def __init__(self, token_bytes: Mapping[int, bytes], skipped: frozenset[int]) -> None:
         self._bytes = token_bytes
@@ -39,6 +40,12 @@ class ByteDetokenizer(Detokenizer):
         if token_id in self._skipped:
             return ""
         return self._decoder.decode(self._bytes[token_id])
+
+    def add_all(self, token_ids: Iterable[int]) -> str:
+        skipped, token_bytes = self._skipped, self._bytes
+        return self._decoder.decode(
+            b"".join([token_bytes[token_id] for token_id in token_ids if token_id not in skipped])
+        )
 
     def finish(self) -> str:
         text = self._decoder.decode(b"", final=True)

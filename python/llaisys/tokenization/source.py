@@ -8,14 +8,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class BpeVocabulary:
-    """A byte-level BPE vocabulary as GGUF metadata carries it."""
+    """A BPE vocabulary as GGUF metadata carries it: byte-level, with merges and a pre-tokenizer,
+    or SentencePiece's, with scores."""
 
-    tokens: tuple[str, ...]  # by id, in the byte-level alphabet
-    token_types: tuple[int, ...]  # by id: 1 normal, 3 control, 4 user defined; or empty
-    merges: tuple[str, ...]  # "left right", best first
-    pre_tokenizer: str  # llama.cpp's name: 'smollm', 'qwen2', 'llama-bpe', 'gpt-2', ...
+    tokens: tuple[str, ...]  # by id, in the byte-level alphabet or with U+2581 for spaces
+    token_types: tuple[int, ...]  # by id: 1 normal, 3 control, 4 user defined, 6 byte; or empty
+    merges: tuple[str, ...] = ()  # "left right", best first
+    pre_tokenizer: str = ""  # llama.cpp's name: 'smollm', 'qwen2', 'llama-bpe', 'gpt-2', ...
     add_bos: bool = False
     add_eos: bool = False
+    scores: tuple[float, ...] = ()  # by id; not empty: SentencePiece, the highest joins first
+    add_space_prefix: bool = True  # SentencePiece: a text begins with a space
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import tokenizers
-from tokenizers import decoders
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
-from llaisys.tokenization.byte_alphabet import LazyTokenBytes
 from llaisys.tokenization.chat_template import ChatTemplate, plain_data
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.provenance import ControlTokens, Span, mark_strings
 from llaisys.tokenization.settings import TokenizerSettings, read_settings
 from llaisys.tokenization.source import TokenizerSource
+from llaisys.tokenization.token_text import LazyTokenBytes, token_text
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_TEXT_CHARS = 64 * 1024 * 1024
@@ -74,7 +73,9 @@ class Tokenizer:
         own_eos = tokenizer.token_to_id(settings.special_tokens.get("eos_token", ""))
         merged = [*eos_token_ids, *([] if own_eos is None else [own_eos])]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(merged))
-        self._token_bytes = LazyTokenBytes(tokenizer.id_to_token)
+        self._text = token_text(tokenizer.decoder)
+        if self._text is not None:
+            self._token_bytes = LazyTokenBytes(tokenizer.id_to_token, self._text.to_bytes)
 
     @classmethod
     def from_source(cls, source: TokenizerSource) -> Self:
@@ -246,7 +247,11 @@ class Tokenizer:
     def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; an id without a token (padding of the embedding) has no text."""
         ids = self._checked(token_ids)
-        return str(self._full.decode(ids, skip_special_tokens=skip_special_tokens))
+        if self._text is None:
+            return str(self._full.decode(ids, skip_special_tokens=skip_special_tokens))
+        stream = self.detokenizer(skip_special_tokens)
+        text = stream.add_all(ids) + stream.finish()
+        return text.removeprefix(" ") if self._text.drop_first_space else text
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own name of a token; None when there is none."""
@@ -260,7 +265,7 @@ class Tokenizer:
         token has its name's, an id without a token none."""
         if not 0 <= token_id < self._size:
             return b""
-        if token_id not in self._added_ids and isinstance(self._full.decoder, decoders.ByteLevel):
+        if token_id not in self._added_ids and self._text is not None:
             return self._token_bytes[token_id]
         return self.decode_tokens([token_id], skip_special_tokens=False).encode()
 
@@ -270,8 +275,9 @@ class Tokenizer:
         return found
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental detokenizer for one sequence."""
-        if isinstance(self._full.decoder, decoders.ByteLevel):
+        """A fresh incremental detokenizer for one sequence, which continues another: the space
+        that begins a SentencePiece text is part of it."""
+        if self._text is not None:
             skipped = self._special_ids if skip_special_tokens else frozenset()
             return ByteDetokenizer(self._token_bytes, skipped)
         return WindowDetokenizer(lambda ids: self.decode_tokens(ids, skip_special_tokens))

@@ -165,20 +165,12 @@ def tokenizer_from_gguf(
     """The tokenizer's metadata, type-checked; building it is left to `Tokenizer`."""
     fields = Fields(metadata, where)
     model = fields.string("tokenizer.ggml.model", None)
-    if model != "gpt2":
-        why = f"{where}: tokenizer.ggml.model {model!r} is not supported; known: gpt2 (BPE)"
+    if model not in ("gpt2", "llama"):
+        known = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+        why = f"{where}: tokenizer.ggml.model {model!r} is not supported; known: {known}"
         return TokenizerSource(missing=why)
-    default_pre = "qwen2" if metadata.get("general.architecture") == "qwen2" else "default"
-    pre = fields.string("tokenizer.ggml.pre", default_pre)
-    tokens = _array(fields, "tokenizer.ggml.tokens", str)
-    vocabulary = BpeVocabulary(
-        tokens=tokens,
-        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
-        merges=_array(fields, "tokenizer.ggml.merges", str),
-        pre_tokenizer=pre,
-        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
-        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
-    )
+    vocabulary = _byte_level(fields) if model == "gpt2" else _sentencepiece(fields)
+    tokens = vocabulary.tokens
     kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     special_ids = []
     for name, key in kinds:
@@ -190,6 +182,35 @@ def tokenizer_from_gguf(
         chat_template=fields.string("tokenizer.chat_template", None),
         special_ids=tuple(special_ids),
         eos_token_ids=eos_token_ids,
+    )
+
+
+def _byte_level(fields: Fields) -> BpeVocabulary:
+    default_pre = "qwen2" if fields.values.get("general.architecture") == "qwen2" else "default"
+    pre = fields.string("tokenizer.ggml.pre", default_pre)
+    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    return BpeVocabulary(
+        tokens=tokens,
+        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
+        merges=_array(fields, "tokenizer.ggml.merges", str),
+        pre_tokenizer=pre,
+        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
+        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
+    )
+
+
+def _sentencepiece(fields: Fields) -> BpeVocabulary:
+    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    scores = _array(fields, "tokenizer.ggml.scores", float, len(tokens))
+    if not scores:
+        raise fields.fail("tokenizer.ggml.scores", "is missing")
+    return BpeVocabulary(
+        tokens=tokens,
+        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
+        scores=scores,
+        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", True),
+        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
+        add_space_prefix=fields.boolean("tokenizer.ggml.add_space_prefix", True),
     )
 
 

@@ -1,0 +1,65 @@
+"""The bytes that the tokens of a vocabulary stand for, where each token has bytes of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import decoders
+
+from llaisys.tokenization.byte_alphabet import token_to_bytes
+
+BYTE_NAME = re.compile("<0x([0-9A-Fa-f]{2})>")
+SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """How tokens become text: join their bytes, and drop the space that begins a text."""
+
+    to_bytes: Callable[[str], bytes]
+    drop_first_space: bool = False  # SentencePiece writes one before every text
+
+
+def token_text(decoder: Any) -> TokenText | None:
+    """What a decoder of the `tokenizers` library does, if it is that simple; else None."""
+    if isinstance(decoder, decoders.ByteLevel):
+        return TokenText(token_to_bytes)
+    if not isinstance(decoder, decoders.Sequence):
+        return None
+    parts = json.loads(decoder.__getstate__())["decoders"]
+    names = [part["type"] for part in parts]
+    replaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    if names[:3] != ["Replace", "ByteFallback", "Fuse"] or parts[0] != replaces:
+        return None
+    if names[3:] and parts[3:] != [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+        return None
+    return TokenText(piece_to_bytes, bool(names[3:]))
+
+
+def piece_to_bytes(piece: str) -> bytes:
+    """The bytes of a SentencePiece token: one byte by its name, or text with marked spaces."""
+    name = BYTE_NAME.fullmatch(piece)
+    if name is not None:
+        return bytes([int(name[1], 16)])
+    return piece.replace(SPACE, " ").encode("utf-8", "replace")
+
+
+class LazyTokenBytes(dict[int, bytes]):
+    """token id -> bytes, filled on first use; harmless to share between threads."""
+
+    def __init__(
+        self, id_to_token: Callable[[int], str | None], to_bytes: Callable[[str], bytes]
+    ) -> None:
+        super().__init__()
+        self._id_to_token = id_to_token
+        self._to_bytes = to_bytes
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        value = b"" if token is None else self._to_bytes(token)
+        self[token_id] = value
+        return value
