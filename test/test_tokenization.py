@@ -46,10 +46,16 @@ def smollm2_reference(smollm2_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def qwen2_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vocab.json, merges.txt and tokenizer_config.json, no tokenizer.json."""
     directory = tmp_path_factory.mktemp("qwen2")
     model_files.write_qwen2_tokenizer(directory)
-    return Tokenizer.from_directory(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def qwen2(qwen2_path: Path) -> Tokenizer:
+    return Tokenizer.from_directory(qwen2_path)
 
 
 @pytest.fixture()
@@ -100,6 +106,21 @@ def test_qwen2_ids_equal_the_package_with_the_ranks(qwen2: Tokenizer) -> None:
     rendered = qwen2.render_chat([{"role": "user", "content": "你好"}])
     assert ids == reference.encode(rendered)
     assert qwen2.eos_token_ids == (reference.im_end_id,)
+
+
+def test_qwen2_from_vocab_and_merges_equals_transformers(
+    qwen2: Tokenizer, qwen2_path: Path
+) -> None:
+    from transformers import Qwen2TokenizerFast
+
+    reference = Qwen2TokenizerFast.from_pretrained(qwen2_path)
+    for text in map(valid, model_files.mixed_strings(NUM_STRINGS, seed=8)):
+        ids = reference(text)["input_ids"]
+        assert qwen2.encode(text) == ids, repr(text)
+        assert qwen2.decode_tokens(ids) == reference.decode(ids, clean_up_tokenization_spaces=False)
+    messages = [{"role": "user", "content": "hi 你好"}]
+    rendered = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert qwen2.encode_chat(messages) == reference(rendered)["input_ids"]
 
 
 def test_decoding_equals_autotokenizer(smollm2: Tokenizer, smollm2_reference: Any) -> None:
