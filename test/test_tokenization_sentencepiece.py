@@ -190,6 +190,15 @@ def test_control_tokens_come_from_the_template_only(
     assert tokenizer.eos_token_ids == (EOS,)
 
 
+def test_a_text_begins_anew_behind_a_control_token(
+    reference: sentencepiece.SentencePieceProcessor, tokenizer: Tokenizer
+) -> None:
+    roles = ("user", "assistant", "user")
+    messages = [{"role": r, "content": c} for r, c in zip(roles, "abc", strict=True)]
+    first, second = reference.encode("[INST] a [/INST] b"), reference.encode("[INST] c [/INST]")
+    assert tokenizer.encode_chat(messages) == [BOS, *first, EOS, BOS, *second]
+
+
 def test_such_a_model_answers(model_path: Path) -> None:
     with LLM(str(model_path), max_model_len=64) as llm:
         params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -128,7 +128,9 @@ class InputProcessor:
                 f"the prompt is {prompt!r}; it must be a string or a list of token ids"
             ) from None
         size = self.info.vocab_size
-        for position, item in enumerate(ids):
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:
+            return ids
+        for position, item in enumerate(ids):  # numpy integers, or one is wrong
             if type(item) is not int:
                 try:  # numpy integers; never bool or float
                     if isinstance(item, (bool, float, str)):

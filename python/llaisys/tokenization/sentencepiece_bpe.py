@@ -4,7 +4,8 @@ SentencePiece joins, again and again, the two neighbours whose join has the high
 leftmost of equals; characters outside the vocabulary become byte tokens. In terms of merges: every
 split of a piece into two pieces is a merge, in the order of the piece's score. Where two splits of
 one piece compete for the same characters (runs like "aaa"), the longer left part goes first, which
-is what joining from the left leads to.
+is what joining from the left leads to. The space before a text is put behind every control or
+user-defined token again, as llama.cpp does.
 """
 
 from __future__ import annotations
