@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import itertools
 import time
 from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
@@ -19,8 +25,12 @@ from llaisys.common.types import (
 )
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.server.async_engine import merge_parts
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_link import EngineLink
 from llaisys.server.messages import (
+    EngineStats,
     Finish,
+    Outputs,
     Sampling,
     Submit,
     Update,
@@ -91,3 +101,35 @@ def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:
     assert [r.choice for r in requests] == list(range(64))
     assert dataclasses.asdict(requests[3].sampling) == dataclasses.asdict(entry.params)
     assert time.monotonic() - requests[0].arrival_time < 60
+
+
+def test_an_engine_that_talks_without_a_pause_lets_others_have_their_turn(tmp_path: Path) -> None:
+    """A thousand frames that wait already: /health and everybody's text must not wait for all."""
+    frames, address = 1000, f"ipc://{tmp_path}/out"
+    heard, seen = [], []
+
+    async def run() -> None:
+        process: Any = SimpleNamespace(
+            input_address=f"ipc://{tmp_path}/in",
+            output_address=address,
+            popen=SimpleNamespace(poll=lambda: None),
+            remove=lambda: None,
+        )
+        link = EngineLink(ServerConfig(), process, heard.append, lambda reason: None)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        engine = context.socket(zmq.PUSH)
+        engine.set_hwm(0)
+        engine.connect(address)
+        for _ in range(frames):
+            engine.send(encode(Outputs([], EngineStats())))
+        link.start()
+        while len(heard) < frames:
+            await asyncio.sleep(0)
+            seen.append(len(heard))
+        engine.close(linger=0)
+        context.term()
+        await link.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    steps = [after - before for before, after in itertools.pairwise(seen)]
+    assert max(steps) < 10, max(steps)

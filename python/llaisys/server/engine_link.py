@@ -120,6 +120,8 @@ class EngineLink:
 
     async def _receive(self) -> None:
         while True:
+            # A frame that is there already is had without a pause; everybody else needs one.
+            await asyncio.sleep(0)
             frame: bytes = await self._receive_socket.recv()
             try:
                 message = decode_from_engine(frame)
