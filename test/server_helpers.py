@@ -303,6 +303,12 @@ def sse_events(response: httpx.Response) -> Iterator[str]:
             yield line[6:]
 
 
+def raw_events(received: bytes) -> list[str]:
+    """The data of each event of a stream as it came over the wire, one event to a chunk."""
+    lines = received.decode().split("\r\n")
+    return [line.removeprefix("data: ").strip() for line in lines if line.startswith("data: ")]
+
+
 def post_bytes(body: dict[str, Any], path: str = "/v1/completions", **headers: str) -> bytes:
     """A whole request as it goes over the wire; `X_Request_Id="a"` is a header of that name."""
     data = json.dumps(body).encode()

@@ -3,12 +3,14 @@ nothing left behind."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +18,79 @@ import httpx
 import pytest
 from server_helpers import (
     FAULT_FILE,
+    LONG,
     STEP_SECONDS,
+    Gate,
     ServerProcess,
     alive,
+    raw_events,
+    raw_request,
+    read_to_end,
     socket_directories,
-    sse_events,
     wait_for,
 )
 
 PATH = "/v1/completions"
-LONG = {"prompt": "long", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 SECRETS = ("0x7f00", "/root/model", "Traceback", "RuntimeError")
+HEALTH_SECONDS = 1.0  # from a fault to a red /health
+
+
+class HealthWatch(threading.Thread):
+    """Asks /health without a pause, over one connection, until the server closes it."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__()
+        self._http = http.client.HTTPConnection(*server.address, timeout=30)
+        self.turned_red: float | None = None  # when
+        self.statuses_then: list[int] = []  # of /ready and of a new request
+        self.green_again = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while True:
+                red = self._status("GET", "/health") == 503
+                if red and self.turned_red is None:
+                    self.turned_red = time.monotonic()
+                    body = json.dumps({"prompt": "late"})
+                    self.statuses_then = [
+                        self._status("GET", "/ready"),
+                        self._status("POST", PATH, body),
+                    ]
+                self.green_again |= not red and self.turned_red is not None
+                time.sleep(0.002)
+        except (OSError, http.client.HTTPException):
+            self._http.close()
+
+    def _status(self, method: str, path: str, body: str | None = None) -> int:
+        self._http.request(method, path, body, {"Content-Type": "application/json"})
+        response = self._http.getresponse()
+        response.read()
+        return response.status
 
 
 class Scene:
-    """A server with two streams and two whole requests running, and two more waiting."""
+    """A server with two streams and two whole requests running; two more and a stream wait."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.fault = folder / "fault"
+        self.gate = Gate(folder)
         self.before = socket_directories()
         self.server = ServerProcess(
             "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--engine-dead-after", "2",
             *options,
-            env={STEP_SECONDS: "0.005", FAULT_FILE: str(self.fault)},
+            env={STEP_SECONDS: "0.005", **self.gate.env},
             session_file=folder / "s.db",
         ).wait_ready()  # fmt: skip
         self.engine_pid = self.server.engine_pid
-        self.streams: list[list[str]] = [[] for _ in range(3)]
-        self.answers: list[httpx.Response] = []
-        self.began = threading.Semaphore(0)
-        self.threads = [threading.Thread(target=self._stream, args=(i,)) for i in range(2)]
-        self.threads += [threading.Thread(target=self._ask) for _ in range(4)]
+        self.pool = ThreadPoolExecutor(8)
         try:
-            for thread in self.threads[:2]:
-                thread.start()
-            for _ in range(2):
-                assert self.began.acquire(timeout=30)
-            for thread in self.threads[2:]:
-                thread.start()
-            self.server.wait_for(
-                lambda: self.server.metric("num_requests_running") == 4, "four running"
-            )
-            self.server.wait_for(
-                lambda: self.server.metric("num_requests_waiting") == 2, "two waiting"
-            )
+            self.streams = [self._ask(stream=True) for _ in range(2)]
+            self._wait_for_metrics(running=2, waiting=0)
+            self.running = [self._ask(stream=False) for _ in range(2)]
+            self._wait_for_metrics(running=4, waiting=0)
+            self.waiting = [self._ask(stream=stream) for stream in (False, False, True)]
+            self._wait_for_metrics(running=4, waiting=3)
+            self.health = HealthWatch(self.server)
         except BaseException:
             self.close()
             raise
@@ -70,42 +101,58 @@ class Scene:
         self.server.process.wait()
         if alive(self.engine_pid):
             os.kill(self.engine_pid, signal.SIGKILL)
+        self.pool.shutdown()
 
-    def _stream(self, index: int) -> None:
-        with (
-            self.server.client() as client,
-            client.stream(
-                "POST", PATH, json={**LONG, "prompt": f"s{index}", "stream": True}
-            ) as response,
-        ):
-            for event in sse_events(response):
-                if not self.streams[index]:
-                    self.began.release()
-                self.streams[index].append(event)
+    def _ask(self, stream: bool) -> Future[bytes]:
+        connection = raw_request(self.server, {**LONG, "stream": stream})
+        return self.pool.submit(read_to_end, connection)
 
-    def _ask(self) -> None:
-        with self.server.client() as client:
-            self.answers.append(client.post(PATH, json=LONG))
+    def _wait_for_metrics(self, running: int, waiting: int) -> None:
+        wanted = {"num_requests_running": running, "num_requests_waiting": waiting}
+        self.server.wait_for(
+            lambda: all(self.server.metric(name) == n for name, n in wanted.items()), str(wanted)
+        )
 
-    def finish(self, statuses: set[int]) -> None:
-        """Everybody has been told once, in a well-formed way, and the processes are gone."""
+    def health_turns_red(self, since: float, within: float = HEALTH_SECONDS) -> None:
+        wait_for(lambda: self.health.turned_red is not None, "red health")
+        assert self.health.turned_red is not None
+        took = self.health.turned_red - since
+        assert took < within, f"/health turned red after {took:.3f} s"
+
+    def finish(self, running: int, waiting: int = 503) -> None:
+        """Everybody has been told once, in a well-formed way, and the processes are gone.
+        `running`, `waiting`: the status for those who did."""
         assert self.server.process.wait(30) == 1
-        for thread in self.threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        for events in self.streams[:2]:
-            assert events[-1] == "[DONE]"
-            errors = [e for e in events[:-1] if "error" in json.loads(e)]
-            assert len(errors) == 1
-            assert json.loads(events[-2])["choices"][0]["finish_reason"] == "error"
-            assert not any(secret in errors[0] for secret in SECRETS)
-        assert len(self.answers) == 4
-        for answer in self.answers:
-            assert answer.status_code in statuses, answer.text
-            assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
-            assert not any(secret in answer.text for secret in SECRETS)
+        self.health.join(30)
+        assert not self.health.green_again
+        assert self.health.statuses_then == [503, 503]
+        for stream in self.streams:
+            check_broken_stream(stream.result(30))
+        for status, answers in ((running, self.running), (waiting, self.waiting)):
+            for answer in answers:
+                check_error(answer.result(30), status)
         assert not alive(self.engine_pid)
         assert socket_directories() <= self.before
+
+
+def check_broken_stream(received: bytes) -> None:
+    """Exactly one error, exactly one end, and nothing behind them."""
+    assert received.count(b"HTTP/1.1 ") == 1 and received.startswith(b"HTTP/1.1 200")
+    *events, done = raw_events(received)
+    assert done == "[DONE]" and received.endswith(b"0\r\n\r\n")
+    chunks = [json.loads(event) for event in events]
+    assert [number for number, chunk in enumerate(chunks) if "error" in chunk] == [len(chunks) - 2]
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks if "choices" in c]
+    assert reasons == [None] * (len(reasons) - 1) + ["error"]
+    assert not any(secret in received.decode() for secret in SECRETS)
+
+
+def check_error(received: bytes, status: int) -> None:
+    """One answer, one of our errors."""
+    assert received.count(b"HTTP/1.1 ") == 1 and received.startswith(b"HTTP/1.1 %d" % status)
+    head, _, body = received.decode().partition("\r\n\r\n")
+    assert f"x-request-id: {json.loads(body)['error']['request_id']}" in head
+    assert not any(secret in body for secret in SECRETS)
 
 
 @pytest.fixture
@@ -115,49 +162,39 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.close()
 
 
-def health_fails_within(server: ServerProcess, seconds: float) -> None:
-    start = time.monotonic()
-    with server.client() as client:
-        while client.get("/health").status_code == 200:
-            assert time.monotonic() - start < seconds + 1.0, "health stayed green"
-            time.sleep(0.02)
-        assert client.get("/ready").status_code == 503
-        refused = client.post(PATH, json={"prompt": "x"})
-        assert refused.status_code == 503 or refused.status_code == 200
-
-
 def test_killed_engine(scene: Scene) -> None:
+    start = time.monotonic()
     os.kill(scene.engine_pid, signal.SIGKILL)
-    health_fails_within(scene.server, 1.0)
-    scene.finish({503})
+    scene.health_turns_red(start)
+    scene.finish(running=503)
 
 
 def test_stopped_engine(scene: Scene) -> None:
     """SIGSTOP: the watchdog notices the silence, /health first, then the server gives it up."""
-    os.kill(scene.engine_pid, signal.SIGSTOP)
     start = time.monotonic()
-    with scene.server.client() as client:
-        while client.get("/health").status_code == 200:
-            assert time.monotonic() - start < 2.0, "health stayed green"
-            time.sleep(0.02)
-    scene.finish({503})
+    os.kill(scene.engine_pid, signal.SIGSTOP)
+    scene.health_turns_red(start)
+    scene.finish(running=503)
 
 
 def test_raising_forward(scene: Scene) -> None:
     """The requests of the step get 500, those that waited 503."""
-    scene.fault.write_text("raise")
-    health_fails_within(scene.server, 1.0)
-    scene.finish({500, 503})
+    start = time.monotonic()
+    scene.gate.order("raise")
+    scene.health_turns_red(start)
+    scene.finish(running=500)
     assert any("0x7f00deadbeef" in line for line in scene.server.log)  # for the operator only
 
 
 def test_hanging_step(tmp_path: Path) -> None:
     """The heart beats and the loop does not turn."""
-    scene = Scene(tmp_path, "--engine-step-limit", "1.0")
+    limit = 1.0
+    scene = Scene(tmp_path, "--engine-step-limit", str(limit))
     try:
-        scene.fault.write_text("hang")
-        health_fails_within(scene.server, 2.0)
-        scene.finish({503})
+        start = time.monotonic()
+        scene.gate.order("hang")
+        scene.health_turns_red(start, limit + HEALTH_SECONDS)
+        scene.finish(running=503)
     finally:
         scene.close()
 

@@ -19,6 +19,7 @@ from server_helpers import (
     STEP_SECONDS,
     ServerProcess,
     post_bytes,
+    raw_events,
     raw_request,
     read_to_end,
     reset,
@@ -111,8 +112,8 @@ def test_a_steady_reader_however_slow_gets_everything(server: ServerProcess) -> 
             rest = 0
             time.sleep(0.05)
     connection.close()
-    events = [line[6:] for line in received.decode().split("\r\n") if line.startswith("data: ")]
-    assert events[-1].strip() == "[DONE]"
+    events = raw_events(received)
+    assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
     tokens = [token for choice in choices for token in choice.get("token_ids", [])]
     assert tokens == expected_tokens(FakeTokenizer().encode("long"), 600, stops=())

@@ -62,8 +62,8 @@ class Limits:
 class Health:
     """How a sick engine is told from a busy one. Times are in seconds."""
 
-    heartbeat_interval: float = 0.2
-    unresponsive_after: float = 0.8  # no heartbeat: /health says 503
+    heartbeat_interval: float = 0.1
+    unresponsive_after: float = 0.6  # no heartbeat: /health says 503
     dead_after: float = 10.0  # no heartbeat: the engine is killed, the server goes down
     step_limit: float = 300.0  # one turn of the engine loop; longer counts as hanging
     start_limit: float = 1800.0  # loading the model, a download included
