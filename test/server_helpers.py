@@ -177,7 +177,7 @@ class ServerProcess:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, port = self.url.removeprefix("http://").split(":")
+        host, port = self.url.partition("://")[2].split(":")
         return host, int(port)
 
     def client(self, key: str | None = None, **options: Any) -> httpx.Client:
@@ -301,6 +301,19 @@ def sse_events(response: httpx.Response) -> Iterator[str]:
     for line in response.iter_lines():
         if line.startswith("data: "):
             yield line[6:]
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path, Path]:
+    """(certificate, key, the authority to trust) for 127.0.0.1."""
+    import trustme
+
+    authority = trustme.CA()
+    leaf = authority.issue_cert("127.0.0.1", "localhost")
+    certificate, key, trust = (folder / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    leaf.cert_chain_pems[0].write_to_path(certificate)
+    leaf.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(trust)
+    return certificate, key, trust
 
 
 def raw_events(received: bytes) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_helpers import PACKAGE, STEP_SECONDS, ServerProcess
+from server_helpers import PACKAGE, STEP_SECONDS, ServerProcess, make_certificate
 
 from llaisys.bench.http_client import Endpoint
 from llaisys.bench.serve import BenchError, ServeOptions, percentiles, run_serve
@@ -214,13 +214,7 @@ def test_a_server_that_never_answers_ends_by_itself() -> None:
 
 
 def test_https(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
-         "/CN=localhost", "-keyout", key, "-out", certificate], capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl cannot make a certificate")
+    certificate, key, _ = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with answering(lambda _: chunked(events(*text_chunks(3))), context) as url:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_helpers import STEP_SECONDS, ServerProcess
+from server_helpers import STEP_SECONDS, ServerProcess, make_certificate, post_bytes
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import Limits, ServerConfig
@@ -281,22 +280,26 @@ def test_session_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
-         "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out",
-         certificate],
-        capture_output=True,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    options = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
-    with ServerProcess(*options, session_file=tmp_path / "s.db") as server:
+    certificate, key, authority = make_certificate(tmp_path)
+    with ServerProcess(
+        "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key),
+        "--header-timeout", "1", "--send-timeout", "1",
+        env={STEP_SECONDS: "0.005"}, session_file=tmp_path / "s.db",
+    ) as server:  # fmt: skip
         url = server.wait_ready().url
-        trust = ssl.create_default_context(cafile=str(certificate))
+        trust = ssl.create_default_context(cafile=str(authority))
         assert url.startswith("https://")
         assert httpx.get(f"{url}/health", verify=trust).status_code == 200
         with pytest.raises(httpx.HTTPError):
             httpx.get(url.replace("https", "http") + "/health")
+        # The limits on slow clients hold behind it too.
+        silent = trust.wrap_socket(server.connect(), server_hostname="127.0.0.1")
+        deaf = trust.wrap_socket(server.connect(2048), server_hostname="127.0.0.1")
+        deaf.sendall(post_bytes({**LONG, "n": 8, "logprobs": 20, "stream": True}))
+        assert silent.recv(64).startswith(b"HTTP/1.1 408")
+        silent.close()
+        server.wait_for(lambda: server.num_connections == 0, "the deaf one to be dropped")
+        deaf.close()
         assert server.stop() == 0
 
 
