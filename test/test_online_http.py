@@ -253,23 +253,6 @@ def test_foreign_hosts_and_origins_are_turned_away(client: httpx.Client) -> None
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_errors_leak_nothing(client: httpx.Client, server: ServerProcess) -> None:
-    canary = "canary-7f3a"
-    bodies = [
-        chat(messages=[{"role": "user", "content": canary}], n=0),
-        chat(messages=[{"role": "user", "content": [{"type": "x", "text": canary}]}]),
-        chat(messages=[{"role": "user", "content": canary, "what": canary}]),
-        {"prompt": canary * 2000},
-    ]
-    for body in bodies:
-        path = "/v1/completions" if "prompt" in body else CHAT
-        text = client.post(path, json=body).text
-        assert canary not in text.replace(f"'{canary}'", "") and "0x" not in text
-        assert "/work" not in text and "Traceback" not in text
-    client.post(CHAT, json=chat(messages=[{"role": "user", "content": canary}]))
-    assert not any(canary in line for line in server.log)
-
-
 def test_log_lines_say_who_what_and_how_long(client: httpx.Client, server: ServerProcess) -> None:
     client.post(CHAT, json=chat(), headers={"X-Request-Id": "log-me"})
 

@@ -168,17 +168,6 @@ def test_session_cap(client: httpx.Client) -> None:
 def test_large_bodies_are_413(server: ServerProcess, client: httpx.Client) -> None:
     response = client.post(PATH, json={"prompt": "x" * 20001})
     assert response.status_code == 413 and "20000" in response.json()["error"]["message"]
-
-    def chunks() -> Iterator[bytes]:
-        for _ in range(64):
-            yield b"x" * 4096
-
-    headers = {"content-type": "application/json"}
-    try:
-        response = client.post(PATH, content=chunks(), headers=headers)
-        assert response.status_code == 413
-    except (httpx.WriteError, httpx.RemoteProtocolError):
-        pass  # closed while we were still sending
     for length in (b"99999999999999999999999", b"10000000000"):
         answer = exchange(server, HEAD + b"Content-Length: " + length + b"\r\n\r\n{")
         assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from server_helpers import (
     STEP_SECONDS,
     ServerProcess,
     alive,
+    open_files,
     raw_request,
     socket_directories,
     wait_for,
@@ -53,18 +53,14 @@ def test_sigterm_drains_and_a_second_one_aborts(tmp_path: Path) -> None:
 
 
 def test_only_one_port_listens_and_it_is_local(server: ServerProcess) -> None:
-    inodes = set()
-    for pid in (server.process.pid, server.engine_pid):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = os.readlink(link)
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
+    files = [*open_files(server.process.pid), *open_files(server.engine_pid)]
+    inodes = {name[8:-1] for name in files if name.startswith("socket:[")}
     listening = []
-    for table in ("tcp", "tcp6"):
+    for table in ("tcp", "tcp6", "udp", "udp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
+            waits = fields[3] == "0A" or table.startswith("udp")
+            if waits and fields[9] in inodes:
                 listening.append(fields[1])
     address = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
     assert listening == [f"{address}:{server.address[1]:04X}"]

@@ -1,0 +1,283 @@
+"""What an attacker may try on a text server: bodies without an end, junk ids, caps at their edges,
+every route without a key, errors that talk too much, URLs that want to be fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from http_helpers import CHAT, KEYS, chat, error_of, http_server
+from server_helpers import (
+    LONG,
+    ServerProcess,
+    raw_request,
+    read_to_end,
+    reset,
+    resident,
+)
+
+from llaisys.server.security import RequestContext
+
+COMPLETIONS = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with http_server(tmp_path_factory.mktemp("security")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client(KEYS[0]) as client:
+        yield client
+
+
+# ---- bodies without an end -----------------------------------------------------------------------
+
+HEAD = (
+    f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    f"Authorization: Bearer {KEYS[0]}\r\n"
+).encode()
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+CUT_OFF = 32 << 20  # bytes; the kernel takes some megabytes before a closed door is felt
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "status"),
+    [
+        (CHUNKED, b"8000\r\n" + b" " * 0x8000 + b"\r\n", 413),
+        (HEAD + b"Content-Length: 10000000000\r\n\r\n", b" " * 0x8000, 413),
+        (CHUNKED + b"0\r\n", b"X-Trailer: " + b"y" * 1000 + b"\r\n", 431),
+        (CHUNKED + b"0\r\nX-Trailer: ", b"y" * 0x8000, 431),
+        (CHUNKED + b"1;", b"extension" * 1000, 431),
+        (HEAD + b"X-Endless: ", b"y" * 0x8000, 431),
+    ],
+    ids=["chunks", "length", "trailers", "one trailer", "chunk extension", "one header"],
+)
+def test_what_has_no_end_is_cut_off_and_costs_no_memory(
+    server: ServerProcess, start: bytes, piece: bytes, status: int
+) -> None:
+    before, sent = resident(server.process.pid), 0
+    with server.connect() as connection:
+        connection.sendall(start)
+        received = b""
+        try:
+            while sent < CUT_OFF:
+                connection.sendall(piece)
+                sent += len(piece)
+        except OSError:  # at last
+            pass
+        else:
+            raise AssertionError(f"{sent} bytes were taken")
+        with contextlib.suppress(OSError):
+            received = read_to_end(connection)
+    # A reset may overtake the answer.
+    assert not received or received.startswith(b"HTTP/1.1 %d" % status), received[:200]
+    assert resident(server.process.pid) - before < 16 << 20
+    with server.client() as client:
+        assert client.get("/health").status_code == 200
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+JUNK = ["NaN", "Infinity", "-Infinity", "1e999", "true", '"1"', "null", "[1]"]  # as JSON
+JUNK_IDS = [*JUNK, "-1", "512", "1.5", *[str(1 << bits) for bits in (31, 63, 64)]]
+
+
+@pytest.mark.parametrize("value", JUNK_IDS)
+def test_ids_that_are_no_tokens_are_refused_everywhere(client: httpx.Client, value: str) -> None:
+    for path, body in (
+        (COMPLETIONS, '{"prompt": [1, %s]}'),
+        (COMPLETIONS, '{"prompt": [[1], [%s]]}'),
+        (COMPLETIONS, '{"prompt": "x", "stop_token_ids": [%s]}'),
+        (COMPLETIONS, '{"prompt": "x", "allowed_token_ids": [%s]}'),
+        (CHAT, '{"messages": [{"role": "user", "content": "x"}], "stop_token_ids": [%s]}'),
+        ("/detokenize", '{"tokens": [1, %s]}'),
+    ):
+        response = client.post(path, content=body % value, headers=JSON)
+        error_of(response, 400)
+
+
+@pytest.mark.parametrize("bias", [*JUNK, "101", "-101", str(1 << 64)])
+def test_biases_that_are_no_numbers_are_refused(client: httpx.Client, bias: str) -> None:
+    content = f'{{"prompt": "x", "logit_bias": {{"5": {bias}}}}}'
+    error = error_of(client.post(COMPLETIONS, content=content, headers=JSON), 400)
+    assert "logit_bias" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "cap", "make"),
+    [
+        (CHAT, "n", 128, int),
+        (CHAT, "top_logprobs", 20, int),
+        (COMPLETIONS, "logprobs", 20, int),
+        (COMPLETIONS, "n", 128, int),
+        (COMPLETIONS, "prompt", 64, lambda count: ["x"] * count),
+        (CHAT, "stop", 64, lambda count: [f"~{i}~" for i in range(count)]),
+        (CHAT, "stop", 1024, lambda length: "~" * length),
+        (CHAT, "bad_words", 256, lambda count: [f"~{i}" for i in range(count)]),
+        (CHAT, "stop_token_ids", 1024, lambda count: [i % 512 for i in range(count)]),
+        (CHAT, "cache_salt", 1024, lambda length: "s" * length),
+    ],
+)
+def test_caps_hold_at_their_edge(
+    client: httpx.Client, path: str, field: str, cap: int, make: Any
+) -> None:
+    """As much as is allowed is served; one more, and any amount more, is refused by name."""
+    base = chat(max_tokens=1) if path == CHAT else {"prompt": "x", "max_tokens": 1}
+    if field == "top_logprobs":
+        base["logprobs"] = True
+    assert client.post(path, json={**base, field: make(cap)}).status_code == 200
+    above = [cap + 1, *([1 << 31, 1 << 63, 1 << 70] if make is int else [cap * 2])]
+    for number in above:
+        error = error_of(client.post(path, json={**base, field: make(number)}), 400)
+        assert field in error["message"] or error["param"] == field
+        assert str(cap) in error["message"], error
+
+
+# ---- doors ---------------------------------------------------------------------------------------
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+SIDE_DOORS = """
+    /v1 /v1/ //v1/models /v1//models /v1/models/ /V1/models /v1/models?x=/health /%76%31/models
+    /v1%2fmodels /health/ /health/../v1/models /health%2f..%2fv1/models /./v1/models /v1/models%00
+    /v1/models;/health /health%00 /docs /redoc /openapi.json /metrics /app.js/../metrics
+""".split()
+
+
+def test_no_method_and_no_spelling_of_a_route_opens_it_without_a_key(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    routes = [path.replace("{", "").replace("}", "") for path in paths if path != "/health"]
+    assert len(routes) >= 12
+    with server.client() as anonymous:
+
+        def status(method: str, path: str) -> int:
+            """Of a raw target: the client must not tidy it up before it is sent."""
+            request = anonymous.build_request(method, "/", content=b"{}", headers=JSON)
+            request.url = request.url.copy_with(raw_path=path.encode())
+            return anonymous.send(request).status_code
+
+        assert status("GET", "/health") == 200
+        for path in (*routes, *SIDE_DOORS):
+            for method in METHODS:
+                assert status(method, path) == 401, (method, path)
+
+
+def test_a_public_address_without_a_key_is_warned_about(tmp_path: Path) -> None:
+    def warnings(*options: str) -> list[str]:
+        session = tmp_path / "s.db"
+        with ServerProcess("--host", "0.0.0.0", *options, session_file=session) as server:
+            server.wait_ready()
+        return [e["message"] for e in server.events() if e["level"] == "warning"]
+
+    assert any("without an API key" in text for text in warnings())
+    assert warnings("--api-key", "k") == []
+
+
+def test_urls_in_messages_are_not_fetched(client: httpx.Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as inside:
+        inside.setblocking(False)
+        url = f"http://127.0.0.1:{inside.getsockname()[1]}/latest/meta-data"
+        for part in (
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "input_audio", "input_audio": {"url": url}},
+            {"type": "file", "file": {"file_url": url}},
+        ):
+            error_of(
+                client.post(CHAT, json=chat(messages=[{"role": "user", "content": [part]}])), 400
+            )
+        assert client.post(CHAT, json=chat(messages=[{"role": "user", "content": url}])).is_success
+        with pytest.raises(BlockingIOError):
+            inside.accept()
+
+
+# ---- what errors tell ----------------------------------------------------------------------------
+
+CANARY = "canary-4711"
+TELLING = re.compile(
+    r"0x[0-9a-f]{4}|Traceback|File \"|\.py\b|llaisys\.|pydantic|msgspec|"
+    r"/(root|home|work|tmp|usr|opt)/|" + CANARY
+)
+
+
+def error_requests() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
+    """(method, path, body, headers) of something wrong, with a text that must not come back."""
+    said = [{"role": "user", "content": CANARY}]
+    for fields in (
+        {"n": 0}, {"temperature": CANARY}, {"stop": 5}, {"logit_bias": {CANARY: 1}}, {"model": ""},
+        {"max_tokens": 1 << 40}, {"tools": [{"type": CANARY}]}, {"response_format": CANARY},
+        {"chat_template": CANARY}, {"session_id": CANARY + "/"}, {"messages": [{"role": CANARY}]},
+        {"messages": [{"role": "user", "content": {"text": CANARY}}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": CANARY}]}]},
+        {"messages": [{"role": "user", "content": CANARY * 1000}]},
+        {"continue_final_message": True},
+    ):  # fmt: skip
+        yield "POST", CHAT, json.dumps({**chat(messages=said), **fields}), JSON
+    yield "POST", COMPLETIONS, json.dumps({"prompt": CANARY * 1000}), JSON
+    yield "POST", COMPLETIONS, json.dumps({"prompt": [CANARY, 1]}), JSON
+    yield "POST", COMPLETIONS, f'{{"prompt": "{CANARY}', JSON
+    yield "POST", COMPLETIONS, b'{"prompt": "\xff%s"}' % CANARY.encode(), JSON
+    yield "POST", COMPLETIONS, json.dumps({"prompt": CANARY}), {"Content-Type": "text/plain"}
+    yield "POST", COMPLETIONS, " " * 100_001, JSON
+    yield "POST", "/tokenize", json.dumps({"prompt": CANARY, "messages": said}), JSON
+    yield "POST", "/detokenize", json.dumps({"tokens": [CANARY]}), JSON
+    yield "POST", f"/v1/requests/{CANARY}/cancel", "", {}
+    yield "GET", f"/v1/sessions/{CANARY}", "", {}
+    yield "GET", f"/{CANARY}", "", {}
+    yield "PUT", CHAT, CANARY, JSON
+    yield "GET", "/v1/models", "", {"Authorization": f"Bearer {CANARY}"}
+    yield "GET", "/v1/models", "", {"Host": f"{CANARY}.example"}
+    yield "POST", CHAT, json.dumps(chat()), {**JSON, "Origin": f"https://{CANARY}.example"}
+
+
+def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerProcess) -> None:
+    statuses = set()
+    for method, path, body, headers in error_requests():
+        response = client.request(method, path, content=body, headers=headers)
+        assert response.status_code >= 400, (method, path, body[:200])
+        statuses.add(response.status_code)
+        error_of(response, response.status_code)
+        assert not TELLING.search(response.text), (path, response.text)
+    assert statuses >= {400, 401, 403, 404, 405, 413, 415}
+    assert not any(CANARY in line for line in server.log)
+
+
+def test_a_bug_is_a_500_without_words() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError(f"{CANARY} at 0x7f00deadbeef in /root/model")
+
+    async def run() -> httpx.Response:
+        app = RequestContext(broken, lambda *_: None)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get("/")
+
+    response = asyncio.run(run())
+    assert error_of(response, 500)["message"] == "internal error"
+    assert not TELLING.search(response.text)
+
+
+def test_no_status_route_shows_what_is_being_asked(
+    client: httpx.Client, server: ServerProcess
+) -> None:
+    running = raw_request(
+        server, {**LONG, "prompt": CANARY, "user": CANARY}, Authorization=f"Bearer {KEYS[0]}"
+    )
+    server.wait_for(lambda: server.metric("num_requests_running", KEYS[0]) == 1, "the request")
+    for path in ("/metrics", "/health", "/ready", "/version", "/v1/models", "/v1/sessions"):
+        assert CANARY not in client.get(path).text, path
+    reset(running)
+    server.wait_idle(KEYS[0])

@@ -1,0 +1,115 @@
+"""Chat templates under attack through the server: what a client writes is never template code, and
+a template that a client can make expensive costs nobody else anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from http_helpers import error_of
+from model_files import CHATML, CHATML_TOKENS, write_hf_model
+from server_helpers import ServerProcess
+
+CHAT = "/v1/chat/completions"
+# Somebody's template with a loop whose length is the client's to choose.
+LOOPING = (
+    "{% if n %}{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{% endif %}"
+)
+INJECTIONS = [
+    "{{ 7 * 7 }}",
+    "{% for i in range(99999) %}x{% endfor %}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ raise_exception('pwned') }}",
+    "{# comment #}{{ messages }}",
+    "{%- set x = namespace() -%}",
+    "${7*7} #{7*7} <%= 7*7 %> {{{{7*7}}}}",
+    "{{ '%999999999d' % 1 }}",
+    "%s %(x)s {0.__class__}",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("template")
+    model = folder / "model"
+    write_hf_model(model)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["chat_template"] = LOOPING + CHATML
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    options = (str(model), "--num-kv-blocks", "64")
+    with ServerProcess(*options, real=True, session_file=folder / "s.db") as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def rendered(client: httpx.Client, messages: list[dict[str, str]], **fields: Any) -> str:
+    """The prompt that the server makes of a chat."""
+    answer = client.post("/tokenize", json={"messages": messages, **fields})
+    assert answer.status_code == 200, answer.text
+    text = client.post("/detokenize", json={"tokens": answer.json()["tokens"]})
+    return str(text.json()["prompt"])
+
+
+@pytest.mark.parametrize("payload", INJECTIONS)
+def test_what_a_client_writes_is_text(client: httpx.Client, payload: str) -> None:
+    begin, end = CHATML_TOKENS[1:]
+    wanted = f"{begin}user\n{payload}{end}\n{begin}assistant\n"
+    messages = [{"role": "user", "content": payload}]
+    assert rendered(client, messages, add_generation_prompt=True) == wanted
+    # As a variable of the template it is data as well, and cannot stand in for what the server set.
+    variables = {
+        "x": payload,
+        "messages": [{"role": "system", "content": payload}],
+        "self": payload,
+    }
+    kept = rendered(client, messages, add_generation_prompt=True, chat_template_kwargs=variables)
+    assert kept == wanted
+    answer = client.post(CHAT, json={"messages": messages, "max_tokens": 2, "temperature": 0})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_templates_are_not_taken_from_requests(client: httpx.Client, path: str) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    for value in INJECTIONS:
+        error = error_of(
+            client.post(path, json={"messages": messages, "chat_template": value}), 400
+        )
+        assert error["param"] == "chat_template"
+
+
+def test_an_expensive_template_is_stopped_and_others_are_served_meanwhile(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    bomb = {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"n": 99999},
+        "max_tokens": 1,
+    }
+
+    def ignite() -> httpx.Response:
+        with server.client() as own:
+            return own.post(CHAT, json=bomb)
+
+    with ThreadPoolExecutor(4) as pool:  # seconds of work
+        bombs = [pool.submit(ignite) for _ in range(4)]
+        served = 0
+        while not any(future.done() for future in bombs):
+            assert client.get("/health").status_code == 200
+            answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+            assert answer.status_code == 200
+            served += 1
+    assert served > 2
+    for future in bombs:
+        message = error_of(future.result(), 400)["message"]
+        assert "chat template" in message and "stopped" in message
