@@ -104,9 +104,13 @@ def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:
 
 
 def test_an_engine_that_talks_without_a_pause_lets_others_have_their_turn(tmp_path: Path) -> None:
-    """A thousand frames that wait already: /health and everybody's text must not wait for all."""
-    frames, address = 1000, f"ipc://{tmp_path}/out"
+    """However many frames wait already: /health and everybody's text must not wait for all."""
+    frames, address = 200, f"ipc://{tmp_path}/out"
     heard, seen = [], []
+
+    def handle(message: Any) -> None:
+        time.sleep(0.002)
+        heard.append(message)
 
     async def run() -> None:
         process: Any = SimpleNamespace(
@@ -115,7 +119,7 @@ def test_an_engine_that_talks_without_a_pause_lets_others_have_their_turn(tmp_pa
             popen=SimpleNamespace(poll=lambda: None),
             remove=lambda: None,
         )
-        link = EngineLink(ServerConfig(), process, heard.append, lambda reason: None)
+        link = EngineLink(ServerConfig(), process, handle, lambda reason: None)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         engine = context.socket(zmq.PUSH)
         engine.set_hwm(0)
@@ -132,4 +136,4 @@ def test_an_engine_that_talks_without_a_pause_lets_others_have_their_turn(tmp_pa
 
     asyncio.run(asyncio.wait_for(run(), 30))
     steps = [after - before for before, after in itertools.pairwise(seen)]
-    assert max(steps) < 10, max(steps)
+    assert max(steps) < 50, max(steps)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import Gate, ServerProcess, sse_events
+from server_helpers import CONTEXT, Gate, ServerProcess, sse_events
 
 PATH = "/v1/completions"
 
@@ -43,13 +43,19 @@ def wanted(body: dict[str, Any]) -> list[int]:
 # ---- the KV pool ---------------------------------------------------------------------------------
 
 
-def test_what_can_never_fit_the_pool_is_refused_before_it_waits(tmp_path: Path) -> None:
+def test_what_can_never_fit_is_refused_before_it_waits(tmp_path: Path) -> None:
+    """The pool, the context by its characters before anything is tokenised, the messages."""
     with (
         ServerProcess("--num-kv-blocks", "8", session_file=tmp_path / "s.db") as server,
         server.wait_ready().client() as client,
     ):
         refused = client.post(PATH, json={"prompt": "x" * (16 * 8)})
         assert refused.status_code == 400 and "KV cache" in refused.json()["error"]["message"]
+        refused = client.post(PATH, json={"prompt": "x" * (64 * CONTEXT + 1)})
+        assert refused.status_code == 400 and "characters" in refused.json()["error"]["message"]
+        messages = [{"role": "user", "content": ""}] * 4097
+        refused = client.post("/v1/chat/completions", json={"messages": messages})
+        assert refused.status_code == 400 and "4096" in refused.json()["error"]["message"]
         assert client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 

@@ -123,16 +123,18 @@ def test_nobody_waits_for_a_reader_that_takes_nothing(tmp_path: Any) -> None:
     """With a minute to go until it is dropped, everybody else is served behind its back."""
     with ServerProcess("--max-num-seqs", "64", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
-        stalled = [raw_request(server, WIDE, SMALL) for _ in range(4)]
+        body = {**WIDE, "n": 2, "max_tokens": 400}
+        stalled = [raw_request(server, body, SMALL) for _ in range(4)]
         for connection in stalled:
             assert connection.recv(1) == b"H"
+        server.wait_idle()  # all has been said, and there is nowhere to put it
         with server.client() as client:
             for number in range(10):
                 body = {"prompt": f"n {number}", "max_tokens": 4, "return_token_ids": True}
                 answer = client.post(PATH, json={**body, "temperature": 0, "ignore_eos": True})
                 tokens = expected_tokens(FakeTokenizer().encode(f"n {number}"), 4, stops=())
                 assert answer.json()["choices"][0]["token_ids"] == tokens
-        # Not one of them has been served to its end or sent away meanwhile.
+        # Not one of them has been given all of it or sent away meanwhile.
         assert server.num_connections >= 4
         assert not [event for event in server.events() if event.get("stream")]
         for connection in stalled:

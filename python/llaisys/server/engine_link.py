@@ -32,6 +32,7 @@ from llaisys.server.messages import (
 logger = logging.getLogger("llaisys.server")
 
 CLOSE_GRACE = 5.0
+MAX_DRAIN = 0.01  # seconds in which only messages of the engine are handled
 
 
 class EngineLink:
@@ -119,9 +120,13 @@ class EngineLink:
     # ---- inside --------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
+        resumed = time.monotonic()
         while True:
-            # A frame that is there already is had without a pause; everybody else needs one.
-            await asyncio.sleep(0)
+            # A frame that is there already is had without a pause. That is good for a while, since
+            # streams then send many tokens at once; but nobody else runs meanwhile.
+            if time.monotonic() - resumed > MAX_DRAIN:
+                await asyncio.sleep(0)
+                resumed = time.monotonic()
             frame: bytes = await self._receive_socket.recv()
             try:
                 message = decode_from_engine(frame)
