@@ -42,6 +42,15 @@ def test_a_session_continues_on_the_server(client: httpx.Client) -> None:
     assert exported["num_messages"] == 4 and exported["model"] == "fake"
 
 
+def test_a_stream_that_is_over_with_its_first_part_is_kept_too(client: httpx.Client) -> None:
+    for turn in range(3):
+        body = chat(session_id="short", stream=True, max_tokens=1)
+        with client.stream("POST", CHAT, json=body) as response:
+            assert list(sse_events(response))[-1] == "[DONE]"
+        kept = client.get("/v1/sessions/short").json()["messages"]
+        assert [m["role"] for m in kept] == ["user", "assistant"] * (turn + 1)
+
+
 def test_sessions_can_be_listed_imported_renamed_and_deleted(client: httpx.Client) -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     made = client.post("/v1/sessions", json={"title": "t", "messages": messages})

@@ -154,13 +154,14 @@ class Job:
         writer = ChunkWriter(self, shape, n, generation.num_prompts)
         failed = False
         try:
-            for event in writer.chunks(*first):
-                yield event
-            async for number, part in parts:
+            item: tuple[int, StreamOutput] | None = first
+            while item is not None:
+                number, part = item
                 if part.output is not None and self.turn is not None:
                     await self.turn.finish(part.output.outputs[0], self.model)
                 for event in writer.chunks(number, part):
                     yield event
+                item = await anext(parts, None)
             usage = add_usage([output.usage for output in generation.outputs.values()])
             for event in writer.end(usage):
                 yield event
