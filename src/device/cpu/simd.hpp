@@ -4,13 +4,16 @@
 //
 // A simd_<isa>.hpp gives:
 //   kLanes, vf (f32 lanes), vi (i32 lanes)
-//   set1, load / store of f32, f16, bf16 (unaligned; stores round to nearest even), split_pairs
+//   set1, load / store of f32, f16, bf16 (unaligned; stores round to nearest even)
+//   low_halves, high_halves: of the pairs of bf16 that fill a vector, the first or the second
 //   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: one fixed order
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
-//   transpose: kLanes x kLanes in registers
-//   kMaxTileRows, tile_vectors(rows), kStreamBytes: shape of the register tiles
+//   load_turned: lane j of turned[c] is rows[j][i + c], for kLanes x kLanes values
+//   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
+//   rows are one tile; tile_vectors(rows): its width, two or a multiple of it
+//   kStreamBytes: how far ahead a stream of weights is fetched
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -21,7 +24,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 inline vf zero() { return set1(0.0f); }
 
-// kLanes pairs of bf16 as they lie in memory, for split_pairs.
+// kLanes pairs of bf16 as they lie in memory.
 inline vf load_raw_pairs(const bf16_t *p) { return load(reinterpret_cast<const float *>(p)); }
 
 // The first n < kLanes values; the other lanes are zero.
@@ -41,22 +44,33 @@ template <typename T> inline void store_some(T *p, vf value, int64_t n) {
     }
 }
 
-// e^x within 2 ulp; 0 below -104, infinity above 88.73, NaN stays NaN.
-inline vf exp(vf x) {
-    x = clamp(set1(-105.0f), set1(89.0f), x);
-    const vi n = round_to_int(mul(x, set1(1.44269504f)));
+// e^(x - n ln 2), n the integer nearest to x / ln 2; within 1 ulp.
+inline vf exp_of_rest(vf x, vi n) {
     const vf fn = to_float(n);
     vf r = fma(fn, set1(-0x1.62e4p-1f), x); // ln 2 in two parts: n times the first is exact
     r = fma(fn, set1(-1.42860682e-6f), r);
-    vf p = set1(0x1.9f02bep-13f); // (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2, own minimax fit
-    p = fma(p, r, set1(0x1.6d946ap-10f));
-    p = fma(p, r, set1(0x1.11128p-7f));
-    p = fma(p, r, set1(0x1.555486p-5f));
-    p = fma(p, r, set1(0x1.555554p-3f));
-    p = fma(p, r, set1(0.5f));
-    p = add(fma(p, mul(r, r), r), set1(1.0f));
+    vf p = set1(0x1.6a23dp-10f); // (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2, own minimax fit
+    p = fma(p, r, set1(0x1.123a2p-7f));
+    p = fma(p, r, set1(0x1.5558f2p-5f));
+    p = fma(p, r, set1(0x1.555492p-3f));
+    p = fma(p, r, set1(0x1.fffffcp-2f));
+    p = fma(p, r, set1(1.0f));
+    return fma(p, r, set1(1.0f));
+}
+
+// e^x within 1 ulp; 0 below -104, infinity above 88.73, NaN stays NaN.
+inline vf exp(vf x) {
+    x = clamp(set1(-105.0f), set1(89.0f), x);
+    const vi n = round_to_int(mul(x, set1(1.44269504f)));
     const vi half = half_of(n); // 2^n in two steps: n may be outside the exponents of f32
-    return mul(mul(p, power_of_2(half)), power_of_2(sub(n, half)));
+    return mul(mul(exp_of_rest(x, n), power_of_2(half)), power_of_2(sub(n, half)));
+}
+
+// The same for x <= 0, cheaper: 0 already below -87.6.
+inline vf exp_below_zero(vf x) {
+    x = clamp(set1(-88.0f), zero(), x);
+    const vi n = round_to_int(mul(x, set1(1.44269504f))); // -127 at least, where power_of_2 is 0
+    return mul(exp_of_rest(x, n), power_of_2(n));
 }
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -43,10 +43,11 @@ inline void store(f16_t *p, vf value) {
                      _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-inline void split_pairs(vf pairs, vf &low, vf &high) {
-    const __m256i bits = _mm256_castps_si256(pairs);
-    low = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-    high = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000u))));
+inline vf low_halves(vf pairs) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+inline vf high_halves(vf pairs) {
+    return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
 }
 
 inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
@@ -87,26 +88,30 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-inline void transpose(vf (&r)[kLanes]) {
-    vf t[kLanes];
-    for (int i = 0; i < 8; i += 4) { // 4 x 4 blocks inside the 128-bit lanes
-        const vf a = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        const vf b = _mm256_unpackhi_ps(r[i], r[i + 1]);
-        const vf c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]);
-        const vf d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
-        t[i] = _mm256_shuffle_ps(a, c, 0x44);
-        t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
-        t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
-        t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
-    }
-    for (int i = 0; i < 4; ++i) {
-        r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
-        r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
+                                                       int64_t i, vf (&turned)[kLanes]) {
+#pragma GCC unroll 2
+    for (int c = 0; c < 8; c += 4) {
+        vf r[4]; // columns [c, c + 4) of rows j and j + 4
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            r[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[j] + i + c)),
+                                        _mm_loadu_ps(rows[j + 4] + i + c), 1);
+        }
+        const vf a = _mm256_unpacklo_ps(r[0], r[1]);
+        const vf b = _mm256_unpackhi_ps(r[0], r[1]);
+        const vf d = _mm256_unpacklo_ps(r[2], r[3]);
+        const vf e = _mm256_unpackhi_ps(r[2], r[3]);
+        turned[c] = _mm256_shuffle_ps(a, d, 0x44);
+        turned[c + 1] = _mm256_shuffle_ps(a, d, 0xee);
+        turned[c + 2] = _mm256_shuffle_ps(b, e, 0x44);
+        turned[c + 3] = _mm256_shuffle_ps(b, e, 0xee);
     }
 }
 
-constexpr int kMaxTileRows = 6;
-constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; }
+constexpr int kMaxTileRows = 7;
+constexpr int kTileRows = 6;
+constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int kStreamBytes = 4096;
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -46,10 +46,11 @@ inline void store(f16_t *p, vf value) {
                         _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-inline void split_pairs(vf pairs, vf &low, vf &high) {
-    const __m512i bits = _mm512_castps_si512(pairs);
-    low = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-    high = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(int(0xffff0000u))));
+inline vf low_halves(vf pairs) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+inline vf high_halves(vf pairs) {
+    return _mm512_and_ps(pairs, _mm512_castsi512_ps(_mm512_set1_epi32(int(0xffff0000u))));
 }
 
 inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
@@ -78,31 +79,31 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-inline void transpose(vf (&r)[kLanes]) {
-    vf t[kLanes];
-    for (int i = 0; i < 16; i += 4) { // 4 x 4 blocks inside the 128-bit lanes
-        const vf a = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        const vf b = _mm512_unpackhi_ps(r[i], r[i + 1]);
-        const vf c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]);
-        const vf d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-        t[i] = _mm512_shuffle_ps(a, c, 0x44);
-        t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
-        t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
-    }
-    for (int i = 0; i < 4; ++i) { // then the 128-bit lanes among themselves
-        const vf a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x44);
-        const vf b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xee);
-        const vf c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x44);
-        const vf d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xee);
-        r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
-        r[i + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
-        r[i + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
-        r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
+                                                       int64_t i, vf (&turned)[kLanes]) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 16; c += 4) {
+        vf r[4]; // columns [c, c + 4) of rows j, j + 4, j + 8 and j + 12
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            r[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows[j] + i + c));
+            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows[j + 4] + i + c), 1);
+            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows[j + 8] + i + c), 2);
+            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows[j + 12] + i + c), 3);
+        }
+        const vf a = _mm512_unpacklo_ps(r[0], r[1]);
+        const vf b = _mm512_unpackhi_ps(r[0], r[1]);
+        const vf d = _mm512_unpacklo_ps(r[2], r[3]);
+        const vf e = _mm512_unpackhi_ps(r[2], r[3]);
+        turned[c] = _mm512_shuffle_ps(a, d, 0x44);
+        turned[c + 1] = _mm512_shuffle_ps(a, d, 0xee);
+        turned[c + 2] = _mm512_shuffle_ps(b, e, 0x44);
+        turned[c + 3] = _mm512_shuffle_ps(b, e, 0xee);
     }
 }
 
 constexpr int kMaxTileRows = 12;
+constexpr int kTileRows = 12;
 constexpr int tile_vectors(int) { return 2; }
 constexpr int kStreamBytes = 4096;
 

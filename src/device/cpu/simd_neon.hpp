@@ -38,10 +38,11 @@ inline void store(f16_t *p, vf value) {
     vst1_u16(reinterpret_cast<uint16_t *>(p), vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }
 
-inline void split_pairs(vf pairs, vf &low, vf &high) {
-    const uint32x4_t bits = vreinterpretq_u32_f32(pairs);
-    low = vreinterpretq_f32_u32(vshlq_n_u32(bits, 16));
-    high = vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xffff0000u)));
+inline vf low_halves(vf pairs) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
+}
+inline vf high_halves(vf pairs) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff0000u)));
 }
 
 inline vf add(vf a, vf b) { return vaddq_f32(a, b); }
@@ -70,18 +71,20 @@ inline quad load_quad(const float *p) { return vld1q_f32(p); }
 inline quad load_single(const float *p) { return vld1q_dup_f32(p); }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return vfmaq_laneq_f32(acc, w, x, lane); }
 
-inline void transpose(vf (&r)[kLanes]) {
-    const vf a = vtrn1q_f32(r[0], r[1]);
-    const vf b = vtrn2q_f32(r[0], r[1]);
-    const vf c = vtrn1q_f32(r[2], r[3]);
-    const vf d = vtrn2q_f32(r[2], r[3]);
-    r[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
-    r[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
-    r[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
-    r[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
+                                                       int64_t i, vf (&turned)[kLanes]) {
+    const vf a = vtrn1q_f32(load(rows[0] + i), load(rows[1] + i));
+    const vf b = vtrn2q_f32(load(rows[0] + i), load(rows[1] + i));
+    const vf c = vtrn1q_f32(load(rows[2] + i), load(rows[3] + i));
+    const vf d = vtrn2q_f32(load(rows[2] + i), load(rows[3] + i));
+    turned[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
+    turned[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
+    turned[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
+    turned[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
 }
 
 constexpr int kMaxTileRows = 8;
+constexpr int kTileRows = 8;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
 constexpr int kStreamBytes = 1024;
 

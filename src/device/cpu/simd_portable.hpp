@@ -43,13 +43,19 @@ inline void store(f16_t *p, vf value) {
 }
 
 // The two bf16 of each lane's 32 bits, widened.
-inline void split_pairs(vf pairs, vf &low, vf &high) {
+inline vf low_halves(vf pairs) {
     vi bits;
     std::memcpy(&bits, &pairs, sizeof bits);
-    const vi shifted = bits << 16;
-    const vi masked = bits & int32_t(0xffff0000u);
-    std::memcpy(&low, &shifted, sizeof low);
-    std::memcpy(&high, &masked, sizeof high);
+    bits <<= 16;
+    std::memcpy(&pairs, &bits, sizeof pairs);
+    return pairs;
+}
+inline vf high_halves(vf pairs) {
+    vi bits;
+    std::memcpy(&bits, &pairs, sizeof bits);
+    bits &= int32_t(0xffff0000u);
+    std::memcpy(&pairs, &bits, sizeof pairs);
+    return pairs;
 }
 
 inline vf add(vf a, vf b) { return a + b; }
@@ -103,15 +109,16 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-inline void transpose(vf (&r)[kLanes]) {
-    const vf t[4] = {r[0], r[1], r[2], r[3]};
-    for (int i = 0; i < 4; ++i) {
-        r[i] = vf{t[0][i], t[1][i], t[2][i], t[3][i]};
+inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
+                                                       int64_t i, vf (&turned)[kLanes]) {
+    for (int c = 0; c < 4; ++c) {
+        turned[c] = vf{rows[0][i + c], rows[1][i + c], rows[2][i + c], rows[3][i + c]};
     }
 }
 
-constexpr int kMaxTileRows = 4;                                    // rows of a register tile
-constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; } // and its width
-constexpr int kStreamBytes = 1024; // how far ahead a stream of weights is fetched
+constexpr int kMaxTileRows = 4;
+constexpr int kTileRows = 4;
+constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; }
+constexpr int kStreamBytes = 1024;
 
 } // namespace llaisys::LLAISYS_CPU_NS

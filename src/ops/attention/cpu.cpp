@@ -97,7 +97,10 @@ void make_blocks(const Call &call, std::vector<Block> &blocks) {
 int64_t state_floats(const Call &call) {
     return call.max_rows * call.ldo + 2 * cpu::round_up(call.max_rows, 16);
 }
-int64_t q_floats(const Call &call) { return cpu::round_up(call.max_rows * call.d, 16); }
+int64_t q_stride(const Call &call) {
+    return call.d <= cpu::kQueryStride ? cpu::kQueryStride : cpu::round_up(call.d, 16) + 16;
+}
+int64_t q_floats(const Call &call) { return call.max_rows * q_stride(call); }
 int64_t thread_floats(const Call &call) {
     return q_floats(call) + cpu::attention_scratch(call.max_rows, call.d) + 2 * state_floats(call);
 }
@@ -113,7 +116,7 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
                         int64_t head, float *q, float *scratch) {
     for (int64_t t = 0; t < block.n_tokens; ++t) {
         for (int64_t g = 0; g < call.group; ++g) {
-            float *row = q + (t * call.group + g) * call.d;
+            float *row = q + (t * call.group + g) * q_stride(call);
             cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32,
                          cpu::row_of(call.q, block.first_token + t, head * call.group + g),
                          call.q.dtype(), call.d);
@@ -122,7 +125,7 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     }
     AttentionTask task;
     task.q = q;
-    task.ldq = call.d;
+    task.ldq = q_stride(call);
     task.n_tokens = block.n_tokens;
     task.group = call.group;
     task.d = call.d;

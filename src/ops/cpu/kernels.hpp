@@ -39,8 +39,8 @@ struct LinearTask {
     int64_t ldo;
 };
 
-// Attention sums over tiles of kTile entries and adds the tiles of a span of kSpan entries in
-// order, then the spans in order; both are aligned at multiples from entry 0. Whoever computes a
+// Attention takes the entries of a span of kSpan entries in order, tiles of kTile entries by tiles,
+// then merges the spans in order; both are aligned at multiples from entry 0. Whoever computes a
 // token, alone or among others, does exactly this.
 constexpr int64_t kTile = 64;
 constexpr int64_t kSpan = 512;
@@ -52,6 +52,9 @@ struct AttentionState {
     float *l; // [rows]
     float *o; // [rows, ldo], ldo a multiple of kPanel
 };
+
+// Query rows so far apart are multiplied fastest; wider heads take any other distance.
+constexpr int64_t kQueryStride = 144;
 
 // Query tokens of one list and the query heads that share one KV head: row t * group + g.
 struct AttentionTask {
@@ -76,10 +79,12 @@ struct AttentionTask {
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
+constexpr int64_t kMaxRowTile = 16; // rows of a register tile at most, on any instruction set
+
 // Scratch of one attention kernel call, in floats.
 constexpr int64_t attention_scratch(int64_t rows, int64_t d) {
     const int64_t wide = round_up(d, kPanel);
-    return kTile * d + kTile * wide + rows * kTile + rows * wide + 4 * round_up(rows, 16);
+    return kTile * d + kTile * wide + kMaxRowTile * kTile + rows * 16;
 }
 
 struct Kernels {

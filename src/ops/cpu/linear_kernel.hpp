@@ -9,7 +9,7 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 constexpr int64_t kBlockK = 256;    // at most: a widened block of a panel is 32 KiB
-constexpr int64_t kDirectTiles = 3; // up to so many tiles of rows widening again costs less
+constexpr int64_t kDirectTiles = 6; // up to so many tiles of rows widening again costs less
 
 inline void widen_block(float *out, const float *in, int64_t k) {
     convert_row(out, in, k * kPanel);
@@ -20,11 +20,8 @@ inline void widen_block(float *out, const f16_t *in, int64_t k) {
 inline void widen_block(float *out, const bf16_t *in, int64_t k) {
     for (int64_t i = 0; i < k; ++i, out += kPanel, in += kPanel) {
         for (int c = 0; c < 16; c += kLanes) {
-            vf low;
-            vf high;
-            load_columns(in, c, low, high);
-            store(out + c, low);
-            store(out + 16 + c, high);
+            store(out + c, load_low(in, c));
+            store(out + 16 + c, load_high(in, c));
         }
     }
 }
@@ -74,23 +71,23 @@ template <typename T>
 inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc,
                       float *acc, float *wide) {
     constexpr int64_t lines = 4 * kPanel * int64_t(sizeof(T)) / 64; // of four k
-    const float *x = task.x + k;
+    const StridedRows x = {task.x + k, task.ldx};
     const DenseRows<T> packed = {w, kPanel};
     if (task.m <= kMaxTileRows) { // the block passes through the registers once
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
-        panel(task.m, x, task.ldx, packed, acc, kPanel, kc, NearFetch<int(lines)>{soon});
+        panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(lines)>{soon});
         return;
     }
-    const int64_t tiles = (task.m + kMaxTileRows - 1) / kMaxTileRows;
+    const int64_t tiles = row_tiles(task.m);
     const T *next = w + kc * kPanel;
     const FarFetch fetch = {reinterpret_cast<const char *>(next),
                             reinterpret_cast<const char *>(next + kc * kPanel),
                             (lines + tiles - 1) / tiles};
     if (sizeof(T) == sizeof(float) || tiles <= kDirectTiles) {
-        panel(task.m, x, task.ldx, packed, acc, kPanel, kc, fetch);
+        panel(task.m, x, packed, acc, kPanel, kc, fetch);
     } else {
         widen_block(wide, w, kc);
-        panel(task.m, x, task.ldx, DenseRows<float>{wide, kPanel}, acc, kPanel, kc, fetch);
+        panel(task.m, x, DenseRows<float>{wide, kPanel}, acc, kPanel, kc, fetch);
     }
 }
 

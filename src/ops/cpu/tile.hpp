@@ -10,37 +10,43 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::kPanel;
 
-// Columns [c, c + kLanes) and [c + 16, c + 16 + kLanes) of one row of a panel, c < 16.
-inline void load_columns(const float *row, int c, vf &low, vf &high) {
-    low = load(row + c);
-    high = load(row + 16 + c);
-}
-inline void load_columns(const f16_t *row, int c, vf &low, vf &high) {
-    low = load(row + c);
-    high = load(row + 16 + c);
-}
-inline void load_columns(const bf16_t *row, int c, vf &low, vf &high) {
-    split_pairs(load_raw_pairs(row + 2 * c), low, high);
-}
+// Columns [c, c + kLanes) of one row of a panel, c < 16, and those 16 further.
+inline vf load_low(const float *row, int c) { return load(row + c); }
+inline vf load_high(const float *row, int c) { return load(row + 16 + c); }
+inline vf load_low(const f16_t *row, int c) { return load(row + c); }
+inline vf load_high(const f16_t *row, int c) { return load(row + 16 + c); }
+inline vf load_low(const bf16_t *row, int c) { return low_halves(load_raw_pairs(row + 2 * c)); }
+inline vf load_high(const bf16_t *row, int c) { return high_halves(load_raw_pairs(row + 2 * c)); }
 
 // Where the rows of a panel lie: k by k at a fixed distance, or each at its own place (there bf16
 // columns are in their natural order).
 template <typename T> struct DenseRows {
     const T *p;
     int64_t stride;
-    void columns(int k, int c, vf &low, vf &high) const {
-        load_columns(p + k * stride, c, low, high);
-    }
+    vf low(int k, int c) const { return load_low(p + k * stride, c); }
+    vf high(int k, int c) const { return load_high(p + k * stride, c); }
     void advance(int k) { p += k * stride; }
 };
 template <typename T> struct ListedRows {
     const T *p;
     const int64_t *offset; // of each row from p
-    void columns(int k, int c, vf &low, vf &high) const {
-        low = load(p + offset[k] + c);
-        high = load(p + offset[k] + 16 + c);
-    }
+    vf low(int k, int c) const { return load(p + offset[k] + c); }
+    vf high(int k, int c) const { return load(p + offset[k] + 16 + c); }
     void advance(int k) { offset += k; }
+};
+
+// Where the rows of x lie: any distance apart, or one that the compiler knows, which saves a
+// register a row.
+struct StridedRows {
+    const float *p;
+    int64_t stride;
+    const float *row(int64_t r) const { return p + r * stride; }
+    StridedRows from(int64_t r) const { return {row(r), stride}; }
+};
+template <int stride> struct FixedRows {
+    const float *p;
+    const float *row(int64_t r) const { return p + r * stride; }
+    FixedRows from(int64_t r) const { return {row(r)}; }
 };
 
 // What a tile brings nearer while it computes: some cache lines for every four k.
@@ -80,35 +86,57 @@ template <int rows, int pairs> struct Accumulators {
     vf high[rows][pairs];
 };
 
+// The same x, in a way that the compiler cannot know: it would keep what it broadcast.
+template <typename T> inline T *again(T *x) {
+    asm("" : "+r"(x));
+    return x;
+}
+
 // One k, number `k` from where w stands: the products with lane `lane` of each row's x.
 template <int lane, int rows, int pairs, typename W>
 inline __attribute__((always_inline)) void
 tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const W &w, int k, int column) {
 #pragma GCC unroll 8
     for (int p = 0; p < pairs; ++p) {
-        vf low;
-        vf high;
-        w.columns(k, column + p * kLanes, low, high);
+        const int c = column + p * kLanes;
+        if constexpr (rows <= kTileRows) {
+            const vf low = w.low(k, c);
+            const vf high = w.high(k, c);
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) {
-            sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
-            sums.high[r][p] = fma_lane<lane>(high, x[r], sums.high[r][p]);
+            for (int r = 0; r < rows; ++r) {
+                sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
+                sums.high[r][p] = fma_lane<lane>(high, x[r], sums.high[r][p]);
+            }
+        } else { // sums fill the registers but for one of w and one of x
+            const vf low = w.low(k, c);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r) {
+                sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
+            }
+            const vf high = w.high(k, c);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r) {
+                sums.high[r][p] = fma_lane<lane>(high, again(x[r]), sums.high[r][p]);
+            }
         }
     }
 }
 
-// acc[r, c] += sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
-// and those 16 further. x rows are ldx apart, rows of acc lda.
-template <int rows, int pairs, typename W, typename F>
-void tile(const float *x, int64_t ldx, W w, float *acc, int64_t lda, int64_t k, int column,
-          F fetch) {
+// What a tile's sums begin with: nothing, or what is in acc already.
+enum class Start { zero, sums };
+
+// acc[r, c] (+)= sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
+// and those 16 further. Rows of acc are lda apart.
+template <int rows, int pairs, Start start, typename X, typename W, typename F>
+void tile(X x, W w, float *acc, int64_t lda, int64_t k, int column, F fetch) {
     Accumulators<rows, pairs> sums;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
         for (int p = 0; p < pairs; ++p) {
-            sums.low[r][p] = load(acc + r * lda + column + p * kLanes);
-            sums.high[r][p] = load(acc + r * lda + column + 16 + p * kLanes);
+            float *place = acc + r * lda + column + p * kLanes;
+            sums.low[r][p] = start == Start::zero ? zero() : load(place);
+            sums.high[r][p] = start == Start::zero ? zero() : load(place + 16);
         }
     }
     quad xs[rows];
@@ -117,7 +145,7 @@ void tile(const float *x, int64_t ldx, W w, float *acc, int64_t lda, int64_t k, 
         fetch.step();
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
-            xs[r] = load_quad(x + r * ldx + i);
+            xs[r] = load_quad(x.row(r) + i);
         }
         tile_step<0>(sums, xs, w, 0, column);
         tile_step<1>(sums, xs, w, 1, column);
@@ -128,7 +156,7 @@ void tile(const float *x, int64_t ldx, W w, float *acc, int64_t lda, int64_t k, 
     for (; i < k; ++i, w.advance(1)) {
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
-            xs[r] = load_single(x + r * ldx + i);
+            xs[r] = load_single(x.row(r) + i);
         }
         tile_step<0>(sums, xs, w, 0, column);
     }
@@ -136,39 +164,51 @@ void tile(const float *x, int64_t ldx, W w, float *acc, int64_t lda, int64_t k, 
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
         for (int p = 0; p < pairs; ++p) {
-            store(acc + r * lda + column + p * kLanes, sums.low[r][p]);
-            store(acc + r * lda + column + 16 + p * kLanes, sums.high[r][p]);
+            float *place = acc + r * lda + column + p * kLanes;
+            store(place, sums.low[r][p]);
+            store(place + 16, sums.high[r][p]);
         }
     }
 }
 
 // A whole panel for `n` <= kMaxTileRows rows.
-template <int rows = kMaxTileRows, typename W, typename F>
-inline void panel_rows(int64_t n, const float *x, int64_t ldx, const W &w, float *acc, int64_t lda,
-                       int64_t k, const F &fetch) {
+template <Start start, int rows = kMaxTileRows, typename X, typename W, typename F>
+inline void panel_rows(int64_t n, X x, const W &w, float *acc, int64_t lda, int64_t k,
+                       const F &fetch) {
     if constexpr (rows > 1) {
         if (n < rows) {
-            return panel_rows<rows - 1>(n, x, ldx, w, acc, lda, k, fetch);
+            return panel_rows<start, rows - 1>(n, x, w, acc, lda, k, fetch);
         }
     }
     constexpr int pairs = tile_vectors(rows) / 2;
-    tile<rows, pairs>(x, ldx, w, acc, lda, k, 0, fetch);
+    tile<rows, pairs, start>(x, w, acc, lda, k, 0, fetch);
     for (int column = pairs * kLanes; column < 16; column += pairs * kLanes) {
-        tile<rows, pairs>(x, ldx, w, acc, lda, k, column, NoFetch());
+        tile<rows, pairs, start>(x, w, acc, lda, k, column, NoFetch());
     }
 }
 
-// A whole panel for any number of rows, in tiles of nearly equal height.
-template <typename W, typename F = NoFetch>
-void panel(int64_t m, const float *x, int64_t ldx, const W &w, float *acc, int64_t lda, int64_t k,
-           F fetch = F()) {
-    int64_t tiles = (m + kMaxTileRows - 1) / kMaxTileRows;
+// How many register tiles m rows take.
+inline int64_t row_tiles(int64_t m) {
+    return m <= kMaxTileRows ? 1 : (m + kTileRows - 1) / kTileRows;
+}
+
+// Calls f(first, n) for tiles of nearly equal height that cover m rows.
+template <typename F> inline void for_row_tiles(int64_t m, const F &f) {
+    int64_t tiles = row_tiles(m);
     for (int64_t first = 0; tiles > 0; --tiles) {
         const int64_t n = (m - first + tiles - 1) / tiles;
-        panel_rows(n, x + first * ldx, ldx, w, acc + first * lda, lda, k, fetch);
-        fetch = fetch.after(k / 4);
+        f(first, n);
         first += n;
     }
+}
+
+// A whole panel for any number of rows.
+template <typename X, typename W, typename F>
+void panel(int64_t m, X x, const W &w, float *acc, int64_t lda, int64_t k, F fetch) {
+    for_row_tiles(m, [&](int64_t first, int64_t n) {
+        panel_rows<Start::sums>(n, x.from(first), w, acc + first * lda, lda, k, fetch);
+        fetch = fetch.after(k / 4);
+    });
 }
 
 } // namespace llaisys::LLAISYS_CPU_NS
