@@ -225,12 +225,13 @@ def test_failed_steps_can_be_tolerated(tmp_path: Path) -> None:
         server.wait_ready().client() as client,
     ):
         fault.write_text("raise")
-        failed = client.post(PATH, json={"prompt": "x"})
-        assert failed.status_code == 500 and failed.json()["error"]["code"] == "engine_error"
+        for stream in (False, True):  # a stream that has not begun has a status as well
+            failed = client.post(PATH, json={"prompt": "x", "stream": stream})
+            assert failed.status_code == 500 and failed.json()["error"]["code"] == "engine_error"
         fault.unlink()
         assert client.post(PATH, json={"prompt": "x"}).status_code == 200
         assert client.get("/health").status_code == 200
-        assert server.metric("worker_errors_total") == 1
+        assert server.metric("worker_errors_total") == 2
         server.wait_idle()
         assert server.stop() == 0
 

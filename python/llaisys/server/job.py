@@ -105,7 +105,7 @@ class Job:
         for number, output in enumerate(outputs):
             for choice in output.outputs:
                 if choice.finish_reason == "error":
-                    raise ApiError(500, "the engine failed on this request", code="engine_error")
+                    raise engine_error()
                 index = number * params.n + choice.index
                 echo = self.echoes[number] if self.echoes else ""
                 choices.append(shape.choice(index, choice, echo))
@@ -121,12 +121,16 @@ class Job:
         """The response begins with the first part, so that what goes wrong before it still has its
         own status."""
         await generation.__aenter__()
-        parts = None
+        parts: Any = None
         try:
             await self._submit(generation, prompts, params)
             parts = generation.parts()
             first = await anext(parts)
+            if first[1].finish_reason == "error":
+                raise engine_error()
         except BaseException as error:
+            if parts is not None:
+                await parts.aclose()
             generation.close(failed=not isinstance(error, ClientGone))
             raise
         events = self._events(generation, shape, params.n, first, parts)
@@ -215,7 +219,7 @@ class ChunkWriter:
             events.append(self._event(self._content(index, part)))
         if ends:
             if part.finish_reason == "error":
-                raise ApiError(500, "the engine failed on this request", code="engine_error")
+                raise engine_error()
             self.open.pop(index)
             events.append(
                 self._event(
@@ -265,6 +269,10 @@ class ChunkWriter:
         ]
         self.open.clear()
         return [*events, DONE]
+
+
+def engine_error() -> ApiError:
+    return ApiError(500, "the engine failed on this request", code="engine_error")
 
 
 def _json(data: dict[str, Any]) -> Response:
