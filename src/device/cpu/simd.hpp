@@ -10,9 +10,10 @@
 //   any_greater, any_equal; reduce_add, reduce_max: one fixed order
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
-//   load_turned: lane j of turned[c] is rows[j][i + c], for kLanes x kLanes values
+//   load_turned: lane j of turned[c] is rows.row(j)[i + c], for kLanes x kLanes values
 //   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
-//   rows are one tile; tile_vectors(rows): its width, two or a multiple of it
+//   rows are one tile; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles: up to
+//   so many tiles widening 16-bit weights in registers again costs less than storing them widened
 //   kStreamBytes: how far ahead a stream of weights is fetched
 #pragma once
 

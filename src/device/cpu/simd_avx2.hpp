@@ -88,15 +88,16 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
-                                                       int64_t i, vf (&turned)[kLanes]) {
+template <typename Rows>
+inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
+                                                       vf (&turned)[kLanes]) {
 #pragma GCC unroll 2
     for (int c = 0; c < 8; c += 4) {
         vf r[4]; // columns [c, c + 4) of rows j and j + 4
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            r[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[j] + i + c)),
-                                        _mm_loadu_ps(rows[j + 4] + i + c), 1);
+            r[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows.row(j) + i + c)),
+                                        _mm_loadu_ps(rows.row(j + 4) + i + c), 1);
         }
         const vf a = _mm256_unpacklo_ps(r[0], r[1]);
         const vf b = _mm256_unpackhi_ps(r[0], r[1]);
@@ -111,6 +112,7 @@ inline __attribute__((always_inline)) void load_turned(const float *const (&rows
 
 constexpr int kMaxTileRows = 7;
 constexpr int kTileRows = 6;
+constexpr int kDirectTiles = 6;
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int kStreamBytes = 4096;
 

@@ -79,17 +79,18 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
-                                                       int64_t i, vf (&turned)[kLanes]) {
+template <typename Rows>
+inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
+                                                       vf (&turned)[kLanes]) {
 #pragma GCC unroll 4
     for (int c = 0; c < 16; c += 4) {
         vf r[4]; // columns [c, c + 4) of rows j, j + 4, j + 8 and j + 12
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            r[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows[j] + i + c));
-            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows[j + 4] + i + c), 1);
-            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows[j + 8] + i + c), 2);
-            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows[j + 12] + i + c), 3);
+            r[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows.row(j) + i + c));
+            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 4) + i + c), 1);
+            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 8) + i + c), 2);
+            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 12) + i + c), 3);
         }
         const vf a = _mm512_unpacklo_ps(r[0], r[1]);
         const vf b = _mm512_unpackhi_ps(r[0], r[1]);
@@ -104,6 +105,7 @@ inline __attribute__((always_inline)) void load_turned(const float *const (&rows
 
 constexpr int kMaxTileRows = 12;
 constexpr int kTileRows = 12;
+constexpr int kDirectTiles = 4;
 constexpr int tile_vectors(int) { return 2; }
 constexpr int kStreamBytes = 4096;
 

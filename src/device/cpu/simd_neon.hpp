@@ -71,12 +71,13 @@ inline quad load_quad(const float *p) { return vld1q_f32(p); }
 inline quad load_single(const float *p) { return vld1q_dup_f32(p); }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return vfmaq_laneq_f32(acc, w, x, lane); }
 
-inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
-                                                       int64_t i, vf (&turned)[kLanes]) {
-    const vf a = vtrn1q_f32(load(rows[0] + i), load(rows[1] + i));
-    const vf b = vtrn2q_f32(load(rows[0] + i), load(rows[1] + i));
-    const vf c = vtrn1q_f32(load(rows[2] + i), load(rows[3] + i));
-    const vf d = vtrn2q_f32(load(rows[2] + i), load(rows[3] + i));
+template <typename Rows>
+inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
+                                                       vf (&turned)[kLanes]) {
+    const vf a = vtrn1q_f32(load(rows.row(0) + i), load(rows.row(1) + i));
+    const vf b = vtrn2q_f32(load(rows.row(0) + i), load(rows.row(1) + i));
+    const vf c = vtrn1q_f32(load(rows.row(2) + i), load(rows.row(3) + i));
+    const vf d = vtrn2q_f32(load(rows.row(2) + i), load(rows.row(3) + i));
     turned[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
     turned[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
     turned[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
@@ -85,6 +86,7 @@ inline __attribute__((always_inline)) void load_turned(const float *const (&rows
 
 constexpr int kMaxTileRows = 8;
 constexpr int kTileRows = 8;
+constexpr int kDirectTiles = 2;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
 constexpr int kStreamBytes = 1024;
 

@@ -109,15 +109,18 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-inline __attribute__((always_inline)) void load_turned(const float *const (&rows)[kLanes],
-                                                       int64_t i, vf (&turned)[kLanes]) {
+template <typename Rows>
+inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
+                                                       vf (&turned)[kLanes]) {
     for (int c = 0; c < 4; ++c) {
-        turned[c] = vf{rows[0][i + c], rows[1][i + c], rows[2][i + c], rows[3][i + c]};
+        turned[c] =
+            vf{rows.row(0)[i + c], rows.row(1)[i + c], rows.row(2)[i + c], rows.row(3)[i + c]};
     }
 }
 
 constexpr int kMaxTileRows = 4;
 constexpr int kTileRows = 4;
+constexpr int kDirectTiles = 2;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; }
 constexpr int kStreamBytes = 1024;
 

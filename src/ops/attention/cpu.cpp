@@ -1,6 +1,7 @@
-// Cuts attention into items: some tokens of one list x one KV head. When there are few items and
-// long lists, the spans of an item are shared out too and merged in order afterwards, which gives
-// the same bits.
+// Cuts attention into items: some tokens of one list x one KV head, or several when the tokens are
+// few: what is side by side in the cache is then read together. When there are few items and long
+// lists, the spans of an item are shared out too and merged in order afterwards, which gives the
+// same bits.
 #include "ops/attention/cpu.hpp"
 
 #include "ops/cpu/rows.hpp"
@@ -16,7 +17,7 @@ using cpu::AttentionState;
 using cpu::AttentionTask;
 using cpu::kSpan;
 
-constexpr int64_t kRows = 128; // query rows that share a loaded tile, about
+constexpr int64_t kRows = 128; // query rows of an item, about
 
 // Consecutive query tokens of one list and the entries that any of them sees.
 struct Block {
@@ -41,7 +42,12 @@ struct Call {
     int64_t group; // query heads of one KV head
     int64_t d;
     int64_t ldo;      // d in whole panels
-    int64_t max_rows; // of a block
+    int64_t max_rows; // of one KV head in a block
+    int64_t heads;    // KV heads of an item at most
+    int64_t head_groups() const { return (kv_heads + heads - 1) / heads; }
+    int64_t heads_of(int64_t item) const {
+        return std::min(heads, kv_heads - item % head_groups() * heads);
+    }
 };
 
 void check_block(const Call &call, const Block &block) {
@@ -92,17 +98,19 @@ void make_blocks(const Call &call, std::vector<Block> &blocks) {
     }
 }
 
-// Memory of one thread, in floats: q, the kernel's scratch, and two states. All sizes are multiples
-// of 16, so that every part is aligned to a cache line.
-int64_t state_floats(const Call &call) {
+// Memory of one thread, in floats: q, the kernel's scratch, and the states of an item twice. All
+// sizes are multiples of 16, so that every part is aligned to a cache line.
+int64_t head_floats(const Call &call) {
     return call.max_rows * call.ldo + 2 * cpu::round_up(call.max_rows, 16);
 }
+int64_t state_floats(const Call &call) { return call.heads * head_floats(call); }
 int64_t q_stride(const Call &call) {
     return call.d <= cpu::kQueryStride ? cpu::kQueryStride : cpu::round_up(call.d, 16) + 16;
 }
-int64_t q_floats(const Call &call) { return call.max_rows * q_stride(call); }
+int64_t q_floats(const Call &call) { return call.heads * call.max_rows * q_stride(call); }
 int64_t thread_floats(const Call &call) {
-    return q_floats(call) + cpu::attention_scratch(call.max_rows, call.d) + 2 * state_floats(call);
+    return q_floats(call) + cpu::attention_scratch(call.heads * call.max_rows, call.d) +
+           2 * state_floats(call);
 }
 
 AttentionState state_at(const Call &call, float *memory) {
@@ -111,29 +119,40 @@ AttentionState state_at(const Call &call, float *memory) {
     return {m, m + cpu::round_up(call.max_rows, 16), o};
 }
 
-// Widens and scales the queries of a block into `q` and describes the work on it.
+// Row t * group + g of KV head h, in a tensor of query heads.
+std::byte *head_row(const Call &call, const Tensor &tensor, const Block &block, int64_t t,
+                    int64_t h, int64_t g) {
+    return cpu::row_of(tensor, block.first_token + t, h * call.group + g);
+}
+
+// Widens and scales the queries of an item into `q` and describes the work on it.
 AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Block &block,
-                        int64_t head, float *q, float *scratch) {
-    for (int64_t t = 0; t < block.n_tokens; ++t) {
-        for (int64_t g = 0; g < call.group; ++g) {
-            float *row = q + (t * call.group + g) * q_stride(call);
-            cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32,
-                         cpu::row_of(call.q, block.first_token + t, head * call.group + g),
-                         call.q.dtype(), call.d);
-            kernels.scale_in_place(row, call.scale, call.d);
+                        int64_t item, float *q, float *scratch) {
+    const int64_t first_head = item % call.head_groups() * call.heads;
+    const int64_t n_heads = call.heads_of(item);
+    float *row = q;
+    for (int64_t h = first_head; h < first_head + n_heads; ++h) {
+        for (int64_t t = 0; t < block.n_tokens; ++t) {
+            for (int64_t g = 0; g < call.group; ++g, row += q_stride(call)) {
+                cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32,
+                             head_row(call, call.q, block, t, h, g), call.q.dtype(), call.d);
+                kernels.scale_in_place(row, call.scale, call.d);
+            }
         }
     }
     AttentionTask task;
     task.q = q;
     task.ldq = q_stride(call);
+    task.n_heads = n_heads;
     task.n_tokens = block.n_tokens;
     task.group = call.group;
     task.d = call.d;
     task.ldo = call.ldo;
+    task.state_stride = head_floats(call);
     task.begin = call.lists.begin.as<int32_t>() + block.first_token;
     task.end = call.lists.end.as<int32_t>() + block.first_token;
-    task.k_cache = cpu::at(call.k_cache.data(), call.k_cache.dtype(), head * call.d);
-    task.v_cache = cpu::at(call.v_cache.data(), call.v_cache.dtype(), head * call.d);
+    task.k_cache = cpu::at(call.k_cache.data(), call.k_cache.dtype(), first_head * call.d);
+    task.v_cache = cpu::at(call.v_cache.data(), call.v_cache.dtype(), first_head * call.d);
     task.k_dtype = call.k_cache.dtype();
     task.v_dtype = call.v_cache.dtype();
     task.slot_stride = call.kv_heads * call.d;
@@ -150,41 +169,55 @@ void span_of(const cpu::Kernels &kernels, const AttentionTask &task, const Block
                            std::min(block.end, (span + 1) * kSpan));
 }
 
-void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t head,
+void merge(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
+           const AttentionState &total, const AttentionState &part) {
+    for (int64_t h = 0; h < call.heads_of(item); ++h) {
+        const int64_t offset = h * head_floats(call);
+        kernels.attention_merge(total.after(offset), part.after(offset),
+                                block.n_tokens * call.group, call.ldo);
+    }
+}
+
+void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
                const AttentionState &total) {
-    for (int64_t t = 0; t < block.n_tokens; ++t) {
-        for (int64_t g = 0; g < call.group; ++g) {
-            const int64_t r = t * call.group + g;
-            float *row = total.o + r * call.ldo;
-            const float sum = total.l[r];
+    const int64_t first_head = item % call.head_groups() * call.heads;
+    for (int64_t h = 0; h < call.heads_of(item); ++h) {
+        const AttentionState state = total.after(h * head_floats(call));
+        for (int64_t r = 0; r < block.n_tokens * call.group; ++r) {
+            float *row = state.o + r * call.ldo;
+            const float sum = state.l[r];
             kernels.scale_in_place(row, sum == 0.0f ? 0.0f : 1.0f / sum, call.d);
-            cpu::finish(kernels,
-                        cpu::row_of(call.out, block.first_token + t, head * call.group + g),
-                        call.out.dtype(), row, call.d);
+            cpu::finish(
+                kernels,
+                head_row(call, call.out, block, r / call.group, first_head + h, r % call.group),
+                call.out.dtype(), row, call.d);
         }
     }
 }
 
-void clear_state(const Call &call, const AttentionState &state) {
-    std::fill(state.m, state.m + cpu::round_up(call.max_rows, 16),
-              -std::numeric_limits<float>::infinity());
-    std::fill(state.l, state.l + call.max_rows, 0.0f);
-    std::fill(state.o, state.o + call.max_rows * call.ldo, 0.0f);
+void clear_state(const Call &call, const AttentionState &first) {
+    for (int64_t h = 0; h < call.heads; ++h) {
+        const AttentionState state = first.after(h * head_floats(call));
+        std::fill(state.m, state.m + cpu::round_up(call.max_rows, 16),
+                  -std::numeric_limits<float>::infinity());
+        std::fill(state.l, state.l + call.max_rows, 0.0f);
+        std::fill(state.o, state.o + call.max_rows * call.ldo, 0.0f);
+    }
 }
 
 // A whole item on one thread; memory [thread_floats].
-void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t head,
+void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
               float *memory) {
     const AttentionState total = state_at(call, memory);
     const AttentionState part = state_at(call, memory + state_floats(call));
     float *q = memory + 2 * state_floats(call);
-    const AttentionTask task = make_task(kernels, call, block, head, q, q + q_floats(call));
+    const AttentionTask task = make_task(kernels, call, block, item, q, q + q_floats(call));
     clear_state(call, total);
     for (int64_t s = 0; s < block.n_spans(); ++s) {
         span_of(kernels, task, block, block.first_span() + s, part);
-        kernels.attention_merge(total, part, block.n_tokens * call.group, call.ldo);
+        merge(kernels, call, block, item, total, part);
     }
-    write_out(kernels, call, block, head, total);
+    write_out(kernels, call, block, item, total);
 }
 
 // Every span of every item is a chunk of its own; a second region merges them.
@@ -192,7 +225,7 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
                int64_t n_spans, cpu::Scratch &scratch) {
     const cpu::Kernels &kernels = cpu::kernels();
     device::ThreadPool &pool = device::pool_of(stream);
-    const int64_t items = int64_t(blocks.size()) * call.kv_heads;
+    const int64_t items = int64_t(blocks.size()) * call.head_groups();
     const int64_t per_thread = thread_floats(call);
     const int64_t state = state_floats(call);
     float *memory = scratch.floats(per_thread * pool.size() + items * (n_spans + 1) * state);
@@ -200,31 +233,38 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
     float *states = totals + items * state;            // [items, n_spans]
     pool.run(items * n_spans, [&](int64_t chunk, int thread) {
         const int64_t item = chunk / n_spans;
-        const Block &block = blocks[size_t(item / call.kv_heads)];
-        const int64_t head = item % call.kv_heads;
+        const Block &block = blocks[size_t(item / call.head_groups())];
         const int64_t span = chunk % n_spans;
         if (span >= block.n_spans()) {
             return;
         }
         float *q = memory + thread * per_thread;
-        const AttentionTask task = make_task(kernels, call, block, head, q, q + q_floats(call));
+        const AttentionTask task = make_task(kernels, call, block, item, q, q + q_floats(call));
         span_of(kernels, task, block, block.first_span() + span,
                 state_at(call, states + chunk * state));
     });
-    cpu::for_rows(stream, items, n_spans * call.max_rows * call.ldo,
-                  [&](int64_t first, int64_t last) {
-                      for (int64_t item = first; item < last; ++item) {
-                          const Block &block = blocks[size_t(item / call.kv_heads)];
-                          float *of_item = states + item * n_spans * state;
-                          const AttentionState total = state_at(call, totals + item * state);
-                          clear_state(call, total);
-                          for (int64_t s = 0; s < block.n_spans(); ++s) {
-                              kernels.attention_merge(total, state_at(call, of_item + s * state),
-                                                      block.n_tokens * call.group, call.ldo);
-                          }
-                          write_out(kernels, call, block, item % call.kv_heads, total);
-                      }
-                  });
+    const int64_t work = n_spans * call.heads * call.max_rows * call.ldo;
+    cpu::for_rows(stream, items, work, [&](int64_t first, int64_t last) {
+        for (int64_t item = first; item < last; ++item) {
+            const Block &block = blocks[size_t(item / call.head_groups())];
+            float *of_item = states + item * n_spans * state;
+            const AttentionState total = state_at(call, totals + item * state);
+            clear_state(call, total);
+            for (int64_t s = 0; s < block.n_spans(); ++s) {
+                merge(kernels, call, block, item, total, state_at(call, of_item + s * state));
+            }
+            write_out(kernels, call, block, item, total);
+        }
+    });
+}
+
+// How many KV heads an item takes: all that its rows leave room for, unless threads would be idle.
+int64_t heads_together(const Call &call, int64_t chunks, int threads) {
+    int64_t heads = std::min(call.kv_heads, std::max<int64_t>(1, kRows / call.max_rows));
+    while (heads > 1 && (call.kv_heads + heads - 1) / heads * chunks < 4 * int64_t(threads)) {
+        heads = (heads + 1) / 2;
+    }
+    return heads;
 }
 
 } // namespace
@@ -241,18 +281,27 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
         return;
     }
     const int64_t tokens = std::min(q.size(0), std::max<int64_t>(1, kRows / group));
-    const Call call = {
-        out,           q,        k_cache, v_cache,   lists,
-        scale,         kv_heads, group,   q.size(2), cpu::round_up(q.size(2), cpu::kPanel),
-        tokens * group};
+    Call call = {out,
+                 q,
+                 k_cache,
+                 v_cache,
+                 lists,
+                 scale,
+                 kv_heads,
+                 group,
+                 q.size(2),
+                 cpu::round_up(q.size(2), cpu::kPanel),
+                 tokens * group,
+                 1};
     make_blocks(call, blocks);
 
     device::ThreadPool &pool = device::pool_of(stream);
-    const int64_t items = int64_t(blocks.size()) * kv_heads;
     int64_t n_spans = 1;
     for (const Block &block : blocks) {
         n_spans = std::max(n_spans, block.n_spans());
     }
+    call.heads = heads_together(call, int64_t(blocks.size()) * n_spans, pool.size());
+    const int64_t items = int64_t(blocks.size()) * call.head_groups();
     if (pool.size() > 1 && n_spans > 1 && items < 4 * pool.size()) {
         run_spans(stream, call, blocks, n_spans, scratch);
         return;
@@ -262,7 +311,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     float *memory = scratch.floats(per_thread * pool.size());
     pool.run(items, [&](int64_t chunk, int thread) {
         const int64_t item = items - 1 - chunk; // the longest lists of a prompt first
-        run_item(kernels, call, blocks[size_t(item / kv_heads)], item % kv_heads,
+        run_item(kernels, call, blocks[size_t(item / call.head_groups())], item,
                  memory + thread * per_thread);
     });
 }

@@ -15,7 +15,7 @@ struct AttentionScratch {
     float *keys;    // [d, kTile]
     float *values;  // [kTile, ldo]
     float *scores;  // [kMaxTileRows, kTile]
-    float *weights; // [rows, kLanes]: each row's l so far, a partial sum in every lane
+    float *weights; // [rows of all heads, kLanes]: each row's l so far, a part in every lane
 
     explicit AttentionScratch(const AttentionTask &task) {
         static_assert(kMaxTileRows <= ops::cpu::kMaxRowTile && kLanes <= 16);
@@ -43,27 +43,27 @@ inline bool is_direct(const AttentionTask &task) {
 }
 
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
-                      const AttentionScratch &scratch, TileFetch &fetch) {
+                      const AttentionScratch &scratch) {
     switch (task.k_dtype) {
     case LLAISYS_DTYPE_F16:
-        load_keys<f16_t>(task, places, scratch.keys, fetch);
+        load_keys<f16_t>(task, places, scratch.keys);
         break;
     case LLAISYS_DTYPE_BF16:
-        load_keys<bf16_t>(task, places, scratch.keys, fetch);
+        load_keys<bf16_t>(task, places, scratch.keys);
         break;
     default:
-        load_keys<float>(task, places, scratch.keys, fetch);
+        load_keys<float>(task, places, scratch.keys);
     }
     if (is_direct(task)) {
         return;
     }
     switch (task.v_dtype) {
     case LLAISYS_DTYPE_F16:
-        return load_values<f16_t>(task, places, scratch.values, fetch);
+        return load_values<f16_t>(task, places, scratch.values);
     case LLAISYS_DTYPE_BF16:
-        return load_values<bf16_t>(task, places, scratch.values, fetch);
+        return load_values<bf16_t>(task, places, scratch.values);
     default:
-        return load_values<float>(task, places, scratch.values, fetch);
+        return load_values<float>(task, places, scratch.values);
     }
 }
 
@@ -100,12 +100,11 @@ inline void score_rows(const AttentionTask &task, const AttentionScratch &scratc
         float *scores = scratch.scores + c;
         if (task.ldq == ops::cpu::kQueryStride) {
             panel_rows<Start::zero>(rows.n, FixedRows<ops::cpu::kQueryStride>{q}, keys, scores,
-                                    kTile, task.d, NoFetch());
+                                    kTile, task.d, SharedFetch{fetch});
         } else {
             panel_rows<Start::zero>(rows.n, StridedRows{q, task.ldq}, keys, scores, kTile, task.d,
-                                    NoFetch());
+                                    SharedFetch{fetch});
         }
-        fetch.step();
     }
 }
 
@@ -164,10 +163,10 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
 template <typename W>
 inline void add_panel(const AttentionTask &task, const AttentionScratch &scratch,
                       const AttentionState &state, const RowTile &rows, int64_t first, int64_t n,
-                      Range range, int64_t c, const W &values) {
+                      Range range, int64_t c, const W &values, TileFetch &fetch) {
     const FixedRows<kTile> weights = {scratch.scores + first * kTile + range.begin};
     panel_rows<Start::sums>(n, weights, values, state.o + (rows.first + first) * task.ldo + c,
-                            task.ldo, range.end - range.begin, NoFetch());
+                            task.ldo, range.end - range.begin, SharedFetch{fetch});
 }
 
 template <typename T>
@@ -185,18 +184,18 @@ inline void add_values(const AttentionTask &task, const AttentionScratch &scratc
     for (int64_t c = 0; c < task.ldo; c += kPanel) {
         if (!is_direct(task)) {
             add_panel(task, scratch, state, rows, first, n, range, c,
-                      DenseRows<float>{scratch.values + range.begin * task.ldo + c, task.ldo});
+                      DenseRows<float>{scratch.values + range.begin * task.ldo + c, task.ldo},
+                      fetch);
         } else if (task.v_dtype == LLAISYS_DTYPE_F16) {
             add_panel(task, scratch, state, rows, first, n, range, c,
-                      cached_values<f16_t>(task, places, range, c));
+                      cached_values<f16_t>(task, places, range, c), fetch);
         } else if (task.v_dtype == LLAISYS_DTYPE_BF16) {
             add_panel(task, scratch, state, rows, first, n, range, c,
-                      cached_values<bf16_t>(task, places, range, c));
+                      cached_values<bf16_t>(task, places, range, c), fetch);
         } else {
             add_panel(task, scratch, state, rows, first, n, range, c,
-                      cached_values<float>(task, places, range, c));
+                      cached_values<float>(task, places, range, c), fetch);
         }
-        fetch.step();
     }
 }
 
@@ -231,10 +230,8 @@ inline int64_t next_token(const AttentionTask &task, int64_t tile, int64_t t, bo
 inline void attention_tile(const AttentionTask &task, const AttentionScratch &scratch,
                            const AttentionState &state, const TilePlaces &places,
                            const TilePlaces &next) {
-    const int64_t loads = (is_direct(task) ? 1 : 2) * (kTile / kLanes);
-    const int64_t panels = (kTile + task.ldo) / kPanel * row_tiles(task.n_tokens * task.group);
-    TileFetch fetch(task, next, loads + panels);
-    load_tile(task, places, scratch, fetch);
+    TileFetch fetch(task, next);
+    load_tile(task, places, scratch);
     int64_t token = next_token(task, places.tile, 0, true);
     while (token < task.n_tokens) {
         const int64_t end = next_token(task, places.tile, token, false);
@@ -254,13 +251,30 @@ inline void fill(float *p, int64_t n, float value) {
     }
 }
 
+// The task of KV head h alone.
+inline AttentionTask head_of(const AttentionTask &task, int64_t h) {
+    const auto at = [&](const void *cache, DType dtype) {
+        return static_cast<const char *>(cache) + h * task.d * bytes_of(dtype);
+    };
+    AttentionTask head = task;
+    head.n_heads = 1;
+    head.q += h * task.n_tokens * task.group * task.ldq;
+    head.k_cache = at(task.k_cache, task.k_dtype);
+    head.v_cache = at(task.v_cache, task.v_dtype);
+    return head;
+}
+
 inline void attention_span(const AttentionTask &task, const AttentionState &state, int64_t first,
                            int64_t last) {
-    const AttentionScratch scratch(task);
+    AttentionScratch scratch(task);
     const int64_t rows = task.n_tokens * task.group;
-    fill(state.m, ops::cpu::round_up(rows, 16), -__builtin_inff());
-    fill(state.o, rows * task.ldo, 0.0f);
-    fill(scratch.weights, rows * kLanes, 0.0f);
+    float *weights = scratch.weights;
+    for (int64_t h = 0; h < task.n_heads; ++h) {
+        const AttentionState of_head = state.after(h * task.state_stride);
+        fill(of_head.m, ops::cpu::round_up(rows, 16), -__builtin_inff());
+        fill(of_head.o, rows * task.ldo, 0.0f);
+    }
+    fill(weights, task.n_heads * rows * kLanes, 0.0f);
     TilePlaces places[2];
     int64_t tile = first / kTile * kTile;
     places[0].find(task, tile, first, smaller(last, tile + kTile));
@@ -268,11 +282,18 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
         TilePlaces &next = places[1 - turn];
         next.find(task, tile + kTile, smaller(task.limit, tile + kTile),
                   smaller(task.limit, tile + 2 * kTile));
-        attention_tile(task, scratch, state, places[turn], next);
+        for (int64_t h = 0; h < task.n_heads; ++h) {
+            scratch.weights = weights + h * rows * kLanes;
+            attention_tile(head_of(task, h), scratch, state.after(h * task.state_stride),
+                           places[turn], next);
+        }
         next.last = smaller(next.last, last);
     }
-    for (int64_t r = 0; r < rows; ++r) {
-        state.l[r] = reduce_add(load(scratch.weights + r * kLanes));
+    for (int64_t h = 0; h < task.n_heads; ++h) {
+        float *l = state.after(h * task.state_stride).l;
+        for (int64_t r = 0; r < rows; ++r) {
+            l[r] = reduce_add(load(weights + (h * rows + r) * kLanes));
+        }
     }
 }
 

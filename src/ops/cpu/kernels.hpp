@@ -45,28 +45,34 @@ struct LinearTask {
 constexpr int64_t kTile = 64;
 constexpr int64_t kSpan = 512;
 
-// The partial result of some rows: softmax(scores) * v = o / l, where weights were taken relative
-// to exp(m). m = -inf, l = 0, o = 0: nothing seen yet.
+// The partial result of the rows of one KV head: softmax(scores) * v = o / l, where weights were
+// taken relative to exp(m). m = -inf, l = 0, o = 0: nothing seen yet.
 struct AttentionState {
     float *m; // [rows rounded up to 16]
     float *l; // [rows]
     float *o; // [rows, ldo], ldo a multiple of kPanel
+
+    // That of another head, `floats` further on.
+    AttentionState after(int64_t floats) const { return {m + floats, l + floats, o + floats}; }
 };
 
 // Query rows so far apart are multiplied fastest; wider heads take any other distance.
 constexpr int64_t kQueryStride = 144;
 
-// Query tokens of one list and the query heads that share one KV head: row t * group + g.
+// Query tokens of one list and the query heads that share one KV head: row t * group + g. Several
+// neighbouring KV heads may be taken together: they lie side by side in the cache.
 struct AttentionTask {
-    const float *q; // [n_tokens * group, ldq], already scaled
+    const float *q; // [n_heads, n_tokens * group, ldq], already scaled
     int64_t ldq;
+    int64_t n_heads; // KV heads
     int64_t n_tokens;
     int64_t group;
     int64_t d;
     int64_t ldo;          // d rounded up to whole panels
+    int64_t state_stride; // floats from the state of one head to that of the next
     const int32_t *begin; // [n_tokens]: entries seen
     const int32_t *end;   // [n_tokens]
-    const void *k_cache;  // the KV head of slot 0; slots are slot_stride elements apart
+    const void *k_cache;  // the first KV head of slot 0; slots are slot_stride elements apart
     const void *v_cache;
     DType k_dtype;
     DType v_dtype;
@@ -81,10 +87,9 @@ constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / un
 
 constexpr int64_t kMaxRowTile = 16; // rows of a register tile at most, on any instruction set
 
-// Scratch of one attention kernel call, in floats.
+// Scratch of one attention kernel call, in floats; rows over all heads.
 constexpr int64_t attention_scratch(int64_t rows, int64_t d) {
-    const int64_t wide = round_up(d, kPanel);
-    return kTile * d + kTile * wide + kMaxRowTile * kTile + rows * 16;
+    return kTile * d + kTile * round_up(d, kPanel) + kMaxRowTile * kTile + rows * 16;
 }
 
 struct Kernels {
@@ -122,7 +127,8 @@ struct Kernels {
     void (*linear_f16)(const LinearTask &task);
     void (*linear_bf16)(const LinearTask &task);
 
-    // The tiles of entries [first, last), which lie inside one span: writes `state` anew.
+    // The tiles of entries [first, last), which lie inside one span: writes the states of all heads
+    // anew; `state` is that of the first.
     void (*attention_span)(const AttentionTask &task, const AttentionState &state, int64_t first,
                            int64_t last);
     // Adds `part`, the state of the entries after those of `total`.

@@ -8,8 +8,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kBlockK = 256;    // at most: a widened block of a panel is 32 KiB
-constexpr int64_t kDirectTiles = 6; // up to so many tiles of rows widening again costs less
+constexpr int64_t kBlockK = 256; // at most: a widened block of a panel is 32 KiB
 
 inline void widen_block(float *out, const float *in, int64_t k) {
     convert_row(out, in, k * kPanel);
