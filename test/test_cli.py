@@ -12,7 +12,6 @@ import pytest
 from model_files import write_hf_model
 
 from llaisys.bench import ops
-from llaisys.bench.cases import run as run_bench_ops
 from llaisys.common.version import __version__
 from llaisys.entrypoints.cli import main
 
@@ -149,7 +148,9 @@ def test_bench_throughput_has_the_promised_fields(
     assert "prefix_cache" in result
 
 
-def test_bench_ops_reports_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_ops_reports_every_operator(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With tiny sizes: what is reported, not how fast it is."""
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24)]})
     monkeypatch.setattr(ops, "COPIES_BYTES", 1 << 16)
@@ -158,7 +159,9 @@ def test_bench_ops_reports_every_operator(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         ops, "ROW_OPS", tuple((name, 4, 128, size) for name, _, _, size in ops.ROW_OPS)
     )
-    document = run_bench_ops(1, ["qwen2.5-0.5b"], ["bf16"], True, None)
+    arguments = ["bench", "ops", "--threads", "1", "--model", "qwen2.5-0.5b", "--dtype", "bf16"]
+    assert main([*arguments, "--quick", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
     assert {"read_bandwidth", "f32", "f16", "i8"} <= set(document["machine"])
     results = document["results"]
     expected = {"op", "dtype", "shape", "rows", "value", "unit", "limit", "fraction"}

@@ -1,12 +1,12 @@
-"""Sets `llaisys bench ops` up: the machine first, then the operators."""
+"""`llaisys bench ops`: times the operators, looks at the machine's limits all along, and sets the
+one against the other at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from llaisys.bench.machine import measure_machine, print_machine
-from llaisys.bench.ops import LINEAR_SHAPES, Result, run_ops
+from llaisys.bench.machine import Machine, measure_machine, probe_again
+from llaisys.bench.ops import LINEAR_SHAPES, Result, Timing, time_ops
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import Stream
 
@@ -18,9 +18,9 @@ def run(
     models: list[str] | None,
     dtypes: list[str] | None,
     quick: bool,
-    report: Callable[[Result], None] | None,
-) -> dict[str, Any]:
-    """{"machine": limits, "results": [...]}; `report` sees each result as it comes."""
+    progress: Callable[[str], None],
+) -> tuple[Machine, list[Result]]:
+    """Everything that was chosen; `progress` hears what is being timed."""
     chosen_models = models or list(LINEAR_SHAPES)
     chosen_dtypes = dtypes or DTYPES
     for name, chosen, known in (
@@ -32,9 +32,10 @@ def run(
                 raise InvalidInputError(f"{name} must be one of {', '.join(known)}; got {value!r}")
     with Stream(n_threads=threads) as stream:
         machine = measure_machine(stream)
-        if report is not None:
-            print_machine(machine)
-        results = run_ops(
-            stream, machine, chosen_models, chosen_dtypes, quick, report or (lambda result: None)
-        )
-    return {"machine": machine.as_json(), "results": results}
+        timings: list[Timing] = []
+        for timing in time_ops(stream, chosen_models, chosen_dtypes, quick):
+            if not timings or timing.shape != timings[-1].shape:
+                progress(f"{timing.op} {timing.dtype} {timing.shape}")
+                machine = probe_again(machine, stream)
+            timings.append(timing)
+    return machine, [timing.against(machine) for timing in timings]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,37 +46,49 @@ class Result:
     fraction: float  # of the floor
 
 
-def run_ops(
-    stream: Stream,
-    machine: Machine,
-    models: list[str],
-    dtypes: list[str],
-    quick: bool,
-    report: Callable[[Result], None],
-) -> list[dict[str, Any]]:
-    """Run everything, calling `report` as results come; returns them as dictionaries."""
-    results = []
-    for result in _all(stream, machine, models, dtypes, quick):
-        report(result)
-        results.append(asdict(result))
-    return results
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What was measured of one kernel, and what it had to do."""
+
+    op: str
+    dtype: str
+    shape: str
+    rows: int
+    seconds: float
+    n_bytes: float
+    operations: float
+
+    def against(self, machine: Machine) -> Result:
+        is_memory_bound = self.n_bytes / machine.read_bandwidth >= self.operations / machine.f32
+        work, limit = (
+            (self.n_bytes, machine.read_bandwidth)
+            if is_memory_bound
+            else (self.operations, machine.f32)
+        )
+        return Result(
+            op=self.op,
+            dtype=self.dtype,
+            shape=self.shape,
+            rows=self.rows,
+            value=round(work / self.seconds / 1e9, 3),
+            unit="GB/s" if is_memory_bound else "GFLOP/s",
+            limit=round(limit / 1e9, 3),
+            fraction=round(machine.floor(self.n_bytes, self.operations) / self.seconds, 4),
+        )
 
 
-def _all(
-    stream: Stream, machine: Machine, models: list[str], dtypes: list[str], quick: bool
-) -> Iterator[Result]:
+def time_ops(stream: Stream, models: list[str], dtypes: list[str], quick: bool) -> Iterator[Timing]:
     overhead = _call_overhead(stream)
     rows = QUICK_ROWS if quick else LINEAR_ROWS
     for model in models:
-        for out_features, in_features in LINEAR_SHAPES[model]:
+        for shape in LINEAR_SHAPES[model]:
             for dtype in dtypes:
-                shape = (out_features, in_features)
-                yield from _linear(stream, machine, shape, dtype, rows, overhead)
+                yield from _linear(stream, shape, dtype, rows, overhead)
     for dtype in dtypes:
-        yield _attention(stream, machine, dtype, 4096, 1, overhead)
-        yield _attention(stream, machine, dtype, 4096, 8, overhead)
-        yield _prefill(stream, machine, dtype, 512 if quick else 2048, overhead)
-    yield from _row_ops(stream, machine, overhead)
+        yield _attention(stream, dtype, 4096, 1, overhead)
+        yield _attention(stream, dtype, 4096, 8, overhead)
+        yield _prefill(stream, dtype, 512 if quick else 2048, overhead)
+    yield from _row_ops(stream, overhead)
 
 
 def _call_overhead(stream: Stream) -> float:
@@ -101,32 +113,6 @@ def _best_seconds(call: Callable[[], Any], calls_per_pass: int, overhead: float)
     return max(best / calls_per_pass - overhead, 1e-9)
 
 
-def _result(
-    machine: Machine,
-    op: str,
-    dtype: str,
-    shape: str,
-    rows: int,
-    seconds: float,
-    n_bytes: float,
-    operations: float,
-) -> Result:
-    is_memory_bound = n_bytes / machine.read_bandwidth >= operations / machine.f32
-    work, limit = (
-        (n_bytes, machine.read_bandwidth) if is_memory_bound else (operations, machine.f32)
-    )
-    return Result(
-        op=op,
-        dtype=dtype,
-        shape=shape,
-        rows=rows,
-        value=round(work / seconds / 1e9, 3),
-        unit="GB/s" if is_memory_bound else "GFLOP/s",
-        limit=round(limit / 1e9, 3),
-        fraction=round(machine.floor(n_bytes, operations) / seconds, 4),
-    )
-
-
 def _random(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Tensor:
     values = np.random.default_rng(seed).standard_normal(shape, np.float32)
     if dtype == "bf16":
@@ -136,12 +122,11 @@ def _random(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Tensor
 
 def _linear(
     stream: Stream,
-    machine: Machine,
     shape: tuple[int, int],
     dtype: str,
     row_counts: tuple[int, ...],
     overhead: float,
-) -> Iterator[Result]:
+) -> Iterator[Timing]:
     out_features, in_features = shape
     weight_bytes = out_features * in_features * DTYPE_BYTES[dtype]
     copies = max(1, COPIES_BYTES // weight_bytes)
@@ -169,23 +154,20 @@ def _linear(
             moved = weight_bytes + 4 * rows * (in_features + out_features)
             operations = 2.0 * rows * out_features * in_features
             name = f"{out_features}x{in_features}"
-            yield _result(machine, "linear", dtype, name, rows, seconds, moved, operations)
+            yield Timing("linear", dtype, name, rows, seconds, moved, operations)
 
 
 ATTENTION_HEADS, ATTENTION_KV_HEADS, ATTENTION_DIM, ATTENTION_BLOCK = 14, 2, 64, 16
 
 
-def _attention(
-    stream: Stream, machine: Machine, dtype: str, context: int, sequences: int, overhead: float
-) -> Result:
+def _attention(stream: Stream, dtype: str, context: int, sequences: int, overhead: float) -> Timing:
     """Decoding: one query token of each of `sequences` over `context` entries of its own."""
     seconds = _attention_seconds(
         stream, dtype, sequences, context, np.full(sequences, context), overhead
     )
     size = ATTENTION_KV_HEADS * ATTENTION_DIM * context * sequences
     operations = 4.0 * ATTENTION_HEADS * ATTENTION_DIM * context * sequences
-    return _result(
-        machine,
+    return Timing(
         "attention decode",
         dtype,
         f"{context} entries, {ATTENTION_HEADS}/{ATTENTION_KV_HEADS} heads of {ATTENTION_DIM}",
@@ -196,12 +178,11 @@ def _attention(
     )
 
 
-def _prefill(stream: Stream, machine: Machine, dtype: str, tokens: int, overhead: float) -> Result:
+def _prefill(stream: Stream, dtype: str, tokens: int, overhead: float) -> Timing:
     """One prompt: token i sees the i + 1 first entries of one list."""
     seconds = _attention_seconds(stream, dtype, 1, tokens, np.arange(1, tokens + 1), overhead)
     visible = tokens * (tokens + 1) / 2
-    return _result(
-        machine,
+    return Timing(
         "attention prefill",
         dtype,
         f"{tokens} tokens, {ATTENTION_HEADS}/{ATTENTION_KV_HEADS} heads of {ATTENTION_DIM}",
@@ -262,14 +243,14 @@ ROW_OPS = (
 )
 
 
-def _row_ops(stream: Stream, machine: Machine, overhead: float) -> Iterator[Result]:
+def _row_ops(stream: Stream, overhead: float) -> Iterator[Timing]:
     for name, rows, columns, bytes_per_value in ROW_OPS:
         with ExitStack() as stack:
             call = _row_op(stack.enter_context, stream.handle, name, rows, columns)
             check(call())
             seconds = _best_seconds(call, 1, overhead)
         moved = bytes_per_value * rows * columns
-        yield _result(machine, name, "f32", str(columns), rows, seconds, moved, 0)
+        yield Timing(name, "f32", str(columns), rows, seconds, moved, 0)
 
 
 def _row_op(

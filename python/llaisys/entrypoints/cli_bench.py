@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llaisys.entrypoints.cli_generate import add_model_options, open_llm
@@ -72,19 +73,29 @@ def _add_serve(kinds: Any) -> None:
 
 def _ops(options: argparse.Namespace) -> int:
     from llaisys.bench.cases import run
+    from llaisys.bench.machine import print_machine
 
-    report = None if options.json else _print_result
-    document = run(options.threads, options.model, options.dtype, options.quick, report)
+    machine, results = run(
+        options.threads, options.model, options.dtype, options.quick, _show_progress
+    )
     if options.json:
+        document = {"machine": machine.as_json(), "results": [asdict(r) for r in results]}
         print(json.dumps(document, indent=1))
+    else:
+        print_machine(machine)
+        for result in results:
+            print(_line_of(result))
     return 0
 
 
-def _print_result(result: Result) -> None:
-    print(
+def _show_progress(what: str) -> None:
+    print(f"timing {what}", file=sys.stderr, flush=True)
+
+
+def _line_of(result: Result) -> str:
+    return (
         f"{result.op:18s} {result.dtype:5s} {result.shape:38s} {result.rows:5d} "
-        f"{result.value:10.2f} of {result.limit:9.2f} {result.unit:8s} {result.fraction:7.1%}",
-        flush=True,
+        f"{result.value:10.2f} of {result.limit:9.2f} {result.unit:8s} {result.fraction:7.1%}"
     )
 
 
