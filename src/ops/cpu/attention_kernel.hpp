@@ -100,10 +100,10 @@ inline void score_rows(const AttentionTask &task, const AttentionScratch &scratc
         float *scores = scratch.scores + c;
         if (task.ldq == ops::cpu::kQueryStride) {
             panel_rows<Start::zero>(rows.n, FixedRows<ops::cpu::kQueryStride>{q}, keys, scores,
-                                    kTile, task.d, SharedFetch{fetch});
+                                    kTile, task.d, SharedFetch{&fetch});
         } else {
             panel_rows<Start::zero>(rows.n, StridedRows{q, task.ldq}, keys, scores, kTile, task.d,
-                                    SharedFetch{fetch});
+                                    SharedFetch{&fetch});
         }
     }
 }
@@ -166,7 +166,7 @@ inline void add_panel(const AttentionTask &task, const AttentionScratch &scratch
                       Range range, int64_t c, const W &values, TileFetch &fetch) {
     const FixedRows<kTile> weights = {scratch.scores + first * kTile + range.begin};
     panel_rows<Start::sums>(n, weights, values, state.o + (rows.first + first) * task.ldo + c,
-                            task.ldo, range.end - range.begin, SharedFetch{fetch});
+                            task.ldo, range.end - range.begin, SharedFetch{&fetch});
 }
 
 template <typename T>

@@ -82,8 +82,9 @@ private:
 
 // For register tiles, which keep a fetch of their own.
 struct SharedFetch {
-    TileFetch &fetch;
-    void step() { fetch.step(); }
+    TileFetch *fetch;
+    void step() { fetch->step(); }
+    SharedFetch after(int64_t) const { return *this; }
 };
 
 // Where kLanes keys lie: anywhere, or at a fixed distance, which saves loading their addresses.

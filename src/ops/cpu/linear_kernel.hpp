@@ -72,16 +72,17 @@ inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, i
     constexpr int64_t lines = 4 * kPanel * int64_t(sizeof(T)) / 64; // of four k
     const StridedRows x = {task.x + k, task.ldx};
     const DenseRows<T> packed = {w, kPanel};
-    if (task.m <= kMaxTileRows) { // the block passes through the registers once
+    const int64_t tiles = row_tiles(task.m);
+    const int64_t passes = tiles * tiles_across((task.m + tiles - 1) / tiles);
+    if (passes == 1) { // the block goes through the registers once: it is one stream
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
         panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(lines)>{soon});
         return;
     }
-    const int64_t tiles = row_tiles(task.m);
     const T *next = w + kc * kPanel;
     const FarFetch fetch = {reinterpret_cast<const char *>(next),
                             reinterpret_cast<const char *>(next + kc * kPanel),
-                            (lines + tiles - 1) / tiles};
+                            (lines + passes - 1) / passes};
     if (sizeof(T) == sizeof(float) || tiles <= kDirectTiles) {
         panel(task.m, x, packed, acc, kPanel, kc, fetch);
     } else {

@@ -49,7 +49,8 @@ template <int stride> struct FixedRows {
     FixedRows from(int64_t r) const { return {row(r)}; }
 };
 
-// What a tile brings nearer while it computes: some cache lines for every four k.
+// What a tile brings nearer while it computes: some cache lines for every four k. `after` is what
+// is left to the next tile, after one of `steps` steps.
 struct NoFetch {
     void step() {}
     NoFetch after(int64_t) const { return {}; }
@@ -77,7 +78,6 @@ struct FarFetch {
             __builtin_prefetch(next, 0, 2);
         }
     }
-    // What is left to the next tile after one of `steps` steps.
     FarFetch after(int64_t steps) const { return {next + steps * lines * 64, end, lines}; }
 };
 
@@ -171,20 +171,23 @@ void tile(X x, W w, float *acc, int64_t lda, int64_t k, int column, F fetch) {
     }
 }
 
-// A whole panel for `n` <= kMaxTileRows rows.
+// How many tiles side by side make a panel, for so many rows.
+constexpr int64_t tiles_across(int64_t rows) { return kPanel / (tile_vectors(int(rows)) * kLanes); }
+
+// A whole panel for `n` <= kMaxTileRows rows. Returns what is left to fetch.
 template <Start start, int rows = kMaxTileRows, typename X, typename W, typename F>
-inline void panel_rows(int64_t n, X x, const W &w, float *acc, int64_t lda, int64_t k,
-                       const F &fetch) {
+inline F panel_rows(int64_t n, X x, const W &w, float *acc, int64_t lda, int64_t k, F fetch) {
     if constexpr (rows > 1) {
         if (n < rows) {
             return panel_rows<start, rows - 1>(n, x, w, acc, lda, k, fetch);
         }
     }
     constexpr int pairs = tile_vectors(rows) / 2;
-    tile<rows, pairs, start>(x, w, acc, lda, k, 0, fetch);
-    for (int column = pairs * kLanes; column < 16; column += pairs * kLanes) {
-        tile<rows, pairs, start>(x, w, acc, lda, k, column, NoFetch());
+    for (int column = 0; column < 16; column += pairs * kLanes) {
+        tile<rows, pairs, start>(x, w, acc, lda, k, column, fetch);
+        fetch = fetch.after(k / 4);
     }
+    return fetch;
 }
 
 // How many register tiles m rows take.
@@ -206,8 +209,7 @@ template <typename F> inline void for_row_tiles(int64_t m, const F &f) {
 template <typename X, typename W, typename F>
 void panel(int64_t m, X x, const W &w, float *acc, int64_t lda, int64_t k, F fetch) {
     for_row_tiles(m, [&](int64_t first, int64_t n) {
-        panel_rows<Start::sums>(n, x.from(first), w, acc + first * lda, lda, k, fetch);
-        fetch = fetch.after(k / 4);
+        fetch = panel_rows<Start::sums>(n, x.from(first), w, acc + first * lda, lda, k, fetch);
     });
 }
 
