@@ -63,6 +63,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         load_s = time.perf_counter() - start
         weight_bytes = _weight_bytes(checkpoint, options.dtype)
         dtype = checkpoint.config.dtype if options.dtype == "auto" else options.dtype
+    bandwidth = 0.0
     try:
         run = _Run(adapter)
         run.prompt(FIRST_PROMPT)
@@ -72,10 +73,13 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
         )
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with Stream(n_threads=options.threads) as stream:  # in turn: the machine may be shared
+            threads = stream.n_threads
+            for _ in range(options.repeats):
+                bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
+                decode = min(decode, run.decode(options.context, options.new_tokens))
     finally:
         adapter.close()
-    with Stream(n_threads=options.threads) as stream:
-        bandwidth, threads = stream.probe("read_bandwidth"), stream.n_threads
     return asdict(
         LatencyResult(
             model=options.shape or str(options.model or path.name),

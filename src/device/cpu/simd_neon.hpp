@@ -86,7 +86,7 @@ inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t
 
 constexpr int kMaxTileRows = 8;
 constexpr int kTileRows = 8;
-constexpr int kDirectTiles = 2;
+constexpr int kDirectTiles = 1;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
 constexpr int kStreamBytes = 1024;
 

@@ -75,6 +75,8 @@ Plan plan_of(const LinearPart *parts, int n_parts, const Input &input) {
     // Weights times rows of a chunk, a microsecond or two: what a chunk costs by itself does not
     // show, and threads end at nearly the same time.
     constexpr int64_t kChunkSteps = 16384;
+    constexpr int64_t kWholeTiles = 24; // tiles are 4, 6, 8 or 12 rows high
+    static_assert(cpu::kLinearRows % kWholeTiles == 0);
     const int64_t steps = kPanel * std::max<int64_t>(input.k * input.m, 1); // of one panel
     Plan plan;
     plan.group = (kChunkSteps + steps - 1) / steps;
@@ -83,7 +85,10 @@ Plan plan_of(const LinearPart *parts, int n_parts, const Input &input) {
         plan.panel_groups += groups_of(parts[p], plan.group);
     }
     plan.row_groups = (input.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
-    plan.rows = plan.row_groups > 0 ? (input.m + plan.row_groups - 1) / plan.row_groups : 0;
+    // Even groups of whole register tiles, whatever their height.
+    plan.rows = plan.row_groups < 2
+                    ? input.m
+                    : cpu::round_up((input.m + plan.row_groups - 1) / plan.row_groups, kWholeTiles);
     return plan;
 }
 
