@@ -161,6 +161,8 @@ def run_llaisys(directory: Path, dtype: str, threads: int) -> dict[str, Any]:
 def run_llama_cpp(path: Path, dtype: str, threads: int) -> dict[str, Any]:
     import llama_cpp as lc
 
+    silent = lc.llama_log_callback(lambda level, text, data: None)
+    lc.llama_log_set(silent, None)
     lc.llama_backend_init()
     params = lc.llama_model_default_params()
     params.n_gpu_layers = 0
