@@ -153,12 +153,9 @@ def test_bench_ops_reports_every_operator(
 ) -> None:
     """With tiny sizes: what is reported, not how fast it is."""
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24)]})
-    monkeypatch.setattr(ops, "COPIES_BYTES", 1 << 16)
+    monkeypatch.setattr(ops, "cold_bytes", lambda: 1 << 16)
     monkeypatch.setattr(ops, "MIN_SECONDS", 1e-4)
     monkeypatch.setattr(ops, "PASSES", 1)
-    monkeypatch.setattr(
-        ops, "ROW_OPS", tuple((name, 4, 128, size) for name, _, _, size in ops.ROW_OPS)
-    )
     arguments = ["bench", "ops", "--threads", "1", "--model", "qwen2.5-0.5b", "--dtype", "bf16"]
     assert main([*arguments, "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
