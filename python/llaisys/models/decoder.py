@@ -102,13 +102,14 @@ class DecoderAdapter(NativeAdapter):
 
 
 def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
-    """Mapped in place where possible, converted otherwise."""
+    """A matrix is mapped where it can be and converted otherwise. Vectors become f32: that costs
+    and loses nothing, and a loaded model does not keep pages of its file for the sake of them."""
+    if len(checkpoint.shape(name)) == 1:
+        return tensor_from(checkpoint.read(name, "f32"), "f32")
     record = checkpoint.record(name)
     if record is not None and record.dtype == dtype:
         return Tensor.map(str(record.path), record.offset, record.shape, record.dtype)
-    # Vectors stay in f32 when they have to be converted: they cost nothing and lose nothing.
-    wanted = dtype if len(checkpoint.shape(name)) > 1 else "f32"
-    return tensor_from(checkpoint.read(name, wanted), wanted)
+    return tensor_from(checkpoint.read(name, dtype), dtype)
 
 
 def _slot(name: str) -> tuple[str, int]:
