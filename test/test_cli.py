@@ -148,6 +148,14 @@ def test_bench_throughput_has_the_promised_fields(
     assert "prefix_cache" in result
 
 
+def test_bench_throughput_refuses_what_the_cache_cannot_hold(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "throughput", "--model", model, "--concurrency", "9999"]
+    assert main([*arguments, "--prompt-tokens", "20", "--new-tokens", "4"]) != 0
+    assert "--kv-cache-memory to at least" in capsys.readouterr().err
+
+
 def test_bench_ops_reports_every_operator(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
 
@@ -36,6 +37,8 @@ def run_throughput(
     repeats: int = 5,
 ) -> dict[str, Any]:
     """Medians of interleaved runs."""
+    for concurrency in concurrencies:
+        _check_room(llm, concurrency, prompt_tokens + new_tokens)
     rng = np.random.default_rng(0)
     samples: dict[int, list[ThroughputRun]] = {n: [] for n in concurrencies}
     for _ in range(repeats):
@@ -45,6 +48,18 @@ def run_throughput(
         "runs": [_median(runs) for runs in samples.values()],
         "prefix_cache": _prefix_cache(llm, rng),
     }
+
+
+def _check_room(llm: LLM, concurrency: int, tokens: int) -> None:
+    """All requests must be able to decode at once, or there is nothing to measure."""
+    info = llm.model_info
+    blocks = concurrency * -(-tokens // info.block_size)
+    if blocks > info.num_blocks:
+        raise InvalidInputError(
+            f"{concurrency} requests of {tokens} tokens need {blocks} KV blocks, the cache has "
+            f"{info.num_blocks}: raise --kv-cache-memory to at least "
+            f"{blocks * info.block_size * info.kv_bytes_per_token} bytes"
+        )
 
 
 def _prompts(llm: LLM, rng: np.random.Generator, count: int, length: int) -> list[list[int]]:
