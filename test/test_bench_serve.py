@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def options(url: str, **fields: Any) -> ServeOptions:
     settings: dict[str, Any] = {"api_key": KEY, "prompt_tokens": 200, "new_tokens": 9}
-    return ServeOptions(url, **{**settings, "requests": 12, "timeout": 60, **fields})
+    return ServeOptions(url, **{**settings, "requests": 12, "timeout": 60, "seed": 1, **fields})
 
 
 @pytest.mark.parametrize("chat", [True, False])
