@@ -94,11 +94,16 @@ class EngineLink:
         if self.dead is not None:
             return self.dead
         silence = time.monotonic() - self._heard
-        if self.heartbeat is not None and silence > self.health.unresponsive_after:
+        if self._has_spoken and silence > self.health.unresponsive_after:
             return f"no heartbeat from the engine for {silence:.1f} s"
         if self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
             return f"the engine loop has not turned for {self.heartbeat.loop_age:.1f} s"
         return None
+
+    @property
+    def _has_spoken(self) -> bool:
+        """It is up, so silence means something, even before the first heartbeat."""
+        return self._ready or self.heartbeat is not None
 
     async def close(self) -> None:
         """Ask the engine to end, insist if it does not, and leave nothing behind."""
@@ -166,7 +171,7 @@ class EngineLink:
             if status is not None and not self._closing:
                 await asyncio.sleep(0.05)  # its last words may still be in the socket
                 self.give_up(f"the engine process ended with status {status}")
-            elif self.heartbeat is not None and now - self._heard > self.health.dead_after:
+            elif self._has_spoken and now - self._heard > self.health.dead_after:
                 self.give_up(f"no heartbeat from the engine for {now - self._heard:.1f} s")
             elif self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
                 self.give_up(f"an engine step takes longer than {self.health.step_limit:g} s")
