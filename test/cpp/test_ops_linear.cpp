@@ -76,6 +76,30 @@ TEST(linear_takes_every_dtype_of_every_argument) {
     });
 }
 
+TEST(linear_knows_every_16_bit_weight) {
+    for_each_isa([] {
+        for (DType dtype : {kF16, kBf16}) {
+            const int64_t k = 4; // what a tile takes in one step: each of them has its turn
+            const Tensor weight = Tensor::create({65536, k}, dtype);
+            std::fill_n(weight.as<uint16_t>(), 65536 * k, uint16_t(0));
+            for (int64_t j = 0; j < 65536; ++j) {
+                weight.as<uint16_t>()[j * k + j / 32 % k] = uint16_t(j);
+            }
+            for (int64_t m : {1, 2, 9, 30}) {
+                const Tensor in = Tensor::create({m, k}, kF32);
+                std::fill_n(in.as<float>(), m * k, 1.0f);
+                const Tensor out = run_linear(two_threads(), {in, weight, {}}, kF32);
+                for (int64_t i = 0; i < m * 65536; ++i) {
+                    const double got = get2(out, i / 65536, i % 65536);
+                    const int64_t j = i % 65536;
+                    const double wanted = get2(weight, j, j / 32 % k);
+                    CHECK(got == wanted || (std::isnan(got) && std::isnan(wanted)));
+                }
+            }
+        }
+    });
+}
+
 TEST(linear_selects_rows) {
     for_each_isa([] {
         for (DType in : kReal) {

@@ -5,6 +5,7 @@
 // A simd_<isa>.hpp gives:
 //   kLanes, vf (f32 lanes), vi (i32 lanes)
 //   set1, load / store of f32, f16, bf16 (unaligned; stores round to nearest even)
+//   load_aside (or that of this file): the same as load, at the cost of other units of the core
 //   low_halves, high_halves: of the pairs of bf16 that fill a vector, the first or the second
 //   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: one fixed order
@@ -12,8 +13,9 @@
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
 //   load_turned: lane j of turned[c] is rows.row(j)[i + c], for kLanes x kLanes values
 //   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
-//   rows are one tile; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles: up to
-//   so many tiles widening 16-bit weights in registers again costs less than storing them widened
+//   rows may be one tile; tile_height(m) (or that of this file): of the first of the tiles that m
+//   rows are best cut into; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles:
+//   up to so many tiles widening 16-bit weights in registers again costs less than storing them
 //   kStreamBytes: how far ahead a stream of weights is fetched
 #pragma once
 
@@ -24,6 +26,13 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 inline vf zero() { return set1(0.0f); }
+
+// What an instruction set may have an overload of its own for.
+template <typename T> inline vf load_aside(const T *p) { return load(p); }
+template <typename N> constexpr N tile_height(N m) { // nearly equal ones
+    const N tiles = (m + kTileRows - 1) / kTileRows;
+    return (m + tiles - 1) / tiles;
+}
 
 // kLanes pairs of bf16 as they lie in memory.
 inline vf load_raw_pairs(const bf16_t *p) { return load(reinterpret_cast<const float *>(p)); }

@@ -112,6 +112,10 @@ inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t
 
 constexpr int kMaxTileRows = 7;
 constexpr int kTileRows = 6;
+// 5 and 6 rows keep both pipes busy, and 2 with twice the width; 3 and 4 do not.
+constexpr int64_t tile_height(int64_t m) {
+    return m <= 6 ? m : m % 6 == 0 || m % 6 == 2 || m % 6 == 5 ? 6 : 5;
+}
 constexpr int kDirectTiles = 6;
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int kStreamBytes = 4096;

@@ -235,12 +235,18 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
     int64_t token = next_token(task, places.tile, 0, true);
     while (token < task.n_tokens) {
         const int64_t end = next_token(task, places.tile, token, false);
-        for_row_tiles((end - token) * task.group, [&](int64_t first, int64_t n) {
+        const auto add_rows = [&](int64_t first, int64_t n) {
             const RowTile rows(task, places.tile, token * task.group + first, n);
             score_rows(task, scratch, rows, fetch);
             weigh_rows(task, scratch, state, rows);
             sum_rows(task, scratch, state, places, rows, fetch);
-        });
+        };
+        const int64_t n = (end - token) * task.group;
+        if (n <= kMaxTileRows) { // x is near and its rows are at known places: one tile does it
+            add_rows(0, n);
+        } else {
+            for_row_tiles(n, add_rows);
+        }
         token = next_token(task, places.tile, end, true);
     }
 }

@@ -72,8 +72,12 @@ inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, i
     constexpr int64_t lines = 4 * kPanel * int64_t(sizeof(T)) / 64; // of four k
     const StridedRows x = {task.x + k, task.ldx};
     const DenseRows<T> packed = {w, kPanel};
-    const int64_t tiles = row_tiles(task.m);
-    const int64_t passes = tiles * tiles_across((task.m + tiles - 1) / tiles);
+    int64_t tiles = 0;
+    int64_t passes = 0;
+    for_row_tiles(task.m, [&](int64_t, int64_t n) {
+        ++tiles;
+        passes += tiles_across(n);
+    });
     if (passes == 1) { // the block goes through the registers once: it is one stream
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
         panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(lines)>{soon});

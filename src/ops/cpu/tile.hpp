@@ -19,12 +19,18 @@ inline vf load_low(const bf16_t *row, int c) { return low_halves(load_raw_pairs(
 inline vf load_high(const bf16_t *row, int c) { return high_halves(load_raw_pairs(row + 2 * c)); }
 
 // Where the rows of a panel lie: k by k at a fixed distance, or each at its own place (there bf16
-// columns are in their natural order).
+// columns are in their natural order). high_aside is high, by load_aside where that pays.
 template <typename T> struct DenseRows {
     const T *p;
     int64_t stride;
     vf low(int k, int c) const { return load_low(p + k * stride, c); }
     vf high(int k, int c) const { return load_high(p + k * stride, c); }
+    vf high_aside(int k, int c) const {
+        if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_F16) {
+            return load_aside(p + k * stride + 16 + c);
+        }
+        return high(k, c);
+    }
     void advance(int k) { p += k * stride; }
 };
 template <typename T> struct ListedRows {
@@ -32,6 +38,7 @@ template <typename T> struct ListedRows {
     const int64_t *offset; // of each row from p
     vf low(int k, int c) const { return load(p + offset[k] + c); }
     vf high(int k, int c) const { return load(p + offset[k] + 16 + c); }
+    vf high_aside(int k, int c) const { return high(k, c); }
     void advance(int k) { offset += k; }
 };
 
@@ -101,7 +108,8 @@ tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const W &w, in
         const int c = column + p * kLanes;
         if constexpr (rows <= kTileRows) {
             const vf low = w.low(k, c);
-            const vf high = w.high(k, c);
+            // One row is all conversion: a part of it is done by what would be idle.
+            const vf high = rows == 1 && p == 0 ? w.high_aside(k, c) : w.high(k, c);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r) {
                 sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
@@ -190,16 +198,10 @@ inline F panel_rows(int64_t n, X x, const W &w, float *acc, int64_t lda, int64_t
     return fetch;
 }
 
-// How many register tiles m rows take.
-inline int64_t row_tiles(int64_t m) {
-    return m <= kMaxTileRows ? 1 : (m + kTileRows - 1) / kTileRows;
-}
-
-// Calls f(first, n) for tiles of nearly equal height that cover m rows.
+// Calls f(first, n) for register tiles that cover m rows.
 template <typename F> inline void for_row_tiles(int64_t m, const F &f) {
-    int64_t tiles = row_tiles(m);
-    for (int64_t first = 0; tiles > 0; --tiles) {
-        const int64_t n = (m - first + tiles - 1) / tiles;
+    for (int64_t first = 0; first < m;) {
+        const int64_t n = tile_height(m - first);
         f(first, n);
         first += n;
     }
