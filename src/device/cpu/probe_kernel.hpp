@@ -10,43 +10,51 @@ namespace llaisys::LLAISYS_CPU_NS {
 inline float probe_read(const float *data, size_t n) {
     constexpr size_t kStep = 8 * size_t(kLanes);
     vf sums[8];
-    for (vf &sum : sums) {
-        sum = zero();
+#pragma GCC unroll 8
+    for (size_t j = 0; j < 8; ++j) {
+        sums[j] = zero();
     }
     constexpr size_t kAhead = 1024; // floats; hardware alone does not keep enough lines in flight
     for (size_t i = 0; i + kStep <= n; i += kStep) {
         for (size_t line = 0; line < kStep; line += 16) {
             __builtin_prefetch(data + i + line + kAhead);
         }
+#pragma GCC unroll 8
         for (size_t j = 0; j < 8; ++j) {
             sums[j] = add(sums[j], load(data + i + j * size_t(kLanes)));
         }
     }
     vf total = zero();
-    for (const vf &sum : sums) {
-        total = add(total, sum);
+#pragma GCC unroll 8
+    for (size_t j = 0; j < 8; ++j) {
+        total = add(total, sums[j]);
     }
     return reduce_add(total);
 }
 
-// Independent chains of multiply-adds: as many as hide the latency of the instruction.
+// Independent chains of multiply-adds: as many as hide the latency of the instruction. A chain goes
+// through the addend, the one operand that every instruction set writes in place, and the loops are
+// unrolled early, so that the chains live in registers.
 constexpr int64_t kChains = 12;
 
 inline float probe_f32(int64_t rounds) {
     const vf factor = set1(0.999f);
     const vf term = set1(0.001f);
     vf chain[kChains];
+#pragma GCC unroll 16
     for (int64_t i = 0; i < kChains; ++i) {
         chain[i] = set1(float(i));
     }
     for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
         for (int64_t i = 0; i < kChains; ++i) {
-            chain[i] = fma(chain[i], factor, term);
+            chain[i] = fma(factor, term, chain[i]);
         }
     }
     vf total = zero();
-    for (const vf &value : chain) {
-        total = add(total, value);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kChains; ++i) {
+        total = add(total, chain[i]);
     }
     return reduce_add(total);
 }

@@ -22,15 +22,18 @@ __attribute__((target("avx512fp16"))) float f16_rounds(int64_t rounds, int64_t *
     *operations = 2 * 32 * kRoundChains;
     const __m512h factor = _mm512_set1_ph(_Float16(0.5));
     __m512h chain[kRoundChains];
+#pragma GCC unroll 16
     for (int64_t i = 0; i < kRoundChains; ++i) {
         chain[i] = _mm512_set1_ph(_Float16(float(i)));
     }
     for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
         for (int64_t i = 0; i < kRoundChains; ++i) {
             chain[i] = _mm512_fmadd_ph(chain[i], factor, factor);
         }
     }
     __m512h total = chain[0];
+#pragma GCC unroll 16
     for (int64_t i = 1; i < kRoundChains; ++i) {
         total = _mm512_add_ph(total, chain[i]);
     }
@@ -41,15 +44,18 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_rounds(int64_t rounds, in
     *operations = 2 * 64 * kRoundChains;
     const __m512i ones = _mm512_set1_epi8(1);
     __m512i chain[kRoundChains];
+#pragma GCC unroll 16
     for (int64_t i = 0; i < kRoundChains; ++i) {
         chain[i] = _mm512_set1_epi32(int(i));
     }
     for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
         for (int64_t i = 0; i < kRoundChains; ++i) {
             chain[i] = _mm512_dpbusd_epi32(chain[i], ones, ones);
         }
     }
     __m512i total = chain[0];
+#pragma GCC unroll 16
     for (int64_t i = 1; i < kRoundChains; ++i) {
         total = _mm512_add_epi32(total, chain[i]);
     }

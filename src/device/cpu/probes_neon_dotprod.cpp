@@ -29,15 +29,18 @@ float f16_rounds(int64_t rounds, int64_t *operations) {
     *operations = 2 * 8 * kRoundChains;
     const float16x8_t factor = vdupq_n_f16(float16_t(0.5f));
     float16x8_t chain[kRoundChains];
+#pragma GCC unroll 16
     for (int64_t i = 0; i < kRoundChains; ++i) {
         chain[i] = vdupq_n_f16(float16_t(float(i)));
     }
     for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
         for (int64_t i = 0; i < kRoundChains; ++i) {
-            chain[i] = vfmaq_f16(factor, chain[i], factor);
+            chain[i] = vfmaq_f16(chain[i], factor, factor);
         }
     }
     float16x8_t total = chain[0];
+#pragma GCC unroll 16
     for (int64_t i = 1; i < kRoundChains; ++i) {
         total = vaddq_f16(total, chain[i]);
     }
@@ -48,15 +51,18 @@ float i8_rounds(int64_t rounds, int64_t *operations) {
     *operations = 2 * 16 * kRoundChains;
     const int8x16_t ones = vdupq_n_s8(1);
     int32x4_t chain[kRoundChains];
+#pragma GCC unroll 16
     for (int64_t i = 0; i < kRoundChains; ++i) {
         chain[i] = vdupq_n_s32(int32_t(i));
     }
     for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
         for (int64_t i = 0; i < kRoundChains; ++i) {
             chain[i] = vdotq_s32(chain[i], ones, ones);
         }
     }
     int32x4_t total = chain[0];
+#pragma GCC unroll 16
     for (int64_t i = 1; i < kRoundChains; ++i) {
         total = vaddq_s32(total, chain[i]);
     }
