@@ -9,9 +9,11 @@
 //   low_halves, high_halves: of the pairs of bf16 that fill a vector, the first or the second
 //   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: one fixed order
+//   store_sums (or that of this file): reduce_add of each vector, side by side
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
-//   load_turned: lane j of turned[c] is rows.row(j)[i + c], for kLanes x kLanes values
+//   load_turned, where keys are turned: lane j of turned[c] is rows.row(j)[i + c], for kLanes x
+//   kLanes values
 //   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
 //   rows may be one tile; tile_height(m) (or that of this file): of the first of the tiles that m
 //   rows are best cut into; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles:
@@ -29,6 +31,11 @@ inline vf zero() { return set1(0.0f); }
 
 // What an instruction set may have an overload of its own for.
 template <typename T> inline vf load_aside(const T *p) { return load(p); }
+template <int n> inline void store_sums(float *p, const vf (&a)[n]) {
+    for (int i = 0; i < n; ++i) {
+        p[i] = reduce_add(a[i]);
+    }
+}
 template <typename N> constexpr N tile_height(N m) { // nearly equal ones
     const N tiles = (m + kTileRows - 1) / kTileRows;
     return (m + tiles - 1) / tiles;

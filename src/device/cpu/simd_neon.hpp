@@ -67,6 +67,13 @@ inline bool any_equal(vf a, vf b) { return vmaxvq_u32(vceqq_f32(a, b)) != 0; }
 
 inline float reduce_add(vf a) { return vaddvq_f32(a); }
 inline float reduce_max(vf a) { return vmaxvq_f32(a); }
+inline void store_sums(float *p, const vf (&a)[2]) {
+    const vf halves = vpaddq_f32(a[0], a[1]);
+    vst1_f32(p, vget_low_f32(vpaddq_f32(halves, halves)));
+}
+inline void store_sums(float *p, const vf (&a)[4]) {
+    store(p, vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3])));
+}
 
 inline vi round_to_int(vf a) { return vcvtnq_s32_f32(a); }
 inline vf to_float(vi a) { return vcvtq_f32_s32(a); }
@@ -81,23 +88,10 @@ inline quad load_quad(const float *p) { return vld1q_f32(p); }
 inline quad load_single(const float *p) { return vld1q_dup_f32(p); }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return vfmaq_laneq_f32(acc, w, x, lane); }
 
-template <typename Rows>
-inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
-                                                       vf (&turned)[kLanes]) {
-    const vf a = vtrn1q_f32(load(rows.row(0) + i), load(rows.row(1) + i));
-    const vf b = vtrn2q_f32(load(rows.row(0) + i), load(rows.row(1) + i));
-    const vf c = vtrn1q_f32(load(rows.row(2) + i), load(rows.row(3) + i));
-    const vf d = vtrn2q_f32(load(rows.row(2) + i), load(rows.row(3) + i));
-    turned[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
-    turned[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
-    turned[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
-    turned[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
-}
-
 constexpr int kMaxTileRows = 8;
 constexpr int kTileRows = 8;
 constexpr int kDirectTiles = 1;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
-constexpr int kStreamBytes = 1024;
+constexpr int kStreamBytes = 2048;
 
 } // namespace llaisys::LLAISYS_CPU_NS

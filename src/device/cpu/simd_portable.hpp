@@ -109,16 +109,6 @@ inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
-template <typename Rows>
-inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
-                                                       vf (&turned)[kLanes]) {
-    const vf r[4] = {load(rows.row(0) + i), load(rows.row(1) + i), load(rows.row(2) + i),
-                     load(rows.row(3) + i)};
-    for (int c = 0; c < 4; ++c) {
-        turned[c] = vf{r[0][c], r[1][c], r[2][c], r[3][c]};
-    }
-}
-
 constexpr int kMaxTileRows = 4;
 constexpr int kTileRows = 4;
 constexpr int kDirectTiles = 2;

@@ -1,7 +1,7 @@
 // Attention of some rows over one span of a list, tile by tile, with a running maximum per row.
-// Scores and weighted sums are the register tiles of tile.hpp, strictly along d and along the
-// entries; a few rows at a time go from scores to sums while a tile is in the first cache.
-// Compiled per instruction set.
+// A few rows at a time go from scores to sums while a tile is in the first cache. Included after one
+// attention_*_keys.hpp, which gives load_keys and score_rows; weighted sums are register tiles,
+// strictly along the entries. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
@@ -12,7 +12,7 @@ using ops::cpu::AttentionState;
 
 // The buffers of a call, cut out of the task's scratch.
 struct AttentionScratch {
-    float *keys;    // [d, kTile]
+    float *keys;    // [d, kTile] or [kTile, d], as load_keys leaves them
     float *values;  // [kTile, ldo]
     float *scores;  // [kMaxTileRows, kTile]
     float *weights; // [rows of all heads, kLanes]: each row's l so far, a part in every lane
@@ -37,33 +37,12 @@ inline Range seen_by(const AttentionTask &task, int64_t token, int64_t tile) {
     return {larger(task.begin[token] - tile, 0), smaller(task.end[token] - tile, kTile)};
 }
 
-// Few rows take the values straight from the cache; many share a widened copy of the tile.
-inline bool is_direct(const AttentionTask &task) {
-    return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;
-}
-
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
                       const AttentionScratch &scratch) {
-    switch (task.k_dtype) {
-    case LLAISYS_DTYPE_F16:
-        load_keys<f16_t>(task, places, scratch.keys);
-        break;
-    case LLAISYS_DTYPE_BF16:
-        load_keys<bf16_t>(task, places, scratch.keys);
-        break;
-    default:
-        load_keys<float>(task, places, scratch.keys);
-    }
-    if (is_direct(task)) {
-        return;
-    }
-    switch (task.v_dtype) {
-    case LLAISYS_DTYPE_F16:
-        return load_values<f16_t>(task, places, scratch.values);
-    case LLAISYS_DTYPE_BF16:
-        return load_values<bf16_t>(task, places, scratch.values);
-    default:
-        return load_values<float>(task, places, scratch.values);
+    load_keys(task, places, scratch.keys);
+    if (!is_direct(task)) {
+        widen_entries(task.v_cache, task.v_dtype, places, places.first - places.tile,
+                      places.last - places.tile, task.d, task.ldo, scratch.values);
     }
 }
 
@@ -91,22 +70,6 @@ struct RowTile {
         return is_same ? common : seen_by(task, (first + r) / task.group, tile);
     }
 };
-
-inline void score_rows(const AttentionTask &task, const AttentionScratch &scratch,
-                       const RowTile &rows, TileFetch &fetch) {
-    const float *q = task.q + rows.first * task.ldq;
-    for (int64_t c = 0; c < kTile; c += kPanel) {
-        const DenseRows<float> keys = {scratch.keys + c, kTile};
-        float *scores = scratch.scores + c;
-        if (task.ldq == ops::cpu::kQueryStride) {
-            panel_rows<Start::zero>(rows.n, FixedRows<ops::cpu::kQueryStride>{q}, keys, scores,
-                                    kTile, task.d, SharedFetch{&fetch});
-        } else {
-            panel_rows<Start::zero>(rows.n, StridedRows{q, task.ldq}, keys, scores, kTile, task.d,
-                                    SharedFetch{&fetch});
-        }
-    }
-}
 
 // The largest of the row's scores that are seen, or `m` when that is larger. NaN is passed over.
 inline float largest_score(float *scores, Range seen, float m) {
@@ -169,12 +132,6 @@ inline void add_panel(const AttentionTask &task, const AttentionScratch &scratch
                             task.ldo, range.end - range.begin, SharedFetch{&fetch});
 }
 
-template <typename T>
-inline ListedRows<T> cached_values(const AttentionTask &task, const TilePlaces &places, Range range,
-                                   int64_t c) {
-    return {static_cast<const T *>(task.v_cache) + c, places.offset + range.begin};
-}
-
 inline void add_values(const AttentionTask &task, const AttentionScratch &scratch,
                        const AttentionState &state, const TilePlaces &places, const RowTile &rows,
                        int64_t first, int64_t n, Range range, TileFetch &fetch) {
@@ -182,19 +139,16 @@ inline void add_values(const AttentionTask &task, const AttentionScratch &scratc
         return;
     }
     for (int64_t c = 0; c < task.ldo; c += kPanel) {
-        if (!is_direct(task)) {
-            add_panel(task, scratch, state, rows, first, n, range, c,
-                      DenseRows<float>{scratch.values + range.begin * task.ldo + c, task.ldo},
-                      fetch);
-        } else if (task.v_dtype == LLAISYS_DTYPE_F16) {
-            add_panel(task, scratch, state, rows, first, n, range, c,
-                      cached_values<f16_t>(task, places, range, c), fetch);
-        } else if (task.v_dtype == LLAISYS_DTYPE_BF16) {
-            add_panel(task, scratch, state, rows, first, n, range, c,
-                      cached_values<bf16_t>(task, places, range, c), fetch);
+        const auto add = [&](const auto &values) {
+            add_panel(task, scratch, state, rows, first, n, range, c, values, fetch);
+        };
+        if (is_direct(task)) {
+            visit_cache(task.v_cache, task.v_dtype, [&](auto *cache) {
+                using T = std::remove_const_t<std::remove_pointer_t<decltype(cache)>>;
+                add(ListedRows<T>{cache + c, places.offset + range.begin});
+            });
         } else {
-            add_panel(task, scratch, state, rows, first, n, range, c,
-                      cached_values<float>(task, places, range, c), fetch);
+            add(DenseRows<float>{scratch.values + range.begin * task.ldo + c, task.ldo});
         }
     }
 }
@@ -237,7 +191,8 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
         const int64_t end = next_token(task, places.tile, token, false);
         const auto add_rows = [&](int64_t first, int64_t n) {
             const RowTile rows(task, places.tile, token * task.group + first, n);
-            score_rows(task, scratch, rows, fetch);
+            score_rows(task, places, scratch.keys, task.q + rows.first * task.ldq, n,
+                       scratch.scores, fetch);
             weigh_rows(task, scratch, state, rows);
             sum_rows(task, scratch, state, places, rows, fetch);
         };

@@ -1,5 +1,5 @@
-// A tile of keys and values on its way from the cache to the kernel: keys are widened and turned to
-// [d][entry], values widened to [entry][d]. Compiled per instruction set.
+// A tile of keys and values in the cache: where its entries lie, how they are fetched and widened.
+// Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/row_kernels.hpp"
@@ -87,92 +87,48 @@ struct SharedFetch {
     SharedFetch after(int64_t) const { return *this; }
 };
 
-// Where kLanes keys lie: anywhere, or at a fixed distance, which saves loading their addresses.
+// Where keys lie: anywhere, or at a fixed distance, which saves loading their addresses.
 template <typename T> struct ListedKeys {
     const T *p;
     const int64_t *offset;
-    const T *row(int j) const { return p + offset[j]; }
+    const T *row(int64_t j) const { return p + offset[j]; }
+    ListedKeys from(int64_t j) const { return {p, offset + j}; }
 };
 template <typename T> struct SpacedKeys {
     const T *p;
     int64_t stride;
-    const T *row(int j) const { return p + j * stride; }
-};
-// The same memory as f32: pairs of bf16 are turned like one f32 and widened afterwards.
-template <typename Keys> struct Pairs {
-    const Keys &keys;
-    const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
+    const T *row(int64_t j) const { return p + j * stride; }
+    SpacedKeys from(int64_t j) const { return {row(j), stride}; }
 };
 
-// Columns [i, i + n) of kLanes keys, widened and turned, into rows i.. of out.
-template <typename Keys> inline void turn_some(const Keys &keys, int64_t i, int64_t n, float *out) {
-    alignas(64) float wide[kLanes * kLanes];
-    for (int j = 0; j < kLanes; ++j) {
-        store(wide + j * kLanes, load_up_to(keys.row(j) + i, n));
-    }
-    vf turned[kLanes];
-    load_turned(SpacedKeys<float>{wide, kLanes}, 0, turned);
-    for (int64_t j = 0; j < n; ++j) {
-        store(out + (i + j) * kTile, turned[j]);
-    }
+// Few rows take keys and values straight from the cache; many share a widened copy of the tile.
+inline bool is_direct(const AttentionTask &task) {
+    return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;
 }
 
-// All columns of kLanes keys of type T.
-template <typename T, typename Keys>
-inline void turn_keys(const Keys &keys, int64_t d, float *out) {
-    int64_t i = 0;
-    if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_F32) {
-        for (; i + kLanes <= d; i += kLanes) {
-            vf turned[kLanes];
-            load_turned(keys, i, turned);
-#pragma GCC unroll 16
-            for (int64_t j = 0; j < kLanes; ++j) {
-                store(out + (i + j) * kTile, turned[j]);
+// Calls f(cache) with the cache as what it is.
+template <typename F> inline void visit_cache(const void *cache, DType dtype, const F &f) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_F16:
+        return f(static_cast<const f16_t *>(cache));
+    case LLAISYS_DTYPE_BF16:
+        return f(static_cast<const bf16_t *>(cache));
+    default:
+        return f(static_cast<const float *>(cache));
+    }
+}
+// out[e, :] = entry e of the cache, for entries [first, last) of the tile; columns from d to ld are
+// zero.
+inline void widen_entries(const void *cache, DType dtype, const TilePlaces &places, int64_t first,
+                          int64_t last, int64_t d, int64_t ld, float *out) {
+    visit_cache(cache, dtype, [&](auto *rows) {
+        for (int64_t e = first; e < last; ++e) {
+            convert_row(out + e * ld, rows + places.offset[e], d);
+            for (int64_t i = d; i < ld; ++i) {
+                out[e * ld + i] = 0.0f;
             }
         }
-    } else if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_BF16) {
-        for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
-            vf turned[kLanes];
-            load_turned(Pairs<Keys>{keys}, i / 2, turned);
-#pragma GCC unroll 16
-            for (int64_t j = 0; j < kLanes; ++j) {
-                store(out + (i + 2 * j) * kTile, low_halves(turned[j]));
-                store(out + (i + 2 * j + 1) * kTile, high_halves(turned[j]));
-            }
-        }
-    }
-    for (; i < d; i += kLanes) {
-        turn_some(keys, i, smaller(d - i, kLanes), out);
-    }
-}
-
-// keys[i, e - tile] = k of entry e for the tile's entries, anything for those it has not.
-template <typename T>
-void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys) {
-    const T *cache = static_cast<const T *>(task.k_cache);
-    const bool is_spaced = task.block_size % kLanes == 0; // kLanes entries are within one block
-    for (int64_t e = 0; e < kTile; e += kLanes) {
-        const int64_t *offset = places.offset + e;
-        if (is_spaced && places.first <= places.tile + e &&
-            places.tile + e + kLanes <= places.last) {
-            turn_keys<T>(SpacedKeys<T>{cache + *offset, task.slot_stride}, task.d, keys + e);
-        } else {
-            turn_keys<T>(ListedKeys<T>{cache, offset}, task.d, keys + e);
-        }
-    }
-}
-
-// values[e - tile, :] = v of entry e; columns from d to ldo are zero.
-template <typename T>
-void load_values(const AttentionTask &task, const TilePlaces &places, float *values) {
-    const T *cache = static_cast<const T *>(task.v_cache);
-    for (int64_t e = places.first; e < places.last; ++e) {
-        float *row = values + (e - places.tile) * task.ldo;
-        convert_row(row, cache + places.offset[e - places.tile], task.d);
-        for (int64_t i = task.d; i < task.ldo; ++i) {
-            row[i] = 0.0f;
-        }
-    }
+    });
 }
 
 } // namespace llaisys::LLAISYS_CPU_NS

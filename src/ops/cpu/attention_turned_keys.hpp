@@ -1,0 +1,93 @@
+// Scores with keys turned to [d][entry]: one entry is one lane that adds strictly along d, like an
+// output of linear. For long vectors, where adding up lanes would cost more than turning.
+// Compiled per instruction set.
+#pragma once
+
+#include "ops/cpu/attention_tile.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+// The same memory as f32: pairs of bf16 are turned like one f32 and widened afterwards.
+template <typename Keys> struct Pairs {
+    const Keys &keys;
+    const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
+};
+
+// Columns [i, i + n) of kLanes keys, widened and turned, into rows i.. of out.
+template <typename Keys> inline void turn_some(const Keys &keys, int64_t i, int64_t n, float *out) {
+    alignas(64) float wide[kLanes * kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+        store(wide + j * kLanes, load_up_to(keys.row(j) + i, n));
+    }
+    vf turned[kLanes];
+    load_turned(SpacedKeys<float>{wide, kLanes}, 0, turned);
+    for (int64_t j = 0; j < n; ++j) {
+        store(out + (i + j) * kTile, turned[j]);
+    }
+}
+
+// All columns of kLanes keys of type T.
+template <typename T, typename Keys>
+inline void turn_keys(const Keys &keys, int64_t d, float *out) {
+    int64_t i = 0;
+    if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_F32) {
+        for (; i + kLanes <= d; i += kLanes) {
+            vf turned[kLanes];
+            load_turned(keys, i, turned);
+#pragma GCC unroll 16
+            for (int64_t j = 0; j < kLanes; ++j) {
+                store(out + (i + j) * kTile, turned[j]);
+            }
+        }
+    } else if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_BF16) {
+        for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
+            vf turned[kLanes];
+            load_turned(Pairs<Keys>{keys}, i / 2, turned);
+#pragma GCC unroll 16
+            for (int64_t j = 0; j < kLanes; ++j) {
+                store(out + (i + 2 * j) * kTile, low_halves(turned[j]));
+                store(out + (i + 2 * j + 1) * kTile, high_halves(turned[j]));
+            }
+        }
+    }
+    for (; i < d; i += kLanes) {
+        turn_some(keys, i, smaller(d - i, kLanes), out);
+    }
+}
+
+// keys[i, e - tile] = k of entry e for the tile's entries, anything for those it has not.
+template <typename T>
+void turn_tile(const AttentionTask &task, const TilePlaces &places, const T *cache, float *keys) {
+    const bool is_spaced = task.block_size % kLanes == 0; // kLanes entries are within one block
+    for (int64_t e = 0; e < kTile; e += kLanes) {
+        const int64_t *offset = places.offset + e;
+        if (is_spaced && places.first <= places.tile + e &&
+            places.tile + e + kLanes <= places.last) {
+            turn_keys<T>(SpacedKeys<T>{cache + *offset, task.slot_stride}, task.d, keys + e);
+        } else {
+            turn_keys<T>(ListedKeys<T>{cache, offset}, task.d, keys + e);
+        }
+    }
+}
+
+inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys) {
+    visit_cache(task.k_cache, task.k_dtype,
+                [&](auto *cache) { turn_tile(task, places, cache, keys); });
+}
+
+// scores[r, e] = q[r] . key e for n rows, all entries of the tile.
+inline void score_rows(const AttentionTask &task, const TilePlaces &, const float *keys,
+                       const float *q, int64_t n, float *scores, TileFetch &fetch) {
+    for (int64_t c = 0; c < kTile; c += kPanel) {
+        const DenseRows<float> columns = {keys + c, kTile};
+        if (task.ldq == ops::cpu::kQueryStride) {
+            panel_rows<Start::zero>(n, FixedRows<ops::cpu::kQueryStride>{q}, columns, scores + c,
+                                    kTile, task.d, SharedFetch{&fetch});
+        } else {
+            panel_rows<Start::zero>(n, StridedRows{q, task.ldq}, columns, scores + c, kTile, task.d,
+                                    SharedFetch{&fetch});
+        }
+    }
+}
+
+} // namespace llaisys::LLAISYS_CPU_NS
