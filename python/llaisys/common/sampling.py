@@ -34,6 +34,7 @@ MAX_TEMPERATURE = 100.0
 MAX_TOKENS = 1 << 31
 MAX_TOP_K = (1 << 31) - 1
 MAX_SEED = (1 << 64) - 1
+MIN_FLOAT = 2.0**-126  # the sampler computes in f32: what is smaller would become 0 there
 
 
 def refuse(name: str, value: object, limit: str) -> InvalidInputError:
@@ -160,7 +161,10 @@ class SamplingParams:
         ):
             value = getattr(self, name)
             if value is not None:
-                put(name, check_float(name, value, low, high, above_low=above))
+                number = check_float(name, value, low, high, above_low=above)
+                if above and number < MIN_FLOAT:
+                    raise refuse(name, value, f"a number from {MIN_FLOAT:g} to {high:g}")
+                put(name, number)
         if self.top_k is not None:
             put("top_k", max(0, check_int("top_k", self.top_k, -1, MAX_TOP_K)))
 

@@ -220,6 +220,7 @@ class StepOutput:
     step_id: int
     sampled: dict[int, list[int]]  # seq id -> new tokens (one; more when drafts were accepted)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # where asked for
+    failed: dict[int, str] = field(default_factory=dict)  # seq id -> why nothing could be drawn
 
 
 @dataclass(slots=True)

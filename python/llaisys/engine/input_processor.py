@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
@@ -46,9 +47,12 @@ class InputProcessor:
         self.info = info
         self.tokenizer = tokenizer
         own = tuple(tokenizer.eos_token_ids) if tokenizer is not None else ()
-        self.eos_token_ids = frozenset((*info.eos_token_ids, *own))
+        # A tokenizer may name tokens that the model has no row for.
+        ends = (*info.eos_token_ids, *own)
+        self.eos_token_ids = frozenset(i for i in ends if i < info.vocab_size)
         self._random = random.Random(seed)
         self._next_id = 0
+        self._last_bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """Token ids of a chat, the generation prompt included."""
@@ -94,6 +98,7 @@ class InputProcessor:
         if not sampling.ignore_eos:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
+        _check_something_left(sampling, stops, bad_words)
         now = time.monotonic()
         requests = [
             Request(
@@ -133,10 +138,10 @@ class InputProcessor:
         for position, item in enumerate(ids):  # numpy integers, or one is wrong
             if type(item) is not int:
                 try:  # numpy integers; never bool or float
-                    if isinstance(item, (bool, float, str)):
+                    if isinstance(item, bool):
                         raise TypeError
-                    ids[position] = item = int(item)
-                except (TypeError, ValueError):
+                    ids[position] = item = index(item)
+                except TypeError:
                     raise InvalidInputError(
                         f"prompt token {position} is {item!r}; it must be an integer"
                     ) from None
@@ -164,6 +169,9 @@ class InputProcessor:
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each word, at the start of a text and after a space."""
+        known, found = self._last_bad_words
+        if words == known:  # the prompts of one request
+            return found
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip(" ")
@@ -171,4 +179,22 @@ class InputProcessor:
                 if text:
                     ids = self.tokenizer.encode(text, add_special_tokens=False)
                     sequences[tuple(ids)] = None
-        return tuple(ids for ids in sequences if ids)
+        found = tuple(ids for ids in sequences if ids)
+        self._last_bad_words = (words, found)
+        return found
+
+
+def _check_something_left(
+    params: SamplingParams, stops: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
+) -> None:
+    """An allowed token must be left once what may never (or not yet) come is taken away."""
+    if params.allowed_token_ids is None:
+        return
+    banned = {word[0] for word in bad_words if len(word) == 1}
+    if params.min_tokens:
+        banned |= stops
+    if banned.issuperset(params.allowed_token_ids):
+        raise InvalidInputError(
+            f"allowed_token_ids has {len(params.allowed_token_ids)} ids; bad_words and "
+            f"min_tokens {params.min_tokens} (no stop token before) ban every one of them"
+        )

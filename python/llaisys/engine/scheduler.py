@@ -346,6 +346,14 @@ class RequestScheduler:
                 self.block_manager.commit(request, end)  # a block was filled
             if not samples or end != len(request.token_ids):
                 continue  # a preempted request may draw a token again that came late
+            if request.seq_id in output.failed:
+                ended = self.finish(
+                    request.request_id,
+                    RequestStatus.FINISHED_ERROR,
+                    output.failed[request.seq_id],
+                )
+                updates += [ended] if ended is not None else []
+                continue
             tokens = sampled[request.seq_id]
             for token in tokens:
                 status = request.append_token(token)
@@ -371,7 +379,10 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
         updates = []
-        for request in self._steps.pop(step_id).requests:
+        step = self._steps.pop(step_id)
+        # The worker may never have seen this plan; to be told twice is harmless.
+        self._released[:0] = step.plan.released_seq_ids
+        for request in step.requests:
             if not request.finished:
                 updates.append(self.finish(request.request_id, status, error))
         return [update for update in updates if update is not None]

@@ -111,42 +111,65 @@ def _generate(options: argparse.Namespace) -> int:
     jobs = list(_read_jobs(options))
     if not jobs:
         raise InvalidInputError("no prompt given: name one, or use --file or '-'")
-    with open_llm(options) as llm, _output(options.output) as out:
-        templated = (
-            not options.raw and llm.tokenizer is not None and llm.tokenizer.has_chat_template
-        )
+    with open_llm(options) as llm:
         prompts, params = [], []
-        for job in jobs:
-            messages = job.pop("messages", None)
-            prompt = job.pop("prompt", None)
-            if messages is None and templated:
-                messages = [{"role": "user", "content": prompt}]
-            prompts.append(prompt if messages is None else llm.encode_chat(messages))
-            params.append(_sampling(options, **job))
+        for where, job in jobs:
+            try:
+                prompts.append(_prompt_of(job, llm, options.raw))
+                params.append(_sampling(options, **job))
+            except InvalidInputError as error:
+                raise InvalidInputError(f"{where}{error}") from error
         show_progress = len(jobs) > 1 and sys.stderr.isatty()
-        for output in llm.generate(prompts, params, use_tqdm=show_progress):
-            if options.json:
-                print(json.dumps(_as_json(output), ensure_ascii=False), file=out)
-            else:
-                print("\n---\n".join(choice.text.strip() for choice in output.outputs), file=out)
-    return 0
+        outputs = llm.generate(prompts, params, use_tqdm=show_progress)
+        with _output(options.output) as out:  # not before there is something to write
+            for output in outputs:
+                if options.json:
+                    print(json.dumps(_as_json(output), ensure_ascii=False), file=out)
+                else:
+                    texts = (choice.text.strip() for choice in output.outputs)
+                    print("\n---\n".join(texts), file=out)
+    return _report_failures([where for where, _ in jobs], outputs)
 
 
-def _read_jobs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A job is a prompt or messages, and sampling fields."""
+def _prompt_of(job: dict[str, Any], llm: LLM, raw: bool) -> Any:
+    """Takes the prompt, or the messages, out of a job."""
+    messages, prompt = job.pop("messages", None), job.pop("prompt", None)
+    if messages is None:
+        if not isinstance(prompt, str):
+            raise InvalidInputError(f"prompt is {prompt!r}; it must be a string")
+        if raw or llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+            return prompt
+        messages = [{"role": "user", "content": prompt}]
+    return llm.encode_chat(messages)
+
+
+def _report_failures(places: list[str], outputs: list[RequestOutput]) -> int:
+    """The exit status; what failed goes to standard error."""
+    status = 0
+    for where, output in zip(places, outputs, strict=True):
+        for choice in output.outputs:
+            if choice.finish_reason == "error":
+                print(f"error: {where}{choice.error}", file=sys.stderr)
+                status = 1
+    return status
+
+
+def _read_jobs(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it stands, job); a job is a prompt or messages, and sampling fields."""
     if options.prompt is not None:
-        yield {"prompt": sys.stdin.read() if options.prompt == "-" else options.prompt}
+        yield "", {"prompt": sys.stdin.read() if options.prompt == "-" else options.prompt}
     if options.file is None:
         return
     try:
-        lines = options.file.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): U+2028 and the like may stand inside a JSON string or a prompt.
+        lines = options.file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"--file {options.file}: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         if options.file.suffix != ".jsonl":
-            yield {"prompt": line}
+            yield f"{options.file}:{number}: ", {"prompt": line}
             continue
         try:
             job = json.loads(line)
@@ -154,7 +177,7 @@ def _read_jobs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             raise InvalidInputError(f"{options.file}:{number}: not JSON: {error}") from error
         if not isinstance(job, dict) or ("prompt" in job) == ("messages" in job):
             raise InvalidInputError(f"{options.file}:{number}: needs either 'prompt' or 'messages'")
-        yield job
+        yield f"{options.file}:{number}: ", job
 
 
 @contextmanager
@@ -197,7 +220,12 @@ def _chat(options: argparse.Namespace) -> int:
                 messages = list(start)
             elif text:
                 messages.append({"role": "user", "content": text})
-                answer = _stream_answer(llm, messages, _sampling(options))
+                try:
+                    answer = _stream_answer(llm, messages, _sampling(options))
+                except InvalidInputError as error:  # the context is full, mostly
+                    messages.pop()
+                    print(f"{error}\n/clear starts again.")
+                    continue
                 messages.append({"role": "assistant", "content": answer})
     return 0
 

@@ -57,7 +57,7 @@ def make_app(service: Service) -> ASGIApp:
             guarded,
             allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # OpenAI's JavaScript client sends X-Stainless-* headers
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     guarded = HostGuard(guarded, (*config.allowed_hosts, config.host), config.allowed_origins)

@@ -136,11 +136,12 @@ class AsyncLLMEngine:
 
     # ---- text to ids ---------------------------------------------------------------------------
 
-    async def encode(self, text: str) -> list[int]:
-        inputs = self.inputs
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        encode = self.tokenizer_or_refuse().encode
         if len(text) <= INLINE_CHARS:
-            return inputs.encode(text)
-        return await asyncio.to_thread(inputs.encode, text)
+            ids: list[int] = encode(text, add_special_tokens)
+            return ids
+        return await asyncio.to_thread(encode, text, add_special_tokens)
 
     async def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         inputs = self.inputs
@@ -172,7 +173,11 @@ class AsyncLLMEngine:
         seen to be wrong here; the engine's own refusal (RejectedError) comes from `stream`."""
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        entry = inputs.process(token_ids, params, f"r{next(self._counter)}", cache_salt)
+        name = f"r{next(self._counter)}"
+        if params is not None and params.bad_words:  # these are texts to tokenise, too
+            entry = await asyncio.to_thread(inputs.process, token_ids, params, name, cache_salt)
+        else:
+            entry = inputs.process(token_ids, params, name, cache_salt)
         timeout = self.config.limits.queue_timeout or None
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
         self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)

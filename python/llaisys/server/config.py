@@ -70,6 +70,11 @@ class Health:
     max_failed_steps: int = 1  # failed steps in a row until the engine gives up
     exit_delay: float = 1.5  # the dead server answers 503 for so long, then exits
 
+    def __post_init__(self) -> None:
+        for name in ("dead_after", "step_limit", "start_limit", "max_failed_steps"):
+            if not getattr(self, name) > 0:  # NaN is refused, too
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be above 0")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -103,7 +108,7 @@ class ServerConfig:
             raise InvalidInputError("TLS needs both --ssl-certfile and --ssl-keyfile")
         if self.log_format not in FORMATS or self.log_level not in LEVELS:
             raise InvalidInputError(f"log_format must be of {FORMATS}, log_level of {LEVELS}")
-        if self.drain_timeout < 0:
+        if not self.drain_timeout >= 0:
             raise InvalidInputError(f"drain_timeout is {self.drain_timeout}; it must not be < 0")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -30,6 +31,22 @@ logger = logging.getLogger("llaisys.server")
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
 MAX_SHOWN = 300
+MAX_VALUE = 60  # characters of a value that an answer repeats
+
+# pydantic's kinds of error -> what the value must be, from the error's context
+RULES = {
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "an object",
+}
 
 
 def error_of(error: BaseException) -> ApiError:
@@ -58,7 +75,7 @@ def error_of(error: BaseException) -> ApiError:
 
 def first_field(text: str) -> str | None:
     """Our own messages begin with the field's name."""
-    found = re.match(r"([a-z][a-z0-9_]*)(?= is | has |:| entry|\[)", text)
+    found = re.match(r"([a-z][a-z0-9_]*)(?= is | has |:| entry|\[| token id | \d)", text)
     return found.group(1) if found else None
 
 
@@ -76,15 +93,41 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     path = ".".join(
         str(part)
         for part in loc
-        if isinstance(part, int) or (FIELD.fullmatch(part) and part not in TYPE_NAMES)
+        if isinstance(part, int)
+        or (FIELD.fullmatch(part) and part not in TYPE_NAMES)
+        or part.isdigit()  # a token id of logit_bias
     )
     if kind == "extra_forbidden":
         name = str(loc[-1])[:100]
         if name in REFUSED:
             return ApiError(400, f"{name} {REFUSED[name][0]}", param=name, code="unsupported")
         return ApiError(400, f"unknown field {name!r}", param=name, code="unknown_field")
-    message = str(worst["msg"])[:MAX_SHOWN]
-    return ApiError(400, f"{path or 'body'}: {message}", param=path or None)
+    return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
+
+
+def fault_text(error: Any) -> str:
+    """What was sent and what would have been right; follows the field's name."""
+    kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
+    if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        unit = "characters" if isinstance(value, str) else "items"
+        most = "max_length" in context
+        limit = f"at most {context['max_length']}" if most else f"at least {context['min_length']}"
+        return f" has {len(value)} {unit}; it must have {limit}"
+    if kind == "missing":
+        return " is missing"
+    if kind in RULES:
+        return f" is {shown(value)}; it must be {RULES[kind].format(**context)}"
+    return f": {error['msg']}"
+
+
+def shown(value: Any) -> str:
+    """A value in an answer: numbers as they were sent; of texts, lists and objects the kind only
+    (no answer repeats a client's text)."""
+    for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object")):
+        if isinstance(value, kind):
+            return name
+    text = "null" if value is None else json.dumps(value)  # as the client wrote it
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
 
 
 def respond(request: Request, error: ApiError) -> Response:

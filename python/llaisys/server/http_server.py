@@ -34,6 +34,7 @@ def serve(config: ServerConfig) -> int:
     setup_logging(config.log_level, config.log_format)
     if config.host not in LOCAL_HOSTS and not config.api_keys:
         logger.warning("listening on %s without an API key: anyone may use it", config.host)
+    check_tls(config)
     listener = bind(config.host, config.port)
     process = EngineProcess(config)
     try:
@@ -75,3 +76,20 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Raises InvalidInputError with the files' names when they cannot be used."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return
+    import ssl
+
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile, lambda: config.ssl_keyfile_password or ""
+        )
+    except OSError as error:  # of which SSLError is one
+        raise InvalidInputError(
+            f"--ssl-certfile {config.ssl_certfile}, --ssl-keyfile {config.ssl_keyfile}: {error}"
+        ) from error

@@ -21,6 +21,7 @@ from llaisys.server.limits import check_count, check_prompt_tokens
 from llaisys.server.responses import (
     DONE,
     Shape,
+    TextOffsets,
     TokenNames,
     add_usage,
     json_bytes,
@@ -207,7 +208,7 @@ class ChunkWriter:
         self.num_prompts = num_prompts
         self.body = job.body
         self.open = dict.fromkeys(range(n * num_prompts), False)  # choice -> has begun
-        self._offsets = dict.fromkeys(range(n * num_prompts), 0)
+        self._places: dict[int, TextOffsets] = {}
         self._tokens = 0
 
     def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
@@ -235,19 +236,17 @@ class ChunkWriter:
             return []
         self.open[index] = True
         echo = self.job.echoes[number] if self.job.echoes else ""
-        self._offsets[index] = len(echo)
+        self._places[index] = TextOffsets(self.shape.names, len(echo))
         if self.shape.chat:
             return [self._event(self.shape.chunk(index, "", first=True))]
         return [self._event(self.shape.chunk(index, echo))] if echo else []
 
     def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
-        offset = self._offsets[index]
-        self._offsets[index] += len(part.text)
         return self.shape.chunk(
             index,
             part.text,
             logprobs=part.logprobs,
-            offset=offset,
+            places=self._places[index],
             token_ids=part.token_ids,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from llaisys.server.config import Limits
@@ -21,6 +21,7 @@ class Admission:
         self.capacity = max_num_seqs + limits.max_queued
         self.open = 0
         self.num_rejected = 0
+        self.on_rejected: Callable[[str], None] = lambda code: None
         self.closed: str | None = None  # why nothing is admitted any more
         self._by_owner: Counter[str] = Counter()
         self._mean_seconds = 1.0  # of recent requests
@@ -63,6 +64,7 @@ class Admission:
 
     def _refusal(self, message: str, code: str) -> ApiError:
         self.num_rejected += 1
+        self.on_rejected(code)
         return ApiError(429, message, code=code, retry_after=self.retry_after)
 
     @property

@@ -30,6 +30,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
+def _one_word(value: object) -> str:
+    """What a client sent must not look like another field or another line."""
+    text = str(value)
+    plain = text.isprintable() and not any(c in text for c in ' ="')
+    return text if plain else json.dumps(text)
+
+
 class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
@@ -38,7 +45,7 @@ class TextFormatter(logging.Formatter):
         line = super().format(record)
         fields = getattr(record, "fields", None)
         if fields:
-            pairs = " ".join(f"{key}={value}" for key, value in fields.items())
+            pairs = " ".join(f"{key}={_one_word(value)}" for key, value in fields.items())
             first, *rest = line.split("\n")
             line = "\n".join([f"{first} {pairs}", *rest])
         return line

@@ -155,6 +155,9 @@ class Metrics:
         yield self.whole, times.total
         yield self.queue, times.queue
 
+    def request_rejected(self, reason: str) -> None:
+        self.rejected.labels(self.model, reason).inc()
+
     def abandoned(self, reason: str, count: int) -> None:
         """Sequences that ended without an output: `abort` or `error`."""
         self.finished.labels(self.model, reason).inc(count)

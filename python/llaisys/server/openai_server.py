@@ -63,7 +63,7 @@ async def _chat_prompt(
         )
     options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
     start = await engine.encode_chat(history[:-1], **options)
-    return start + engine.tokenizer_or_refuse().encode(history[-1]["content"], False)
+    return start + await engine.encode(history[-1]["content"], False)
 
 
 @router.post("/v1/completions", tags=["OpenAI"])
@@ -77,10 +77,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     for prompt in prompts:
         if isinstance(prompt, str):
             check_prompt_chars("prompt", len(prompt), job.max_model_len)
-            if body.add_special_tokens is False:
-                encoded.append(engine.tokenizer_or_refuse().encode(prompt, False))
-            else:
-                encoded.append(await engine.encode(prompt))
+            encoded.append(await engine.encode(prompt, body.add_special_tokens is not False))
         else:
             encoded.append(prompt)
         if body.echo:
@@ -124,10 +121,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
         raise InvalidInputError("give one of prompt and messages")
     if body.prompt is not None:
         check_prompt_chars("prompt", len(body.prompt), length)
-        if body.add_special_tokens is False:
-            ids = engine.tokenizer_or_refuse().encode(body.prompt, False)
-        else:
-            ids = await engine.encode(body.prompt)
+        ids = await engine.encode(body.prompt, body.add_special_tokens is not False)
     else:
         messages = [message.plain() for message in body.messages or ()]
         check_prompt_chars("messages", sum(len(m["content"]) for m in messages), length)

@@ -57,7 +57,15 @@ class TokenNames:
         if self._as_ids:
             return f"token_id:{token_id}"
         text: str = self._tokenizer.decode_tokens([token_id], skip_special_tokens=False)
+        if "\ufffd" in text:  # part of a character: named by its bytes, as OpenAI does
+            raw = self._tokenizer.token_bytes(token_id)
+            if raw != text.encode():
+                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
         return text
+
+    def detokenizer(self) -> Any:
+        """Counts the characters that tokens add to a text; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.detokenizer(True)
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         """`bytes` are the token's own, which need not be whole characters."""
@@ -83,17 +91,27 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
+class TextOffsets:
+    """Where each token of a choice begins in its text; a part of a character where that begins."""
+
+    def __init__(self, names: TokenNames, start: int = 0) -> None:
+        self._detokenizer = names.detokenizer()
+        self._at = start
+
+    def take(self, token_id: int) -> int:
+        at = self._at
+        if self._detokenizer is not None:
+            self._at += len(self._detokenizer.add(token_id))
+        return at
+
+
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs] | None, names: TokenNames, offset: int = 0
+    entries: Sequence[TokenLogprobs] | None, names: TokenNames, places: TextOffsets
 ) -> dict[str, Any] | None:
     if entries is None:
         return None
-    tokens, offsets = [], []
-    for entry in entries:
-        text = names.text(entry.token_id)
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
+    tokens = [names.text(entry.token_id) for entry in entries]
+    offsets = [places.take(entry.token_id) for entry in entries]
     return {
         "tokens": tokens,
         "token_logprobs": [finite(entry.logprob) for entry in entries],
@@ -130,10 +148,10 @@ class Shape:
             head["session_id"] = self.session_id
         return head
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs] | None, offset: int) -> Any:
+    def _logprobs(self, entries: Sequence[TokenLogprobs] | None, places: TextOffsets | None) -> Any:
         if self.chat:
             return chat_logprobs(entries, self.names)
-        return completion_logprobs(entries, self.names, offset)
+        return completion_logprobs(entries, self.names, places or TextOffsets(self.names))
 
     def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {**self._head(False), "choices": choices, "usage": usage_object(usage)}
@@ -141,7 +159,7 @@ class Shape:
     def choice(self, index: int, output: CompletionOutput, echo: str = "") -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
-            "logprobs": self._logprobs(output.logprobs, len(echo)),
+            "logprobs": self._logprobs(output.logprobs, TextOffsets(self.names, len(echo))),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }
@@ -160,14 +178,14 @@ class Shape:
         *,
         first: bool = False,
         logprobs: Sequence[TokenLogprobs] | None = None,
-        offset: int = 0,
+        places: TextOffsets | None = None,
         token_ids: list[int] | None = None,
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
-            "logprobs": self._logprobs(logprobs, offset),
+            "logprobs": self._logprobs(logprobs, places),
             "finish_reason": finish_reason,
         }
         if finish_reason is not None:

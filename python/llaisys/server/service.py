@@ -32,6 +32,7 @@ class Service:
         self.metrics = Metrics()
         self.registry = Registry()
         self.admission = Admission(config.limits, config.engine.scheduler.max_num_seqs)
+        self.admission.on_rejected = self.metrics.request_rejected
         self.model_names: tuple[str, ...] = config.served_model_names
         self.created = int(time.time())
         self.busy_sessions: set[tuple[str, str]] = set()
@@ -120,7 +121,7 @@ class SessionTurn:
         self._open = True
 
     async def load(self) -> None:
-        history = await self._service.sessions.history(*self._key)
+        history = await self._service.sessions.open_turn(*self._key)
         self._position = len(history)
         self.messages = [*history, *self._new]
 

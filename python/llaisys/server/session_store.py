@@ -73,8 +73,13 @@ class SessionStore:
         self._lock = threading.Lock()
         if path != ":memory:":
             folder = Path(path).parent
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            except OSError as error:
+                raise InvalidInputError(
+                    f"session file {path}: {error.strerror}; name another with --session-file"
+                ) from error
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
             self._db.execute("PRAGMA foreign_keys = ON")
@@ -167,6 +172,20 @@ class SessionStore:
         """Messages so far; a session that does not exist has none, and begins with `append`."""
         return await self._run(lambda db: _messages(db, owner, session_id))
 
+    async def open_turn(self, owner: str, session_id: str) -> list[Message]:
+        """The history; SessionLimitError now, not after the answer, when there is no room for a
+        new session."""
+
+        def read(db: sqlite3.Connection) -> list[Message]:
+            found = db.execute(
+                "SELECT 1 FROM sessions WHERE owner = ? AND id = ?", (owner, session_id)
+            ).fetchone()
+            if found is None:
+                self._check_room(db, owner)
+            return _messages(db, owner, session_id)
+
+        return await self._run(read)
+
     async def append(
         self, owner: str, session_id: str, position: int, messages: Sequence[Message], model: str
     ) -> bool:
@@ -195,12 +214,15 @@ class SessionStore:
 
         return await self._run(write)
 
-    def _insert(self, db: sqlite3.Connection, owner: str, name: str, title: str) -> None:
+    def _check_room(self, db: sqlite3.Connection, owner: str) -> None:
         count = db.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0]
         if count >= self.max_sessions:
             raise SessionLimitError(
                 f"there are {count} sessions; at most {self.max_sessions} are kept: delete some"
             )
+
+    def _insert(self, db: sqlite3.Connection, owner: str, name: str, title: str) -> None:
+        self._check_room(db, owner)
         now = time.time()
         try:
             db.execute(

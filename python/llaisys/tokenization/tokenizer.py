@@ -286,7 +286,8 @@ class Tokenizer:
 def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     """Bare ids of `text`; a vocabulary that cannot express it is the caller's error."""
     try:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        # encode() keeps the GIL for as long as it takes, encode_batch() lets other threads run.
+        return list(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
     except Exception as error:
         raise InvalidInputError(f"text: the tokenizer fails on it: {str(error)[:200]}") from error
 

@@ -117,6 +117,12 @@ class StepBuffers:
             rows, ends, last_tokens = rows[chosen], ends[chosen], last_tokens[chosen]
         self.drawing_rows, self.drawing_ends, self.drawing_tokens = rows, ends, last_tokens
 
+    def keep_drawing(self, chosen: NDArray[np.int64]) -> None:
+        """Only these of the sequences that draw (indices), the others failed."""
+        self.drawing_rows = self.drawing_rows[chosen]
+        self.drawing_ends = self.drawing_ends[chosen]
+        self.drawing_tokens = self.drawing_tokens[chosen]
+
     def fill_attention(self, step: ModelStepInput) -> AttentionMetadata:
         """Where each token of the step is written and what each sequence may look at."""
         rows, block_size = self._rows, self._rows.block_size

@@ -67,6 +67,7 @@ class Worker:
         self._buffers: StepBuffers
         self._sampling: SamplingRows
         self._pending: tuple[SchedulerOutputs, ForwardOutput] | None = None
+        self._failed: dict[int, str] = {}  # sequences for which this step could draw nothing
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
         self._steps = 0
@@ -160,6 +161,12 @@ class Worker:
             return cache.num_blocks * cache.block_size
         block_bytes = max(1, bytes_per_token) * cache.block_size
         if cache.kv_cache_memory is not None:
+            available = available_memory()
+            if cache.kv_cache_memory > available:
+                raise InvalidInputError(
+                    f"kv_cache_memory is {cache.kv_cache_memory} bytes; this machine has "
+                    f"{available} available"
+                )
             blocks = cache.kv_cache_memory // block_bytes
             if blocks < 1:
                 raise InvalidInputError(
@@ -267,17 +274,41 @@ class Worker:
     def sample(self, forward: ForwardOutput) -> NDArray[np.int32]:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
         buffers = self._buffers
+        self._failed = {}
         if not len(buffers.drawing_rows):
             return np.zeros(0, dtype=np.int32)
+        every = np.arange(len(buffers.drawing_rows))
+        try:
+            return self._draw(forward, every)
+        except InvalidInputError:  # one request's fault (nothing left to draw) is not the others'
+            good = [i for i in range(len(every)) if self._can_draw(forward, i)]
+            every = np.array(good, dtype=np.int64)
+        buffers.keep_drawing(every)
+        if not len(every):
+            return np.zeros(0, dtype=np.int32)
+        return self._draw(forward, np.arange(len(every)))
+
+    def _draw(self, forward: ForwardOutput, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Draw for some of the drawing sequences, by index."""
+        buffers = self._buffers
         metadata = self._sampling.metadata(
-            buffers.drawing_rows,
-            output_rows(forward, buffers.drawing_tokens),
-            buffers.drawing_ends,
+            buffers.drawing_rows[chosen],
+            output_rows(forward, buffers.drawing_tokens[chosen]),
+            buffers.drawing_ends[chosen],
             self._rows.seq_ids,
             self._rows.tokens,
         )
         with self._native_timer:
             return self._open_adapter().sample(metadata)
+
+    def _can_draw(self, forward: ForwardOutput, index: int) -> bool:
+        try:
+            self._draw(forward, np.array([index]))
+        except InvalidInputError as error:
+            seq_id = int(self._rows.seq_ids[self._buffers.drawing_rows[index]])
+            self._failed[seq_id] = str(error)
+            return False
+        return True
 
     def postprocess(self, plan: SchedulerOutputs, sampled: NDArray[np.int32]) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
@@ -289,6 +320,7 @@ class Worker:
         seq_ids = self._rows.seq_ids[rows].tolist()
         tokens = sampled.tolist()
         output = StepOutput(plan.step_id, {s: [t] for s, t in zip(seq_ids, tokens, strict=True)})
+        output.failed = self._failed
         if sampling.penalised:
             for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
                 if row in sampling.penalised:
