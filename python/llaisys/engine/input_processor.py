@@ -58,7 +58,9 @@ class InputProcessor:
         """Token ids of a chat, the generation prompt included."""
         if isinstance(messages, (str, Mapping)) or not messages:
             raise InvalidInputError("messages must be a list of {'role', 'content'}, not empty")
-        ids: list[int] = self._needs_tokenizer("chat").encode_chat(messages, **options)
+        tokenizer = self._needs_tokenizer("chat")
+        plain = [plain_message(message, number) for number, message in enumerate(messages)]
+        ids: list[int] = tokenizer.encode_chat(plain, **options)
         return ids
 
     def encode(self, text: str) -> list[int]:
@@ -182,6 +184,33 @@ class InputProcessor:
         found = tuple(ids for ids in sequences if ids)
         self._last_bad_words = (words, found)
         return found
+
+
+def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A message as templates take it: its content is text. OpenAI's text parts become lines, an
+    answer may be without content. `number`: its place, for the error."""
+    if not isinstance(message, Mapping):
+        raise InvalidInputError(
+            f"messages[{number}] is a {type(message).__name__}; it must be {{'role', 'content'}}"
+        )
+    content = message.get("content")
+    if content is None and message.get("role") == "assistant":
+        content = ""
+    elif isinstance(content, (list, tuple)) and all(map(_is_text_part, content)):
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        kinds = {type(None): "missing", list: "a list with more than text in it"}
+        found = kinds.get(type(content), f"a {type(content).__name__}")
+        raise InvalidInputError(f"messages[{number}].content is {found}; it must be text")
+    return {**message, "content": content}
+
+
+def _is_text_part(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    )
 
 
 def _check_something_left(

@@ -23,12 +23,31 @@ from llaisys.server.errors import (
     UnknownRequestError,
 )
 from llaisys.server.responses import json_bytes
-from llaisys.server.schemas import REFUSED
+from llaisys.server.schemas import (
+    REFUSED,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SessionRequest,
+    TokenizeRequest,
+)
 from llaisys.server.session_store import SessionLimitError
 
 logger = logging.getLogger("llaisys.server")
 
+API_PATH = re.compile(r"/v1/[a-z0-9_/-]{1,64}")
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
+REQUEST_FIELDS = frozenset(
+    name
+    for schema in (
+        ChatCompletionRequest,
+        CompletionRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+        SessionRequest,
+    )
+    for name in schema.model_fields
+)
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
 MAX_SHOWN = 300
 MAX_VALUE = 60  # characters of a value that an answer repeats
@@ -74,9 +93,9 @@ def error_of(error: BaseException) -> ApiError:
 
 
 def first_field(text: str) -> str | None:
-    """Our own messages begin with the field's name."""
-    found = re.match(r"([a-z][a-z0-9_]*)(?= is | has |:| entry|\[| token id | \d)", text)
-    return found.group(1) if found else None
+    """The field that a message of ours begins with; some have an article before it."""
+    found = FIELD.match(text.removeprefix("the "))
+    return found.group() if found and found.group() in REQUEST_FIELDS else None
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
@@ -149,7 +168,7 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = ApiError(error.status_code, http_text(error))
+        answer = ApiError(error.status_code, http_text(error, request.url.path))
         response = respond(request, answer)
         response.headers.update(error.headers or {})
         return response
@@ -169,9 +188,10 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, on_error)
 
 
-def http_text(error: HTTPException) -> str:
+def http_text(error: HTTPException, path: str) -> str:
     if error.status_code == 404:
-        return "there is no such route"
+        known = API_PATH.fullmatch(path)  # any other path may hold anything
+        return f"there is no route {path} on this server" if known else "there is no such route"
     if error.status_code == 405:
         return "this route does not have this method"
     return str(error.detail)[:MAX_SHOWN]

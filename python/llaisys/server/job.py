@@ -59,15 +59,19 @@ class Job:
     def max_model_len(self) -> int:
         return self.service.info.max_model_len
 
+    def check_length(self, prompt: list[int]) -> None:
+        """Raises ApiError for a prompt that has too many tokens."""
+        most = self.max_model_len - 1
+        if self.service.config.limits.max_prompt_tokens:
+            most = min(most, self.service.config.limits.max_prompt_tokens)
+        check_prompt_tokens("messages" if self.chat else "prompt", len(prompt), most)
+
     async def run(self, prompts: list[list[int]], params: SamplingParams) -> Response:
-        """Admit, submit, and answer whole or in parts."""
+        """Admit, submit, and answer whole or in parts; the prompts' lengths have been checked."""
         limits, body = self.service.config.limits, self.body
-        most = min(limits.max_prompt_tokens or self.max_model_len, self.max_model_len - 1)
-        for prompt in prompts:
-            check_prompt_tokens("messages" if self.chat else "prompt", len(prompt), most)
         self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         count = params.n * len(prompts)
-        check_count("n times the number of prompts", count, limits.max_n)
+        check_count("n", count, limits.max_n, "n times the number of prompts")
         prefix = "chatcmpl" if self.chat else "cmpl"
         shape = Shape(
             f"{prefix}-{body.request_id or uuid.uuid4().hex}",

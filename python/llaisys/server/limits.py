@@ -77,9 +77,11 @@ class Admission:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
-def check_count(name: str, count: int, most: int) -> None:
+def check_count(field: str, count: int, most: int, what: str = "") -> None:
+    """`what` is counted, if not simply the items of the field."""
     if count > most:
-        raise ApiError(400, f"{name}: {count} given; at most {most} are allowed", param=name)
+        text = f"{what or field}: {count} given; at most {most} are allowed"
+        raise ApiError(400, text, param=field)
 
 
 # No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.

@@ -18,6 +18,7 @@ from llaisys.server.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    plain_messages,
 )
 from llaisys.server.service import service_of
 
@@ -30,7 +31,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
     job = Job.of(request, body, chat=True)
     params = body.to_sampling()
     check_count("messages", len(body.messages), job.service.config.limits.max_messages)
-    messages = [message.plain() for message in body.messages]
+    messages = plain_messages(body.messages)
     async with job.service.session_turn(job.owner, body.session_id, messages) as turn:
         job.turn = turn
         history = turn.messages if turn is not None else messages
@@ -42,6 +43,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         if body.chat_template_kwargs:
             options["variables"] = body.chat_template_kwargs
         prompt = await _chat_prompt(job, body, history, options)
+        job.check_length(prompt)
         response = await job.run([prompt], params)
         if turn is not None and isinstance(response, EventStream):
             turn.keep()  # the stream ends the turn
@@ -77,9 +79,11 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     for prompt in prompts:
         if isinstance(prompt, str):
             check_prompt_chars("prompt", len(prompt), job.max_model_len)
-            encoded.append(await engine.encode(prompt, body.add_special_tokens is not False))
+            ids = await engine.encode(prompt, body.add_special_tokens is not False)
         else:
-            encoded.append(prompt)
+            ids = prompt
+        job.check_length(ids)  # before the next one costs anything
+        encoded.append(ids)
         if body.echo:
             text = prompt if isinstance(prompt, str) else engine.decode(prompt)
             job.echoes.append(text)
@@ -123,7 +127,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
         check_prompt_chars("prompt", len(body.prompt), length)
         ids = await engine.encode(body.prompt, body.add_special_tokens is not False)
     else:
-        messages = [message.plain() for message in body.messages or ()]
+        messages = plain_messages(body.messages or ())
         check_prompt_chars("messages", sum(len(m["content"]) for m in messages), length)
         options: dict[str, Any] = {"variables": body.chat_template_kwargs}
         if body.add_generation_prompt is not None:

@@ -6,6 +6,7 @@ neutral one is a 400 that says so. A name that nobody knows is a 400 too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from llaisys.common import sampling as limits
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
-from llaisys.engine.input_processor import MAX_SALT_CHARS
+from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
 from llaisys.tokenization.unicode_text import clean_text
 
 INT64 = 1 << 63
@@ -219,17 +220,16 @@ class ChatMessage(Schema):
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = Field(None, max_length=256)
 
-    def plain(self) -> dict[str, Any]:
-        """The message as a template takes it: text, `developer` being today's `system`."""
-        if self.content is None and self.role != "assistant":
-            raise InvalidInputError(f"messages: the content of a {self.role} message is missing")
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        if self.name is not None:
-            message["name"] = self.name
-        return message
+
+def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """As templates and sessions take them: text, `developer` being today's `system`."""
+    plain = []
+    for number, given in enumerate(messages):
+        message = plain_message(given.model_dump(exclude_none=True), number)
+        if message["role"] == "developer":
+            message["role"] = "system"
+        plain.append(message)
+    return plain
 
 
 class ChatCompletionRequest(SamplingFields):

@@ -9,7 +9,7 @@ from fastapi import Path as PathParameter
 
 from llaisys.server.errors import ApiError
 from llaisys.server.limits import check_count
-from llaisys.server.schemas import SESSION_PATTERN, SessionPatch, SessionRequest
+from llaisys.server.schemas import SESSION_PATTERN, SessionPatch, SessionRequest, plain_messages
 from llaisys.server.service import service_of
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -38,7 +38,7 @@ async def create_session(request: Request, body: SessionRequest) -> dict[str, An
     """An empty session, or one with the `messages` of an export."""
     service = service_of(request)
     check_count("messages", len(body.messages or ()), service.config.limits.max_messages)
-    messages = [message.plain() for message in body.messages or ()]
+    messages = plain_messages(body.messages or ())
     name = await service.sessions.create(
         owner_of(request), body.session_id, body.title or "", messages
     )

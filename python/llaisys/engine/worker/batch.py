@@ -7,6 +7,8 @@ its place in the gathers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,6 +56,18 @@ class SequenceRows:
         return row
 
 
+class Drawing(NamedTuple):
+    """The sequences of a step that draw a token, in the plan's order; d in number."""
+
+    rows: NDArray[np.int64]  # [d]
+    ends: NDArray[np.int64]  # [d]: tokens computed after the step
+    tokens: NDArray[np.int64]  # [d]: index of their last token in the step
+
+    def only(self, chosen: NDArray[np.int64]) -> Drawing:
+        """Some of them, by index."""
+        return Drawing(self.rows[chosen], self.ends[chosen], self.tokens[chosen])
+
+
 class StepBuffers:
     """The arrays of one step; the next step overwrites them. n tokens, s sequences."""
 
@@ -69,10 +83,7 @@ class StepBuffers:
         # Of the step being built:
         self.step_rows: NDArray[np.int64] = self._arange[:0]  # [s]
         self.ends: NDArray[np.int64] = self._arange[:0]  # [s]: tokens computed after the step
-        # Of its sequences that draw a token, in the plan's order, d in number:
-        self.drawing_rows: NDArray[np.int64] = self._arange[:0]  # [d]
-        self.drawing_ends: NDArray[np.int64] = self._arange[:0]  # [d]
-        self.drawing_tokens: NDArray[np.int64] = self._arange[:0]  # [d]: index in the step
+        self.drawing = Drawing(*[self._arange[:0]] * 3)
 
     def fill_tokens(self, plan: SchedulerOutputs) -> ModelStepInput:
         """Lay the sequences' token ranges end to end."""
@@ -95,33 +106,17 @@ class StepBuffers:
             token_rows[:] = step_rows.repeat(counts)
             positions[:] = self._arange[:n] + (ends - edges).repeat(counts)
             last_tokens = edges - 1
-        self._set_drawing(plan.samples, step_rows, ends, last_tokens)
+        self.step_rows, self.ends = step_rows, ends
+        self.drawing = Drawing(step_rows, ends, last_tokens)
+        if False in plan.samples:
+            self.drawing = self.drawing.only(np.flatnonzero(plan.samples))
         token_ids, seq_ids = self.token_ids[:n], self.token_seq_ids[:n]
         token_ids[:] = rows.tokens[token_rows, positions]
         seq_ids[:] = rows.seq_ids[token_rows]
         logits_mask = self.logits_mask[:n]
         logits_mask[:] = 0
-        logits_mask[self.drawing_tokens] = 1
+        logits_mask[self.drawing.tokens] = 1
         return ModelStepInput(token_ids, positions, seq_ids, logits_mask)
-
-    def _set_drawing(
-        self,
-        samples: list[bool],
-        rows: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        last_tokens: NDArray[np.int64],
-    ) -> None:
-        self.step_rows, self.ends = rows, ends
-        if False in samples:
-            chosen = np.array(samples, dtype=np.bool_)
-            rows, ends, last_tokens = rows[chosen], ends[chosen], last_tokens[chosen]
-        self.drawing_rows, self.drawing_ends, self.drawing_tokens = rows, ends, last_tokens
-
-    def keep_drawing(self, chosen: NDArray[np.int64]) -> None:
-        """Only these of the sequences that draw (indices), the others failed."""
-        self.drawing_rows = self.drawing_rows[chosen]
-        self.drawing_ends = self.drawing_ends[chosen]
-        self.drawing_tokens = self.drawing_tokens[chosen]
 
     def fill_attention(self, step: ModelStepInput) -> AttentionMetadata:
         """Where each token of the step is written and what each sequence may look at."""

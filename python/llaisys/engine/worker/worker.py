@@ -26,7 +26,7 @@ from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.batch import SequenceRows, StepBuffers
+from llaisys.engine.worker.batch import Drawing, SequenceRows, StepBuffers
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.models.base import AdapterOptions, ModelAdapter
 
@@ -273,54 +273,49 @@ class Worker:
 
     def sample(self, forward: ForwardOutput) -> NDArray[np.int32]:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
-        buffers = self._buffers
         self._failed = {}
-        if not len(buffers.drawing_rows):
-            return np.zeros(0, dtype=np.int32)
-        every = np.arange(len(buffers.drawing_rows))
         try:
-            return self._draw(forward, every)
-        except InvalidInputError:  # one request's fault (nothing left to draw) is not the others'
-            good = [i for i in range(len(every)) if self._can_draw(forward, i)]
-            every = np.array(good, dtype=np.int64)
-        buffers.keep_drawing(every)
-        if not len(every):
-            return np.zeros(0, dtype=np.int32)
-        return self._draw(forward, np.arange(len(every)))
+            return self._draw(forward, self._buffers.drawing)
+        except InvalidInputError:  # nothing is left to draw for one: not the others' fault
+            self._leave_out_failing(forward)
+            return self._draw(forward, self._buffers.drawing)
 
-    def _draw(self, forward: ForwardOutput, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Draw for some of the drawing sequences, by index."""
-        buffers = self._buffers
+    def _draw(self, forward: ForwardOutput, drawing: Drawing) -> NDArray[np.int32]:
+        if not len(drawing.rows):
+            return np.zeros(0, dtype=np.int32)
         metadata = self._sampling.metadata(
-            buffers.drawing_rows[chosen],
-            output_rows(forward, buffers.drawing_tokens[chosen]),
-            buffers.drawing_ends[chosen],
+            drawing.rows,
+            output_rows(forward, drawing.tokens),
+            drawing.ends,
             self._rows.seq_ids,
             self._rows.tokens,
         )
         with self._native_timer:
             return self._open_adapter().sample(metadata)
 
-    def _can_draw(self, forward: ForwardOutput, index: int) -> bool:
-        try:
-            self._draw(forward, np.array([index]))
-        except InvalidInputError as error:
-            seq_id = int(self._rows.seq_ids[self._buffers.drawing_rows[index]])
-            self._failed[seq_id] = str(error)
-            return False
-        return True
+    def _leave_out_failing(self, forward: ForwardOutput) -> None:
+        """Draw for each sequence alone, to see whose fault it was; the others go on drawing."""
+        drawing = self._buffers.drawing
+        good = []
+        for index, seq_id in enumerate(self._rows.seq_ids[drawing.rows].tolist()):
+            try:
+                self._draw(forward, drawing.only(np.array([index])))
+                good.append(index)
+            except InvalidInputError as error:
+                self._failed[seq_id] = str(error)
+        self._buffers.drawing = drawing.only(np.array(good, dtype=np.int64))
 
     def postprocess(self, plan: SchedulerOutputs, sampled: NDArray[np.int32]) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
         sampling = self._sampling
-        rows = self._buffers.drawing_rows
+        rows = self._buffers.drawing.rows
         if len(sampled) != len(rows):
             raise RuntimeError(f"{len(sampled)} tokens were drawn for {len(rows)} sequences")
-        self._rows.tokens[rows, self._buffers.drawing_ends] = sampled
+        self._rows.tokens[rows, self._buffers.drawing.ends] = sampled
         seq_ids = self._rows.seq_ids[rows].tolist()
         tokens = sampled.tolist()
-        output = StepOutput(plan.step_id, {s: [t] for s, t in zip(seq_ids, tokens, strict=True)})
-        output.failed = self._failed
+        drawn = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
+        output = StepOutput(plan.step_id, drawn, failed=self._failed)
         if sampling.penalised:
             for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
                 if row in sampling.penalised:

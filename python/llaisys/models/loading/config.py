@@ -80,7 +80,9 @@ class ModelConfig:
     window_layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    dtype: str  # 'f32' | 'f16' | 'bf16': what to compute in
+    # 'f32' | 'f16' | 'bf16': what to compute in; 'auto' until the checkpoint has seen the weights,
+    # where config.json does not say.
+    dtype: str
     generation: GenerationDefaults
 
     def layer_window(self, layer: int) -> int | None:
@@ -243,7 +245,9 @@ def _sliding_window(
 
 def _dtype(fields: Fields) -> str:
     key = "dtype" if fields.has("dtype") else "torch_dtype"
-    name = fields.string(key, "float32").removeprefix("torch.")
+    if not fields.has(key):
+        return "auto"
+    name = fields.string(key).removeprefix("torch.")
     if name not in DTYPES:
         raise fields.fail(key, f"is {name!r}; known: {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +204,18 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = load_config(directory)
         self._tensors = find_tensors(directory)
         self._closed = False
+        if self.config.dtype == "auto":
+            self.config = replace(self.config, dtype=self._weights_dtype())
         self.tokenizer_source = _tokenizer_source(directory, self.config.eos_token_ids)
         check_coverage(self, str(directory))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
+
+    def _weights_dtype(self) -> str:
+        """That of the first projection."""
+        record = self._tensors.get("model.layers.0.self_attn.q_proj.weight")
+        return record.dtype if record is not None and record.dtype in USABLE.values() else "f32"
 
     def _find(self, name: str) -> TensorRecord:
         if self._closed:
