@@ -69,7 +69,7 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
 template <typename T>
 inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc,
                       float *acc, float *wide) {
-    constexpr int64_t lines = 4 * kPanel * int64_t(sizeof(T)) / 64; // of four k
+    constexpr int64_t bytes = 4 * kPanel * int64_t(sizeof(T)); // of four k, which are one step
     const StridedRows x = {task.x + k, task.ldx};
     const DenseRows<T> packed = {w, kPanel};
     int64_t tiles = 0;
@@ -80,13 +80,12 @@ inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, i
     });
     if (passes == 1) { // the block goes through the registers once: it is one stream
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
-        panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(lines)>{soon});
+        panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(bytes / 64)>{soon});
         return;
     }
-    const T *next = w + kc * kPanel;
-    const FarFetch fetch = {reinterpret_cast<const char *>(next),
-                            reinterpret_cast<const char *>(next + kc * kPanel),
-                            (lines + passes - 1) / passes};
+    const char *next = reinterpret_cast<const char *>(w + kc * kPanel);
+    const char *end = reinterpret_cast<const char *>(w + 2 * kc * kPanel);
+    const FarFetch fetch = {next, end, next, (bytes + passes - 1) / passes};
     if (sizeof(T) == sizeof(float) || tiles <= kDirectTiles) {
         panel(task.m, x, packed, acc, kPanel, kc, fetch);
     } else {

@@ -79,13 +79,18 @@ template <int lines> struct NearFetch {
 struct FarFetch {
     const char *next;
     const char *end;
-    int64_t lines; // a step
+    const char *due; // up to here by now
+    int64_t pace;    // bytes a step
     void step() {
-        for (int64_t i = 0; i < lines && next < end; ++i, next += 64) {
+        due += pace;
+        for (; next < due && next < end; next += 64) {
             __builtin_prefetch(next, 0, 2);
         }
     }
-    FarFetch after(int64_t steps) const { return {next + steps * lines * 64, end, lines}; }
+    FarFetch after(int64_t steps) const {
+        const char *later = due + steps * pace;
+        return {next + (later - next + 63) / 64 * 64, end, later, pace};
+    }
 };
 
 template <int rows, int pairs> struct Accumulators {
