@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.step import (
     AttentionMetadata,
@@ -133,9 +134,11 @@ class FakeAdapter(ModelAdapter):
             position = int(sampling.positions[index]) if sampling.positions is not None else 0
             choice = int(sampling.choices[index]) if sampling.choices is not None else 0
             token = draw(self._states[row], None if greedy else seed, choice, position, history)
-            while not self._allowed(sampling, index, token):
-                token = (token + 1) % VOCAB
-            self._drawn.append(token)
+            tokens = ((token + k) % VOCAB for k in range(VOCAB))
+            found = next((t for t in tokens if self._allowed(sampling, index, t)), None)
+            if found is None:  # as the native sampler does
+                raise InvalidInputError(f"row {index} has no token left")
+            self._drawn.append(found)
         return np.array(self._drawn, dtype=np.int32)
 
     @staticmethod

@@ -45,7 +45,22 @@ FAULT_FILE = "LLAISYS_TEST_FAULT_FILE"
 STEP_SECONDS = "LLAISYS_TEST_STEP_SECONDS"
 CONTEXT = 2048
 START_SECONDS = 90.0
+UNTOUCHABLE = "not to be tokenised"
+INLINE_CHARS = 4096  # what the server tokenises at once
 LONG = {"prompt": "long", "max_tokens": CONTEXT - 100, "ignore_eos": True, "temperature": 0}
+
+
+class OffLoopTokenizer(FakeTokenizer):
+    """Long texts must not be tokenised on the event loop, which is the main thread, and
+    UNTOUCHABLE not at all: either is a 500."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        on_loop = threading.current_thread() is threading.main_thread()
+        if on_loop and len(text) > INLINE_CHARS:
+            raise AssertionError(f"{len(text)} characters were tokenised on the event loop")
+        if text == UNTOUCHABLE:
+            raise AssertionError("this text was tokenised")
+        return super().encode(text, add_special_tokens)
 
 
 class FaultAdapter(FakeAdapter):
@@ -365,7 +380,7 @@ def main() -> int:
     parser.add_argument("--exit-delay", type=float, default=1.5)
     args = parser.parse_args(sys.argv[2:])
     config = config_from_args(args)
-    engine = dataclasses.replace(config.engine, model="mock", tokenizer=FakeTokenizer())
+    engine = dataclasses.replace(config.engine, model="mock", tokenizer=OffLoopTokenizer())
     health = dataclasses.replace(config.health, exit_delay=args.exit_delay)
     names = config.served_model_names or ("fake",)
     from llaisys.server.http_server import serve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from model_files import write_hf_model
 from llaisys.bench import ops
 from llaisys.common.version import __version__
 from llaisys.entrypoints.cli import main
+from llaisys.tokenization import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,50 @@ def test_generate_reads_jsonl_and_writes_jsonl(model: str, tmp_path: Path) -> No
     assert {"queue", "first_token", "total"} <= set(first["timings"])
 
 
+def test_line_separators_inside_a_prompt_do_not_split_it(model: str, tmp_path: Path) -> None:
+    """U+2028 and the like may stand in JSON as they are."""
+    target = tmp_path / "out.jsonl"
+    arguments = ["generate", "--output", str(target), "--json", "--raw", "--model", model]
+    prompt = "a\u2028b\u2029c\x85d\x0ce"
+    job = json.dumps({"prompt": prompt, "max_tokens": 2}, ensure_ascii=False)
+    assert "\u2028" in job
+    for name, text in (("in.jsonl", job), ("in.txt", prompt)):
+        source = tmp_path / name
+        source.write_text(text + "\n" + text + "\n", encoding="utf-8")
+        assert main([*arguments, "--file", str(source), "--max-tokens", "2"]) == 0
+        outputs = [json.loads(line) for line in target.read_text().split("\n") if line]
+        sizes = [output["usage"]["prompt_tokens"] for output in outputs]
+        assert sizes == [len(prompt.encode())] * 2
+
+
+def test_a_request_that_fails_is_told_and_the_others_are_written(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = Tokenizer.from_directory(model).encode("h", add_special_tokens=False)
+    failing = {"prompt": "x", "allowed_token_ids": letter, "bad_words": ["hh"]}
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "one"}) + "\n\n" + json.dumps(failing))
+    arguments = ["generate", "--file", str(source), "--json", "--max-tokens", "3"]
+    assert main([*arguments, "--model", model]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {source}:3: ") and "no token left" in captured.err
+    reasons = [json.loads(line)["finish_reason"] for line in captured.out.splitlines()]
+    assert reasons[0] != "error" and reasons[1:] == ["error"]
+
+
+def test_output_is_not_touched_when_nothing_was_generated(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.txt"
+    target.write_text("precious")
+    source.write_text(json.dumps({"prompt": "x" * 5000}))
+    arguments = ["generate", "--output", str(target), "--model", model]
+    for bad in (["--file", str(source)], ["x", "--temperature", "nan"]):
+        assert main([*arguments, *bad]) == 1
+        assert capsys.readouterr().err.startswith("error: ")
+        assert target.read_text() == "precious"
+
+
 def test_generate_reads_standard_input(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,10 +145,18 @@ def test_bad_jsonl_names_file_and_line(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "in.jsonl"
-    for line, text in (("{", "not JSON"), ("{}", "either"), ('{"prompt": "x", "topp": 1}', "topp")):
-        source.write_text(line)
+    for line, text in (
+        ("{", "not JSON"),
+        ("{}", "either"),
+        ('{"prompt": "x", "topp": 1}', "topp"),
+        ('{"prompt": "x", "top_p": 2}', "top_p is 2"),
+        ('{"prompt": 5}', "prompt is 5; it must be a string"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "messages[0].content is of type int"),
+    ):
+        source.write_text('{"prompt": "fine"}\n' + line)
         assert main(["generate", "--file", str(source), "--model", model]) == 1
-        assert text in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {source}:2: ") and text in error
 
 
 def test_chat_streams_and_remembers(
@@ -112,6 +166,34 @@ def test_chat_streams_and_remembers(
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     assert main(["chat", "--model", model, "--max-tokens", "3", "--temperature", "0"]) == 0
     assert "Ctrl-D" in capsys.readouterr().out
+
+
+def test_chat_survives_a_full_context(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["x" * 600, "hello", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    assert main(["chat", "--model", model, "--max-tokens", "3", "--temperature", "0"]) == 0
+    output = capsys.readouterr().out
+    assert "allows at most 511" in output and "/clear starts again.\n" in output
+    assert next(lines, None) is None  # the line after it was answered
+
+
+def test_numpy_is_not_given_threads_that_it_has_no_use_for() -> None:
+    code = (
+        "import os; from llaisys.entrypoints.cli import main; main([]); "
+        "print(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    for given, expected in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
+        inherited = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**inherited, **given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split()[-1] == expected
 
 
 def test_env_and_pull(model: str, capsys: pytest.CaptureFixture[str]) -> None:

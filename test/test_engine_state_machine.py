@@ -212,6 +212,35 @@ def test_timeouts_are_counted_apart_from_worker_errors():
     engine.close()
 
 
+def test_the_worker_forgets_the_sequences_of_timed_out_steps():
+    """More of them than it has rows; the plan that released some came while it was busy."""
+    import threading
+
+    engine = make_engine(step_timeout=0.05, max_num_seqs=2)
+    adapter, executor = adapter_of(engine), engine.core.executor
+    for _ in range(3):
+        release = threading.Event()
+
+        def hang(step, release=release):
+            adapter.on_forward = None
+            release.wait(30)
+
+        adapter.on_forward = hang
+        for _ in range(2):  # the first two hang, the next two meet a busy worker
+            names = [engine.submit([1, 2], greedy(3)) for _ in range(2)]
+            outputs = run_all(engine)
+            assert [outputs[name].finish_reason for name in names] == ["error"] * 2
+        release.set()
+        executor._late.result(30)
+    names = [engine.submit([i, 2], greedy(3)) for i in (1, 3)]
+    outputs = run_all(engine)
+    assert [outputs[name].token_ids for name in names] == [
+        expected_tokens([i, 2], 3) for i in (1, 3)
+    ]
+    assert len(executor.worker._rows.row_of) <= 2
+    engine.close()
+
+
 def test_executor_methods_and_start_up_line(caplog):
     config = make_config()
     assert Executor.get_class(config) is UniProcExecutor
@@ -235,6 +264,14 @@ def test_kv_cache_memory_becomes_blocks():
     assert engine.model_info.num_blocks == 100_000 // (16 * 64)
     with pytest.raises(InvalidInputError, match="kv_cache_memory is 10 bytes"):
         LLMEngine(make_config(cache=CacheConfig(kv_cache_memory=10)))
+
+
+def test_kv_cache_memory_beyond_the_machine_is_refused_with_both_numbers(monkeypatch):
+    from llaisys.engine.config import CacheConfig
+
+    monkeypatch.setattr("llaisys.engine.worker.worker.available_memory", lambda: 99_999)
+    with pytest.raises(InvalidInputError, match="is 100000 bytes; this machine has 99999"):
+        LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory=100_000)))
 
 
 # ---- the engine's edges --------------------------------------------------------------------------

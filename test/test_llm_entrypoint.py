@@ -39,6 +39,16 @@ def test_numpy_ids_are_taken(llm):
     assert llm.generate([ids, ids], greedy(3))[1].token_ids == expected_tokens([1, 2, 3], 3)
 
 
+def test_numbers_that_are_no_ids_are_refused(llm):
+    import numpy as np
+
+    floats = np.array([1.9, 2.7])
+    for prompt in (floats, floats.astype(np.float32), np.array([True, False]), [True], [1, 2.0]):
+        with pytest.raises(InvalidInputError, match=r"prompt token \d is .* an integer"):
+            llm.generate(prompt, greedy(1))
+    assert is_idle(llm)
+
+
 def test_parameters_for_all_or_for_each(llm):
     outputs = llm.generate([[1], [2], [3]], [greedy(1), greedy(2), None])
     assert len(outputs[0].token_ids) == 1 and len(outputs[1].token_ids) <= 2
@@ -59,6 +69,43 @@ def test_chat_renders_the_template(llm):
     for bad in ("hi", [], {}):
         with pytest.raises(InvalidInputError, match="messages"):
             llm.chat(bad)
+
+
+def test_chat_takes_text_parts_as_the_server_does(llm):
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "three"},
+    ]
+    text = b"[user]one\ntwo[assistant][user]three[assistant]"
+    assert llm.encode_chat(messages) == list(text)
+    assert llm.chat(messages, greedy(1))[0].prompt_token_ids == list(text)
+    assert next(llm.stream(messages, greedy(1))).output is not None
+    assert messages[0]["content"] is parts  # the caller's own are left alone
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "user"}, "messages[1].content is missing; it must be text"),
+        ({"role": "user", "content": None}, "messages[1].content is missing; it must be text"),
+        ({"role": "user", "content": 5}, "messages[1].content is of type int; it must be text"),
+        ({"role": "user", "content": {"text": "x"}}, "messages[1].content is of type dict"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[1].content is a list with more than text in it; it must be text",
+        ),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content is"),
+        ("hi", "messages[1] is of type str; it must be {'role', 'content'}"),
+    ],
+    ids=str,
+)
+def test_chat_content_that_is_no_text_is_refused(llm, message, text):
+    with pytest.raises(InvalidInputError) as caught:
+        llm.chat([{"role": "user", "content": "hi"}, message])
+    assert text in str(caught.value)
+    assert is_idle(llm)
 
 
 def test_submit_step_collect_cancel(llm):

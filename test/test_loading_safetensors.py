@@ -45,6 +45,18 @@ def test_records_point_at_the_bytes(tmp_path: Path, dtype: str, shards: int) -> 
         checkpoint.record("model.norm.weight")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_weights_are_computed_in_their_own_dtype_where_the_config_names_none(
+    tmp_path: Path, dtype: str
+) -> None:
+    model_files.write_hf_model(tmp_path, model_files.tiny_config(torch_dtype=None), dtype=dtype)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.config.dtype == dtype
+    (tmp_path / "config.json").write_text(json.dumps(model_files.tiny_config(dtype="float16")))
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.config.dtype == "f16"  # what it says counts
+
+
 def test_files_written_by_the_safetensors_library_are_read(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 

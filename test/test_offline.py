@@ -181,6 +181,53 @@ def test_a_fault_fails_its_requests_and_the_next_batch_works(llm):
     assert llm.generate([[1, 2]], greedy(5))[0].token_ids == expected_tokens([1, 2], 5)
 
 
+NATIVE = {"model": "mock", "adapter_class": None}  # its sampler is the real one
+
+
+@pytest.mark.parametrize("settings", [{}, NATIVE], ids=["fake", "native"])
+def test_a_request_with_nothing_left_to_draw_fails_alone(settings):
+    """Its second token would complete a bad word, and no other is allowed."""
+    other, nothing_left = (
+        greedy(6, ignore_eos=True),
+        greedy(6, ignore_eos=True, allowed_token_ids=[48], bad_words=["00"]),
+    )
+    with make_llm(**settings) as llm:
+        (alone,) = llm.generate([[1, 2]], other)
+        first, failed, last = llm.generate([[1, 2], [3, 4], [1, 2]], [other, nothing_left, other])
+        assert failed.finish_reason == "error" and failed.token_ids == [48]
+        assert "no token left" in failed.outputs[0].error
+        assert first.token_ids == last.token_ids == alone.token_ids
+        assert llm.stats()["worker_errors"] == 0 and is_idle(llm)
+
+
+@pytest.mark.parametrize("settings", [{}, NATIVE], ids=["fake", "native"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [EOS], "min_tokens": 1},
+        {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2},
+        {"allowed_token_ids": [48], "bad_words": ["0"]},
+    ],
+    ids=str,
+)
+def test_a_request_that_could_never_draw_is_refused(settings, fields):
+    with make_llm(**settings) as llm:
+        with pytest.raises(InvalidInputError, match="allowed_token_ids has 1 ids; bad_words and"):
+            llm.generate([[1, 2]], SamplingParams(**fields))
+        assert is_idle(llm)
+        assert len(llm.generate([[1, 2]], greedy(3, ignore_eos=True))[0].token_ids) == 3
+
+
+def test_end_tokens_that_the_model_has_no_row_for_are_left_out():
+    class Larger(FakeTokenizer):
+        eos_token_ids = (EOS, 64, 1000)
+
+    with make_llm(**NATIVE, tokenizer=Larger()) as llm:
+        assert llm.model_info.vocab_size == 64
+        (output,) = llm.generate([[1, 2]], greedy(4, min_tokens=3))
+        assert output.finish_reason != "error" and len(output.token_ids) >= 3
+
+
 def test_shared_prefix_is_reported_in_usage(llm):
     prompt = list(range(1, 30))
     llm.generate([prompt], greedy(2))

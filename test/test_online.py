@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import server_helpers
 import zmq
 from engine_fakes import FakeTokenizer, expected_tokens
 from server_helpers import (
@@ -31,7 +33,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from llaisys.server.async_engine import AsyncLLMEngine
+from llaisys.server.async_engine import INLINE_CHARS, AsyncLLMEngine
 from llaisys.server.config import Limits, ServerConfig
 from llaisys.server.errors import RejectedError, UnknownRequestError
 
@@ -91,6 +93,7 @@ def test_async_engine(test_path: None, monkeypatch: pytest.MonkeyPatch) -> None:
             await cancelled_requests_end_with_abort(engine)
             await cancelling_takes_effect_at_the_next_step(engine)
             await impossible_requests_are_rejected(engine)
+            await long_texts_and_bad_words_are_tokenised_in_a_thread(engine)
             await leaving_a_stream_cancels(engine)
             await garbage_is_survived(engine)
         return pid
@@ -161,6 +164,32 @@ async def impossible_requests_are_rejected(engine: AsyncLLMEngine) -> None:
     with pytest.raises(RejectedError, match="1300"):
         await read(engine, name)
     assert not engine._outputs._choices and engine.num_open == 0
+
+
+async def long_texts_and_bad_words_are_tokenised_in_a_thread(engine: AsyncLLMEngine) -> None:
+    assert INLINE_CHARS == server_helpers.INLINE_CHARS
+    seen: list[tuple[str, bool]] = []  # (text, on the event loop)
+    plain = engine.tokenizer.encode
+
+    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+        seen.append((text, threading.current_thread() is threading.main_thread()))
+        return list(plain(text, add_special_tokens))
+
+    engine.tokenizer.encode = encode
+    long = "x" * (INLINE_CHARS + 1)
+    for special in (True, False):
+        assert len(await engine.encode("short", special)) == 5
+        assert len(await engine.encode(long, special)) == len(long)
+    assert seen == [("short", True), (long, False)] * 2
+    seen.clear()
+    name = await engine.submit([1, 2], greedy(2, bad_words=["ab", "cd"]))
+    assert (await read(engine, name))[-1].finish_reason == "length"
+    assert {text for text, _ in seen} == {"ab", " ab", "cd", " cd"}
+    assert not any(on_loop for _, on_loop in seen)
+    seen.clear()
+    await read(engine, await engine.submit([3, 4], greedy(2, bad_words=["ab", "cd"])))
+    assert seen == []  # the same words again, as for the next prompt of a request
+    del engine.tokenizer.encode
 
 
 async def leaving_a_stream_cancels(engine: AsyncLLMEngine) -> None:

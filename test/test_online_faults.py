@@ -236,6 +236,35 @@ def test_failed_steps_can_be_tolerated(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_with_nothing_left_to_draw_fails_alone(tmp_path: Path, stream: bool) -> None:
+    """One failed step would be the end of this server."""
+    env = {STEP_SECONDS: "0.005"}
+    other = {**LONG, "max_tokens": 300, "return_token_ids": True}
+    bad = {"prompt": "x", "max_tokens": 5, "allowed_token_ids": [48], "bad_words": ["00"]}
+    with (
+        ServerProcess("--max-failed-steps", "1", env=env, session_file=tmp_path / "s.db") as server,
+        server.wait_ready().client() as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        alone = client.post(PATH, json=other).json()["choices"][0]["token_ids"]
+        answer = pool.submit(client.post, PATH, json=other)
+        server.wait_for(lambda: server.metric("num_requests_running") == 1, "the other one")
+        failed = client.post(PATH, json={**bad, "stream": stream})
+        assert not answer.done()  # they ran together
+        if stream:  # its first token was fine
+            assert failed.status_code == 200 and '"finish_reason":"error"' in failed.text
+            assert failed.text.endswith("data: [DONE]\n\n")
+        else:
+            assert failed.status_code == 500
+            assert failed.json()["error"]["code"] == "engine_error"
+        assert answer.result(30).json()["choices"][0]["token_ids"] == alone
+        assert client.get("/health").status_code == 200
+        assert server.metric("worker_errors_total") == 0
+        server.wait_idle()
+        assert server.stop() == 0
+
+
 def test_no_orphan_when_the_server_is_killed(tmp_path: Path) -> None:
     before = socket_directories()
     with ServerProcess(env={STEP_SECONDS: "0.005"}, session_file=tmp_path / "s.db") as server:

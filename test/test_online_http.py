@@ -95,6 +95,39 @@ def test_logprobs_of_chat_and_of_completions(client: httpx.Client) -> None:
     assert [len(v) for v in logprobs.values()] == [5, 5, 5, 5]
 
 
+@pytest.mark.parametrize("prompt", ["a", "é漢"])
+def test_completion_logprobs_where_tokens_are_parts_of_characters(
+    client: httpx.Client, prompt: str
+) -> None:
+    """Every token has its entry and its place, streamed or whole; no two names are the same."""
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 40, "seed": 3, "ignore_eos": True}
+    body["logprobs"] = 4
+    body["allowed_token_ids"] = sorted({65, *"é漢😀".encode()})
+    body["return_token_ids"] = True
+    whole = client.post("/v1/completions", json=body).json()["choices"][0]
+    logprobs, text = whole["logprobs"], whole["text"]
+    assert [len(values) for values in logprobs.values()] == [40] * 4
+    assert [len(top) for top in logprobs["top_logprobs"]] == [4] * 40
+    places = logprobs["text_offset"]
+    assert places[0] == 0 and places == sorted(places) and places[-1] <= len(text)
+    for token_id, name, place in zip(whole["token_ids"], logprobs["tokens"], places, strict=True):
+        if token_id == 65:
+            assert name == "A" and text[place:].lstrip("\ufffd").startswith("A")
+        else:
+            assert name == f"bytes:\\x{token_id:02x}"
+    streamed: dict[str, list[Any]] = {"text": [], "tokens": [], "text_offset": []}
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        for event in sse_events(response):
+            if event == "[DONE]":
+                continue
+            choice = json.loads(event)["choices"][0]
+            streamed["text"].append(choice["text"])
+            for field in ("tokens", "text_offset"):
+                streamed[field] += (choice["logprobs"] or {}).get(field, [])
+    assert "".join(streamed["text"]) == text
+    assert streamed["tokens"] == logprobs["tokens"] and streamed["text_offset"] == places
+
+
 def test_streams_end_in_a_finish_chunk_and_done(client: httpx.Client) -> None:
     body = chat(n=3, seed=1, temperature=1, stream=True, stream_options={"include_usage": True})
     with client.stream("POST", CHAT, json=body) as response:

@@ -11,7 +11,7 @@ import pytest
 from http_helpers import CHAT, KEYS, chat, error_of, http_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_helpers import ServerProcess
+from server_helpers import UNTOUCHABLE, ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,92 @@ def test_caps_are_named_with_their_number(
     client: httpx.Client, fields: dict[str, Any], number: str
 ) -> None:
     assert number in error_of(client.post(CHAT, json=chat(**fields)), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": 101}, "temperature", "temperature is 101; it must be at most 100.0"),
+        ({"temperature": -0.5}, "temperature", "temperature is -0.5; it must be at least 0"),
+        ({"top_p": 0}, "top_p", "top_p is 0; it must be above 0"),
+        ({"top_p": 1e-46}, "top_p", "top_p is 1e-46; it must be a number from 1.17549e-38 to 1"),
+        ({"n": 129}, "n", "n is 129; it must be at most 128"),
+        ({"n": True}, "n", "n is true; it must be an integer"),
+        ({"n": 1.5}, "n", "n is 1.5; it must be an integer"),
+        ({"max_tokens": "5"}, "max_tokens", "max_tokens is a string; it must be an integer"),
+        ({"stream": 1}, "stream", "stream is 1; it must be true or false"),
+        ({"temperature": [1]}, "temperature", "temperature is a list; it must be a number"),
+        ({"logit_bias": [1]}, "logit_bias", "logit_bias is a list; it must be an object"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "is 101; it must be at most 100"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "999 is outside the vocabulary of 512 tokens"),
+        ({"user": 5}, "user", "user is 5; it must be a string"),
+        ({"bad_words": ["x"] * 257}, "bad_words", "has 257 items; it must have at most 256"),
+        ({"bad_words": [""]}, "bad_words.0", "has 0 characters; it must have at least 1"),
+        (
+            {"cache_salt": "x" * 1025},
+            "cache_salt",
+            "has 1025 characters; it must have at most 1024",
+        ),
+        ({"messages": []}, "messages", "messages has 0 items; it must have at least 1"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is missing"),
+        ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is missing"),
+        (
+            {"allowed_token_ids": [0], "min_tokens": 1},
+            "allowed_token_ids",
+            "allowed_token_ids has 1 ids; bad_words and min_tokens 1",
+        ),
+    ],
+    ids=str,
+)
+def test_errors_have_the_field_the_value_and_the_limit(
+    client: httpx.Client, fields: dict[str, Any], param: str, message: str
+) -> None:
+    error = error_of(client.post(CHAT, json=chat(**fields)), 400)
+    assert error["param"] == param and message in error["message"], error
+
+
+def test_completion_errors_name_a_field_that_is_there(client: httpx.Client) -> None:
+    for fields, param, message in (
+        ({}, "prompt", "prompt is missing"),
+        ({"prompt": ""}, "prompt", "the prompt is empty"),
+        ({"prompt": [512]}, "prompt", "prompt token 0 is 512; it must be from 0 to 511"),
+        ({"prompt": ["x"] * 43, "n": 3}, "n", "n times the number of prompts: 129 given"),
+        ({"prompt": ["x"] * 65}, "prompt", "prompt: 65 given; at most 64"),
+        ({"prompt": "x" * 3000}, "prompt", "prompt has 3000 tokens; at most 2047"),
+    ):
+        error = error_of(client.post("/v1/completions", json=fields), 400)
+        assert error["param"] == param and message in error["message"], error
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_the_next_is_looked_at(
+    client: httpx.Client,
+) -> None:
+    body = {"prompt": ["y" * 3000, UNTOUCHABLE]}
+    error = error_of(client.post("/v1/completions", json=body), 400)
+    assert "3000 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/no/such_route"])
+def test_an_unknown_route_of_the_api_is_named(client: httpx.Client, path: str) -> None:
+    assert path in error_of(client.post(path, json={"input": "x"}), 404)["message"]
+    odd = error_of(client.get("/v1/%3Cscript%3E" + "x" * 500), 404)
+    assert odd["message"] == "there is no such route"
+
+
+def test_long_texts_leave_the_event_loop_on_every_route(client: httpx.Client) -> None:
+    """The tokenizer of the tests' server refuses them there, with a 500."""
+    text = "x" * 5000
+    answer = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/completions", {"prompt": ["a", text], "add_special_tokens": False}),
+        (CHAT, chat(messages=answer[1:])),
+        (CHAT, chat(messages=answer, continue_final_message=True)),
+    ):
+        assert "at most 2047" in error_of(client.post(path, json=body), 400)["message"]
+    for fields in ({"prompt": text}, {"prompt": text, "add_special_tokens": False}):
+        assert client.post("/tokenize", json=fields).json()["count"] == 5000
+    assert client.post("/tokenize", json={"messages": answer}).json()["count"] > 5000
 
 
 def test_completion_caps(client: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -15,9 +16,10 @@ import pytest
 from server_helpers import STEP_SECONDS, ServerProcess, make_certificate, post_bytes
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.config import Limits, ServerConfig
+from llaisys.server.config import Health, Limits, ServerConfig
 from llaisys.server.errors import ApiError
 from llaisys.server.event_stream import EventStream
+from llaisys.server.http_server import check_tls, serve
 from llaisys.server.limits import Admission
 from llaisys.server.session_store import SessionStore
 
@@ -96,6 +98,7 @@ def test_overload_is_429_with_retry_after_and_the_queue_times_out(
         mine = client.post(PATH, json=LONG)
         assert mine.status_code == 429 and int(mine.headers["retry-after"]) >= 1
         assert "at most 4" in mine.json()["error"]["message"]
+        assert server.metric("requests_rejected_total", KEY) >= 1
         with server.client(OTHER) as other:
             queued = pool.submit(other.post, PATH, json=LONG)
             server.wait_for(
@@ -160,6 +163,26 @@ def test_session_cap(client: httpx.Client) -> None:
     for name in names:
         client.delete(f"/v1/sessions/{name}")
     assert client.post("/v1/sessions", json={"session_id": "again"}).status_code == 201
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_session_too_many_is_refused_before_anything_is_generated(
+    server: ServerProcess, client: httpx.Client, stream: bool
+) -> None:
+    for known in client.get("/v1/sessions").json()["data"]:
+        client.delete(f"/v1/sessions/{known['id']}")
+    for name in ("one", "two", "three"):
+        assert client.post("/v1/sessions", json={"session_id": name}).status_code == 201
+    server.wait_idle(KEY)
+    before = server.metric("prompt_tokens_total", KEY)
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": stream}
+    refused = client.post("/v1/chat/completions", json={**body, "session_id": "four"})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["code"] == "too_many_sessions" and "at most 3" in error["message"]
+    assert server.metric("prompt_tokens_total", KEY) == before
+    known = client.post("/v1/chat/completions", json={**body, "session_id": "two"})
+    assert known.status_code == 200
 
 
 # ---- how large, how slow -------------------------------------------------------------------------
@@ -236,6 +259,23 @@ def test_cors_is_an_allow_list(client: httpx.Client, server: ServerProcess) -> N
     assert client.get("/health", headers={"Host": "llm.example"}).status_code == 200
 
 
+def test_a_preflight_of_openais_javascript_client_is_let_through(server: ServerProcess) -> None:
+    own = ("arch", "lang", "os", "package-version", "retry-count", "runtime", "timeout")
+    names = ["authorization", "content-type", *(f"x-stainless-{name}" for name in own)]
+    asked = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": ",".join(names),
+    }
+    with server.client() as anonymous:
+        answer = anonymous.options(PATH, headers=asked)
+        assert answer.status_code == 200
+        allowed = answer.headers["access-control-allow-headers"].lower()
+        assert {name.strip() for name in allowed.split(",")} >= set(names)
+        evil = anonymous.options(PATH, headers={**asked, "Origin": "https://evil.example"})
+        assert evil.status_code >= 400
+
+
 # ---- configuration -------------------------------------------------------------------------------
 
 
@@ -248,11 +288,19 @@ def test_cors_is_an_allow_list(client: httpx.Client, server: ServerProcess) -> N
         {"ssl_certfile": "x"},
         {"log_format": "xml"},
         {"drain_timeout": -1},
+        {"drain_timeout": math.nan},
     ],
 )
 def test_bad_server_settings_are_named(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
         ServerConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit", "max_failed_steps"])
+@pytest.mark.parametrize("value", [0, -1, math.nan])
+def test_bad_health_limits_are_named(name: str, value: float) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name} is {value}; it must be above 0"):
+        Health(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "header_timeout", "max_queued"])
@@ -266,6 +314,25 @@ def test_session_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"this is not SQLite at all, not even close" * 100)
     with pytest.raises(InvalidInputError, match=r"s\.db"):
         SessionStore(file)
+
+
+def test_session_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "s.db", tmp_path):  # below a file; a directory
+        with pytest.raises(InvalidInputError, match=r"session file .*: .*--session-file") as caught:
+            SessionStore(path)
+        assert str(path) in str(caught.value)
+
+
+def test_tls_files_are_checked_before_the_model_is_loaded(tmp_path: Path) -> None:
+    certificate, key, _ = make_certificate(tmp_path)
+    junk = tmp_path / "junk.pem"
+    junk.write_text("not a certificate")
+    check_tls(ServerConfig(ssl_certfile=str(certificate), ssl_keyfile=str(key)))
+    for files in ((certificate, tmp_path / "none.pem"), (junk, key), (certificate, junk)):
+        with pytest.raises(InvalidInputError, match=r"--ssl-certfile .*, --ssl-keyfile") as caught:
+            serve(ServerConfig(ssl_certfile=str(files[0]), ssl_keyfile=str(files[1]), port=0))
+        assert all(str(file) in str(caught.value) for file in files)
 
 
 def test_tls(tmp_path: Path) -> None:

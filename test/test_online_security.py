@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from server_helpers import (
     resident,
 )
 
+from llaisys.server.logs import JsonFormatter, TextFormatter
 from llaisys.server.security import RequestContext
 
 COMPLETIONS = "/v1/completions"
@@ -281,3 +284,21 @@ def test_no_status_route_shows_what_is_being_asked(
         assert CANARY not in client.get(path).text, path
     reset(running)
     server.wait_idle(KEYS[0])
+
+
+def test_what_a_client_sent_cannot_look_like_another_field_or_line_of_the_log() -> None:
+    fields = {
+        "path": "/v1/models",
+        "user": "me status=200",
+        "agent": "a\n12:00:00 INFO llaisys.server: request status=200\x1b[31m\u2028x",
+        "quoted": 'a"b',
+        "status": 400,
+    }
+    record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "fields": fields})
+    line = TextFormatter().format(record)
+    assert line.isprintable()
+    words = shlex.split(line)
+    assert words[-5:][:2] == ["path=/v1/models", "user=me status=200"]
+    assert words[-2:] == ['quoted=a"b', "status=400"]
+    line = JsonFormatter().format(record)
+    assert "\n" not in line and json.loads(line)["agent"] == fields["agent"]

@@ -31,6 +31,7 @@ NAN, INF = math.nan, math.inf
         ("top_p", 0.0, "above 0 to 1"),
         ("top_p", 1.1, "above 0 to 1"),
         ("top_p", NAN, "above 0 to 1"),
+        ("top_p", 1e-46, "from 1.17549e-38 to 1"),  # 0 in the sampler's f32
         ("top_k", -2, "an integer from -1"),
         ("top_k", 1.5, "an integer"),
         ("top_k", 1 << 31, "an integer from -1 to 2147483647"),
@@ -38,6 +39,7 @@ NAN, INF = math.nan, math.inf
         ("min_p", 1.1, "from 0 to 1"),
         ("repetition_penalty", 0, "above 0 to 100"),
         ("repetition_penalty", INF, "above 0"),
+        ("repetition_penalty", 1e-46, "from 1.17549e-38 to 100"),
         ("presence_penalty", 2.1, "from -2 to 2"),
         ("presence_penalty", NAN, "from -2 to 2"),
         ("frequency_penalty", -2.1, "from -2 to 2"),

@@ -56,6 +56,34 @@ def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:
     return dict(zip(plan.request_ids, plan.counts, strict=True))
 
 
+# ---- failed steps ------------------------------------------------------------------------------
+
+
+def test_what_a_failed_step_released_is_told_again():
+    """The worker may never have seen that plan, and would keep the rows for ever."""
+    scheduler = make_scheduler()
+    first = add(scheduler, "a", 3, max_tokens=1)
+    step(scheduler)
+    second = add(scheduler, "b", 3)
+    failed = scheduler.schedule()
+    assert failed.released_seq_ids == [first.seq_id]
+    scheduler.fail_step(failed.step_id, "too late")
+    add(scheduler, "c", 3)
+    assert set(scheduler.schedule().released_seq_ids) == {first.seq_id, second.seq_id}
+
+
+def test_a_sequence_that_could_draw_nothing_ends_alone():
+    scheduler = make_scheduler()
+    good, bad = add(scheduler, "good", 3), add(scheduler, "bad", 3)
+    plan = scheduler.schedule()
+    output = StepOutput(plan.step_id, {good.seq_id: [7]}, failed={bad.seq_id: "no token left"})
+    updates = {update.request_id: update for update in scheduler.update_from_output(output)}
+    assert updates["bad"].status is RequestStatus.FINISHED_ERROR
+    assert updates["bad"].error == "no token left" and updates["bad"].token_ids == []
+    assert updates["good"].token_ids == [7] and not good.finished
+    assert given_tokens(scheduler.schedule()) == {"good": 1}
+
+
 # ---- one budget --------------------------------------------------------------------------------
 
 

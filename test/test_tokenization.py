@@ -392,3 +392,21 @@ def test_one_tokenizer_serves_many_threads(smollm2: Tokenizer) -> None:
     for thread in threads:
         thread.join()
     assert not faults
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised(tiny: Tokenizer) -> None:
+    """A server's event loop must; a tokenizer that keeps the interpreter's lock would stop it."""
+    text = "".join(model_files.mixed_strings(8_000, seed=9))
+    done = threading.Event()
+
+    def work() -> None:
+        tiny.encode(text)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wakes = 0  # some hundreds; a handful if the lock were kept
+    while not done.wait(0.001):
+        wakes += 1
+    thread.join()
+    assert wakes > 20

@@ -240,6 +240,26 @@ def test_bad_words_of_several_tokens_are_never_completed():
     assert tuple(free[4:6]) not in pairs
 
 
+def test_a_failing_row_is_left_out_and_the_others_draw_as_without_it():
+    """Their logprobs and penalties too: the rows move up when one goes."""
+    params = greedy(4, ignore_eos=True, logprobs=2, frequency_penalty=0.5)
+    nothing_left = greedy(4, ignore_eos=True, allowed_token_ids=[40], bad_words=["(("])
+
+    def outputs(second):
+        engine = make_engine()
+        jobs = (([1, 2], params), ([5, 6], second), ([3, 4], params))
+        names = [engine.submit(*job) for job in jobs]
+        finished = run_all(engine)
+        return [finished[name].outputs[0] for name in names]
+
+    good, bad = outputs(params), outputs(nothing_left)
+    assert bad[1].finish_reason == "error" and bad[1].token_ids == [40]
+    assert "no token left" in bad[1].error
+    for index in (0, 2):
+        assert bad[index].token_ids == good[index].token_ids
+        assert bad[index].logprobs == good[index].logprobs
+
+
 class FakeText:
     """Encodes everything as one given sequence."""
 

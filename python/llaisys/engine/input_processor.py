@@ -190,8 +190,9 @@ def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A message as templates take it: its content is text. OpenAI's text parts become lines, an
     answer may be without content. `number`: its place, for the error."""
     if not isinstance(message, Mapping):
+        kind = type(message).__name__
         raise InvalidInputError(
-            f"messages[{number}] is a {type(message).__name__}; it must be {{'role', 'content'}}"
+            f"messages[{number}] is of type {kind}; it must be {{'role', 'content'}}"
         )
     content = message.get("content")
     if content is None and message.get("role") == "assistant":
@@ -200,7 +201,7 @@ def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
         content = "\n".join(part["text"] for part in content)
     if not isinstance(content, str):
         kinds = {type(None): "missing", list: "a list with more than text in it"}
-        found = kinds.get(type(content), f"a {type(content).__name__}")
+        found = kinds.get(type(content), f"of type {type(content).__name__}")
         raise InvalidInputError(f"messages[{number}].content is {found}; it must be text")
     return {**message, "content": content}
 

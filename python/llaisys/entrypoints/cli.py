@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,8 @@ def _serve(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the return value is the exit status. User faults print one line."""
+    # Nothing here computes with numpy's BLAS, whose threads would only spin as it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
