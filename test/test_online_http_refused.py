@@ -140,7 +140,6 @@ def test_caps_are_named_with_their_number(
             "allowed_token_ids has 1 ids; bad_words and min_tokens 1",
         ),
     ],
-    ids=str,
 )
 def test_errors_have_the_field_the_value_and_the_limit(
     client: httpx.Client, fields: dict[str, Any], param: str, message: str

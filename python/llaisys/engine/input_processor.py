@@ -186,7 +186,7 @@ class InputProcessor:
         return found
 
 
-def plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+def plain_message(message: Any, number: int) -> dict[str, Any]:
     """A message as templates take it: its content is text. OpenAI's text parts become lines, an
     answer may be without content. `number`: its place, for the error."""
     if not isinstance(message, Mapping):
