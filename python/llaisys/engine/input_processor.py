@@ -41,7 +41,8 @@ def open_tokenizer(info: ModelInfo, given: Any = None) -> Any:
 
 
 class InputProcessor:
-    """Stateless but for the generator of seeds and the counter of request ids."""
+    """Stateless but for the generator of seeds, the counter of request ids and the last bad words.
+    `process` may run in any thread."""
 
     def __init__(self, info: ModelInfo, tokenizer: Any = None, seed: int | None = None) -> None:
         self.info = info
