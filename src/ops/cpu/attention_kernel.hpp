@@ -38,8 +38,8 @@ inline Range seen_by(const AttentionTask &task, int64_t token, int64_t tile) {
 }
 
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
-                      const AttentionScratch &scratch) {
-    load_keys(task, places, scratch.keys);
+                      const AttentionScratch &scratch, TileFetch &fetch) {
+    load_keys(task, places, scratch.keys, fetch);
     if (!is_direct(task)) {
         widen_entries(task.v_cache, task.v_dtype, places, places.first - places.tile,
                       places.last - places.tile, task.d, task.ldo, scratch.values);
@@ -97,10 +97,12 @@ inline void weigh_row(float *scores, float m, float factor, float *weights) {
     store(weights, fma(load(weights), set1(factor), sum));
 }
 
+constexpr int64_t kWeighSteps = 2; // of the fetch: to weigh a row takes about as long
+
 // Turns the scores into weights relative to the rows' largest score so far and brings what was
 // summed before to the same measure.
 inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch,
-                       const AttentionState &state, const RowTile &rows) {
+                       const AttentionState &state, const RowTile &rows, TileFetch &fetch) {
     alignas(64) float old_m[ops::cpu::kMaxRowTile] = {};
     alignas(64) float new_m[ops::cpu::kMaxRowTile] = {};
     alignas(64) float factor[ops::cpu::kMaxRowTile];
@@ -114,6 +116,7 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
     }
     for (int64_t r = 0; r < rows.n; ++r) {
         const int64_t row = rows.first + r;
+        fetch.step(kWeighSteps);
         weigh_row(scratch.scores + r * kTile, new_m[r], factor[r], scratch.weights + row * kLanes);
         if (factor[r] != 1.0f) {
             scale_in_place(state.o + row * task.ldo, factor[r], task.ldo);
@@ -180,12 +183,21 @@ inline int64_t next_token(const AttentionTask &task, int64_t tile, int64_t t, bo
     return t;
 }
 
-// Adds one tile to the state; fetches the tile at `next` on the way.
+// Steps of the fetch that a tile takes, all heads together.
+inline int64_t fetch_steps(const AttentionTask &task) {
+    const int64_t rows = task.n_tokens * task.group;
+    const int64_t height = rows <= kMaxTileRows ? rows : tile_height(rows);
+    const int64_t tiles = (rows + height - 1) / height;
+    const int64_t sum_steps = task.ldo / kPanel * tiles_across(height) * (kTile / 4);
+    return task.n_heads *
+           (load_steps() + tiles * (score_steps(height, task.d) + sum_steps) + rows * kWeighSteps);
+}
+
+// Adds one tile to the state.
 inline void attention_tile(const AttentionTask &task, const AttentionScratch &scratch,
                            const AttentionState &state, const TilePlaces &places,
-                           const TilePlaces &next) {
-    TileFetch fetch(task, next);
-    load_tile(task, places, scratch);
+                           TileFetch &fetch) {
+    load_tile(task, places, scratch, fetch);
     int64_t token = next_token(task, places.tile, 0, true);
     while (token < task.n_tokens) {
         const int64_t end = next_token(task, places.tile, token, false);
@@ -193,7 +205,7 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
             const RowTile rows(task, places.tile, token * task.group + first, n);
             score_rows(task, places, scratch.keys, task.q + rows.first * task.ldq, n,
                        scratch.scores, fetch);
-            weigh_rows(task, scratch, state, rows);
+            weigh_rows(task, scratch, state, rows, fetch);
             sum_rows(task, scratch, state, places, rows, fetch);
         };
         const int64_t n = (end - token) * task.group;
@@ -243,10 +255,11 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
         TilePlaces &next = places[1 - turn];
         next.find(task, tile + kTile, smaller(task.limit, tile + kTile),
                   smaller(task.limit, tile + 2 * kTile));
+        TileFetch fetch(task, next, fetch_steps(task));
         for (int64_t h = 0; h < task.n_heads; ++h) {
             scratch.weights = weights + h * rows * kLanes;
             attention_tile(head_of(task, h), scratch, state.after(h * task.state_stride),
-                           places[turn], next);
+                           places[turn], fetch);
         }
         next.last = smaller(next.last, last);
     }

@@ -6,7 +6,13 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kKeysTogether = 4; // at most
+// Keys that are read together by n rows: so many that the sums fill half of the registers.
+constexpr int64_t kMaxKeys = 4;
+constexpr int keys_together(int64_t n) { return n <= 4 ? int(kMaxKeys) : 2; }
+
+// Steps of the fetch that load_keys and score_rows take for n rows.
+inline int64_t load_steps() { return 0; }
+inline int64_t score_steps(int64_t n, int64_t) { return kTile / keys_together(n); }
 
 // scores[r, e] = q[r] . keys[e] for `entries` keys. Rows of scores are kTile apart.
 template <int rows, int entries, typename Q, typename Keys>
@@ -62,17 +68,18 @@ inline void dot_rows(int64_t n, Q q, const Keys &keys, int64_t d, float *scores,
             return dot_rows<rows - 1>(n, q, keys, d, scores, first, last, fetch);
         }
     }
-    constexpr int entries = rows * kKeysTogether <= 16 ? kKeysTogether : 2;
+    constexpr int entries = keys_together(rows);
     for (int64_t e = first / entries * entries; e < last; e += entries) {
         fetch.step();
         dot_tile<rows, entries>(q, keys.from(e), d, scores + e);
     }
 }
 
-inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys) {
+inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys,
+                      TileFetch &) {
     if (!is_direct(task)) {
-        const int64_t first = (places.first - places.tile) / kKeysTogether * kKeysTogether;
-        const int64_t last = ops::cpu::round_up(places.last - places.tile, kKeysTogether);
+        const int64_t first = (places.first - places.tile) / kMaxKeys * kMaxKeys;
+        const int64_t last = ops::cpu::round_up(places.last - places.tile, kMaxKeys);
         widen_entries(task.k_cache, task.k_dtype, places, first, last, task.d, task.d, keys);
     }
 }

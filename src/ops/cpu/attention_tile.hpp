@@ -47,37 +47,48 @@ struct TilePlaces {
     }
 };
 
-// Brings the next tile's keys and values into the second cache, one entry a step, between the
-// products of the current tile: a core has few misses under way at a time, and more of them at once
-// would hold up the arithmetic.
+// Brings the next tile's keys and values of all heads into the second cache while the current tile
+// is computed, at an even pace over `steps` steps: a core has few misses under way at a time, and
+// more of them at once would hold up the arithmetic.
 class TileFetch {
 public:
-    TileFetch(const AttentionTask &task, const TilePlaces &places)
-        : offset_(places.offset + (places.first - places.tile)),
-          end_(offset_ + (places.last - places.first)), k_(static_cast<const char *>(task.k_cache)),
-          v_(static_cast<const char *>(task.v_cache)), k_size_(bytes_of(task.k_dtype)),
-          v_size_(bytes_of(task.v_dtype)), bytes_(task.d * larger(k_size_, v_size_)) {}
+    TileFetch(const AttentionTask &task, const TilePlaces &places, int64_t steps) {
+        const int64_t n = larger(places.last - places.first, 0);
+        const int64_t *offset = places.offset + (places.first - places.tile);
+        const char *k = static_cast<const char *>(task.k_cache);
+        const char *v = static_cast<const char *>(task.v_cache);
+        const int64_t k_size = bytes_of(task.k_dtype);
+        const int64_t v_size = bytes_of(task.v_dtype);
+        for (int64_t e = 0; e < n; ++e) {
+            rows_[e] = k + offset[e] * k_size;
+            rows_[n + e] = v + offset[e] * v_size;
+        }
+        bytes_ = task.n_heads * task.d * larger(k_size, v_size);
+        row_ = rows_;
+        end_ = rows_ + 2 * n;
+        due_ = 0;
+        pace_ = (2 * n * bytes_ + steps - 1) / steps;
+    }
 
-    void step() {
-        if (offset_ < end_) {
-            const char *k = k_ + *offset_ * k_size_;
-            const char *v = v_ + *offset_ * v_size_;
+    // As much as is due after n steps more.
+    void step(int64_t n = 1) {
+        due_ += n * pace_;
+        while (due_ > 0 && row_ < end_) {
+            const char *row = *row_++;
             for (int64_t i = 0; i < bytes_; i += 64) {
-                __builtin_prefetch(k + i, 0, 2);
-                __builtin_prefetch(v + i, 0, 2);
+                __builtin_prefetch(row + i, 0, 2);
             }
-            ++offset_;
+            due_ -= bytes_;
         }
     }
 
 private:
-    const int64_t *offset_; // of the next entry
-    const int64_t *end_;
-    const char *k_;
-    const char *v_;
-    int64_t k_size_;
-    int64_t v_size_;
+    const char *rows_[2 * kTile]; // of keys, then of values
+    const char **row_;
+    const char **end_;
     int64_t bytes_; // of a row
+    int64_t due_;   // bytes that should be under way but are not
+    int64_t pace_;  // bytes a step
 };
 
 // For register tiles, which keep a fetch of their own.

@@ -7,6 +7,14 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
+constexpr int64_t kTurnSteps = 4; // of the fetch: to turn kLanes keys takes about as long
+
+// Steps of the fetch that load_keys and score_rows take for n rows.
+inline int64_t load_steps() { return kTurnSteps * kTile / kLanes; }
+inline int64_t score_steps(int64_t n, int64_t d) {
+    return kTile / kPanel * tiles_across(n) * (d / 4);
+}
+
 // The same memory as f32: pairs of bf16 are turned like one f32 and widened afterwards.
 template <typename Keys> struct Pairs {
     const Keys &keys;
@@ -57,10 +65,12 @@ inline void turn_keys(const Keys &keys, int64_t d, float *out) {
 
 // keys[i, e - tile] = k of entry e for the tile's entries, anything for those it has not.
 template <typename T>
-void turn_tile(const AttentionTask &task, const TilePlaces &places, const T *cache, float *keys) {
+void turn_tile(const AttentionTask &task, const TilePlaces &places, const T *cache, float *keys,
+               TileFetch &fetch) {
     const bool is_spaced = task.block_size % kLanes == 0; // kLanes entries are within one block
     for (int64_t e = 0; e < kTile; e += kLanes) {
         const int64_t *offset = places.offset + e;
+        fetch.step(kTurnSteps);
         if (is_spaced && places.first <= places.tile + e &&
             places.tile + e + kLanes <= places.last) {
             turn_keys<T>(SpacedKeys<T>{cache + *offset, task.slot_stride}, task.d, keys + e);
@@ -70,9 +80,10 @@ void turn_tile(const AttentionTask &task, const TilePlaces &places, const T *cac
     }
 }
 
-inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys) {
+inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys,
+                      TileFetch &fetch) {
     visit_cache(task.k_cache, task.k_dtype,
-                [&](auto *cache) { turn_tile(task, places, cache, keys); });
+                [&](auto *cache) { turn_tile(task, places, cache, keys, fetch); });
 }
 
 // scores[r, e] = q[r] . key e for n rows, all entries of the tile.
