@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from model_files import write_hf_model
 
 from llaisys.bench import ops
+from llaisys.bench.machine import cpu_name_of
 from llaisys.common.version import __version__
 from llaisys.entrypoints.cli import main
 from llaisys.tokenization import Tokenizer
@@ -256,3 +259,26 @@ def test_bench_ops_reports_every_operator(
     found = {result["op"] for result in results}
     assert {"linear", "attention decode", "attention prefill"} <= found
     assert {name for name, *_ in ops.ROW_OPS} <= found
+
+
+def test_env_says_why_there_are_no_kernels() -> None:
+    command = [sys.executable, "-m", "llaisys", "env"]
+    done = subprocess.run(
+        command, env={**os.environ, "LLAISYS_CPU_ISA": "vax"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert re.search(r"cpu kernels.*none: .*vax", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    "cpuinfo, name",
+    [
+        ("processor : 0\nmodel name\t: Some Xeon\nflags : fpu\n", "Some Xeon"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nCPU part\t: 0xd0d\n", "Neoverse-N1"),
+        ("CPU implementer : 0x41\nCPU part : 0xfff\n", "implementer 0x41 part 0xfff"),
+        ("CPU implementer : 0xc0\nCPU part : 0xd0c\n", "implementer 0xc0 part 0xd0c"),
+        ("", platform.machine()),
+    ],
+)
+def test_the_processor_has_a_name(cpuinfo: str, name: str) -> None:
+    assert cpu_name_of(cpuinfo).endswith(name)

@@ -26,11 +26,12 @@ def describe_environment() -> dict[str, str]:
         "cores": str(os.cpu_count()),
     }
     try:
-        from llaisys.libllaisys.library import lib, library_path
+        from llaisys.libllaisys.library import last_error, lib, library_path
 
         native = lib()
         facts["library"] = f"{library_path().name}, ABI {native.llaisysAbiVersion()}"
-        facts["cpu kernels"] = native.llaisysCpuIsa().decode()
+        isa = native.llaisysCpuIsa().decode()
+        facts["cpu kernels"] = isa or f"none: {last_error()}"
     except LlaisysError as error:
         facts["library"] = f"not loaded: {error}"
     for package in ("numpy", "tokenizers", "jinja2", "gguf", "huggingface_hub"):

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <random>
 #include <thread>
+#include <unistd.h>
 
 using namespace llaisys::device;
 
@@ -34,7 +35,7 @@ void check_and_release(const Block &block) {
     release_huge(block.memory, block.bytes);
 }
 
-constexpr int64_t kSlabPages = (int64_t(64) << 20) / 4096;
+const int64_t kSlabPages = (int64_t(64) << 20) / sysconf(_SC_PAGESIZE);
 
 // Pages of this process: mapped, and in memory.
 struct Pages {

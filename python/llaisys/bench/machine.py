@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -65,12 +64,36 @@ def print_machine(machine: Machine) -> None:
     print(f"  an empty parallel region {machine.parallel_region * 1e6:.2f} us")
 
 
+# "CPU part" of Arm's own designs ("CPU implementer" 0x41), which have no name in /proc/cpuinfo.
+_ARM_PARTS = {
+    "0xd0b": "Cortex-A76",
+    "0xd0c": "Neoverse-N1",
+    "0xd40": "Neoverse-V1",
+    "0xd49": "Neoverse-N2",
+    "0xd4f": "Neoverse-V2",
+    "0xd84": "Neoverse-V3",
+    "0xd8e": "Neoverse-N3",
+}
+
+
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+            return cpu_name_of(file.read())
     except OSError:
-        pass
-    return f"{platform.machine()} ({os.cpu_count()} cores)"
+        return platform.machine()
+
+
+def cpu_name_of(cpuinfo: str) -> str:
+    """The processor's name out of /proc/cpuinfo."""
+    facts: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    if "model name" in facts:
+        return facts["model name"]
+    maker, part = facts.get("CPU implementer"), facts.get("CPU part")
+    if maker is None or part is None:
+        return platform.machine()
+    known = _ARM_PARTS.get(part) if maker == "0x41" else None
+    return known or f"{platform.machine()} implementer {maker} part {part}"

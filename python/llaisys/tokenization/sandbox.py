@@ -29,6 +29,8 @@ from jinja2.visitor import NodeTransformer
 from llaisys.tokenization.render_limits import NODE_COST, LimitExceeded, Meter, active_meter
 
 MAX_NODES = 4_000
+MAX_TAGS = 2_000  # {{ and {%: two nodes or more each
+MAX_DEPTH = 80  # of nested nodes; templates in use have less than half
 _MAX_INT_BITS = 4096
 
 # Filters whose cost does not depend on what is inside their operand.
@@ -239,6 +241,19 @@ class MeterExtension(Extension):
         return value
 
 
+def _check_size(tree: nodes.Template) -> None:
+    count = 0
+    open_nodes: list[tuple[nodes.Node, int]] = [(tree, 0)]
+    while open_nodes:
+        node, depth = open_nodes.pop()
+        count += 1
+        if depth > MAX_DEPTH:
+            raise SecurityError(f"a template nested more than {MAX_DEPTH} deep")
+        open_nodes.extend((child, depth + 1) for child in node.iter_child_nodes())
+    if count > MAX_NODES:
+        raise SecurityError(f"a template of {count} syntax nodes (limit {MAX_NODES})")
+
+
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
     """jinja2's immutable sandbox, as Hugging Face sets it up, with the meter in every path."""
 
@@ -261,10 +276,11 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.filters[name] = guard_filter(name, function)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tags = source.count("{{") + source.count("{%")
+        if tags > MAX_TAGS:  # parsing and compiling take time in proportion
+            raise SecurityError(f"a template of {tags} tags (limit {MAX_TAGS})")
         tree = super()._parse(source, name, filename)
-        count = sum(1 for _ in tree.find_all(nodes.Node))
-        if count > MAX_NODES:  # compiling takes time in proportion
-            raise SecurityError(f"a template of {count} syntax nodes (limit {MAX_NODES})")
+        _check_size(tree)
         extension = self.extensions[MeterExtension.identifier]
         assert isinstance(extension, MeterExtension)
         result = _Instrument(extension).visit(tree)

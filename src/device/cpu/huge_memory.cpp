@@ -4,13 +4,13 @@
 #include <mutex>
 #include <new>
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace llaisys::device {
 
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kSlab = size_t(64) << 20;
 constexpr size_t kLargest = kSlab / 4; // block of a slab; what is larger is mapped by itself
@@ -23,6 +23,13 @@ struct Slab {
 
 std::mutex mutex;
 Slab *current = nullptr; // where the next block goes
+
+// What the kernel maps and drops as one: 4, 16 or 64 KiB. It rounds lengths up to it, and what is
+// dropped too far is the next block.
+size_t page_bytes() {
+    static const size_t bytes = size_t(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
 
 uintptr_t round_up(uintptr_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -69,8 +76,8 @@ void release_in_slab(void *memory, size_t bytes) {
         munmap(slab, kSlab);
         return;
     }
-    const uintptr_t first = round_up(address, kPage);
-    const uintptr_t last = (address + bytes) / kPage * kPage;
+    const uintptr_t first = round_up(address, page_bytes());
+    const uintptr_t last = (address + bytes) / page_bytes() * page_bytes();
     if (first < last) {
         madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
     }
@@ -83,14 +90,14 @@ void *allocate_huge(size_t bytes) {
         return nullptr;
     }
     return bytes <= kLargest ? allocate_in_slab(bytes)
-                             : map_aligned(round_up(bytes, kPage), kHugePage);
+                             : map_aligned(round_up(bytes, page_bytes()), kHugePage);
 }
 
 void release_huge(void *memory, size_t bytes) {
     if (bytes <= kLargest) {
         release_in_slab(memory, bytes);
     } else {
-        munmap(memory, round_up(bytes, kPage));
+        munmap(memory, round_up(bytes, page_bytes()));
     }
 }
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
+from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.config import EngineConfig
@@ -84,8 +85,6 @@ class Worker:
         path, model_type, checkpoint = self._open_checkpoint()
         adapter_class = self.config.adapter_class
         if adapter_class is None:
-            from llaisys.common.model_registry import get_adapter_class
-
             adapter_class = get_adapter_class(model_type)
         options = self._adapter_options()
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
@@ -123,6 +122,8 @@ class Worker:
         config = self.config
         model = config.model
         kind = config.model_type or (model if model in MODELS_WITHOUT_FILES else None)
+        if kind is not None and config.adapter_class is None:
+            get_adapter_class(kind)  # refused before anything is fetched
         if kind in MODELS_WITHOUT_FILES or (model is None and config.adapter_class is not None):
             name = kind or config.adapter_class.__name__
             return name, name, None
