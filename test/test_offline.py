@@ -149,8 +149,12 @@ def test_ctrl_c_waits_for_the_step_and_spares_other_requests(llm):
             os.kill(os.getpid(), signal.SIGINT)
 
     adapter.on_forward = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate([[1, 2], [3, 4]], greedy(30, ignore_eos=True))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2], [3, 4]], greedy(30, ignore_eos=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert llm.stats()["num_running"] == 1
     while llm.has_unfinished():
         llm.step()
