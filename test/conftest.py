@@ -1,10 +1,18 @@
 """Options and markers that every test file shares."""
 
+from __future__ import annotations
+
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import httpx
+    from server_helpers import ServerProcess
 
 MARKERS = {
     "parity": "compares with transformers or torch models (needs transformers)",
@@ -48,3 +56,21 @@ def model_path(request: pytest.FixtureRequest) -> Path:
     if not (path / "config.json").is_file():
         raise pytest.UsageError(f"--model-path {path}: no config.json there")
     return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The server of http_helpers, one for each test file; a file may have one of its own."""
+    from http_helpers import http_server
+
+    with http_server(tmp_path_factory.mktemp("http")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    """Speaks to `server` with the first key."""
+    from http_helpers import KEYS
+
+    with server.client(KEYS[0]) as client:
+        yield client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,21 +10,8 @@ import httpx
 import openai
 import pytest
 from engine_fakes import FakeTokenizer, expected_tokens
-from http_helpers import CHAT, KEYS, chat, error_of, http_server, reply
+from http_helpers import CHAT, KEYS, chat, error_of, reply
 from server_helpers import CONTEXT, ServerProcess, sse_events, wait_for
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with http_server(tmp_path_factory.mktemp("http")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client(KEYS[0]) as client:
-        yield client
-
 
 # ---- plain answers -------------------------------------------------------------------------------
 

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from http_helpers import CHAT, KEYS, chat, error_of, http_server
+from http_helpers import CHAT, chat, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_helpers import UNTOUCHABLE, ServerProcess
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with http_server(tmp_path_factory.mktemp("http")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client(KEYS[0]) as client:
-        yield client
+from server_helpers import UNTOUCHABLE
 
 
 @pytest.mark.parametrize(

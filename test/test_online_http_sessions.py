@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 from engine_fakes import FakeTokenizer
-from http_helpers import CHAT, KEYS, chat, error_of, http_server, reply
+from http_helpers import CHAT, KEYS, chat, error_of, reply
 from server_helpers import ServerProcess, sse_events
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with http_server(tmp_path_factory.mktemp("http")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client(KEYS[0]) as client:
-        yield client
 
 
 def test_a_session_continues_on_the_server(client: httpx.Client) -> None:

@@ -12,9 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
+from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
@@ -26,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams | None] | None
 
 
-class LLM:
+class LLM(Closing):
     """A model, ready to answer. Not thread-safe; `close()` or a `with` block frees it.
 
     `submit`, `step` and `collect` are the parts that `generate` and `stream` are made of: a
@@ -256,17 +257,6 @@ class LLM:
         if client is not None:
             client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # ---- inside --------------------------------------------------------------------------------
 
     def _run(
@@ -325,7 +315,7 @@ class LLM:
         return tokenizer
 
 
-class TokenStream(Iterator[StreamOutput]):
+class TokenStream(Iterator[StreamOutput], Closing):
     """The parts of one answer; made by `LLM.stream`. Stepping it steps every other request too."""
 
     def __init__(self, llm: LLM, request_id: str) -> None:
@@ -356,17 +346,6 @@ class TokenStream(Iterator[StreamOutput]):
         if llm is not None:
             llm._streams.pop(self.request_id, None)
             llm._abandon([self.request_id])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._llm is not None:  # perhaps in the middle of a step: leave a note, no more

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from llaisys.common.closing import Closing
 from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import Array
 from llaisys.tokenization.source import TokenizerSource
@@ -28,7 +27,7 @@ class TensorRecord:
     nbytes: int  # product(shape) * element size
 
 
-class Checkpoint(ABC):
+class Checkpoint(Closing, ABC):
     """An open model: configuration, tensors by Hugging Face name, tokenizer.
 
     Opening reads headers only. The object holds no file descriptor between calls, is safe to
@@ -54,18 +53,3 @@ class Checkpoint(ABC):
     @abstractmethod
     def read(self, name: str, dtype: str) -> Array:
         """A fresh contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
