@@ -136,6 +136,7 @@ def test_the_same_handle_may_be_put_into_its_slot_again(decoder: Decoder) -> Non
     assert decoder.try_step([1]) == 0
 
 
+@pytest.mark.skipif(is_sanitized(), reason="ASan keeps freed memory for a while")
 @pytest.mark.parametrize("with_steps", [False, True])
 def test_replacing_a_slot_leaks_nothing(with_steps: bool) -> None:
     """64 tensors of 4 MB through one slot: what is resident must not grow by more than a few."""
