@@ -99,6 +99,19 @@ def test_a_request_that_fails_is_told_and_the_others_are_written(
     assert reasons[0] != "error" and reasons[1:] == ["error"]
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(options: object) -> None:
+        raise AssertionError("the model was opened")
+
+    monkeypatch.setattr("llaisys.entrypoints.cli_generate.open_llm", work)
+    for target in (tmp_path / "no" / "out.txt", tmp_path):
+        assert main(["generate", "hi", "--output", str(target), "--model", model]) == 1
+        assert f"--output {target}: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_output_is_not_touched_when_nothing_was_generated(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

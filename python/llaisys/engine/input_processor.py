@@ -189,7 +189,8 @@ class InputProcessor:
 
 def plain_message(message: Any, number: int) -> dict[str, Any]:
     """A message as templates take it: its content is text. OpenAI's text parts become lines, an
-    answer may be without content. `number`: its place, for the error."""
+    answer may be without content (None, which templates test for, when it is a tool call).
+    `number`: its place, for the error."""
     if not isinstance(message, Mapping):
         kind = type(message).__name__
         raise InvalidInputError(
@@ -197,6 +198,8 @@ def plain_message(message: Any, number: int) -> dict[str, Any]:
         )
     content = message.get("content")
     if content is None and message.get("role") == "assistant":
+        if message.get("tool_calls"):
+            return dict(message)
         content = ""
     elif isinstance(content, (list, tuple)) and all(map(_is_text_part, content)):
         content = "\n".join(part["text"] for part in content)

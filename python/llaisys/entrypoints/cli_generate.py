@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,8 @@ def _generate(options: argparse.Namespace) -> int:
     jobs = list(_read_jobs(options))
     if not jobs:
         raise InvalidInputError("no prompt given: name one, or use --file or '-'")
+    if options.output is not None:
+        _check_writable(options.output)
     with open_llm(options) as llm:
         prompts, params = [], []
         for where, job in jobs:
@@ -188,6 +191,17 @@ def _output(path: Path | None) -> Iterator[IO[str]]:
     try:
         with path.open("w", encoding="utf-8") as file:
             yield file
+    except OSError as error:
+        raise InvalidInputError(f"--output {path}: {error}") from error
+
+
+def _check_writable(path: Path) -> None:
+    """Before the work is done, and without a change to what is there."""
+    try:
+        if path.exists():
+            path.open("a").close()
+        elif not os.access(path.parent, os.W_OK):
+            raise OSError(f"{path.parent} is not a folder that can be written")
     except OSError as error:
         raise InvalidInputError(f"--output {path}: {error}") from error
 

@@ -168,13 +168,9 @@ class SessionStore:
             )
         )
 
-    async def history(self, owner: str, session_id: str) -> list[Message]:
-        """Messages so far; a session that does not exist has none, and begins with `append`."""
-        return await self._run(lambda db: _messages(db, owner, session_id))
-
     async def open_turn(self, owner: str, session_id: str) -> list[Message]:
-        """The history; SessionLimitError now, not after the answer, when there is no room for a
-        new session."""
+        """Messages so far; a session that does not exist has none, and begins with `append`.
+        SessionLimitError now, not after the answer, when there is no room for it."""
 
         def read(db: sqlite3.Connection) -> list[Message]:
             found = db.execute(

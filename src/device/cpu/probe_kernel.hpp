@@ -48,7 +48,11 @@ inline float probe_f32(int64_t rounds) {
     for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kChains; ++i) {
-            chain[i] = fma(factor, term, chain[i]);
+            if constexpr (kIsa == device::Isa::portable) { // a product and a sum: neither may be
+                chain[i] = fma(chain[i], factor, term);    // the same in every round
+            } else {
+                chain[i] = fma(factor, term, chain[i]);
+            }
         }
     }
     vf total = zero();

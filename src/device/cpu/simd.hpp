@@ -17,7 +17,7 @@
 //   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
 //   rows may be one tile; tile_height(m) (or that of this file): of the first of the tiles that m
 //   rows are best cut into; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles:
-//   up to so many tiles widening 16-bit weights in registers again costs less than storing them
+//   up to so many tiles widening 16-bit weights in registers costs less than storing them widened
 //   kStreamBytes: how far ahead a stream of weights is fetched
 #pragma once
 
