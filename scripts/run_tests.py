@@ -22,48 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TEST_DIR = ROOT / "test"
 
-# Suite -> globs of file names in test/. A file that no suite claims belongs to "misc".
-SUITES: dict[str, list[str]] = {
-    "core": [
-        "test_core_*.py",
-        "test_kv_cache*.py",
-        "test_ops*.py",
-        "test_tensor*.py",
-        "test_capi_*.py",
-        "test_abi.py",
-        "test_runtime*.py",
-    ],
-    "models": ["test_model_*.py", "test_qwen2_*.py", "test_loading*.py", "test_infer*.py"],
-    "engine": [
-        "test_engine*.py",
-        "test_scheduler*.py",
-        "test_block_manager*.py",
-        "test_executor*.py",
-        "test_worker*.py",
-        "test_sampling*.py",
-        "test_tokeniz*.py",
-        "test_offline*.py",
-        "test_llm*.py",
-        "test_cli*.py",
-        "test_continuous_*.py",
-        "test_output_*.py",
-        "test_parallel_*.py",
-    ],
-    "server": ["test_server*.py", "test_online*.py", "test_openai*.py", "test_webui*.py"],
-    "tooling": ["test_layers.py"],
-}
+# A suite is a folder of test/ with test files in it.
+SUITES = sorted({path.parent.name for path in TEST_DIR.glob("*/test_*.py")})
 WHEN = ("auto", "always", "never")
 
 
 def files_of(suite: str) -> list[Path]:
     """The test files of a suite, sorted; "all" is every test file there is."""
-    every = set(TEST_DIR.glob("test_*.py"))
-    if suite == "all":
-        return sorted(every)
-    claimed = {path for globs in SUITES.values() for glob in globs for path in TEST_DIR.glob(glob)}
-    if suite == "misc":
-        return sorted(every - claimed)
-    return sorted({path for glob in SUITES[suite] for path in TEST_DIR.glob(glob)})
+    return sorted(TEST_DIR.glob("*/test_*.py" if suite == "all" else f"{suite}/test_*.py"))
 
 
 def group_runs(name: str, when: str, obstacle: str | None) -> bool:
@@ -95,7 +61,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--suite", choices=["all", *SUITES, "misc"], default="all")
+    parser.add_argument("--suite", choices=["all", *SUITES], default="all")
     parser.add_argument("--run-parity", choices=WHEN, default="auto", help="needs transformers")
     parser.add_argument("--run-hf", choices=WHEN, default="auto", help="needs --model-path")
     parser.add_argument("--model-path", type=Path, metavar="DIR", help="a real model's directory")

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+# Fakes, reference models and servers that several folders use.
+sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
+
 if TYPE_CHECKING:
     import httpx
     from server_helpers import ServerProcess

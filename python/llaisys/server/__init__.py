@@ -1,0 +1,10 @@
+"""The OpenAI-compatible server: one API process in front of one engine process.
+
+`http_server.serve` starts everything and `lifecycle` follows it from the first heartbeat to the
+exit status; `app` puts the routes together; `service` is what routes share (engine, admission,
+metrics, sessions). `http/` knows connections: the protocol's limits, the doors (`security`), how
+exceptions become answers (`faults`), event streams, who gets in (`limits`), the web chat's files.
+`openai/` is a request from its schema through its job to the response. `sessions/` is conversations
+on disk. `engine_client/` is the way to the engine: the process and its start, the messages, the
+link that watches it, and `AsyncLLMEngine`, which the rest of the server talks to.
+"""

@@ -9,12 +9,14 @@ from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from llaisys.server import faults, openai_server, session_routes
 from llaisys.server.errors import ApiError
+from llaisys.server.http import faults
+from llaisys.server.http.security import BodyGuard, HostGuard, KeyGuard, RequestContext
+from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.metrics import CONTENT_TYPE
-from llaisys.server.security import BodyGuard, HostGuard, KeyGuard, RequestContext
+from llaisys.server.openai import routes as openai_routes
 from llaisys.server.service import Service
-from llaisys.server.webui import WebUi, find_webui
+from llaisys.server.sessions import routes as session_routes
 
 PUBLIC = frozenset({"/health"})
 
@@ -36,7 +38,7 @@ def make_app(service: Service) -> ASGIApp:
     )
     app.state.service = service
     faults.install(app)
-    app.include_router(openai_server.router)
+    app.include_router(openai_routes.router)
     app.include_router(session_routes.router)
     add_status_routes(app, service)
     webui = WebUi(find_webui(config.webui))

@@ -12,7 +12,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.server.logs import FORMATS, LEVELS
 
-ENGINE_MODULE = "llaisys.server.engine_process"
+ENGINE_MODULE = "llaisys.server.engine_client.process"
 
 
 def default_session_file() -> Path:

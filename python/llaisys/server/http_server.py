@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import ServerConfig, add_arguments, config_from_args
-from llaisys.server.engine_start import EngineProcess
+from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.logs import setup_logging
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llaisys.common.types import CompletionOutput, Usage
-from llaisys.server.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 
 PREFIX = "llaisys:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

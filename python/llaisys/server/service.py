@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import Request
 
 from llaisys.common.types import CompletionOutput, ModelInfo
-from llaisys.server.async_engine import AsyncLLMEngine
 from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
-from llaisys.server.generation import Generation, Registry
-from llaisys.server.limits import Admission
+from llaisys.server.http.limits import Admission
 from llaisys.server.metrics import Metrics
-from llaisys.server.session_store import SessionStore
+from llaisys.server.openai.generation import Generation, Registry
+from llaisys.server.sessions.store import SessionStore
 
 
 class Service:

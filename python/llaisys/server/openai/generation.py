@@ -15,8 +15,8 @@ from starlette.types import Receive
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
-from llaisys.server.async_engine import AsyncLLMEngine
-from llaisys.server.limits import Admission
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.http.limits import Admission
 from llaisys.server.metrics import Metrics
 
 T = TypeVar("T")

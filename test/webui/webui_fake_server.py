@@ -2,7 +2,7 @@
 
 It is made of the standard library only, so that the page can be looked at without an engine:
 
-    python test/webui_fake_server.py        serves the page with a few prepared answers
+    python test/webui/webui_fake_server.py        serves the page with a few prepared answers
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-WEBUI = Path(__file__).resolve().parent.parent / "webui"
+WEBUI = Path(__file__).resolve().parents[2] / "webui"
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

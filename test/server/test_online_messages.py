@@ -24,10 +24,10 @@ from llaisys.common.types import (
     TokenUpdate,
 )
 from llaisys.engine.input_processor import InputProcessor
-from llaisys.server.async_engine import merge_parts
 from llaisys.server.config import ServerConfig
-from llaisys.server.engine_link import EngineLink
-from llaisys.server.messages import (
+from llaisys.server.engine_client.async_engine import merge_parts
+from llaisys.server.engine_client.link import EngineLink
+from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
     Outputs,

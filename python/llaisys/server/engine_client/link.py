@@ -13,10 +13,7 @@ import zmq
 import zmq.asyncio
 
 from llaisys.server.config import ServerConfig
-from llaisys.server.engine_start import EngineProcess
-from llaisys.server.errors import EngineDeadError
-from llaisys.server.logs import log_event
-from llaisys.server.messages import (
+from llaisys.server.engine_client.messages import (
     EngineStats,
     Failed,
     FromEngine,
@@ -28,6 +25,9 @@ from llaisys.server.messages import (
     decode_from_engine,
     encode,
 )
+from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.errors import EngineDeadError
+from llaisys.server.logs import log_event
 
 logger = logging.getLogger("llaisys.server")
 

@@ -14,11 +14,11 @@ from fastapi.responses import Response
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.event_stream import EventStream
-from llaisys.server.faults import error_of
-from llaisys.server.generation import ClientGone, Generation, unless_disconnected
-from llaisys.server.limits import check_count, check_prompt_tokens
-from llaisys.server.responses import (
+from llaisys.server.http.event_stream import EventStream
+from llaisys.server.http.faults import error_of
+from llaisys.server.http.limits import check_count, check_prompt_tokens
+from llaisys.server.openai.generation import ClientGone, Generation, unless_disconnected
+from llaisys.server.openai.responses import (
     DONE,
     Shape,
     TextOffsets,
@@ -28,7 +28,7 @@ from llaisys.server.responses import (
     sse,
     usage_object,
 )
-from llaisys.server.schemas import SamplingFields
+from llaisys.server.openai.schemas import SamplingFields
 from llaisys.server.service import Service, SessionTurn, service_of
 
 

@@ -22,8 +22,8 @@ from llaisys.server.errors import (
     RejectedError,
     UnknownRequestError,
 )
-from llaisys.server.responses import json_bytes
-from llaisys.server.schemas import (
+from llaisys.server.openai.responses import json_bytes
+from llaisys.server.openai.schemas import (
     REFUSED,
     ChatCompletionRequest,
     CompletionRequest,
@@ -31,7 +31,7 @@ from llaisys.server.schemas import (
     SessionRequest,
     TokenizeRequest,
 )
-from llaisys.server.session_store import SessionLimitError
+from llaisys.server.sessions.store import SessionLimitError
 
 logger = logging.getLogger("llaisys.server")
 

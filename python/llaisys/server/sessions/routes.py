@@ -8,8 +8,13 @@ from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 
 from llaisys.server.errors import ApiError
-from llaisys.server.limits import check_count
-from llaisys.server.schemas import SESSION_PATTERN, SessionPatch, SessionRequest, plain_messages
+from llaisys.server.http.limits import check_count
+from llaisys.server.openai.schemas import (
+    SESSION_PATTERN,
+    SessionPatch,
+    SessionRequest,
+    plain_messages,
+)
 from llaisys.server.service import service_of
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])

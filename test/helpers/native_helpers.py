@@ -22,7 +22,7 @@ from llaisys.libllaisys.library import check, last_error, lib
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
 from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REALS = ("f32", "f16", "bf16")
 NUMPY = {
     "f32": np.float32,

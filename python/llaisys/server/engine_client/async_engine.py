@@ -24,16 +24,8 @@ from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUp
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
 from llaisys.engine.output_processor import OutputProcessor
 from llaisys.server.config import ServerConfig
-from llaisys.server.engine_link import EngineLink
-from llaisys.server.engine_start import EngineProcess
-from llaisys.server.errors import (
-    EngineDeadError,
-    EngineNotReadyError,
-    QueueTimeoutError,
-    RejectedError,
-    UnknownRequestError,
-)
-from llaisys.server.messages import (
+from llaisys.server.engine_client.link import EngineLink
+from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
     FromEngine,
@@ -41,6 +33,14 @@ from llaisys.server.messages import (
     Ready,
     Rejected,
     Submit,
+)
+from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.errors import (
+    EngineDeadError,
+    EngineNotReadyError,
+    QueueTimeoutError,
+    RejectedError,
+    UnknownRequestError,
 )
 
 logger = logging.getLogger("llaisys.server")

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import engine_fakes
 import httpx
 import pytest
 import server_helpers
@@ -33,8 +34,8 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from llaisys.server.async_engine import INLINE_CHARS, AsyncLLMEngine
 from llaisys.server.config import Limits, ServerConfig
+from llaisys.server.engine_client.async_engine import INLINE_CHARS, AsyncLLMEngine
 from llaisys.server.errors import RejectedError, UnknownRequestError
 
 CHAT = "/v1/chat/completions"
@@ -68,7 +69,7 @@ async def running_engine(**limits: Any) -> AsyncIterator[AsyncLLMEngine]:
 
 @pytest.fixture
 def test_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).resolve().parent
+    root = Path(engine_fakes.__file__).resolve().parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(root)]))
 
 

@@ -9,11 +9,11 @@ from fastapi.responses import Response
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.errors import ApiError
-from llaisys.server.event_stream import EventStream
-from llaisys.server.job import Job
-from llaisys.server.limits import check_count, check_prompt_chars
-from llaisys.server.responses import TokenNames
-from llaisys.server.schemas import (
+from llaisys.server.http.event_stream import EventStream
+from llaisys.server.http.limits import check_count, check_prompt_chars
+from llaisys.server.openai.job import Job
+from llaisys.server.openai.responses import TokenNames
+from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -1,6 +1,6 @@
 """The engine process: an unchanged EngineCore in a tight loop between two ipc sockets.
 
-    python -m llaisys.server.engine_process      (started by `engine_link`, never by hand)
+    python -m llaisys.server.engine_client.process      (started by `engine_link`, never by hand)
 
 Its configuration is one line of JSON on standard input, which stays open: when it ends, the parent
 is gone, and the process removes the socket directory and exits at once. Three threads: the loop
@@ -28,8 +28,7 @@ from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.types import RequestStatus, TokenUpdate
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor
-from llaisys.server.logs import setup_logging
-from llaisys.server.messages import (
+from llaisys.server.engine_client.messages import (
     EngineSetup,
     EngineStats,
     Failed,
@@ -44,6 +43,7 @@ from llaisys.server.messages import (
     decode_to_engine,
     encode,
 )
+from llaisys.server.logs import setup_logging
 
 logger = logging.getLogger("llaisys.engine_process")
 

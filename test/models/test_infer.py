@@ -1,6 +1,6 @@
 """Greedy decoding of a real model, token by token against transformers in f32.
 
-    pytest -q test/test_infer.py --model-path DIR
+    pytest -q test/models/test_infer.py --model-path DIR
 
 Without --model-path the default model (SmolLM2-135M-Instruct, carried by a wheel) is taken. Ours
 decodes freely; transformers then reads prompt and answer in one pass and must have chosen the same

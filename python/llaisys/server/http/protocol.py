@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
-from llaisys.server.responses import json_bytes
-from llaisys.server.security import RequestContext, send_error
+from llaisys.server.http.security import RequestContext, send_error
+from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")
 

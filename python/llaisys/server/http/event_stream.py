@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llaisys.server.generation import wait_for_disconnect
+from llaisys.server.openai.generation import wait_for_disconnect
 
 
 class EventStream(Response):

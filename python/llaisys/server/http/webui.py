@@ -36,7 +36,7 @@ MAX_FILE_BYTES = 8 << 20
 
 def find_webui(given: Path | None) -> Path | None:
     """The directory given, the installed one, or the repository's."""
-    package = Path(__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parents[2]
     candidates = [given] if given is not None else [package / "webui", package.parents[1] / "webui"]
     for folder in candidates:
         if (folder / "index.html").is_file():

@@ -18,10 +18,10 @@ from server_helpers import STEP_SECONDS, ServerProcess, make_certificate, post_b
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import Health, Limits, ServerConfig
 from llaisys.server.errors import ApiError
-from llaisys.server.event_stream import EventStream
+from llaisys.server.http.event_stream import EventStream
+from llaisys.server.http.limits import Admission
 from llaisys.server.http_server import check_tls, serve
-from llaisys.server.limits import Admission
-from llaisys.server.session_store import SessionStore
+from llaisys.server.sessions.store import SessionStore
 
 LONG = {"prompt": "long", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 PATH = "/v1/completions"

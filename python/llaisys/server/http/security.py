@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llaisys.server.errors import ApiError, error_body
 from llaisys.server.logs import log_event
-from llaisys.server.responses import json_bytes
+from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")
 

@@ -3,7 +3,7 @@
     python test/server_helpers.py serve [options of `llaisys serve`]
 
 runs the server's own code; only the engine process is this file instead of
-`llaisys.server.engine_process`, so that its model is `FaultAdapter`.
+`llaisys.server.engine_client.process`, so that its model is `FaultAdapter`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine_fakes import FakeAdapter, FakeTokenizer
 import llaisys
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(llaisys.__file__).resolve().parent.parent  # the one under test, installed or not
 # Servers of other test runs on this machine must not be taken for ours: a folder of our own, which
 # the processes started here inherit.
@@ -148,10 +148,10 @@ class ServerProcess:
         if real:
             command = ["-m", "llaisys.server"]
         else:
-            command = [str(ROOT / "test" / "server_helpers.py"), "serve"]
+            command = [str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve"]
         if session_file is not None:
             options = (*options, "--session-file", str(session_file))
-        path = os.pathsep.join([str(PACKAGE), str(ROOT / "test")])
+        path = os.pathsep.join([str(PACKAGE), str(ROOT / "test" / "helpers")])
         self.process = subprocess.Popen(
             [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
@@ -400,7 +400,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         sys.exit(main())
     from llaisys.common.model_registry import MODEL_REGISTRY
-    from llaisys.server import engine_process
+    from llaisys.server.engine_client import process as engine_process
 
     MODEL_REGISTRY["mock"] = "server_helpers:FaultAdapter"
     engine_process.main()
