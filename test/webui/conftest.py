@@ -1,0 +1,54 @@
+"""A browser, the fake server and a person at the page, for each test file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from webui_fake_server import FakeServer
+from webui_page import ARGUMENTS, Person, find_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.fail("playwright is missing: pip install 'llaisys[test]'", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=find_browser(playwright), args=ARGUMENTS
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeServer]:
+    server = FakeServer().start()
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shelf(browser: Any, fake: FakeServer) -> Iterator[Any]:
+    """A context whose cache has the page's files, and a page of it that can empty its storage."""
+    context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme="light")
+    janitor = context.new_page()
+    janitor.goto(f"{fake.url}icon.svg")
+    yield context, janitor
+    context.close()
+
+
+@pytest.fixture
+def tester(shelf: Any, fake: FakeServer) -> Iterator[Person]:
+    context, janitor = shelf
+    fake.reset()
+    janitor.evaluate("localStorage.clear()")
+    tester = Person(context, fake.url)
+    yield tester
+    for page in context.pages:
+        if page != janitor:
+            page.close()
+    tester.check()

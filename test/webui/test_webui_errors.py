@@ -1,0 +1,115 @@
+"""The web page: what goes wrong is said where it happened, and nothing typed is lost."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from webui_fake_server import FakeServer, Gate, Reply
+from webui_page import TIMEOUT, Person
+
+
+@pytest.mark.parametrize("status", [400, 413, 429, 500, 503])
+def test_refusal_is_shown_in_place_and_nothing_typed_is_lost(
+    tester: Person, fake: FakeServer, status: int
+) -> None:
+    refusal = Reply([], status=status, error=f"reason {status}")
+    refusal.retry_after = 1 if status in (429, 503) else None
+    fake.replies["question"] = [refusal, Reply(["fine"])]
+    tester.expected = 1
+    tester.ask("before")
+    tester.ask("question")
+    card = tester.see(".failure", f"reason {status}")
+    requests = re.search(r"web-[0-9a-f]{16}", card.inner_text())
+    assert requests and str(status) in card.inner_text()
+    assert tester.draft() == "question"
+    assert tester.page.locator(".message").count() == 2
+    card.get_by_role("button", name="Try again").click()  # waits until the countdown is over
+    tester.until_answer("fine")
+    tester.idle()
+    assert tester.draft() == "" and tester.page.locator(".failure").count() == 0
+    assert [m["content"] for m in tester.stored()[0]["messages"]][2:] == ["question", "fine"]
+
+
+def test_offline_is_said_and_the_question_can_be_sent_again(
+    tester: Person, fake: FakeServer
+) -> None:
+    tester.expected = 5
+    tester.context.set_offline(True)
+    tester.ask("anyone?")
+    tester.see(".failure", "offline")
+    assert tester.draft() == "anyone?"
+    tester.context.set_offline(False)
+    tester.page.get_by_role("button", name="Try again").click()
+    tester.until_answer("You said: anyone?")
+
+
+@pytest.mark.parametrize("how", ["error", "drop"])
+def test_failure_in_the_middle_keeps_what_came(tester: Person, fake: FakeServer, how: str) -> None:
+    end = {"fail_after": 2} if how == "error" else {"drop_after": 2}
+    gate = Gate(2)
+    pieces = ["half ", "an ", "answer"]
+    fake.replies["q"] = Reply(pieces, error="the engine failed", gate=gate, **end)
+    fake.replies["+q"] = Reply(["answer"])
+    tester.expected = 1
+    tester.ask("q", wait=False)
+    tester.until_answer("half an")
+    gate.open()
+    tester.idle()
+    card = tester.see(".failure", "the engine failed" if how == "error" else "connection")
+    assert "web-" in card.inner_text()
+    assert tester.answer() == "half an"
+    tester.page.get_by_role("button", name="Continue").click()
+    tester.until_answer("half an answer")
+    tester.idle()
+    assert tester.page.locator(".failure").count() == 0
+
+
+def test_failed_edit_and_regenerate_leave_the_chat_as_it_was(
+    tester: Person, fake: FakeServer
+) -> None:
+    full = Reply([], status=429, error="full")
+    fake.replies["q"] = [Reply(["good"]), full, Reply(["again"])]
+    fake.replies["new"] = full
+    tester.expected = 2
+    tester.ask("q")
+    page = tester.page
+    page.get_by_label("Edit message").click()
+    page.locator(".edit-text").fill("new")
+    page.keyboard.press("Enter")
+    tester.see(".failure", "full")
+    tester.until_answer("good")
+    assert page.locator(".edit-text").input_value() == "new"  # the typed text is given back
+    page.keyboard.press("Escape")
+    page.get_by_label("Regenerate answer").click()
+    tester.see(".failure button", "Try again")
+    tester.until_answer("good")
+    page.get_by_role("button", name="Try again").click()
+    tester.until_answer("again")
+
+
+def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: FakeServer) -> None:
+    fake.reset()
+    fake.api_key = "sesame"
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(TIMEOUT)
+    page.goto(fake.url)
+    page.locator("#key[open]").wait_for()
+    page.fill("#key-input", "sesame")
+    page.keyboard.press("Enter")
+    page.locator("#model-name", has_text="SmolLM2").wait_for()
+    page.fill("#prompt", "hi")
+    page.press("#prompt", "Enter")
+    page.locator(".answer", has_text="You said: hi").wait_for()
+    page.locator("#send").wait_for()
+    fake.api_key = "changed"
+    page.fill("#prompt", "more")
+    page.press("#prompt", "Enter")
+    page.locator("#key[open]").wait_for()
+    assert page.input_value("#prompt") == "more"
+    assert "sesame" not in page.evaluate(
+        "Object.values({...localStorage}).filter(v => v[0] == '{').join()"
+    )
+    context.close()

@@ -1,0 +1,121 @@
+"""The web page against the real server with the default model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from server_helpers import ServerProcess
+from webui_fake_server import WEBUI
+from webui_page import Person
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("webui")
+    options = ("--webui", str(WEBUI), "--max-model-len", "1024")
+    with ServerProcess(*options, real=True, session_file=folder / "sessions.sqlite3") as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture
+def real_tester(browser: Any, real: Any) -> Iterator[Person]:
+    context = browser.new_context()
+    tester = Person(context, real.url + "/")
+    yield tester
+    tester.check()
+    context.close()
+
+
+def settle(tester: Person, **values: str) -> None:
+    tester.page.click("#settings-open")
+    for name, value in values.items():
+        tester.page.fill(f"#set-{name}", value)
+    tester.page.keyboard.press("Escape")
+
+
+def test_real_chat_continue_and_numbers(real_tester: Person) -> None:
+    page = real_tester.page
+    settle(real_tester, max_tokens="12", temperature="0")
+    real_tester.ask("Count from one to twenty in words.")
+    real_tester.see(".cut", "limit of tokens")
+    first = real_tester.stored()[0]["messages"][1]
+    assert first["usage"]["completion"] == 12 and first["finish"] == "length"
+    page.get_by_role("button", name="Continue").click()
+    real_tester.idle()
+    second = real_tester.stored()[0]["messages"][1]
+    assert second["content"].startswith(first["content"]) and len(second["content"]) > len(
+        first["content"]
+    )
+    page.click("#debug summary")
+    real_tester.see("#debug-facts div:last-child", "%")
+    assert "–" not in page.locator("#debug-facts").inner_text()
+
+
+def test_real_prefix_reuse_is_shown(real_tester: Person) -> None:
+    settle(
+        real_tester,
+        max_tokens="4",
+        temperature="0",
+        system="You know everything about rivers. " * 12,
+    )
+    real_tester.ask("Name one.")
+    real_tester.ask("Name another.")
+    assert real_tester.stored()[0]["messages"][3]["usage"]["cached"] > 0
+
+
+def test_real_five_chats_at_once_are_what_each_is_alone(real_tester: Person, real: Any) -> None:
+    """Greedy answers of five chats that stream together equal the ones the server gives alone."""
+    page = real_tester.page
+    prompts = [
+        f"Write a short poem about the {thing}."
+        for thing in ("sea", "moon", "wind", "fire", "snow")
+    ]
+    settle(real_tester, max_tokens="24", temperature="0")
+    page.click("#settings-open")
+    page.get_by_role("button", name="Use for new chats").click()
+    page.keyboard.press("Escape")
+    for prompt in prompts:
+        real_tester.ask(prompt, wait=False)
+        real_tester.see(".message.user", prompt)
+        page.click("#new-chat")
+        real_tester.see("#empty")
+    real_tester.none("#chats .pulse", timeout=60_000)
+    shown = {chat["messages"][0]["content"]: chat["messages"][1]["content"]
+             for chat in real_tester.stored() if chat["messages"]}  # fmt: skip
+    with real.client() as client:
+        for prompt in prompts:
+            body = {
+                "messages": [{"role": "user", "content": prompt}],
+                "max_tokens": 24,
+                "temperature": 0,
+            }
+            alone = client.post("/v1/chat/completions", json=body).json()
+            assert shown[prompt] == alone["choices"][0]["message"]["content"]
+
+
+def test_real_cancel_frees_the_engine(real_tester: Person, real: Any) -> None:
+    settle(real_tester, max_tokens="900")
+    real_tester.ask("Tell me a very long story.", wait=False)
+    real_tester.page.locator(".answer").filter(has_text=re.compile(r"\w{2}")).wait_for()
+    real_tester.page.keyboard.press("Escape")
+    real_tester.idle()
+    text = real_tester.answer()
+    real.wait_idle()
+    assert real_tester.answer() == text
+
+
+def test_real_refusal_names_the_field(real_tester: Person) -> None:
+    real_tester.expected = 1
+    settle(real_tester, stop="x" * 2000)
+    real_tester.ask("hello")
+    card = real_tester.see(".failure", "stop")
+    assert "web-" in card.inner_text() and real_tester.draft() == "hello"
+
+
+def test_real_policy(real_tester: Person) -> None:
+    headers = real_tester.page.request.get(real_tester.url).headers
+    policy = headers["content-security-policy"]
+    assert "unsafe" not in policy and "script-src 'self'" in policy

@@ -1,0 +1,87 @@
+"""The web page: the settings of a chat, the numbers of an answer, the theme."""
+
+from __future__ import annotations
+
+import re
+
+from webui_fake_server import FakeServer, Reply
+from webui_page import Person
+
+
+def test_settings_belong_to_a_chat_and_reach_the_server(tester: Person, fake: FakeServer) -> None:
+    page = tester.page
+    page.keyboard.press("Control+,")
+    page.locator("#settings[open]").wait_for()
+    assert page.get_attribute("#set-temperature", "placeholder") == "1"
+    page.select_option("#set-model", "another-model")
+    for name, value in {
+        "system": "Be brief.", "temperature": "0.5", "top_p": "0.9", "top_k": "40", "min_p": "0.05",
+        "max_tokens": "64", "seed": "7", "stop": "END\n\\n\\n",
+    }.items():  # fmt: skip
+        page.fill(f"#set-{name}", value)
+    page.click("#set-reuse_prefix")
+    page.keyboard.press("Escape")
+    tester.ask("hello")
+    body = fake.bodies("/v1/chat/completions")[0]
+    assert body.pop("messages") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+    ]
+    assert body == {
+        "model": "another-model", "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
+        "max_tokens": 64, "seed": 7, "stop": ["END", "\n\n"], "reuse_prefix": False,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    page.click("#new-chat")
+    tester.ask("plain")
+    assert "temperature" not in fake.bodies("/v1/chat/completions")[1]
+    page.reload()
+    page.locator("button.chat", has_text="hello").click()
+    page.click("#settings-open")
+    assert page.input_value("#set-stop") == "END\n\\n\\n"
+    page.get_by_role("button", name="Use for new chats").click()
+    page.fill("#set-temperature", "-3")  # marked, and not taken over
+    page.keyboard.press("Escape")
+    page.click("#new-chat")
+    tester.ask("like the first")
+    assert fake.bodies("/v1/chat/completions")[2]["seed"] == 7
+
+
+def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServer) -> None:
+    fake.replies["q"] = Reply(["a "] * 30, delay=0.005, usage=(80, 60))
+    tester.ask("q")
+    tester.page.click("#debug summary")
+    facts = tester.see("#debug-facts", "KV in use").inner_text()
+    tester.see("#debug-facts", "25 %")
+    facts = dict(
+        zip(
+            tester.page.locator("#debug-facts dt").all_inner_texts(),
+            tester.page.locator("#debug-facts dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert re.fullmatch(r"\d+ ms|\d\.\d\d s", facts["First token"])
+    assert re.fullmatch(r"[\d.]+ tok/s", facts["Speed"])
+    assert facts["Answer"] == "30 tokens" and facts["Prompt"] == "80 tokens"
+    assert facts["Cached"] == "60 (75 %)" and facts["Prefix hits"] == "75 %"
+    assert facts["Running"] == "2" and facts["Waiting"] == "1" and facts["KV in use"] == "25 %"
+    fake.metrics["num_requests_waiting"] = 9.0
+    try:
+        tester.see("#debug-facts div", "9")
+    finally:
+        fake.metrics["num_requests_waiting"] = 1.0
+
+
+def test_themes(tester: Person) -> None:
+    page = tester.page
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(paper)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(paper)
+    assert light != dark
+    page.get_by_label("Theme: system").click()
+    assert page.evaluate(paper) == light
+    page.reload()
+    page.get_by_label("Theme: light").click()
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(paper) == dark
