@@ -17,6 +17,7 @@ import numpy as np
 
 from llaisys.common.errors import ModelLoadError
 
+READ_BYTES = 1 << 20
 MAX_HEADER_BYTES = 256 * 1024 * 1024
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
@@ -96,45 +97,58 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Bounds-checked sequential reads; holds as much of the header as was needed so far."""
+    """Bounds-checked sequential reads through a window over the file.
+
+    Bytes leave it by value only (`take`): a window moves when more is asked for than it holds.
+    """
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self.stream = stream
         self.path = path
         self.size = os.fstat(stream.fileno()).st_size
         self.limit = min(self.size, MAX_HEADER_BYTES)
-        self.data = b""
-        self.at = 0
+        self.window = b""
+        self.window_start = 0  # of `window` in the file
+        self.at = 0  # in `window`
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that were taken so far."""
+        return self.window_start + self.at
 
     def fail(self, why: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: {why}")
 
-    def need(self, count: int, what: str) -> int:
-        """Advance by `count` bytes and return where they start in `data`."""
-        start, end = self.at, self.at + count
-        if end > self.limit:
+    def take(self, count: int, what: str) -> bytes:
+        """The next `count` bytes."""
+        if self.at + count > len(self.window):
+            self._fill(count, what)
+        start, self.at = self.at, self.at + count
+        return self.window[start : self.at]
+
+    def _fill(self, count: int, what: str) -> None:
+        """Move the window so that it begins here and holds at least `count` bytes."""
+        position = self.position
+        if position + count > self.limit:
             raise self.fail(
-                f"{what}: {count} bytes at byte {start} end past the "
+                f"{what}: {count} bytes at byte {position} end past the "
                 f"{'file' if self.limit == self.size else 'header limit'} ({self.limit})"
             )
-        if end > len(self.data):
-            more = max(end - len(self.data), len(self.data), 1 << 20)
-            self.data += self.stream.read(min(more, self.limit - len(self.data)))
-            if end > len(self.data):
-                raise self.fail(f"{what}: the file ends at byte {len(self.data)}")
-        self.at = end
-        return start
+        left = self.window[self.at :]
+        more = min(max(count, READ_BYTES), self.limit - position) - len(left)
+        self.window, self.window_start, self.at = left + self.stream.read(more), position, 0
+        if count > len(self.window):
+            raise self.fail(f"{what}: the file ends at byte {position + len(self.window)}")
 
     def scalar(self, code: str, what: str) -> Any:
-        return struct.unpack_from(code, self.data, self.need(struct.calcsize(code), what))[0]
+        return struct.unpack(code, self.take(struct.calcsize(code), what))[0]
 
     def string(self, limit: int, what: str) -> str:
         length = self.scalar("<Q", what)
         if length > limit:
             raise self.fail(f"{what}: string of {length} bytes, more than {limit}")
-        start = self.need(length, what)
         try:
-            return self.data[start : start + length].decode("utf-8")
+            return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.fail(f"{what}: not UTF-8: {error.reason}") from error
 
@@ -143,26 +157,26 @@ class _Cursor:
         result: list[str] = []
         unpack = struct.Struct("<Q").unpack_from
         while len(result) < count:
-            data, at = self.data, self.at
-            last = len(data) - 8
+            window, at = self.window, self.at
+            last = len(window) - 8
             try:
                 while at <= last and len(result) < count:
-                    end = at + 8 + unpack(data, at)[0]
-                    if end > len(data):
+                    end = at + 8 + unpack(window, at)[0]
+                    if end > len(window):
                         break
-                    result.append(str(data[at + 8 : end], "utf-8"))
+                    result.append(str(window[at + 8 : end], "utf-8"))
                     at = end
             except UnicodeDecodeError as error:
                 raise self.fail(f"{what}: item {len(result)}: not UTF-8") from error
             self.at = at
-            if len(result) < count:  # the rest is not loaded yet, or not there at all
+            if len(result) < count:  # the rest is not in the window, or not there at all
                 result.append(self.string(limit, what))
         return result
 
     def count(self, limit: int, item_bytes: int, what: str) -> int:
         """A 64-bit count of items that take at least `item_bytes` each in the file."""
         value = int(self.scalar("<Q", what))
-        if value > limit or value * item_bytes > self.limit - self.at:
+        if value > limit or value * item_bytes > self.limit - self.position:
             raise self.fail(f"{what}: {value} does not fit (limit {limit}, file {self.size} bytes)")
         return value
 
@@ -190,8 +204,7 @@ def _read_array(cursor: _Cursor, what: str) -> tuple[Any, ...]:
         raise cursor.fail(f"{what}: array of {name}")
     dtype = np.dtype(_SCALARS[kind])
     count = cursor.count(MAX_ARRAY_ITEMS, dtype.itemsize, what)
-    start = cursor.need(count * dtype.itemsize, what)
-    values = np.frombuffer(cursor.data, dtype=dtype, count=count, offset=start)
+    values = np.frombuffer(cursor.take(count * dtype.itemsize, what), dtype=dtype)
     if kind == _BOOL and (values > 1).any():
         raise cursor.fail(f"{what}: array of booleans with a value above 1")
     return tuple((values.astype(bool) if kind == _BOOL else values).tolist())
@@ -242,7 +255,7 @@ def _place_tensors(
     cursor: _Cursor, infos: list[GgufTensor], alignment: int
 ) -> dict[str, GgufTensor]:
     """Turn relative offsets into file offsets; each range is in the file and none overlap."""
-    data_start = -(-cursor.at // alignment) * alignment
+    data_start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     for info in infos:
         end = data_start + info.offset + info.nbytes
@@ -265,8 +278,7 @@ def _place_tensors(
 
 
 def _read(cursor: _Cursor) -> GgufHeader:
-    cursor.need(4, "magic")
-    if cursor.data[:4] != b"GGUF":
+    if cursor.take(4, "magic") != b"GGUF":
         raise cursor.fail("not a GGUF file (wrong magic)")
     version = cursor.scalar("<I", "version")
     if version not in (2, 3):
