@@ -136,7 +136,8 @@ class Gate:
 
 
 class ServerProcess:
-    """Started in the constructor; `wait_ready`, `stop` and the context manager do the rest."""
+    """Started in the constructor; `wait_ready`, `stop` and the context manager do the rest. It has
+    a session file of its own unless one is named."""
 
     def __init__(
         self,
@@ -149,8 +150,9 @@ class ServerProcess:
             command = ["-m", "llaisys.server"]
         else:
             command = [str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve"]
-        if session_file is not None:
-            options = (*options, "--session-file", str(session_file))
+        self._folder = tempfile.TemporaryDirectory(prefix="test-server-")
+        kept = session_file or Path(self._folder.name) / "sessions.sqlite3"
+        options = (*options, "--session-file", str(kept))
         path = os.pathsep.join([str(PACKAGE), str(ROOT / "test" / "helpers")])
         self.process = subprocess.Popen(
             [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
@@ -272,6 +274,7 @@ class ServerProcess:
                 if self.process.poll() is None:
                     self.process.kill()
                 self.process.wait()
+        self._folder.cleanup()
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, KEYS, chat, error_of, reply
-from server_helpers import ServerProcess, sse_events
+from server_helpers import Gate, ServerProcess, sse_events
 
 
 def test_a_session_continues_on_the_server(client: httpx.Client) -> None:
@@ -114,3 +121,118 @@ def test_only_one_turn_of_a_session_at_a_time(tmp_path: Path) -> None:
             kept = client.get("/v1/sessions/one")
             assert kept.status_code == 404  # a cancelled turn is not stored
             assert client.post(CHAT, json=chat(session_id="one")).status_code == 200
+
+
+class HeldServer:
+    """A server whose engine stands still while a turn is open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "sessions.db"
+        self.gate = Gate(folder)
+        self.process = ServerProcess(env=self.gate.env, session_file=self.file)
+
+    def during_turn(self, act: Any, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """Calls `act(client)` in the middle of a turn; the turn's status and its last words."""
+
+        def turn() -> tuple[int, dict[str, Any]]:
+            with self.process.client() as client:
+                if not fields.get("stream"):
+                    response = client.post(CHAT, json=chat(**fields))
+                    return response.status_code, response.json()
+                with client.stream("POST", CHAT, json=chat(**fields)) as response:
+                    errors = [e for e in sse_events(response) if '"error":' in e]
+                return response.status_code, json.loads(errors[-1])
+
+        self.gate.order("wait")
+        with ThreadPoolExecutor(1) as pool, self.process.client() as client:
+            answer = pool.submit(turn)
+            self.gate.hold()
+            act(client)
+            self.gate.open()
+            return answer.result(30)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldServer]:
+    held = HeldServer(tmp_path_factory.mktemp("held"))
+    with held.process:
+        held.process.wait_ready()
+        yield held
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("made", ["by its first turn", "before it"])
+def test_a_session_deleted_during_its_first_turn_stays_deleted(
+    held: HeldServer, stream: bool, made: str
+) -> None:
+    def delete(client: httpx.Client) -> None:
+        assert client.delete("/v1/sessions/gone").json()["deleted"] is True
+
+    with held.process.client() as client:
+        if made == "before it":
+            assert client.post("/v1/sessions", json={"session_id": "gone"}).status_code == 201
+        status, answer = held.during_turn(delete, session_id="gone", stream=stream)
+        assert status == (200 if stream else 409)
+        assert answer["error"]["code"] == "session_changed"
+        assert client.get("/v1/sessions/gone").status_code == 404
+        assert client.delete("/v1/sessions/gone").status_code == 404
+        assert client.post(CHAT, json=chat(session_id="gone")).status_code == 200
+        assert client.get("/v1/sessions/gone").json()["num_messages"] == 2
+        client.delete("/v1/sessions/gone")
+
+
+def test_a_turn_that_could_not_be_stored_is_not_said_to_be(held: HeldServer) -> None:
+    def change(client: httpx.Client) -> None:
+        """What a program that does not know our lock may do."""
+        with sqlite3.connect(held.file) as db:
+            db.execute(
+                "INSERT INTO messages SELECT owner, session, 2, message FROM messages "
+                "WHERE session = 'shared' AND position = 0"
+            )
+        db.close()
+
+    with held.process.client() as client:
+        client.post(CHAT, json=chat(session_id="shared"))
+        status, answer = held.during_turn(change, session_id="shared")
+        assert status == 409 and answer["error"]["code"] == "session_changed"
+        assert client.get("/v1/sessions/shared").json()["num_messages"] == 3
+
+
+def refused_start(session_file: Path) -> str:
+    """What `llaisys serve` says where it does not start; one line, and no traceback."""
+    command = [sys.executable, "-m", "llaisys", "serve", "--port", "0", "--log-level", "error"]
+    command += ["--session-file", str(session_file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_a_second_server_on_a_session_file_says_who_has_it(held: HeldServer) -> None:
+    said = refused_start(held.file)
+    assert f"is in use by process {held.process.process.pid}" in said and "--session-file" in said
+
+
+def test_a_damaged_session_file_is_told_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.db"
+    file.write_bytes(b"this is no database " * 500)
+    assert f"session file {file}: file is not a database" in refused_start(file)
+
+
+def test_the_session_file_has_a_size_that_it_does_not_pass(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.db"
+    long = [{"role": "user", "content": "x" * 90_000}]
+    with ServerProcess("--max-session-bytes", str(1 << 20), session_file=file) as server:
+        server.wait_ready()
+        with server.client() as client:
+            made = []
+            while (answer := client.post("/v1/sessions", json={"messages": long})).is_success:
+                made.append(answer.json()["id"])
+                assert len(made) < 20
+            assert error_of(answer, 400)["code"] == "session_storage_full"
+            assert "1048576 bytes" in answer.json()["error"]["message"]
+            refused = client.post(CHAT, json=chat(session_id="new", messages=long))
+            assert error_of(refused, 400)["code"] == "session_storage_full"
+            client.delete(f"/v1/sessions/{made[0]}")
+            assert client.post("/v1/sessions", json={"messages": long}).status_code == 201
+        assert server.stop() == 0
+    assert file.stat().st_size <= 1 << 20

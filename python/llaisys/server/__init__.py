@@ -5,6 +5,6 @@ exit status; `app` puts the routes together; `service` is what routes share (eng
 metrics, sessions). `http/` knows connections: the protocol's limits, the doors (`security`), how
 exceptions become answers (`faults`), event streams, who gets in (`limits`), the web chat's files.
 `openai/` is a request from its schema through its job to the response. `sessions/` is conversations
-on disk. `engine_client/` is the way to the engine: the process and its start, the messages, the
-link that watches it, and `AsyncLLMEngine`, which the rest of the server talks to.
+on disk and their open turns. `engine_client/` is the way to the engine: the process and its start,
+the messages, the link that watches it, and `AsyncLLMEngine`, which the rest of the server talks to.
 """

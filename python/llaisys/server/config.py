@@ -12,6 +12,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.server.logs import FORMATS, LEVELS
 
+MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"
 
 
@@ -38,6 +39,7 @@ class Limits:
     max_messages: int = 4096
     max_prompt_tokens: int | None = None  # None: what the model holds
     max_sessions: int = 1000  # of one API key
+    max_session_bytes: int = 1 << 30  # of the session file
 
     def __post_init__(self) -> None:
         for name in (
@@ -53,6 +55,11 @@ class Limits:
         for name in ("max_queued", "max_per_key", "max_sessions", "queue_timeout"):
             if getattr(self, name) < 0:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.max_session_bytes < MIN_SESSION_BYTES:
+            raise InvalidInputError(
+                f"max_session_bytes is {self.max_session_bytes}; "
+                f"it must be at least {MIN_SESSION_BYTES}"
+            )
         for name in ("header_timeout", "body_timeout", "send_timeout"):
             if not getattr(self, name) > 0:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be above 0")
@@ -158,6 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("header_timeout", limits.header_timeout), ("body_timeout", limits.body_timeout),
         ("send_timeout", limits.send_timeout), ("max_n", limits.max_n),
         ("max_prompts", limits.max_prompts), ("max_sessions", limits.max_sessions),
+        ("max_session_bytes", limits.max_session_bytes),
     ):  # fmt: skip
         option = "--" + name.replace("_", "-")
         group.add_argument(option, type=type(value), default=value, metavar=str(value))

@@ -124,7 +124,9 @@ async def run_server(
 ) -> int:
     """Until it is told to stop, or the engine dies; the exit status."""
     sessions = SessionStore(
-        config.session_file or default_session_file(), config.limits.max_sessions
+        config.session_file or default_session_file(),
+        config.limits.max_sessions,
+        config.limits.max_session_bytes,
     )
     service = Service(config, AsyncLLMEngine(config, process), sessions)
     limits = config.limits

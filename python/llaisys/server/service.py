@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request
 
-from llaisys.common.types import CompletionOutput, ModelInfo
+from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
@@ -18,6 +17,7 @@ from llaisys.server.http.limits import Admission
 from llaisys.server.metrics import Metrics
 from llaisys.server.openai.generation import Generation, Registry
 from llaisys.server.sessions.store import SessionStore
+from llaisys.server.sessions.turns import SessionTurns
 
 
 class Service:
@@ -35,7 +35,7 @@ class Service:
         self.admission.on_rejected = self.metrics.request_rejected
         self.model_names: tuple[str, ...] = config.served_model_names
         self.created = int(time.time())
-        self.busy_sessions: set[tuple[str, str]] = set()
+        self.turns = SessionTurns(sessions)
 
     def model_loaded(self) -> None:
         """Called once, when the engine is ready."""
@@ -82,69 +82,6 @@ class Service:
         return Generation(
             self.engine, self.admission, self.metrics, self.registry, owner, public_ids, count
         )
-
-    @asynccontextmanager
-    async def session_turn(
-        self, owner: str, session_id: str | None, messages: list[dict[str, Any]]
-    ) -> AsyncIterator[SessionTurn | None]:
-        """The next turn of a session; None without one."""
-        if session_id is None:
-            yield None
-            return
-        turn = SessionTurn(self, owner, session_id, messages)
-        try:
-            await turn.load()
-            yield turn
-        finally:
-            turn.leave()
-
-
-class SessionTurn:
-    """New messages behind a session's history. One turn of a session at a time; a turn that is
-    cancelled or fails leaves the session as it was."""
-
-    def __init__(
-        self, service: Service, owner: str, session_id: str, new: list[dict[str, Any]]
-    ) -> None:
-        self.session_id = session_id
-        self.messages = new  # with the history before them, after `load`
-        self._service = service
-        self._key = (owner, session_id)
-        self._new = new
-        self._position = 0
-        self._kept = False
-        if self._key in service.busy_sessions:
-            raise ApiError(
-                409, "this session is answering another request", code="session_busy", retry_after=1
-            )
-        service.busy_sessions.add(self._key)
-        self._open = True
-
-    async def load(self) -> None:
-        history = await self._service.sessions.open_turn(*self._key)
-        self._position = len(history)
-        self.messages = [*history, *self._new]
-
-    def keep(self) -> None:
-        """The turn outlives its `with` block; `close` ends it."""
-        self._kept = True
-
-    def leave(self) -> None:
-        if not self._kept:
-            self.close()
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._service.busy_sessions.discard(self._key)
-
-    async def finish(self, output: CompletionOutput, model: str) -> None:
-        """Store the turn if it came to its end."""
-        if output.finish_reason in ("stop", "length"):
-            answer = {"role": "assistant", "content": output.text}
-            await self._service.sessions.append(
-                *self._key, self._position, [*self._new, answer], model
-            )
 
 
 def own_name(given: str | None, path: str) -> str:

@@ -31,7 +31,7 @@ from llaisys.server.openai.schemas import (
     SessionRequest,
     TokenizeRequest,
 )
-from llaisys.server.sessions.store import SessionLimitError
+from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
 
@@ -77,7 +77,10 @@ def error_of(error: BaseException) -> ApiError:
         code = "context_length_exceeded" if "tokens; max_model_len" in text else None
         return ApiError(400, text[: 4 * MAX_SHOWN], param=first_field(text), code=code)
     if isinstance(error, SessionLimitError):
-        return ApiError(400, str(error), param="session_id", code="too_many_sessions")
+        return ApiError(400, str(error), param="session_id", code=error.code)
+    if isinstance(error, SessionStorageError):
+        logger.error("session file: %s", error)
+        return ApiError(500, "the session file failed", code="session_storage_failed")
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine has died; the server is restarting", code="engine_dead")
     if isinstance(error, EngineNotReadyError):
@@ -180,6 +183,7 @@ def install(app: FastAPI) -> None:
         InvalidInputError,
         RejectedError,
         SessionLimitError,
+        SessionStorageError,
         EngineDeadError,
         EngineNotReadyError,
         QueueTimeoutError,

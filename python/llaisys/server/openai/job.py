@@ -29,7 +29,8 @@ from llaisys.server.openai.responses import (
     usage_object,
 )
 from llaisys.server.openai.schemas import SamplingFields
-from llaisys.server.service import Service, SessionTurn, service_of
+from llaisys.server.service import Service, service_of
+from llaisys.server.sessions.turns import SessionTurn
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
     params = body.to_sampling()
     check_count("messages", len(body.messages), job.service.config.limits.max_messages)
     messages = plain_messages(body.messages)
-    async with job.service.session_turn(job.owner, body.session_id, messages) as turn:
+    async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
         job.turn = turn
         history = turn.messages if turn is not None else messages
         chars = sum(len(message["content"]) for message in history)

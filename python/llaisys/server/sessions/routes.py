@@ -71,6 +71,6 @@ async def rename_session(
 
 @router.delete("/{session_id}")
 async def delete_session(request: Request, session_id: SessionName) -> dict[str, Any]:
-    if not await service_of(request).sessions.delete(owner_of(request), session_id):
+    if not await service_of(request).turns.delete(owner_of(request), session_id):
         raise not_found()
     return {"id": session_id, "object": "session.deleted", "deleted": True}

@@ -1,8 +1,9 @@
 """Conversations that outlive a request and a restart: SQLite, one row a message.
 
-A session belongs to the owner that made it (a hash of the API key, see `security`); the id is only
-unique within an owner, so that nobody can find out, or reach, what another has. What a session
-stores is text; its KV is found again through the engine's prefix cache.
+One process writes a file, and holds `FileLock` on it. A session belongs to the owner that made it
+(a hash of the API key, see `security`); the id is only unique within an owner, so that nobody can
+find out, or reach, what another has. What a session stores is text; its KV is found again through
+the engine's prefix cache.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.server.sessions.file_lock import FileLock
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -38,10 +40,19 @@ CREATE TABLE IF NOT EXISTS messages (
 );
 """
 VERSION = 1
+ANOTHER = "name another with --session-file"
 
 
 class SessionLimitError(LlaisysError, ValueError):
-    """The owner has as many sessions as one may have."""
+    """There is no room for another session or message; `code` says of which kind."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SessionStorageError(LlaisysError, RuntimeError):
+    """The file could not be read or written (a full disk, a damaged page); nothing was changed."""
 
 
 @dataclass(slots=True)
@@ -68,36 +79,56 @@ class SessionInfo:
 class SessionStore:
     """Every method is one transaction, run in a thread; a failed one changes nothing."""
 
-    def __init__(self, path: Path | str, max_sessions: int = 1000) -> None:
-        self.max_sessions = max_sessions
+    def __init__(
+        self, path: Path | str, max_sessions: int = 1000, max_bytes: int = 1 << 30
+    ) -> None:
+        """Opens and checks the whole file. InvalidInputError when it cannot be used: no permission,
+        damaged, of another release, or held by another process."""
+        self.max_sessions = max_sessions  # of one owner
+        self.max_bytes = max_bytes  # of the file
         self._lock = threading.Lock()
+        self._file_lock: FileLock | None = None
         if path != ":memory:":
-            folder = Path(path).parent
-            try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            except OSError as error:
-                raise InvalidInputError(
-                    f"session file {path}: {error.strerror}; name another with --session-file"
-                ) from error
+            path = Path(path).resolve()  # a link to the file is the same file
+            self._file_lock = _make_file(path)
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
-            self._db.execute("PRAGMA foreign_keys = ON")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, VERSION):
-                raise InvalidInputError(
-                    f"session file {path}: its version is {found}, this release reads {VERSION}"
-                )
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version = {VERSION}")
-            self._db.commit()
-        except sqlite3.Error as error:
-            raise InvalidInputError(f"session file {path}: {error}") from error
+            try:
+                self._prepare(path)
+            except BaseException:
+                self._db.close()
+                raise
+        except BaseException as error:
+            if self._file_lock is not None:
+                self._file_lock.release()
+            if isinstance(error, sqlite3.Error):
+                raise InvalidInputError(f"session file {path}: {error}; {ANOTHER}") from error
+            raise
+
+    def _prepare(self, path: Path | str) -> None:
+        db = self._db
+        problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            what = problem.splitlines()[-1]
+            raise InvalidInputError(f"session file {path} is damaged ({what}); {ANOTHER}")
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, VERSION):
+            raise InvalidInputError(
+                f"session file {path}: its version is {found}, this release reads {VERSION}"
+            )
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.executescript(SCHEMA)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.commit()
+        self._page_size = db.execute("PRAGMA page_size").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count = {max(1, self.max_bytes // self._page_size)}")
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
+            if self._file_lock is not None:
+                self._file_lock.release()
 
     async def list_all(self, owner: str) -> list[SessionInfo]:
         """The latest one first."""
@@ -142,7 +173,7 @@ class SessionStore:
 
         def write(db: sqlite3.Connection) -> str:
             self._insert(db, owner, name, title)
-            _append(db, owner, name, 0, messages)
+            self._append(db, owner, name, 0, messages)
             return name
 
         return await self._run(write)
@@ -168,40 +199,44 @@ class SessionStore:
             )
         )
 
-    async def open_turn(self, owner: str, session_id: str) -> list[Message]:
-        """Messages so far; a session that does not exist has none, and begins with `append`.
-        SessionLimitError now, not after the answer, when there is no room for it."""
+    async def open_turn(
+        self, owner: str, session_id: str, new: Sequence[Message]
+    ) -> tuple[bool, list[Message]]:
+        """Whether the session exists, and its messages; one that does not has none, and begins with
+        `append`. SessionLimitError now, not after the answer, when there is no room for `new`."""
 
-        def read(db: sqlite3.Connection) -> list[Message]:
-            found = db.execute(
-                "SELECT 1 FROM sessions WHERE owner = ? AND id = ?", (owner, session_id)
-            ).fetchone()
-            if found is None:
-                self._check_room(db, owner)
-            return _messages(db, owner, session_id)
+        def read(db: sqlite3.Connection) -> tuple[bool, list[Message]]:
+            exists = _exists(db, owner, session_id)
+            if not exists:
+                self._check_count(db, owner)
+            self._check_bytes(db, _encoded(new))
+            return exists, _messages(db, owner, session_id)
 
         return await self._run(read)
 
     async def append(
-        self, owner: str, session_id: str, position: int, messages: Sequence[Message], model: str
+        self,
+        owner: str,
+        session_id: str,
+        exists: bool,
+        position: int,
+        messages: Sequence[Message],
+        model: str,
     ) -> bool:
-        """Add a turn behind the first `position` messages. False, and nothing is changed, when the
-        session is not that long any more (deleted meanwhile)."""
+        """Add a turn behind the first `position` messages of a session that `exists`, or begin it.
+        False, and nothing is changed, when the session is not so any more."""
 
         def write(db: sqlite3.Connection) -> bool:
-            row = db.execute(
-                "SELECT 1 FROM sessions WHERE owner = ? AND id = ?", (owner, session_id)
-            ).fetchone()
-            if row is None:
-                if position:
-                    return False
+            if _exists(db, owner, session_id) != exists:
+                return False
+            if not exists:
                 self._insert(db, owner, session_id, "")
             count = db.execute(
                 "SELECT count(*) FROM messages WHERE owner = ? AND session = ?", (owner, session_id)
             ).fetchone()[0]
             if count != position:
                 return False
-            _append(db, owner, session_id, position, messages)
+            self._append(db, owner, session_id, position, messages)
             db.execute(
                 "UPDATE sessions SET updated = ?, model = ? WHERE owner = ? AND id = ?",
                 (time.time(), model, owner, session_id),
@@ -210,15 +245,31 @@ class SessionStore:
 
         return await self._run(write)
 
-    def _check_room(self, db: sqlite3.Connection, owner: str) -> None:
+    def _check_count(self, db: sqlite3.Connection, owner: str) -> None:
         count = db.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0]
         if count >= self.max_sessions:
             raise SessionLimitError(
-                f"there are {count} sessions; at most {self.max_sessions} are kept: delete some"
+                f"there are {count} sessions; at most {self.max_sessions} are kept: delete some",
+                "too_many_sessions",
             )
 
+    def _check_bytes(self, db: sqlite3.Connection, messages: Sequence[str]) -> None:
+        """Free pages inside the file count as room."""
+        pages, free = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+        )
+        more = sum(len(message) for message in messages)
+        if (pages - free) * self._page_size + more > self.max_bytes:
+            raise self._full()
+
+    def _full(self, remark: str = "") -> SessionLimitError:
+        return SessionLimitError(
+            f"the sessions may fill {self.max_bytes} bytes, and this is more{remark}: delete some",
+            "session_storage_full",
+        )
+
     def _insert(self, db: sqlite3.Connection, owner: str, name: str, title: str) -> None:
-        self._check_room(db, owner)
+        self._check_count(db, owner)
         now = time.time()
         try:
             db.execute(
@@ -228,12 +279,52 @@ class SessionStore:
         except sqlite3.IntegrityError:
             raise InvalidInputError(f"session_id {name!r} exists already") from None
 
+    def _append(
+        self,
+        db: sqlite3.Connection,
+        owner: str,
+        name: str,
+        position: int,
+        messages: Sequence[Message],
+    ) -> None:
+        rows = _encoded(messages)
+        self._check_bytes(db, rows)
+        db.executemany(
+            "INSERT INTO messages (owner, session, position, message) VALUES (?, ?, ?, ?)",
+            [(owner, name, position + index, row) for index, row in enumerate(rows)],
+        )
+
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def locked() -> T:
-            with self._lock, self._db:  # commits, or rolls back
-                return work(self._db)
+            with self._lock:
+                try:
+                    with self._db:  # commits, or rolls back
+                        return work(self._db)
+                except sqlite3.Error as error:
+                    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                        raise self._full(" (or the disk is full)") from error
+                    raise SessionStorageError(str(error)) from error
 
         return await asyncio.to_thread(locked)
+
+
+def _make_file(path: Path) -> FileLock:
+    """An empty file where there is none, for its owner's eyes only; and the lock on it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        lock = FileLock(path.with_name(path.name + ".lock"))
+        holder = lock.acquire()
+    except OSError as error:
+        raise InvalidInputError(f"session file {path}: {error.strerror}; {ANOTHER}") from error
+    if holder is not None:
+        raise InvalidInputError(f"session file {path} is in use by {holder}; {ANOTHER}")
+    return lock
+
+
+def _exists(db: sqlite3.Connection, owner: str, session_id: str) -> bool:
+    query = "SELECT 1 FROM sessions WHERE owner = ? AND id = ?"
+    return db.execute(query, (owner, session_id)).fetchone() is not None
 
 
 def _messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Message]:
@@ -246,13 +337,6 @@ def _messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Messa
         return [json.loads(row[0]) for row in rows]
 
 
-def _append(
-    db: sqlite3.Connection, owner: str, name: str, position: int, messages: Sequence[Message]
-) -> None:
-    db.executemany(
-        "INSERT INTO messages (owner, session, position, message) VALUES (?, ?, ?, ?)",
-        [
-            (owner, name, position + index, json.dumps(message))
-            for index, message in enumerate(messages)
-        ],
-    )
+def _encoded(messages: Sequence[Message]) -> list[str]:
+    """As they are stored, in ASCII."""
+    return [json.dumps(message) for message in messages]

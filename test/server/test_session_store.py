@@ -1,0 +1,170 @@
+"""The session file: one writer, checked when it is opened, bounded, and never silently wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.sessions.store import SessionLimitError, SessionStorageError, SessionStore
+
+QUESTION = {"role": "user", "content": "q"}
+ANSWER = {"role": "assistant", "content": "a"}
+
+HOLDER = """
+import subprocess, sys, time
+from llaisys.server.sessions.store import SessionStore
+store = SessionStore(sys.argv[1])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(work)
+
+
+def test_one_process_at_a_time_and_the_other_is_told_which(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    first = SessionStore(file)
+    (tmp_path / "link.db").symlink_to(file)
+    for name in (file, tmp_path / "link.db", tmp_path / "." / "s.db"):
+        with pytest.raises(InvalidInputError, match=f"in use by process {os.getpid()}; .*another"):
+            SessionStore(name)
+    run(first.create("o", "kept"))  # the refused ones left it alone
+    first.close()
+    second = SessionStore(file)
+    assert [info.session_id for info in run(second.list_all("o"))] == ["kept"]
+    second.close()
+
+
+def test_the_lock_does_not_survive_its_holder(tmp_path: Path) -> None:
+    """Not even where a child of the holder does."""
+    file = tmp_path / "s.db"
+    command = [sys.executable, "-c", HOLDER, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            with pytest.raises(InvalidInputError, match=f"in use by process {holder.pid}"):
+                SessionStore(file)
+            holder.kill()
+            holder.wait()
+            SessionStore(file).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_file_that_failed_to_open_is_not_held(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    file.write_bytes(b"x" * 5000)
+    for _ in range(2):
+        with pytest.raises(InvalidInputError, match="not a database"):
+            SessionStore(file)
+    file.unlink()
+    SessionStore(file).close()
+
+
+def test_a_damaged_page_is_found_when_the_file_is_opened(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    store = SessionStore(file)
+    for number in range(50):
+        run(store.create("o", f"s{number}", "t" * 200, [QUESTION] * 20))
+    store.close()
+    whole = file.read_bytes()
+    page = 4096
+    assert len(whole) > 20 * page
+    for start in range(page, len(whole), 5 * page):  # all but the head
+        file.write_bytes(whole[:start] + b"\xff" * page + whole[start + page :])
+        with pytest.raises(InvalidInputError, match=r"session file .*--session-file"):
+            SessionStore(file)
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInputError, match=r"session file .*--session-file"):
+        SessionStore(file)
+    file.write_bytes(whole)
+    SessionStore(file).close()
+
+
+def test_a_turn_is_stored_only_behind_what_it_was_an_answer_to() -> None:
+    store = SessionStore(":memory:")
+    turn = [QUESTION, ANSWER]
+
+    async def steps() -> None:
+        assert await store.open_turn("o", "s", [QUESTION]) == (False, [])
+        assert not await store.append("o", "s", True, 0, turn, "m")  # deleted meanwhile
+        assert await store.get("o", "s") is None
+        assert await store.append("o", "s", False, 0, turn, "m")
+        assert not await store.append("o", "s", False, 0, turn, "m")  # begun by somebody else
+        assert not await store.append("o", "s", True, 0, turn, "m")  # longer than it was
+        assert await store.open_turn("o", "s", [QUESTION]) == (True, turn)
+        assert await store.append("o", "s", True, 2, turn, "m")
+        found = await store.get("o", "s")
+        assert found is not None and found[1] == turn * 2
+
+    run(steps())
+    store.close()
+
+
+def test_bytes_are_bounded_and_deleting_makes_room(tmp_path: Path) -> None:
+    file, most = tmp_path / "s.db", 1 << 20
+    store = SessionStore(file, max_bytes=most)
+    long = {"role": "user", "content": "é" * 10_000}
+
+    async def steps() -> None:
+        made = []
+        with pytest.raises(SessionLimitError, match=f"fill {most} bytes") as refused:
+            while True:
+                made.append(await store.create("o", messages=[long]))
+        assert refused.value.code == "session_storage_full"
+        assert len(made) > 10
+        with pytest.raises(SessionLimitError):
+            await store.open_turn("o", made[0], [long])  # before it is answered
+        with pytest.raises(SessionLimitError):
+            await store.append("o", made[0], True, 1, [long, ANSWER], "m")
+        for name in made:
+            found = await store.get("o", name)
+            assert found is not None and found[1] == [long]
+        for name in made[:3]:
+            assert await store.delete("o", name)
+        assert await store.append("o", made[3], True, 1, [long, ANSWER], "m")
+
+    run(steps())
+    store.close()
+    assert file.stat().st_size <= most
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * most
+
+
+def test_the_bound_holds_for_small_rows_too(tmp_path: Path) -> None:
+    """Their bookkeeping takes more than their text."""
+    file, most = tmp_path / "s.db", 1 << 20
+    store = SessionStore(file, max_sessions=1 << 30, max_bytes=most)
+
+    async def fill() -> None:
+        for number in range(100_000):
+            await store.create("o", f"{number:064d}", "t" * 200)
+
+    with pytest.raises(SessionLimitError, match=f"fill {most} bytes"):
+        run(fill())
+    assert len(run(store.list_all("o"))) > 100
+    store.close()
+    assert file.stat().st_size <= most
+
+
+def test_a_failure_of_the_file_is_an_error_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    store = SessionStore(file)
+    other = sqlite3.connect(file)
+    other.execute("DROP TABLE messages")
+    other.close()
+    with pytest.raises(SessionStorageError, match="no such table"):
+        run(store.create("o", "s", messages=[QUESTION]))
+    store.close()
