@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from llaisys.common.errors import LlaisysError
 from llaisys.common.version import __version__
-from llaisys.entrypoints import cli_bench, cli_generate
+from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_tools
 from llaisys.server.config import add_arguments as add_server_arguments
 from llaisys.server.config import config_from_args
 
@@ -25,7 +25,9 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over HTTP, with a web chat")
     add_server_arguments(serve)
     serve.set_defaults(run=_serve)
-    cli_generate.add_commands(commands)
+    cli_generate.add_command(commands)
+    cli_chat.add_command(commands)
+    cli_tools.add_commands(commands)
     cli_bench.add_commands(commands)
     return parser
 

@@ -9,7 +9,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from llaisys.entrypoints.cli_generate import add_model_options, open_llm
+from llaisys.common.model_argument import add_model_argument
+from llaisys.entrypoints.cli_options import add_model_options, open_llm
 
 if TYPE_CHECKING:
     from llaisys.bench.ops import Result
@@ -28,7 +29,7 @@ def add_commands(commands: Any) -> None:
     ops.set_defaults(run=_ops)
 
     latency = kinds.add_parser("latency", help="one sequence: load, first token, prefill, decode")
-    latency.add_argument("model", nargs="?", help="a model; the default one when left out")
+    add_model_argument(latency)
     latency.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
     latency.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
     latency.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
@@ -53,7 +54,7 @@ def _add_serve(kinds: Any) -> None:
     serve = kinds.add_parser("serve", help="a server that speaks OpenAI's API, under load")
     serve.add_argument("--url", default="http://127.0.0.1:8000", help="its base URL")
     serve.add_argument("--api-key", help="also LLAISYS_API_KEY")
-    serve.add_argument("--model", help="the first that the server names when left out")
+    add_model_argument(serve, "a name that the server knows; its first one when left out")
     serve.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
     load = serve.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=int, default=8, help="clients with one request each")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.model_argument import add_model_argument
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.server.logs import FORMATS, LEVELS
 
@@ -122,7 +123,7 @@ class ServerConfig:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `llaisys serve`; `config_from_args` reads them."""
     limits, health = Limits(), Health()
-    parser.add_argument("model", nargs="?", help="directory, GGUF file or model name")
+    add_model_argument(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1")
     group.add_argument("--port", type=int, default=8000, help="0: any free one")

@@ -17,7 +17,7 @@ from model_files import write_hf_model
 from llaisys.bench import ops
 from llaisys.bench.machine import cpu_name_of
 from llaisys.common.version import __version__
-from llaisys.entrypoints.cli import main
+from llaisys.entrypoints.cli import build_parser, main
 from llaisys.tokenization import Tokenizer
 
 
@@ -51,6 +51,63 @@ def test_generate_prints_text(model: str, capsys: pytest.CaptureFixture[str]) ->
     first = capsys.readouterr().out
     assert main(arguments) == 0
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "{}", "--port", "0"],
+        ["serve", "--port", "0", "{}"],
+        ["serve", "--port", "0", "-m", "{}"],
+        ["chat", "{}"],
+        ["chat", "--model", "{}"],
+        ["chat", "--seed", "1", "{}"],
+        ["pull", "-m", "{}"],
+        ["bench", "latency", "{}"],
+        ["bench", "latency", "-m", "{}"],
+        ["bench", "throughput", "{}"],
+        ["bench", "throughput", "--concurrency", "1", "--model", "{}"],
+        ["bench", "serve", "{}"],
+        ["bench", "serve", "-m", "{}"],
+    ],
+)
+def test_every_command_takes_the_model_as_a_position_and_by_name(command: list[str]) -> None:
+    parser = build_parser()
+    assert parser.parse_args([word.format("some/model") for word in command]).model == "some/model"
+    without = [word for word in command if word not in ("{}", "-m", "--model")]
+    assert parser.parse_args(without).model is None
+
+
+@pytest.mark.parametrize("command", [["serve"], ["chat"], ["bench", "latency"], ["pull"]])
+def test_a_model_given_twice_is_refused(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["a", "-m", "b"], ["-m", "a", "b"], ["-m", "a", "--model", "b"]):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([*command, *words])
+        assert "MODEL is given twice: a and b" in capsys.readouterr().err
+
+
+def test_generate_takes_the_model_before_the_prompt(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("hello\n")
+    settings = ["--max-tokens", "5", "--temperature", "0"]
+    answers = set()
+    for words in (
+        [model, "hello"],
+        ["-m", model, "hello"],
+        ["hello", "--model", model],
+        [model, "--file", str(source)],
+        ["--file", str(source), "-m", model],
+    ):
+        assert main(["generate", *words, *settings]) == 0
+        answers.add(capsys.readouterr().out)
+    assert len(answers) == 1
+    for words in ([model, "hello", "x"], ["-m", model, "hello", "x"], ["x", model, "--file", "f"]):
+        assert main(["generate", *words, *settings]) == 1
+        assert "is one too many" in capsys.readouterr().err
 
 
 def test_generate_reads_jsonl_and_writes_jsonl(model: str, tmp_path: Path) -> None:
@@ -197,7 +254,7 @@ def test_chat_survives_a_full_context(
 
 def test_numpy_is_not_given_threads_that_it_has_no_use_for() -> None:
     code = (
-        "import os; from llaisys.entrypoints.cli import main; main([]); "
+        "import os; from llaisys.entrypoints.cli import build_parser, main; main([]); "
         "print(os.environ['OPENBLAS_NUM_THREADS'])"
     )
     for given, expected in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
