@@ -94,6 +94,10 @@ CPP_LAYERS: dict[str, list[str]] = {
     "capi":                   ["models", "runtime", "parallel", "ops", "tensor", "device", "base"],
 }  # fmt: skip
 
+# File pattern -> what it must not include, whatever its layer may: the front of an operator checks
+# and dispatches by device, and knows no device but by its own cpu.hpp.
+CPP_NEVER: dict[str, list[str]] = {"ops/*/op.cpp": ["ops/cpu", "device/cpu"]}
+
 CPP_FORBIDDEN_HEADERS = {"omp.h": "no OpenMP: threads come from device/cpu/thread_pool.hpp"}
 
 # --------------------------------------------------------------------------------------------------
@@ -301,6 +305,12 @@ def check_cpp_file(path: Path, root: Path) -> Iterator[tuple[int, str]]:
     if layer is None:
         yield 1, "is in no layer: add it to scripts/check_layers.py"
         return
+    never = [
+        entry
+        for file, entries in CPP_NEVER.items()
+        if PurePosixPath(inside).match(file)
+        for entry in entries
+    ]
     text = without_comments(path.read_text(encoding="utf-8"))
     for found in PRAGMA_OMP.finditer(text):
         yield text.count("\n", 0, found.start()) + 1, CPP_FORBIDDEN_HEADERS["omp.h"]
@@ -322,6 +332,8 @@ def check_cpp_file(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             yield line, f"{layer} includes {target}, which is in no layer"
         elif not allowed(layer, target, CPP_LAYERS):
             yield line, f"{layer} must not include {target}"
+        elif any(covers(entry, target) for entry in never):
+            yield line, f"{inside} must not include {target}"
 
 
 def check_cpp(root: Path) -> Iterator[Violation]:

@@ -2,15 +2,38 @@
 
 namespace llaisys::device {
 
-bool has_runtime(DeviceType type) { return type == LLAISYS_DEVICE_CPU; }
+namespace {
+
+const Runtime *substitutes[LLAISYS_DEVICE_TYPE_COUNT] = {};
+
+bool is_device(DeviceType type) { return type >= 0 && type < LLAISYS_DEVICE_TYPE_COUNT; }
+
+// Null when this build has none.
+const Runtime *find(DeviceType type) {
+    if (!is_device(type) || substitutes[type] != nullptr) {
+        return is_device(type) ? substitutes[type] : nullptr;
+    }
+    switch (type) {
+    case LLAISYS_DEVICE_CPU:
+        return &cpu_runtime();
+    default:
+        return nullptr;
+    }
+}
+
+} // namespace
+
+bool has_runtime(DeviceType type) { return find(type) != nullptr; }
+
+void use_runtime(DeviceType type, const Runtime *runtime) { substitutes[type] = runtime; }
 
 const Runtime &runtime_of(DeviceType type) {
-    require(type >= 0 && type < LLAISYS_DEVICE_TYPE_COUNT,
-            "device must be cpu (0) or nvidia (1), got ", int(type));
-    if (!has_runtime(type)) {
+    require(is_device(type), "device must be cpu (0) or nvidia (1), got ", int(type));
+    const Runtime *runtime = find(type);
+    if (runtime == nullptr) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "device nvidia (1) is not part of this build");
     }
-    return cpu_runtime();
+    return *runtime;
 }
 
 Stream::Stream(DeviceType type, int device_id, int n_threads)

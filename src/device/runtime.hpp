@@ -21,7 +21,9 @@ struct Runtime {
     void *(*allocate)(int device_id, size_t bytes);
     void (*release)(int device_id, void *memory, size_t bytes);
 
-    // In order with the work of `stream`; may return before it is done when the device can.
+    // In order with the work of `stream`: what is read from the host has been read when it returns,
+    // the rest is done after synchronize(stream). stream null: done when it returns, in order with
+    // nothing else.
     void (*copy)(void *dst, const void *src, size_t bytes, CopyKind kind, void *stream);
 
     // n_threads is for devices whose streams are made of threads; others ignore it.
@@ -42,6 +44,10 @@ const Runtime &runtime_of(DeviceType type);
 bool has_runtime(DeviceType type);
 
 const Runtime &cpu_runtime();
+
+// For tests: runtime_of(type) is this table from now on; null: what the build has. Not to be called
+// while anything of that device is alive.
+void use_runtime(DeviceType type, const Runtime *runtime);
 
 // Owns one stream of one device. Not copyable; work on it is ordered.
 class Stream {

@@ -112,10 +112,8 @@ void Checks::index_range(const char *argument, const Tensor &index, int64_t limi
     }
 }
 
-void Checks::on_cpu() const {
-    if (stream.type() != LLAISYS_DEVICE_CPU) {
-        fail(LLAISYS_ERROR_UNSUPPORTED, op, ": has no kernel for device ", stream.runtime().name);
-    }
+void Checks::no_kernel() const {
+    fail(LLAISYS_ERROR_UNSUPPORTED, op, ": has no kernel for device ", stream.runtime().name);
 }
 
 } // namespace llaisys::ops

@@ -36,8 +36,8 @@ struct Checks {
     // Every value of `index` (i64 or i32, dense) is in [0, limit).
     void index_range(const char *argument, const Tensor &index, int64_t limit) const;
 
-    // The last check: throws LLAISYS_ERROR_UNSUPPORTED unless the stream is of the CPU.
-    void on_cpu() const;
+    // Where the dispatch by device ends: throws LLAISYS_ERROR_UNSUPPORTED.
+    [[noreturn]] void no_kernel() const;
 };
 
 } // namespace llaisys::ops

@@ -33,7 +33,8 @@ common/__init__ common/types common/errors libllaisys/__init__ libllaisys/model
 """.split()
 CPP_FILES = """
 base/check.hpp device/runtime.hpp tensor/tensor.hpp ops/common.hpp ops/add/op.hpp ops/add/cpu.hpp
-ops/rope/op.hpp ops/rope/cpu.hpp parallel/process_group.hpp runtime/weights/weights.hpp
+ops/rope/op.hpp ops/rope/cpu.hpp ops/cpu/rows.hpp device/cpu/thread_pool.hpp
+parallel/process_group.hpp runtime/weights/weights.hpp
 runtime/workspace/workspace.hpp runtime/kv_cache/kv_cells.hpp runtime/output/output_buffer.hpp
 runtime/graph/graph.hpp runtime/runner/model_runner.hpp runtime/runner/sampler.hpp models/model.hpp
 models/registry.hpp models/qwen2/qwen2.hpp models/mock/mock.hpp capi/handles.hpp
@@ -142,6 +143,8 @@ def cpp(file: str, line: str, rule: str) -> tuple[str, str, str]:
         cpp("ops/add/x.cpp", '#include "models/model.hpp"', "must not include models/model.hpp"),
         cpp("ops/add/x.cu", '#include "capi/handles.hpp"', "must not include capi/handles.hpp"),
         cpp("ops/common.cpp", '#include "ops/add/cpu.hpp"', "ops must not include ops/add/cpu.hpp"),
+        cpp("ops/add/op.cpp", '#include "ops/cpu/rows.hpp"', "op.cpp must not include ops/cpu/"),
+        cpp("ops/add/op.cpp", '#include "device/cpu/thread_pool.hpp"', "not include device/cpu/"),
         cpp("parallel/x.cpp", '#include "runtime/weights/weights.hpp"', "must not include runtime"),
         cpp("runtime/weights/x.cpp", '#include "models/model.hpp"', "must not include models/"),
         cpp("runtime/kv_cache/x.cpp", '#include "runtime/runner/sampler.hpp"', "runtime/runner"),
@@ -189,6 +192,8 @@ def test_public_header_must_not_reach_inside(tree):
         ("src/base/x.cpp", '/*\n#include "capi/handles.hpp"\n*/\n#include <vector>'),
         ("src/ops/add/x.cpp", '#include "ops/rope/op.hpp"\n#include "cpu.hpp"'),
         ("src/ops/add/x.cpp", '#include "ops/common.hpp"\n#include "ops/add/cpu.hpp"'),
+        ("src/ops/add/op.cpp", '#include "ops/add/cpu.hpp"\n#include "device/runtime.hpp"'),
+        ("src/ops/add/cpu.cpp", '#include "ops/cpu/rows.hpp"'),
         ("src/runtime/runner/x.cpp", '#include "models/model.hpp"\n#include "ops/add/op.hpp"'),
         ("src/models/registry.cpp", '#include "models/qwen2/qwen2.hpp"'),
         ("src/capi/x.cc", '#include "models/registry.hpp"\n#include "runtime/runner/sampler.hpp"'),

@@ -72,10 +72,24 @@ bool query_event(void *) { return true; }
 } // namespace
 
 const Runtime &cpu_runtime() {
-    static const Runtime runtime = {
-        LLAISYS_DEVICE_CPU, "cpu",          device_count, allocate,     release,       copy,
-        create_stream,      destroy_stream, synchronize,  create_event, destroy_event, record_event,
-        wait_event,         query_event};
+    static const Runtime runtime = [] {
+        Runtime table;
+        table.type = LLAISYS_DEVICE_CPU;
+        table.name = "cpu";
+        table.device_count = device_count;
+        table.allocate = allocate;
+        table.release = release;
+        table.copy = copy;
+        table.create_stream = create_stream;
+        table.destroy_stream = destroy_stream;
+        table.synchronize = synchronize;
+        table.create_event = create_event;
+        table.destroy_event = destroy_event;
+        table.record_event = record_event;
+        table.wait_event = wait_event;
+        table.query_event = query_event;
+        return table;
+    }();
     return runtime;
 }
 

@@ -6,7 +6,12 @@
 
 namespace llaisys::device {
 
+// Throws LLAISYS_ERROR_UNSUPPORTED for a stream of another device.
 inline ThreadPool &pool_of(const Stream &stream) {
+    if (stream.type() != LLAISYS_DEVICE_CPU) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "a stream of device ", stream.runtime().name,
+             " has no threads");
+    }
     return *static_cast<ThreadPool *>(stream.native());
 }
 

@@ -1,35 +1,9 @@
 #include "ops/argmax/op.hpp"
 
+#include "ops/argmax/cpu.hpp"
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
-
-#include <limits>
 
 namespace llaisys::ops {
-
-namespace {
-
-// The largest of one row of n values and the first place of it; a row of NaN gives place 0.
-int64_t argmax_row(const cpu::Kernels &kernels, const std::byte *row, DType dtype, int64_t n) {
-    float buffer[cpu::kPiece];
-    const int64_t step = dtype == LLAISYS_DTYPE_F32 ? n : cpu::kPiece;
-    float best = -std::numeric_limits<float>::infinity();
-    int64_t best_at = n; // start of the piece that holds the largest
-    for (int64_t i = 0; i < n; i += step) {
-        const int64_t piece = std::min(step, n - i);
-        const float *values = cpu::read(kernels, cpu::at(row, dtype, i), dtype, buffer, piece);
-        const float largest = kernels.max(values, piece);
-        const bool found = largest > best || best_at == n;
-        const int64_t place = found ? kernels.find_equal(values, largest, piece) : piece;
-        if (place < piece) { // not so when all of it is NaN
-            best = largest;
-            best_at = i + place;
-        }
-    }
-    return best_at == n ? 0 : best_at;
-}
-
-} // namespace
 
 void argmax(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
             const Tensor &values) {
@@ -46,19 +20,12 @@ void argmax(const device::Stream &stream, const Tensor &max_index, const Tensor 
     check.writable("max_index", max_index);
     check.vector("max_value", max_value, values.dtype(), rows);
     check.writable("max_value", max_value);
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    const DType dtype = values.dtype();
-    cpu::for_rows(stream, rows, n, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) {
-            const std::byte *row = cpu::at(values.data(), dtype, r * n);
-            const int64_t index = argmax_row(kernels, row, dtype, n);
-            max_index.as<int64_t>()[r] = index;
-            cpu::convert(kernels, cpu::at(max_value.data(), dtype, r), dtype,
-                         cpu::at(row, dtype, index), dtype, 1);
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return argmax_cpu(stream, max_index, max_value, values);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

@@ -38,8 +38,12 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
              ", expected at least 1");
     }
     check.index_range("q_rows", lists.q_rows, lists.tables.size(0));
-    check.on_cpu();
-    attention_cpu(stream, out, q, k_cache, v_cache, lists, scale);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return attention_cpu(stream, out, q, k_cache, v_cache, lists, scale);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

@@ -9,29 +9,34 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
+constexpr ops::cpu::Kernels make_table() {
+    ops::cpu::Kernels table{};
+    table.isa = kIsa;
+    table.widen_f16 = convert_row<float, f16_t>;
+    table.widen_bf16 = convert_row<float, bf16_t>;
+    table.narrow_f16 = convert_row<f16_t, float>;
+    table.narrow_bf16 = convert_row<bf16_t, float>;
+    table.add = add_rows;
+    table.swiglu = swiglu_row;
+    table.scale = scale_row;
+    table.scale_in_place = scale_in_place;
+    table.sum_squares = sum_squares;
+    table.max = max_of;
+    table.exp_sum = exp_sum;
+    table.find_equal = find_equal;
+    table.find_greater = find_greater;
+    table.angles = angles;
+    table.rotate = rotate;
+    table.linear_f32 = linear<float>;
+    table.linear_f16 = linear<f16_t>;
+    table.linear_bf16 = linear<bf16_t>;
+    table.attention_span = attention_span;
+    table.attention_merge = attention_merge;
+    return table;
+}
+
+// constexpr: no code of this file runs before the table is chosen for the machine.
 extern const ops::cpu::Kernels kernels;
-const ops::cpu::Kernels kernels = {
-    kIsa,
-    convert_row<float, f16_t>,
-    convert_row<float, bf16_t>,
-    convert_row<f16_t, float>,
-    convert_row<bf16_t, float>,
-    add_rows,
-    swiglu_row,
-    scale_row,
-    scale_in_place,
-    sum_squares,
-    max_of,
-    exp_sum,
-    find_equal,
-    find_greater,
-    angles,
-    rotate,
-    linear<float>,
-    linear<f16_t>,
-    linear<bf16_t>,
-    attention_span,
-    attention_merge,
-};
+constexpr ops::cpu::Kernels kernels = make_table();
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -1,7 +1,7 @@
 #include "ops/embedding/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
+#include "ops/embedding/cpu.hpp"
 
 namespace llaisys::ops {
 
@@ -17,16 +17,12 @@ void embedding(const device::Stream &stream, const Tensor &out, const Tensor &in
     check.shape("out", out, {n, d});
     check.vector("index", index, LLAISYS_DTYPE_I64, n);
     check.index_range("index", index, table.size(0));
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, n, d, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-            const int64_t row = index.as<int64_t>()[i];
-            cpu::convert(kernels, cpu::at(out.data(), out.dtype(), i * d), out.dtype(),
-                         cpu::at(table.data(), table.dtype(), row * d), table.dtype(), d);
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return embedding_cpu(stream, out, index, table);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

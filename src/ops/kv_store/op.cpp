@@ -1,7 +1,7 @@
 #include "ops/kv_store/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
+#include "ops/kv_store/cpu.hpp"
 
 namespace llaisys::ops {
 
@@ -17,20 +17,12 @@ void kv_store(const device::Stream &stream, const Tensor &cache, const Tensor &v
     check.shape("values", values, {n, heads, d});
     check.vector("slots", slots, LLAISYS_DTYPE_I32, n);
     check.index_range("slots", slots, cache.size(0));
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    const bool dense = values.stride(1) == d || heads == 1;
-    cpu::for_rows(stream, n, heads * d, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-            const int64_t slot = slots.as<int32_t>()[i];
-            std::byte *to = cpu::at(cache.data(), cache.dtype(), slot * heads * d);
-            for (int64_t h = 0; h < (dense ? 1 : heads); ++h) {
-                cpu::convert(kernels, cpu::at(to, cache.dtype(), h * d), cache.dtype(),
-                             cpu::row_of(values, i, h), values.dtype(), dense ? heads * d : d);
-            }
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return kv_store_cpu(stream, cache, values, slots);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

@@ -33,12 +33,17 @@ void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64
 LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight) {
     const Checks check{"linear_weight", stream};
     check.real_rows("weight", weight, 2);
-    check.on_cpu();
     LinearWeight result;
     result.out_features_ = weight.size(0);
     result.in_features_ = weight.size(1);
     result.dtype_ = weight.dtype();
-    result.packed_ = linear_pack_cpu(stream, weight);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        result.packed_ = linear_pack_cpu(stream, weight);
+        break;
+    default:
+        check.no_kernel();
+    }
     if (weight.is_mapped()) {
         weight.storage()->drop_pages(); // the copy is what will be read
     }
@@ -62,8 +67,12 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
     for (int p = 0; p < n_parts; ++p) {
         check_part(check, parts[p], r, in.size(1));
     }
-    check.on_cpu();
-    linear_cpu(stream, in, parts, n_parts, rows);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return linear_cpu(stream, in, parts, n_parts, rows);
+    default:
+        check.no_kernel();
+    }
 }
 
 void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,
@@ -78,8 +87,12 @@ void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &
     check.shape("out", out, {out.size(0), weight.in_features()});
     check.vector("index", index, LLAISYS_DTYPE_I64, out.size(0));
     check.index_range("index", index, weight.out_features());
-    check.on_cpu();
-    linear_rows_cpu(stream, out, index, weight);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return linear_rows_cpu(stream, out, index, weight);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

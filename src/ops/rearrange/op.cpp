@@ -1,7 +1,7 @@
 #include "ops/rearrange/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
+#include "ops/rearrange/cpu.hpp"
 
 namespace llaisys::ops {
 
@@ -15,15 +15,12 @@ void rearrange(const device::Stream &stream, const Tensor &out, const Tensor &in
         fail(LLAISYS_ERROR_INVALID, "rearrange: out: got shape ", out.shape().text(),
              ", expected that of in ", in.shape().text());
     }
-    check.on_cpu();
-    if (in.ndim() == 0 || in.elements() == 0) {
-        copy_strided(out, in);
-        return;
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return rearrange_cpu(stream, out, in);
+    default:
+        check.no_kernel();
     }
-    const int64_t rows = in.size(0);
-    cpu::for_rows(stream, rows, in.elements() / rows, [&](int64_t first, int64_t last) {
-        copy_strided(out.slice(0, first, last), in.slice(0, first, last));
-    });
 }
 
 } // namespace llaisys::ops

@@ -1,55 +1,11 @@
 #include "ops/rms_norm/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
-
-#include <cmath>
+#include "ops/rms_norm/cpu.hpp"
 
 namespace llaisys::ops {
 
 namespace {
-
-using cpu::kPiece;
-
-struct Row {
-    std::byte *data;
-    DType dtype;
-    std::byte *at(int64_t i) const { return cpu::at(data, dtype, i); }
-};
-
-float sum_squares(const cpu::Kernels &kernels, Row x, int64_t d) {
-    float buffer[kPiece];
-    float sum = 0.0f;
-    for (int64_t i = 0; i < d; i += kPiece) {
-        const int64_t n = std::min(kPiece, d - i);
-        sum += kernels.sum_squares(cpu::read(kernels, x.at(i), x.dtype, buffer, n), n);
-    }
-    return sum;
-}
-
-void norm_row(const cpu::Kernels &kernels, Row out, Row in, Row weight, int64_t d, float epsilon) {
-    float buffers[2][kPiece];
-    const float mean = sum_squares(kernels, in, d) / float(d);
-    const float factor = 1.0f / std::sqrt(mean + epsilon);
-    for (int64_t i = 0; i < d; i += kPiece) {
-        const int64_t n = std::min(kPiece, d - i);
-        float *to = cpu::target(out.at(i), out.dtype, buffers[0]);
-        kernels.scale(to, cpu::read(kernels, in.at(i), in.dtype, buffers[0], n), factor,
-                      cpu::read(kernels, weight.at(i), weight.dtype, buffers[1], n), n);
-        cpu::finish(kernels, out.at(i), out.dtype, to, n);
-    }
-}
-
-void add_row(const cpu::Kernels &kernels, Row residual, Row in, int64_t d) {
-    float buffers[2][kPiece];
-    for (int64_t i = 0; i < d; i += kPiece) {
-        const int64_t n = std::min(kPiece, d - i);
-        float *to = cpu::target(residual.at(i), residual.dtype, buffers[0]);
-        kernels.add(to, cpu::read(kernels, residual.at(i), residual.dtype, buffers[0], n),
-                    cpu::read(kernels, in.at(i), in.dtype, buffers[1], n), n);
-        cpu::finish(kernels, residual.at(i), residual.dtype, to, n);
-    }
-}
 
 void check_weight(const Checks &check, const Tensor &weight, int64_t d) {
     check.real_rows("weight", weight, 1);
@@ -67,15 +23,12 @@ void rms_norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
     check.real_output("out", out, 2);
     check.shape("out", out, {n, d});
     check_weight(check, weight, d);
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, n, 2 * d, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-            norm_row(kernels, {cpu::row_of(out, i), out.dtype()}, {cpu::row_of(in, i), in.dtype()},
-                     {weight.data(), weight.dtype()}, d, epsilon);
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return rms_norm_cpu(stream, out, in, weight, epsilon);
+    default:
+        check.no_kernel();
+    }
 }
 
 void add_rms_norm(const device::Stream &stream, const Tensor &out, const Tensor &residual,
@@ -89,17 +42,12 @@ void add_rms_norm(const device::Stream &stream, const Tensor &out, const Tensor 
     check.real_output("out", out, 2);
     check.shape("out", out, {n, d});
     check_weight(check, weight, d);
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, n, 3 * d, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-            const Row sum = {cpu::row_of(residual, i), residual.dtype()};
-            add_row(kernels, sum, {cpu::row_of(in, i), in.dtype()}, d);
-            norm_row(kernels, {cpu::row_of(out, i), out.dtype()}, sum,
-                     {weight.data(), weight.dtype()}, d, epsilon);
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return add_rms_norm_cpu(stream, out, residual, in, weight, epsilon);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

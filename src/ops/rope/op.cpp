@@ -1,35 +1,9 @@
 #include "ops/rope/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
+#include "ops/rope/cpu.hpp"
 
 namespace llaisys::ops {
-
-namespace {
-
-constexpr int64_t kAngles = 128; // pairs turned at a time
-
-// Turns pairs [first, first + n) of every head of token i; the angles are shared by the heads.
-void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in, int64_t i,
-                int64_t first, int64_t n, const float *cos, const float *sin) {
-    float low[kAngles];
-    float high[kAngles];
-    const int64_t half = in.size(2) / 2;
-    for (int64_t h = 0; h < in.size(1); ++h) {
-        const std::byte *from = cpu::at(cpu::row_of(in, i, h), in.dtype(), first);
-        std::byte *to = cpu::at(cpu::row_of(out, i, h), out.dtype(), first);
-        std::byte *to_high = cpu::at(to, out.dtype(), half);
-        const float *a = cpu::read(kernels, from, in.dtype(), low, n);
-        const float *b = cpu::read(kernels, cpu::at(from, in.dtype(), half), in.dtype(), high, n);
-        float *out_low = cpu::target(to, out.dtype(), low);
-        float *out_high = cpu::target(to_high, out.dtype(), high);
-        kernels.rotate(out_low, out_high, a, b, cos, sin, n);
-        cpu::finish(kernels, to, out.dtype(), out_low, n);
-        cpu::finish(kernels, to_high, out.dtype(), out_high, n);
-    }
-}
-
-} // namespace
 
 void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
           const Tensor &positions, const Tensor &inv_freq) {
@@ -46,21 +20,12 @@ void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
     check.shape("out", out, {n, heads, d});
     check.vector("positions", positions, LLAISYS_DTYPE_I64, n);
     check.vector("inv_freq", inv_freq, LLAISYS_DTYPE_F32, d / 2);
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, n, heads * d + 4 * d, [&](int64_t first, int64_t last) {
-        float cos[kAngles];
-        float sin[kAngles];
-        for (int64_t i = first; i < last; ++i) {
-            for (int64_t p = 0; p < d / 2; p += kAngles) {
-                const int64_t pairs = std::min(kAngles, d / 2 - p);
-                kernels.angles(cos, sin, positions.as<int64_t>()[i], inv_freq.as<float>() + p,
-                               pairs);
-                rope_pairs(kernels, out, in, i, p, pairs, cos, sin);
-            }
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return rope_cpu(stream, out, in, positions, inv_freq);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

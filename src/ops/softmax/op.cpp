@@ -1,9 +1,7 @@
 #include "ops/softmax/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
-
-#include <limits>
+#include "ops/softmax/cpu.hpp"
 
 namespace llaisys::ops {
 
@@ -17,26 +15,12 @@ void softmax(const device::Stream &stream, const Tensor &out, const Tensor &in) 
     check.dtype("out", out, LLAISYS_DTYPE_F32);
     check.shape("out", out, {rows, n});
     check.contiguous("out", out);
-    check.on_cpu();
-
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, rows, 4 * n, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) {
-            float *row = out.as<float>() + r * n;
-            const std::byte *from = cpu::at(in.data(), in.dtype(), r * n);
-            if (reinterpret_cast<const std::byte *>(row) != from) {
-                cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32, from,
-                             in.dtype(), n);
-            }
-            const float max = kernels.max(row, n);
-            if (max == -std::numeric_limits<float>::infinity()) {
-                std::fill(row, row + n, 0.0f);
-            } else {
-                const float sum = kernels.exp_sum(row, max, n);
-                kernels.scale_in_place(row, 1.0f / sum, n);
-            }
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return softmax_cpu(stream, out, in);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

@@ -1,48 +1,11 @@
 #include "ops/topk/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/cpu/rows.hpp"
+#include "ops/topk/cpu.hpp"
 
 #include <limits>
 
 namespace llaisys::ops {
-
-namespace {
-
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
-
-struct Candidate {
-    float value; // never NaN
-    int32_t index;
-};
-
-// Falling values, rising indices among equals: a strict order, so the result is unique.
-bool before(const Candidate &a, const Candidate &b) {
-    return a.value != b.value ? a.value > b.value : a.index < b.index;
-}
-
-Candidate candidate(const float *row, int64_t i) {
-    return {row[i] == row[i] ? row[i] : kLowest, int32_t(i)};
-}
-
-// heap [k]: the best k so far, the worst of them on top; a scan skips what is not above it.
-void select(const cpu::Kernels &kernels, const float *row, int64_t n, Candidate *heap, int64_t k) {
-    for (int64_t i = 0; i < k; ++i) {
-        heap[i] = candidate(row, i);
-    }
-    std::make_heap(heap, heap + k, before);
-    for (int64_t i = k; i < n;) {
-        i += kernels.find_greater(row + i, heap[0].value, n - i);
-        if (i < n) { // an equal value further right comes after the worst and is rightly skipped
-            std::pop_heap(heap, heap + k, before);
-            heap[k - 1] = candidate(row, i++);
-            std::push_heap(heap, heap + k, before);
-        }
-    }
-    std::sort_heap(heap, heap + k, before);
-}
-
-} // namespace
 
 void topk(const device::Stream &stream, const Tensor &index, const Tensor &value,
           const Tensor &values) {
@@ -65,22 +28,12 @@ void topk(const device::Stream &stream, const Tensor &index, const Tensor &value
     check.shape("index", index, {rows, k});
     check.contiguous("index", index);
     check.writable("index", index);
-    check.on_cpu();
-
-    static thread_local cpu::Scratch scratch;
-    static_assert(sizeof(Candidate) == 2 * sizeof(float));
-    auto *heaps = reinterpret_cast<Candidate *>(scratch.floats(rows * k * 2));
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, rows, n, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; ++r) {
-            Candidate *heap = heaps + r * k;
-            select(kernels, values.as<float>() + r * n, n, heap, k);
-            for (int64_t i = 0; i < k; ++i) {
-                index.as<int32_t>()[r * k + i] = heap[i].index;
-                value.as<float>()[r * k + i] = heap[i].value;
-            }
-        }
-    });
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return topk_cpu(stream, index, value, values);
+    default:
+        check.no_kernel();
+    }
 }
 
 } // namespace llaisys::ops

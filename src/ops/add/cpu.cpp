@@ -1,0 +1,27 @@
+#include "ops/add/cpu.hpp"
+
+#include "ops/cpu/rows.hpp"
+
+namespace llaisys::ops {
+
+void add_cpu(const device::Stream &stream, const Tensor &out, const Tensor &a, const Tensor &b) {
+    const cpu::Kernels &kernels = cpu::kernels();
+    const DType dtype = out.dtype();
+    const int64_t n = out.elements();
+    const int64_t pieces = (n + cpu::kPiece - 1) / cpu::kPiece;
+    cpu::for_rows(stream, pieces, cpu::kPiece, [&](int64_t first, int64_t last) {
+        float buffers[2][cpu::kPiece];
+        for (int64_t i = first * cpu::kPiece; i < std::min(n, last * cpu::kPiece);
+             i += cpu::kPiece) {
+            const int64_t piece = std::min(cpu::kPiece, n - i);
+            std::byte *to = cpu::at(out.data(), dtype, i);
+            float *sums = cpu::target(to, dtype, buffers[0]);
+            kernels.add(
+                sums, cpu::read(kernels, cpu::at(a.data(), dtype, i), dtype, buffers[0], piece),
+                cpu::read(kernels, cpu::at(b.data(), dtype, i), dtype, buffers[1], piece), piece);
+            cpu::finish(kernels, to, dtype, sums, piece);
+        }
+    });
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,11 @@
+// The CPU side of embedding. Arguments have been checked.
+#pragma once
+
+#include "ops/embedding/op.hpp"
+
+namespace llaisys::ops {
+
+void embedding_cpu(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                   const Tensor &table);
+
+} // namespace llaisys::ops

@@ -1,0 +1,26 @@
+#include "ops/kv_store/cpu.hpp"
+
+#include "ops/cpu/rows.hpp"
+
+namespace llaisys::ops {
+
+void kv_store_cpu(const device::Stream &stream, const Tensor &cache, const Tensor &values,
+                  const Tensor &slots) {
+    const int64_t n = values.size(0);
+    const int64_t heads = cache.size(1);
+    const int64_t d = cache.size(2);
+    const cpu::Kernels &kernels = cpu::kernels();
+    const bool dense = values.stride(1) == d || heads == 1;
+    cpu::for_rows(stream, n, heads * d, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t slot = slots.as<int32_t>()[i];
+            std::byte *to = cpu::at(cache.data(), cache.dtype(), slot * heads * d);
+            for (int64_t h = 0; h < (dense ? 1 : heads); ++h) {
+                cpu::convert(kernels, cpu::at(to, cache.dtype(), h * d), cache.dtype(),
+                             cpu::row_of(values, i, h), values.dtype(), dense ? heads * d : d);
+            }
+        }
+    });
+}
+
+} // namespace llaisys::ops

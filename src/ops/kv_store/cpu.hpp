@@ -1,0 +1,11 @@
+// The CPU side of kv_store. Arguments have been checked.
+#pragma once
+
+#include "ops/kv_store/op.hpp"
+
+namespace llaisys::ops {
+
+void kv_store_cpu(const device::Stream &stream, const Tensor &cache, const Tensor &values,
+                  const Tensor &slots);
+
+} // namespace llaisys::ops

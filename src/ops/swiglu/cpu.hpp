@@ -1,0 +1,11 @@
+// The CPU side of swiglu. Arguments have been checked.
+#pragma once
+
+#include "ops/swiglu/op.hpp"
+
+namespace llaisys::ops {
+
+void swiglu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &gate,
+                const Tensor &up);
+
+} // namespace llaisys::ops

@@ -1,0 +1,50 @@
+// A device that this build does not have: the memory of the CPU behind a function table of its own,
+// which counts the copies. Its streams have no threads.
+#pragma once
+
+#include "device/runtime.hpp"
+
+namespace fake {
+
+using namespace llaisys;
+
+struct Copies {
+    int host_to_device = 0, device_to_host = 0, device_to_device = 0;
+    int without_stream = 0; // of all
+};
+
+inline Copies &copies() {
+    static Copies counts;
+    return counts;
+}
+
+// While it lives, LLAISYS_DEVICE_NVIDIA is the fake device; the counts start at 0.
+class Device {
+public:
+    Device() {
+        copies() = {};
+        table_ = device::cpu_runtime();
+        table_.type = LLAISYS_DEVICE_NVIDIA;
+        table_.name = "fake";
+        table_.copy = copy;
+        table_.create_stream = [](int, int) -> void * { return &copies(); };
+        table_.destroy_stream = [](void *) {};
+        device::use_runtime(LLAISYS_DEVICE_NVIDIA, &table_);
+    }
+    ~Device() { device::use_runtime(LLAISYS_DEVICE_NVIDIA, nullptr); }
+    Device(const Device &) = delete;
+    Device &operator=(const Device &) = delete;
+
+private:
+    static void copy(void *dst, const void *src, size_t bytes, device::CopyKind kind,
+                     void *stream) {
+        copies().host_to_device += kind == device::CopyKind::host_to_device;
+        copies().device_to_host += kind == device::CopyKind::device_to_host;
+        copies().device_to_device += kind == device::CopyKind::device_to_device;
+        copies().without_stream += stream == nullptr;
+        device::cpu_runtime().copy(dst, src, bytes, kind, stream);
+    }
+    device::Runtime table_;
+};
+
+} // namespace fake
