@@ -45,7 +45,7 @@ def test_numbers_that_are_no_ids_are_refused(llm):
 
     floats = np.array([1.9, 2.7])
     for prompt in (floats, floats.astype(np.float32), np.array([True, False]), [True], [1, 2.0]):
-        with pytest.raises(InvalidInputError, match=r"prompt token \d is .* an integer"):
+        with pytest.raises(InvalidInputError, match=r"prompt\[\d\] is .* an integer"):
             llm.generate(prompt, greedy(1))
     assert is_idle(llm)
 
@@ -53,9 +53,11 @@ def test_numbers_that_are_no_ids_are_refused(llm):
 def test_parameters_for_all_or_for_each(llm):
     outputs = llm.generate([[1], [2], [3]], [greedy(1), greedy(2), None])
     assert len(outputs[0].token_ids) == 1 and len(outputs[1].token_ids) <= 2
-    with pytest.raises(InvalidInputError, match="2 sampling_params for 3 prompts"):
+    with pytest.raises(InvalidInputError, match="has 2 entries; it must have 3, one per prompt"):
         llm.generate([[1], [2], [3]], [greedy(1)] * 2)
-    with pytest.raises(InvalidInputError, match="sampling_params is a dict"):
+    with pytest.raises(
+        InvalidInputError, match=r"sampling_params is {.*; it must be SamplingParams"
+    ):
         llm.generate([[1]], {"temperature": 0})
 
 
@@ -105,7 +107,7 @@ def test_a_tool_call_keeps_its_missing_content() -> None:
             "messages[1].content is a list with more than text in it; it must be text",
         ),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[1].content is"),
-        ("hi", "messages[1] is of type str; it must be {'role', 'content'}"),
+        ("hi", "messages[1] is 'hi'; it must be {'role', 'content'}"),
     ],
     ids=str,
 )
@@ -160,17 +162,17 @@ def test_stream_checks_its_prompt_at_once(llm):
 @pytest.mark.parametrize(
     ("prompts", "params", "text"),
     [
-        ([], None, "prompts is empty"),
-        ("", None, "the prompt is empty"),
-        ([[]], None, "the prompt is empty"),
-        ([[1, 512]], None, "prompt token 1 is 512; it must be from 0 to 511"),
-        ([[1, -1]], None, "prompt token 1 is -1"),
-        ([1.5], None, "prompt token 0 is 1.5; it must be an integer"),
-        ([list(range(1, 400)) * 2], None, "the prompt has 798 tokens"),
+        ([], None, "prompts has 0 prompts; it must have at least 1"),
+        ("", None, "prompt has 0 tokens; it must have at least 1"),
+        ([[]], None, "prompt has 0 tokens; it must have at least 1"),
+        ([[1, 512]], None, "prompt[1] is 512; it must be an integer from 0 to 511"),
+        ([[1, -1]], None, "prompt[1] is -1"),
+        ([1.5], None, "prompt[0] is 1.5; it must be an integer"),
+        ([list(range(1, 400)) * 2], None, "prompt has 798 tokens"),
         ([[1] * 600], None, "allows at most 511"),
-        (None, None, "prompts is a NoneType"),
-        ({"prompt": "x"}, None, "prompts is a dict"),
-        ([[1]], SamplingParams(logit_bias={600: 1.0}), "outside the vocabulary of 512"),
+        (None, None, "prompts is None; it must be a string, a list of token ids"),
+        ({"prompt": "x"}, None, "prompts is {'prompt': 'x'}; it must be a string"),
+        ([[1]], SamplingParams(logit_bias={600: 1.0}), "is 600; it must be an integer from 0"),
     ],
     ids=str,
 )

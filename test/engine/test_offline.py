@@ -164,7 +164,7 @@ def test_ctrl_c_waits_for_the_step_and_spares_other_requests(llm):
 
 def test_a_bad_prompt_in_a_batch_cancels_the_batch_and_nothing_else(llm):
     other = llm.submit([5, 6], greedy(4, ignore_eos=True))
-    with pytest.raises(InvalidInputError, match="prompt token 1 is 9999"):
+    with pytest.raises(InvalidInputError, match=r"prompt\[1\] is 9999"):
         llm.generate([[1, 2], [3, 9999]], greedy(5))
     assert llm.stats()["num_waiting"] == 1
     while llm.has_unfinished():

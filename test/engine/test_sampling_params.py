@@ -51,29 +51,29 @@ NAN, INF = math.nan, math.inf
         ("logprobs", -1, "an integer from 0 to 20"),
         ("logprobs", 21, "an integer from 0 to 20"),
         ("logit_bias", [1], "a mapping"),
-        ("logit_bias", {-1: 1.0}, "logit_bias token id is -1"),
-        ("logit_bias", {"x": 1.0}, "logit_bias token id is 'x'"),
+        ("logit_bias", {-1: 1.0}, "a token id of logit_bias is -1"),
+        ("logit_bias", {"x": 1.0}, "a token id of logit_bias is 'x'"),
         ("logit_bias", {1: 101.0}, "from -100 to 100"),
         ("logit_bias", {1: NAN}, "a finite number"),
-        ("logit_bias", {i: 0.0 for i in range(1025)}, "1025 entries; at most 1024"),
-        ("bad_words", ["x"] * 257, "257 strings; at most 256"),
+        ("logit_bias", {i: 0.0 for i in range(1025)}, "1025 entries; it must have at most 1024"),
+        ("bad_words", ["x"] * 257, "257 strings; it must have at most 256"),
         ("bad_words", [""], "not empty"),
         ("bad_words", 3, "a string or a list"),
-        ("allowed_token_ids", [], "must name a token"),
-        ("allowed_token_ids", [-3], "allowed_token_ids entry is -3"),
+        ("allowed_token_ids", [], "has 0 ids; it must have at least 1"),
+        ("allowed_token_ids", [-3], "allowed_token_ids[0] is -3"),
         ("allowed_token_ids", "12", "a list of token ids"),
-        ("stop", ["x" * 1025], "1025 characters; at most 1024"),
-        ("stop", ["x"] * 10_000, "10000 strings; at most 64"),
+        ("stop", ["x" * 1025], "stop[0] has 1025 characters; it must have at most 1024"),
+        ("stop", ["x"] * 10_000, "10000 strings; it must have at most 64"),
         ("stop", [""], "not empty"),
         ("stop", [3], "a string"),
         ("stop", {"a": 1}, "a string or a list"),
         ("stop_token_ids", [1.5], "an integer"),
-        ("stop_token_ids", list(range(1025)), "1025 ids; at most 1024"),
+        ("stop_token_ids", list(range(1025)), "1025 ids; it must have at most 1024"),
         ("ignore_eos", 1, "True or False"),
         ("detokenize", "no", "True or False"),
         ("skip_special_tokens", None, "True or False"),
         ("include_stop_str_in_output", 0, "True or False"),
-        ("samplers", ["top_k", "hot"], "samplers entry is 'hot'; it must be one of penalties"),
+        ("samplers", ["top_k", "hot"], "samplers[1] is 'hot'; it must be one of penalties"),
         ("samplers", ["top_k", "top_k"], "without repetition"),
         ("samplers", 7, "a list of names"),
     ],
@@ -87,7 +87,9 @@ def test_refused(field, value, limit):
 
 
 def test_min_tokens_above_max_tokens():
-    with pytest.raises(InvalidInputError, match="min_tokens is 5; max_tokens is only 3"):
+    with pytest.raises(
+        InvalidInputError, match="min_tokens is 5; it must be at most max_tokens, 3"
+    ):
         SamplingParams(min_tokens=5, max_tokens=3)
 
 

@@ -151,11 +151,12 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
     scheduler = make_scheduler(blocks=4, size=4, limit=100)
     with pytest.raises(
         InvalidInputError, match="prompt has 17 tokens; the KV cache allows at most"
-    ):
+    ) as caught:
         add(scheduler, "a", 17)
+    assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
     with pytest.raises(InvalidInputError, match="19 token slots are needed, the KV cache has 16"):
         add(scheduler, "b", 10, max_tokens=10)
-    with pytest.raises(InvalidInputError, match="empty"):
+    with pytest.raises(InvalidInputError, match="0 tokens"):
         add(scheduler, "c", [])
     with pytest.raises(InvalidInputError, match="prompt has 8 tokens; max_model_len allows"):
         add(make_scheduler(limit=8), "d", 8)

@@ -162,8 +162,9 @@ async def cancelling_takes_effect_at_the_next_step(engine: AsyncLLMEngine) -> No
 
 async def impossible_requests_are_rejected(engine: AsyncLLMEngine) -> None:
     name = await engine.submit("z" * 1300, greedy(5))
-    with pytest.raises(RejectedError, match="1300"):
+    with pytest.raises(RejectedError, match="1300") as caught:
         await read(engine, name)
+    assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
     assert not engine._outputs._choices and engine.num_open == 0
 
 

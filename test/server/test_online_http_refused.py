@@ -68,9 +68,9 @@ def test_neutral_values_of_refused_fields_pass(client: httpx.Client) -> None:
         ({"top_logprobs": 21, "logprobs": True}, "20"),
         ({"top_logprobs": 2}, "2"),
         ({"logit_bias": {"5": 101}}, "100"),
-        ({"logit_bias": {"513": 1}}, "512"),
+        ({"logit_bias": {"513": 1}}, "511"),
         ({"logit_bias": {str(i): 0 for i in range(1025)}}, "1024"),
-        ({"stop_token_ids": [512]}, "512"),
+        ({"stop_token_ids": [512]}, "511"),
         ({"stop_token_ids": list(range(1025))}, "1024"),
         ({"bad_words": ["x"] * 257}, "256"),
         ({"cache_salt": "x" * 1025}, "1024"),
@@ -108,19 +108,31 @@ def test_caps_are_named_with_their_number(
         ({"stream": 1}, "stream", "stream is 1; it must be true or false"),
         ({"temperature": [1]}, "temperature", "temperature is a list; it must be a number"),
         ({"logit_bias": [1]}, "logit_bias", "logit_bias is a list; it must be an object"),
-        ({"logit_bias": {"5": 101}}, "logit_bias.5", "is 101; it must be at most 100"),
-        ({"logit_bias": {"999": 1}}, "logit_bias", "999 is outside the vocabulary of 512 tokens"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[5]", "is 101; it must be at most 100"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "is 999; it must be an integer from 0 to 511"),
         ({"user": 5}, "user", "user is 5; it must be a string"),
         ({"bad_words": ["x"] * 257}, "bad_words", "has 257 items; it must have at most 256"),
-        ({"bad_words": [""]}, "bad_words.0", "has 0 characters; it must have at least 1"),
+        ({"bad_words": [""]}, "bad_words[0]", "has 0 characters; it must have at least 1"),
         (
             {"cache_salt": "x" * 1025},
             "cache_salt",
             "has 1025 characters; it must have at most 1024",
         ),
         ({"messages": []}, "messages", "messages has 0 items; it must have at least 1"),
-        ({"messages": [{"content": "x"}]}, "messages.0.role", "messages.0.role is missing"),
-        ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is missing"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
+        (
+            {"messages": [{"role": "wizard", "content": "x"}]},
+            "messages[0].role",
+            "messages[0].role is a string; it must be 'system', 'developer', 'user' or 'assistant'",
+        ),
+        ({"session_id": "a/b"}, "session_id", "session_id is a string; it must be a string like"),
+        ({"top_logprobs": 2}, "top_logprobs", "is 2; it must be left out unless logprobs is true"),
+        (
+            {"max_completion_tokens": 7},
+            "max_completion_tokens",
+            "is 7; it must be left out or equal to max_tokens, 6",
+        ),
         (
             {"allowed_token_ids": [0], "min_tokens": 1},
             "allowed_token_ids",
@@ -138,8 +150,8 @@ def test_errors_have_the_field_the_value_and_the_limit(
 def test_completion_errors_name_a_field_that_is_there(client: httpx.Client) -> None:
     for fields, param, message in (
         ({}, "prompt", "prompt is missing"),
-        ({"prompt": ""}, "prompt", "the prompt is empty"),
-        ({"prompt": [512]}, "prompt", "prompt token 0 is 512; it must be from 0 to 511"),
+        ({"prompt": ""}, "prompt", "prompt has 0 tokens; it must have at least 1"),
+        ({"prompt": [512]}, "prompt[0]", "prompt[0] is 512; it must be an integer from 0 to 511"),
         ({"prompt": ["x"] * 43, "n": 3}, "n", "n times the number of prompts: 129 given"),
         ({"prompt": ["x"] * 65}, "prompt", "prompt: 65 given; at most 64"),
         ({"prompt": "x" * 3000}, "prompt", "prompt has 3000 tokens; at most 2047"),
@@ -191,7 +203,7 @@ def test_completion_caps(client: httpx.Client) -> None:
     refuse("echo", echo=True, logprobs=1)
     refuse("20", logprobs=21)
     refuse("1", prompt=[])
-    refuse("empty", prompt="")
+    refuse("0 tokens", prompt="")
 
 
 def test_bodies_that_are_not_requests(client: httpx.Client) -> None:

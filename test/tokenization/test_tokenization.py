@@ -314,7 +314,7 @@ def test_bad_arguments_name_the_value(tiny: Tokenizer) -> None:
     with pytest.raises(InvalidInputError, match="chat template"):
         tiny.encode_chat([{"role": "user", "content": None}])
     limited = Tokenizer(tiny._full, tiny._settings, max_text_chars=10)
-    with pytest.raises(InvalidInputError, match="11 characters, more than 10"):
+    with pytest.raises(InvalidInputError, match="11 characters; it must have at most 10"):
         limited.encode("a" * 11)
     with pytest.raises(InvalidInputError, match="nonchar"):
         every = "".join(map(chr, range(0xFDD0, 0xFDF0)))

@@ -1,8 +1,10 @@
 """The exceptions that NovaInfer raises on purpose.
 
-User faults derive from `ValueError` and carry the field, the value and the limit in their text;
-faults of the machine or of the engine derive from `RuntimeError`.
+User faults derive from `ValueError` and carry the field, the value and the limit, as data and in
+their text; faults of the machine or of the engine derive from `RuntimeError`.
 """
+
+from typing import Any
 
 
 class LlaisysError(Exception):
@@ -10,7 +12,31 @@ class LlaisysError(Exception):
 
 
 class InvalidInputError(LlaisysError, ValueError):
-    """An argument, a request or a configuration that can never be served."""
+    """An argument, a request or a configuration that can never be served.
+
+    `field` is the path of what is wrong ("stop[2]", "messages[0].content"), `value` what was given
+    and `limit` what follows "it must be"; `code` tells programs which fault it is. The text is for
+    people: nobody looks for words in it. `llaisys.common.validation.refuse` makes most of them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str | None = None,
+        value: Any = None,
+        limit: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
+        self.value = value
+        self.limit = limit
+
+
+# Codes that more than one layer names.
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 class ModelLoadError(LlaisysError, ValueError):

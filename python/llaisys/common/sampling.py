@@ -6,13 +6,21 @@ the chain runs in the native sampler, the worker turns these fields into its arr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from typing import Any
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import (
+    check_bool,
+    check_choice,
+    check_count,
+    check_float,
+    check_int,
+    check_strings,
+    check_token_ids,
+    refuse,
+    refuse_count,
+)
 
 # The links of the chain, in their default order. The mask (allowed_token_ids) and the bias
 # (logit_bias, bad_words, min_tokens) come before the chain, whatever its order.
@@ -34,69 +42,8 @@ MAX_TEMPERATURE = 100.0
 MAX_TOKENS = 1 << 31
 MAX_TOP_K = (1 << 31) - 1
 MAX_SEED = (1 << 64) - 1
+BIAS_KEY = "a token id of logit_bias"  # what errors call it
 MIN_FLOAT = 2.0**-126  # the sampler computes in f32: what is smaller would become 0 there
-
-
-def refuse(name: str, value: object, limit: str) -> InvalidInputError:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return InvalidInputError(f"{name} is {shown}; it must be {limit}")
-
-
-def check_int(name: str, value: object, low: int, high: int) -> int:
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
-        raise refuse(name, value, f"an integer from {low} to {high}")
-    number = int(value)
-    if not low <= number <= high:
-        raise refuse(name, value, f"an integer from {low} to {high}")
-    return number
-
-
-def check_float(
-    name: str, value: object, low: float, high: float, *, above_low: bool = False
-) -> float:
-    number = math.nan
-    if type(value) is float or (not isinstance(value, bool) and isinstance(value, Real)):
-        number = float(value)
-    if not low <= number <= high or (above_low and number == low):
-        how = "above" if above_low else "from"
-        raise refuse(name, value, f"a finite number {how} {low:g} to {high:g}")
-    return number
-
-
-def check_bool(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise refuse(name, value, "True or False")
-    return value
-
-
-def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tuple[str, ...]:
-    """None is no string, a plain string is one string (not its letters)."""
-    if value is None:
-        return ()
-    items = (value,) if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple, set, frozenset)):
-        raise refuse(name, value, "a string or a list of strings")
-    if len(items) > max_count:
-        raise InvalidInputError(f"{name} has {len(items)} strings; at most {max_count} are allowed")
-    for item in items:
-        if not isinstance(item, str) or not item:
-            raise refuse(f"{name} entry", item, "a string that is not empty")
-        if len(item) > max_chars:
-            raise InvalidInputError(
-                f"{name} has a string of {len(item)} characters; at most {max_chars} are allowed"
-            )
-    return tuple(dict.fromkeys(items))
-
-
-def check_token_ids(name: str, value: Any, max_count: int) -> tuple[int, ...]:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise refuse(name, value, "a list of token ids")
-    items = list(value)
-    if len(items) > max_count:
-        raise InvalidInputError(f"{name} has {len(items)} ids; at most {max_count} are allowed")
-    return tuple(dict.fromkeys(check_int(f"{name} entry", item, 0, MAX_TOP_K) for item in items))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +123,7 @@ class SamplingParams:
         limit = MAX_TOKENS if self.max_tokens is None else self.max_tokens
         put("min_tokens", check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS))
         if self.min_tokens > limit:
-            raise InvalidInputError(f"min_tokens is {self.min_tokens}; max_tokens is only {limit}")
+            raise refuse("min_tokens", self.min_tokens, f"at most max_tokens, {limit}")
         if self.logprobs is not None:
             put("logprobs", check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS))
 
@@ -187,29 +134,26 @@ class SamplingParams:
             check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
         )
         if self.stop and not self.detokenize:
-            raise InvalidInputError("stop strings need detokenize=True")
+            raise refuse("detokenize", self.detokenize, "True when there are stop strings")
         ids = () if self.stop_token_ids is None else self.stop_token_ids
-        put("stop_token_ids", check_token_ids("stop_token_ids", ids, MAX_STOP_TOKEN_IDS))
+        stops = check_token_ids("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
+        put("stop_token_ids", tuple(dict.fromkeys(stops)))
         if self.allowed_token_ids is not None:
             allowed = check_token_ids(
                 "allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS
             )
             if not allowed:
-                raise InvalidInputError("allowed_token_ids is empty; it must name a token")
-            put("allowed_token_ids", allowed)
+                raise refuse_count("allowed_token_ids", 0, "ids", "at least 1")
+            put("allowed_token_ids", tuple(dict.fromkeys(allowed)))
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping):
             raise refuse("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidInputError(
-                f"logit_bias has {len(self.logit_bias)} entries; "
-                f"at most {MAX_LOGIT_BIAS} are allowed"
-            )
+        check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS, "entries")
         items = tuple(
             (
-                check_int("logit_bias token id", _as_id(key), 0, MAX_TOP_K),
-                check_float(f"logit_bias[{key!r}]", value, -MAX_BIAS, MAX_BIAS),
+                check_int("logit_bias", _as_id(key), 0, MAX_TOP_K, called=BIAS_KEY),
+                check_float(f"logit_bias[{key}]", value, -MAX_BIAS, MAX_BIAS),
             )
             for key, value in self.logit_bias.items()
         )
@@ -295,9 +239,8 @@ def check_samplers(value: Any) -> tuple[str, ...]:
     known = ", ".join(DEFAULT_SAMPLERS)
     if not isinstance(names, (list, tuple)):
         raise refuse("samplers", value, f"a list of names out of {known}")
-    for name in names:
-        if name not in DEFAULT_SAMPLERS:
-            raise refuse("samplers entry", name, f"one of {known}")
+    for place, name in enumerate(names):
+        check_choice(f"samplers[{place}]", name, DEFAULT_SAMPLERS)
     if len(set(names)) != len(names):
         raise refuse("samplers", value, "a list without repetition")
     return tuple(names)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import (
+    check_bool,
+    check_choice,
+    check_float,
+    check_int,
+    check_text,
+    check_token_ids,
+    refuse,
+    refuse_count,
+)
 
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 DTYPES = ("auto", "f32", "f16", "bf16")
@@ -16,23 +25,6 @@ DTYPE_NAMES = {
     "half": "f16",
     "bfloat16": "bf16",
 }
-MAX_INT = (1 << 31) - 1
-
-
-def _check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInputError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-    return value
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidInputError(f"{name} is {value!r}; it must be True or False")
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"{name} is {value!r}; it must be a string that is not empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +36,15 @@ class SchedulerConfig:
     min_prefill_chunk: int = 64  # smallest piece that sharing cuts a long prompt into
 
     def __post_init__(self) -> None:
-        _check_int("max_num_seqs", self.max_num_seqs, 1, 65536)
-        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _check_int("min_prefill_chunk", self.min_prefill_chunk, 1)
+        check_int("max_num_seqs", self.max_num_seqs, 1, 65536)
+        check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check_int("min_prefill_chunk", self.min_prefill_chunk, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidInputError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least "
-                f"max_num_seqs, {self.max_num_seqs}, so that every running request can go on"
+            raise refuse(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"at least max_num_seqs, {self.max_num_seqs}, so that every running request can "
+                "go on",
             )
 
 
@@ -65,13 +59,13 @@ class CacheConfig:
     prefix_cache_min_match: int = 0  # tokens; a shorter match is not used
 
     def __post_init__(self) -> None:
-        _check_int("block_size", self.block_size, 1, 1024)
+        check_int("block_size", self.block_size, 1, 1024)
         if self.kv_cache_memory is not None:
-            _check_int("kv_cache_memory", self.kv_cache_memory, 1, 1 << 62)
+            check_int("kv_cache_memory", self.kv_cache_memory, 1, 1 << 62)
         if self.num_blocks is not None:
-            _check_int("num_blocks", self.num_blocks, 1)
-        _check_bool("enable_prefix_caching", self.enable_prefix_caching)
-        _check_int("prefix_cache_min_match", self.prefix_cache_min_match, 0)
+            check_int("num_blocks", self.num_blocks, 1)
+        check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        check_int("prefix_cache_min_match", self.prefix_cache_min_match, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +94,9 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
 
     ValueError names the field and its value; NotImplementedError means "not in this release".
     """
-    size = _check_int("tensor_parallel_size", config.tensor_parallel_size, 1, 1024)
+    size = check_int("tensor_parallel_size", config.tensor_parallel_size, 1, 1024)
     backend = config.distributed_executor_backend
-    if backend not in EXECUTOR_BACKENDS:
-        raise InvalidInputError(
-            f"distributed_executor_backend is {backend!r}; it must be one of "
-            + ", ".join(EXECUTOR_BACKENDS)
-        )
+    check_choice("distributed_executor_backend", backend, EXECUTOR_BACKENDS)
     if backend != "uni":
         raise NotImplementedError(
             f"distributed_executor_backend is {backend!r}; only 'uni' is implemented"
@@ -116,23 +106,21 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
             f"distributed_backend is {config.distributed_backend!r}; only 'nccl' is supported"
         )
     for name in ("pipeline_parallel_size", "nnodes"):
-        if _check_int(name, getattr(config, name), 1) != 1:
+        if check_int(name, getattr(config, name), 1) != 1:
             raise NotImplementedError(f"{name} is {getattr(config, name)}; only 1 is implemented")
-    _check_int("node_rank", config.node_rank, 0, config.nnodes - 1)
-    _check_int("master_port", config.master_port, 1, 65535)
-    _check_text("master_addr", config.master_addr)
-    _check_text("tp_group_name", config.tp_group_name)
+    check_int("node_rank", config.node_rank, 0, config.nnodes - 1)
+    check_int("master_port", config.master_port, 1, 65535)
+    check_text("master_addr", config.master_addr)
+    check_text("tp_group_name", config.tp_group_name)
     ids = config.tensor_parallel_device_ids
     devices = tuple(range(size)) if ids is None else tuple(ids)
     if len(devices) != size:
-        raise InvalidInputError(
-            f"tensor_parallel_device_ids is {list(devices)}: length mismatch, "
-            f"tensor_parallel_size is {size}"
+        raise refuse_count(
+            "tensor_parallel_device_ids", len(devices), "ids", f"tensor_parallel_size, {size}"
         )
-    for device in devices:
-        _check_int("tensor_parallel_device_ids entry", device, 0)
+    check_token_ids("tensor_parallel_device_ids", devices, size)
     if len(set(devices)) != len(devices):
-        raise InvalidInputError(f"tensor_parallel_device_ids is {list(devices)}: duplicates")
+        raise refuse("tensor_parallel_device_ids", list(devices), "a list without duplicates")
     return replace(
         config,
         world_size=size,
@@ -166,20 +154,16 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "model_type"):
             if getattr(self, name) is not None:
-                _check_text(name, getattr(self, name))
-        _check_text("device", self.device)
+                check_text(name, getattr(self, name))
+        check_text("device", self.device)
         dtype = DTYPE_NAMES.get(self.dtype, self.dtype)
-        if dtype not in DTYPES:
-            raise InvalidInputError(f"dtype is {self.dtype!r}; it must be one of {DTYPES}")
-        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "dtype", check_choice("dtype", dtype, DTYPES))
         if self.max_model_len is not None:
-            _check_int("max_model_len", self.max_model_len, 2)
-        _check_int("n_threads", self.n_threads, 0, 4096)
+            check_int("max_model_len", self.max_model_len, 2)
+        check_int("n_threads", self.n_threads, 0, 4096)
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, (1 << 64) - 1)
-        if self.step_timeout is not None and not 0 < self.step_timeout < float("inf"):
-            raise InvalidInputError(
-                f"step_timeout is {self.step_timeout!r}; it must be a finite number above 0"
-            )
-        _check_bool("warmup", self.warmup)
+            check_int("seed", self.seed, 0, (1 << 64) - 1)
+        if self.step_timeout is not None:
+            check_float("step_timeout", self.step_timeout, 0, above_low=True)
+        check_bool("warmup", self.warmup)
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))

@@ -6,12 +6,20 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.sampling import SamplingParams
+from llaisys.common.sampling import BIAS_KEY, SamplingParams
 from llaisys.common.types import ModelInfo, Request
+from llaisys.common.validation import (
+    MAX_INT,
+    check_count,
+    check_int,
+    check_text,
+    check_token_ids,
+    refuse,
+    refuse_count,
+)
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
@@ -58,7 +66,7 @@ class InputProcessor:
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """Token ids of a chat, the generation prompt included."""
         if isinstance(messages, (str, Mapping)) or not messages:
-            raise InvalidInputError("messages must be a list of {'role', 'content'}, not empty")
+            raise refuse("messages", messages, "a list of {'role', 'content'}, not empty")
         tokenizer = self._needs_tokenizer("chat")
         plain = [plain_message(message, number) for number, message in enumerate(messages)]
         ids: list[int] = tokenizer.encode_chat(plain, **options)
@@ -79,23 +87,20 @@ class InputProcessor:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         if not token_ids:
-            raise InvalidInputError("the prompt is empty; it must have at least 1 token")
+            raise refuse_count("prompt", 0, "tokens", "at least 1")
         if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidInputError(
-                f"the sampling parameters are a {type(params).__name__}, not SamplingParams"
-            )
+            raise refuse("sampling_params", params, "SamplingParams")
         sampling = (params or SamplingParams()).with_defaults(self.info.generation_defaults)
         self._check_params(sampling)
         salt = cache_salt or ""
-        if not isinstance(salt, str) or len(salt) > MAX_SALT_CHARS:
-            raise InvalidInputError(
-                f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters"
-            )
+        if not isinstance(salt, str):
+            raise refuse("cache_salt", salt, "a string")
+        check_count("cache_salt", len(salt), MAX_SALT_CHARS, "characters")
         if request_id is None:
             request_id = f"req-{self._next_id}"
             self._next_id += 1
-        elif not isinstance(request_id, str) or not request_id:
-            raise InvalidInputError(f"request_id is {request_id!r}; it must be a string")
+        else:
+            check_text("request_id", request_id)
         seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
         stops = frozenset(sampling.stop_token_ids or ())
         if not sampling.ignore_eos:
@@ -125,48 +130,14 @@ class InputProcessor:
         return self.tokenizer
 
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
-        if isinstance(prompt, (bytes, Mapping)):
-            raise InvalidInputError(
-                f"the prompt is a {type(prompt).__name__}; it must be a string or token ids"
-            )
-        try:
-            ids = list(prompt)
-        except TypeError:
-            raise InvalidInputError(
-                f"the prompt is {prompt!r}; it must be a string or a list of token ids"
-            ) from None
-        size = self.info.vocab_size
-        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size:
-            return ids
-        for position, item in enumerate(ids):  # numpy integers, or one is wrong
-            if type(item) is not int:
-                try:  # numpy integers; never bool or float
-                    if isinstance(item, bool):
-                        raise TypeError
-                    ids[position] = item = index(item)
-                except TypeError:
-                    raise InvalidInputError(
-                        f"prompt token {position} is {item!r}; it must be an integer"
-                    ) from None
-            if not 0 <= item < size:
-                raise InvalidInputError(
-                    f"prompt token {position} is {item}; it must be from 0 to {size - 1}"
-                )
-        return ids
+        return list(check_token_ids("prompt", prompt, MAX_INT, self.info.vocab_size - 1))
 
     def _check_params(self, params: SamplingParams) -> None:
-        size = self.info.vocab_size
-        named = (
-            ("stop_token_ids", params.stop_token_ids or ()),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-            ("logit_bias token id", tuple(params.logit_bias or ())),
-        )
-        for name, ids in named:
-            for token_id in ids:
-                if token_id >= size:
-                    raise InvalidInputError(
-                        f"{name} {token_id} is outside the vocabulary of {size} tokens"
-                    )
+        last = self.info.vocab_size - 1
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            check_token_ids(name, getattr(params, name) or (), MAX_INT, last)
+        for token_id in params.logit_bias or ():
+            check_int("logit_bias", token_id, 0, last, called=BIAS_KEY)
         if params.stop or params.bad_words:
             self._needs_tokenizer("stop strings and bad_words")
 
@@ -192,10 +163,7 @@ def plain_message(message: Any, number: int) -> dict[str, Any]:
     answer may be without content (None, which templates test for, when it is a tool call).
     `number`: its place, for the error."""
     if not isinstance(message, Mapping):
-        kind = type(message).__name__
-        raise InvalidInputError(
-            f"messages[{number}] is of type {kind}; it must be {{'role', 'content'}}"
-        )
+        raise refuse(f"messages[{number}]", message, "{'role', 'content'}")
     content = message.get("content")
     if content is None and message.get("role") == "assistant":
         if message.get("tool_calls"):
@@ -206,7 +174,8 @@ def plain_message(message: Any, number: int) -> dict[str, Any]:
     if not isinstance(content, str):
         kinds = {type(None): "missing", list: "a list with more than text in it"}
         found = kinds.get(type(content), f"of type {type(content).__name__}")
-        raise InvalidInputError(f"messages[{number}].content is {found}; it must be text")
+        field = f"messages[{number}].content"
+        raise InvalidInputError(f"{field} is {found}; it must be text", field=field, limit="text")
     return {**message, "content": content}
 
 
@@ -230,5 +199,6 @@ def _check_something_left(
     if banned.issuperset(params.allowed_token_ids):
         raise InvalidInputError(
             f"allowed_token_ids has {len(params.allowed_token_ids)} ids; bad_words and "
-            f"min_tokens {params.min_tokens} (no stop token before) ban every one of them"
+            f"min_tokens {params.min_tokens} (no stop token before) ban every one of them",
+            field="allowed_token_ids",
         )

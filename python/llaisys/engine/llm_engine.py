@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.errors import ClosedError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput
+from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor
@@ -70,7 +71,7 @@ class LLMEngine:
         self._check_open()
         entry = self.input_processor.process(prompt, params, request_id, cache_salt)
         if entry.request_id in self._groups:
-            raise InvalidInputError(f"request id {entry.request_id!r} is in use already")
+            raise refuse("request_id", entry.request_id, "one that is not in use")
         added = []
         try:
             for request in entry.requests:

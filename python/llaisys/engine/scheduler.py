@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
 from llaisys.common.types import (
     NewSequence,
     Request,
@@ -33,6 +33,7 @@ from llaisys.common.types import (
     StepOutput,
     TokenUpdate,
 )
+from llaisys.common.validation import refuse, refuse_count
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
 
@@ -83,7 +84,7 @@ class RequestScheduler:
     def add(self, request: Request) -> None:
         """Queue a request, or raise InvalidInputError with the numbers if it can never fit."""
         if request.request_id in self.requests:
-            raise InvalidInputError(f"request id {request.request_id!r} is in use already")
+            raise refuse("request_id", request.request_id, "one that is not in use")
         request.max_total_tokens = self.total_tokens_limit(
             request.num_prompt_tokens, request.sampling.max_tokens
         )
@@ -102,22 +103,28 @@ class RequestScheduler:
         # The last token drawn is never computed, so it needs no slot.
         limit = min(self.max_model_len, pool + 1)
         if num_prompt < 1:
-            raise InvalidInputError("the prompt is empty; it must have at least 1 token")
+            raise refuse_count("prompt", 0, "tokens", "at least 1")
         if num_prompt >= limit:
             what = "max_model_len" if limit == self.max_model_len else "the KV cache"
             raise InvalidInputError(
-                f"the prompt has {num_prompt} tokens; {what} allows at most {limit - 1} "
-                f"and one new token"
+                f"prompt has {num_prompt} tokens; {what} allows at most {limit - 1} "
+                f"and one new token",
+                field="prompt",
+                code=CONTEXT_LENGTH_EXCEEDED,
+                value=num_prompt,
+                limit=f"at most {limit - 1}",
             )
         if max_tokens is None:
             return limit
         total = min(num_prompt + max_tokens, self.max_model_len)
         if total > limit:
             raise InvalidInputError(
-                f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}: "
+                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}: "
                 f"{total - 1} token slots are needed, the KV cache has {pool} "
                 f"({self.block_manager.num_blocks} blocks of {self.block_manager.block_size}); "
-                f"lower max_tokens or raise kv_cache_memory"
+                f"lower max_tokens or raise kv_cache_memory",
+                field="max_tokens",
+                value=max_tokens,
             )
         return total
 

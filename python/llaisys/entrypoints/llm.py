@@ -19,6 +19,7 @@ from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
+from llaisys.common.validation import refuse, refuse_count
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.engine.engine_client import EngineClient, InProcessClient
 
@@ -168,7 +169,7 @@ class LLM(Closing):
     ) -> list[RequestOutput]:
         """Answer one conversation or many; a message is {"role": ..., "content": ...}."""
         if isinstance(messages, (str, Mapping)) or not messages:
-            raise InvalidInputError("messages must be a list of {'role', 'content'}, not empty")
+            raise refuse("messages", messages, "a list of {'role', 'content'}, not empty")
         many = not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if many else [messages]
         prompts = [
@@ -214,7 +215,7 @@ class LLM(Closing):
     ) -> str:
         """Queue a prompt and return its id. With `stream`, `step` reports its parts too."""
         if request_id is not None and request_id in self._finished:
-            raise InvalidInputError(f"request id {request_id!r} has an output to collect")
+            raise refuse("request_id", request_id, "one without an output to collect")
         return self._open().submit(prompt, sampling_params, request_id, stream, cache_salt)
 
     def step(self) -> list[StreamOutput]:
@@ -357,13 +358,10 @@ def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__iter__"):
-        raise InvalidInputError(
-            f"prompts is a {type(prompts).__name__}; it must be a string, a list of token ids, "
-            "or a list of either"
-        )
+        raise refuse("prompts", prompts, "a string, a list of token ids, or a list of either")
     items = list(prompts)
     if not items:
-        raise InvalidInputError("prompts is empty; it must hold at least 1 prompt")
+        raise refuse_count("prompts", 0, "prompts", "at least 1")
     if all(isinstance(item, str) or hasattr(item, "__iter__") for item in items):
         return items  # type: ignore[return-value]
     return [items]  # type: ignore[list-item]
@@ -374,11 +372,9 @@ def as_params(params: Params, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
-        raise InvalidInputError(
-            f"sampling_params is a {type(params).__name__}; it must be SamplingParams or a list"
-        )
+        raise refuse("sampling_params", params, "SamplingParams or a list")
     if len(params) != count:
-        raise InvalidInputError(f"{len(params)} sampling_params for {count} prompts")
+        raise refuse_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
     return list(params)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_argument import add_model_argument
+from llaisys.common.validation import check_choice, check_float, check_int
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.server.logs import FORMATS, LEVELS
 
@@ -20,6 +21,9 @@ ENGINE_MODULE = "llaisys.server.engine_client.process"
 def default_session_file() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "llaisys" / "sessions.sqlite3"
+
+
+MAX_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +55,15 @@ class Limits:
             "max_prompts",
             "max_messages",
         ):
-            if getattr(self, name) < 1:
-                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("max_queued", "max_per_key", "max_sessions", "queue_timeout"):
-            if getattr(self, name) < 0:
-                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.max_session_bytes < MIN_SESSION_BYTES:
-            raise InvalidInputError(
-                f"max_session_bytes is {self.max_session_bytes}; "
-                f"it must be at least {MIN_SESSION_BYTES}"
-            )
+            check_int(name, getattr(self, name), 1, MAX_BYTES)
+        for name in ("max_queued", "max_per_key", "max_sessions"):
+            check_int(name, getattr(self, name), 0)
+        check_float("queue_timeout", self.queue_timeout, 0)
+        check_int("max_session_bytes", self.max_session_bytes, MIN_SESSION_BYTES, MAX_BYTES)
         for name in ("header_timeout", "body_timeout", "send_timeout"):
-            if not getattr(self, name) > 0:
-                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be above 0")
+            check_float(name, getattr(self, name), 0, above_low=True)
+        if self.max_prompt_tokens is not None:
+            check_int("max_prompt_tokens", self.max_prompt_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class Health:
     exit_delay: float = 1.5  # the dead server answers 503 for so long, then exits
 
     def __post_init__(self) -> None:
-        for name in ("dead_after", "step_limit", "start_limit", "max_failed_steps"):
-            if not getattr(self, name) > 0:  # NaN is refused, too
-                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be above 0")
+        for name in ("dead_after", "step_limit", "start_limit"):
+            check_float(name, getattr(self, name), 0, above_low=True)
+        check_int("max_failed_steps", self.max_failed_steps, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +108,14 @@ class ServerConfig:
     engine_module: str = ENGINE_MODULE  # what runs as the engine process; tests put faults in one
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidInputError(f"port is {self.port}; it must be from 0 to 65535")
+        check_int("port", self.port, 0, 65535)
         if any(not key or not key.isascii() or len(key) > 512 for key in self.api_keys):
             raise InvalidInputError("an API key must have 1 to 512 ASCII characters")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidInputError("TLS needs both --ssl-certfile and --ssl-keyfile")
-        if self.log_format not in FORMATS or self.log_level not in LEVELS:
-            raise InvalidInputError(f"log_format must be of {FORMATS}, log_level of {LEVELS}")
-        if not self.drain_timeout >= 0:
-            raise InvalidInputError(f"drain_timeout is {self.drain_timeout}; it must not be < 0")
+        check_choice("log_format", self.log_format, FORMATS)
+        check_choice("log_level", self.log_level, LEVELS)
+        check_float("drain_timeout", self.drain_timeout, 0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

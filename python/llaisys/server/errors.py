@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llaisys.common.errors import LlaisysError
+from llaisys.common.errors import InvalidInputError, LlaisysError
 
 TYPES = {
     400: "invalid_request_error",
@@ -80,8 +80,8 @@ class EngineNotReadyError(LlaisysError, RuntimeError):
     """The engine is still loading its model."""
 
 
-class RejectedError(LlaisysError, ValueError):
-    """The engine cannot ever run this request; the text has the numbers."""
+class RejectedError(InvalidInputError):
+    """The engine process cannot ever run this request."""
 
 
 class QueueTimeoutError(LlaisysError, RuntimeError):

@@ -166,7 +166,9 @@ def plain_data(value: Any, depth: int = 0) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > _MAX_INPUT_DEPTH:
-        raise InvalidInputError(f"messages: nested more than {_MAX_INPUT_DEPTH} deep")
+        raise InvalidInputError(
+            f"messages: nested more than {_MAX_INPUT_DEPTH} deep", field="messages"
+        )
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -177,7 +179,9 @@ def plain_data(value: Any, depth: int = 0) -> Any:
         return {str(key): plain_data(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_data(item, depth + 1) for item in value]
-    raise InvalidInputError(f"messages: a value of type {type(value).__name__} is not JSON")
+    raise InvalidInputError(
+        f"messages: a value of type {type(value).__name__} is not JSON", field="messages"
+    )
 
 
 def count_chars(value: Any) -> int:

@@ -65,7 +65,9 @@ class ControlTokens:
                 used.update(c for c in _MARKERS if c in text)
         free = [c for c in _MARKERS if c not in used and c not in self._alphabet]
         if len(free) < 2:
-            raise InvalidInputError("messages: use too many Unicode noncharacters (U+FDD0..FDEF)")
+            raise InvalidInputError(
+                "messages: use too many Unicode noncharacters (U+FDD0..FDEF)", field="messages"
+            )
         opening, closing = free[:2]
         table = {ord(c): f"{opening}{c}{closing}" for c in self._alphabet}
         wrap = f"{opening}\\g<0>{closing}"

@@ -15,6 +15,7 @@ from typing import Any, Self
 import tokenizers
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.validation import refuse, refuse_count
 from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
 from llaisys.tokenization.chat_template import ChatTemplate, plain_data
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -130,15 +131,13 @@ class Tokenizer:
         `add_special_tokens` adds what the model wants around a text (for example BOS).
         """
         if not isinstance(text, str):
-            raise InvalidInputError(f"text: expected str, found {type(text).__name__}")
+            raise refuse("text", text, "a string")
         ids = self._encode_plain(clean_text(self._bounded(text, "text")))
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def _bounded(self, text: str, what: str) -> str:
         if len(text) > self._max_text_chars:
-            raise InvalidInputError(
-                f"{what}: {len(text)} characters, more than {self._max_text_chars}"
-            )
+            raise refuse_count(what, len(text), "characters", f"at most {self._max_text_chars}")
         return text
 
     def _encode_plain(self, text: str) -> list[int]:
@@ -186,17 +185,18 @@ class Tokenizer:
             if read == text:
                 return self._encode_rendered(text, spans)
         raise InvalidInputError(
-            "messages: the chat template alters text that resembles control tokens"
+            "messages: the chat template alters text that resembles control tokens",
+            field="messages",
         )
 
     def _chat_data(
         self, messages: Messages, tools: Tools | None, variables: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         if not isinstance(messages, (list, tuple)):
-            raise InvalidInputError("messages: expected a list of objects")
+            raise refuse("messages", messages, "a list of objects")
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise InvalidInputError(f"messages[{number}]: expected an object with a role")
+                raise refuse(f"messages[{number}]", message, "an object with a role")
         data = plain_data({"messages": list(messages), "tools": list(tools or ())})
         data["variables"] = plain_data(dict(variables or {}))
         return dict(_clean(data))
@@ -206,9 +206,11 @@ class Tokenizer:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
         if template is None:
-            raise InvalidInputError("messages: the model has no chat template")
+            raise InvalidInputError("messages: the model has no chat template", field="messages")
         if isinstance(template, ModelLoadError):
-            raise InvalidInputError(f"messages: unusable chat template: {template}")
+            raise InvalidInputError(
+                f"messages: unusable chat template: {template}", field="messages"
+            )
         text = template.render(
             data["messages"],
             add_generation_prompt=add_generation_prompt,
@@ -241,7 +243,8 @@ class Tokenizer:
         ids = list(token_ids)
         for token_id in ids:
             if not 0 <= token_id < 1 << 32:
-                raise InvalidInputError(f"token id {token_id} is outside [0, {self._size})")
+                limit = f"from 0 to {self._size - 1}"
+                raise refuse("token_ids", token_id, limit, called="a token id")
         return ids
 
     def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:

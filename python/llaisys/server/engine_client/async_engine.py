@@ -242,8 +242,11 @@ class AsyncLLMEngine:
             self._outputs.process(ends)  # forget them
             live = self._live.get(message.group)
             if live is not None:
-                kind = QueueTimeoutError if message.timed_out else RejectedError
-                self._end(live, kind(message.error))
+                text = message.error
+                fault: LlaisysError = QueueTimeoutError(text)
+                if not message.timed_out:
+                    fault = RejectedError(text, field=message.field, code=message.code)
+                self._end(live, fault)
         elif isinstance(message, Ready):
             self._opening = asyncio.create_task(self._open(message))
 

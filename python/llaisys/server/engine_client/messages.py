@@ -193,6 +193,8 @@ class Rejected(Struct, tag="rejected"):
     group: str
     request_ids: list[str]
     error: str
+    field: str | None = None  # of the request; as in InvalidInputError
+    code: str | None = None
     timed_out: bool = False
 
 

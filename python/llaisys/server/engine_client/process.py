@@ -138,7 +138,13 @@ class EngineLoop:
         except InvalidInputError as error:
             for name in added:
                 self.core.finish_request(name)
-            self.outputs.send(encode(Rejected(message.group, message.request_ids, str(error))))
+            self.outputs.send(
+                encode(
+                    Rejected(
+                        message.group, message.request_ids, str(error), error.field, error.code
+                    )
+                )
+            )
             return
         if message.queue_timeout is not None:
             deadline = message.arrival_time + message.queue_timeout

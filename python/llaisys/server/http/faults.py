@@ -19,35 +19,16 @@ from llaisys.server.errors import (
     EngineDeadError,
     EngineNotReadyError,
     QueueTimeoutError,
-    RejectedError,
     UnknownRequestError,
 )
 from llaisys.server.openai.responses import json_bytes
-from llaisys.server.openai.schemas import (
-    REFUSED,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    SessionRequest,
-    TokenizeRequest,
-)
+from llaisys.server.openai.schemas import REFUSED, UNSUPPORTED
 from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
 
 API_PATH = re.compile(r"/v1/[a-z0-9_/-]{1,64}")
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
-REQUEST_FIELDS = frozenset(
-    name
-    for schema in (
-        ChatCompletionRequest,
-        CompletionRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-        SessionRequest,
-    )
-    for name in schema.model_fields
-)
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
 MAX_SHOWN = 300
 MAX_VALUE = 60  # characters of a value that an answer repeats
@@ -65,6 +46,9 @@ RULES = {
     "string_type": "a string",
     "list_type": "a list",
     "dict_type": "an object",
+    "model_attributes_type": "an object",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "a string like {pattern}",
 }
 
 
@@ -72,10 +56,8 @@ def error_of(error: BaseException) -> ApiError:
     """The answer to an exception; what is not on purpose is a 500 without words."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, (InvalidInputError, RejectedError)):
-        text = str(error)
-        code = "context_length_exceeded" if "tokens; max_model_len" in text else None
-        return ApiError(400, text[: 4 * MAX_SHOWN], param=first_field(text), code=code)
+    if isinstance(error, InvalidInputError):
+        return ApiError(400, str(error)[: 4 * MAX_SHOWN], param=error.field, code=error.code)
     if isinstance(error, SessionLimitError):
         return ApiError(400, str(error), param="session_id", code=error.code)
     if isinstance(error, SessionStorageError):
@@ -95,12 +77,6 @@ def error_of(error: BaseException) -> ApiError:
     return ApiError(500, "internal error", code="internal_error")
 
 
-def first_field(text: str) -> str | None:
-    """The field that a message of ours begins with; some have an article before it."""
-    found = FIELD.match(text.removeprefix("the "))
-    return found.group() if found and found.group() in REQUEST_FIELDS else None
-
-
 def validation_error(errors: Sequence[Any]) -> ApiError:
     """The most telling of what pydantic found; a union reports every one of its members."""
 
@@ -112,19 +88,24 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
     loc = worst["loc"]
-    path = ".".join(
-        str(part)
-        for part in loc
-        if isinstance(part, int)
-        or (FIELD.fullmatch(part) and part not in TYPE_NAMES)
-        or part.isdigit()  # a token id of logit_bias
-    )
+    path = path_of(loc)
     if kind == "extra_forbidden":
         name = str(loc[-1])[:100]
         if name in REFUSED:
-            return ApiError(400, f"{name} {REFUSED[name][0]}", param=name, code="unsupported")
+            return ApiError(400, f"{name} {REFUSED[name][0]}", param=name, code=UNSUPPORTED)
         return ApiError(400, f"unknown field {name!r}", param=name, code="unknown_field")
     return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
+
+
+def path_of(loc: Sequence[str | int]) -> str:
+    """`messages[0].content` from pydantic's location, less the names of types in it."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int) or part.isdigit():  # a place in a list, or a token id
+            path += f"[{part}]"
+        elif FIELD.fullmatch(part) and part not in TYPE_NAMES:
+            path += f".{part}" if path else part
+    return path
 
 
 def fault_text(error: Any) -> str:
@@ -181,7 +162,6 @@ def install(app: FastAPI) -> None:
     for kind in (
         ApiError,
         InvalidInputError,
-        RejectedError,
         SessionLimitError,
         SessionStorageError,
         EngineDeadError,

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import check_token_ids, refuse
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.limits import check_count, check_prompt_chars
@@ -19,6 +19,7 @@ from llaisys.server.openai.schemas import (
     DetokenizeRequest,
     TokenizeRequest,
     plain_messages,
+    refuse_together,
 )
 from llaisys.server.service import service_of
 
@@ -59,9 +60,10 @@ async def _chat_prompt(
     if not body.continue_final_message:
         return await engine.encode_chat(history, **options)
     if history[-1]["role"] != "assistant" or len(history) < 2:
-        raise InvalidInputError(
-            f"continue_final_message is true; the last message must be an answer to go on with, "
-            f"its role is {history[-1]['role']!r}"
+        raise refuse(
+            f"messages[{len(history) - 1}].role",
+            history[-1]["role"],
+            "'assistant' when continue_final_message is true",
         )
     options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
     start = await engine.encode_chat(history[:-1], **options)
@@ -122,7 +124,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     engine = service.engine
     length = service.info.max_model_len
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidInputError("give one of prompt and messages")
+        given = "left out" if body.prompt is None else "given"
+        raise refuse_together("prompt", given, "given exactly when messages is not")
     if body.prompt is not None:
         check_prompt_chars("prompt", len(body.prompt), length)
         ids = await engine.encode(body.prompt, body.add_special_tokens is not False)
@@ -148,8 +151,5 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
     service = service_of(request)
     service.check_model(body.model)
     check_count("tokens", len(body.tokens), 16 * service.info.max_model_len)
-    size = service.info.vocab_size
-    for token in body.tokens:
-        if token >= size:
-            raise InvalidInputError(f"tokens: {token} is outside the vocabulary of {size} tokens")
+    check_token_ids("tokens", body.tokens, len(body.tokens), service.info.vocab_size - 1)
     return {"prompt": service.engine.decode(body.tokens, bool(body.skip_special_tokens))}

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from llaisys.common import sampling as limits
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
+from llaisys.common.validation import refuse_count
 from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
 from llaisys.tokenization.unicode_text import clean_text
 
@@ -21,6 +22,7 @@ INT64 = 1 << 63
 MAX_FIELDS = 128
 SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 
+UNSUPPORTED = "unsupported"  # the code of what is refused by name
 NOT_YET = "is not supported by this server yet"
 NEVER = "is not supported by this server"
 
@@ -84,6 +86,12 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
 def is_neutral(name: str, value: Any) -> bool:
     """Whether a refused field's value means that it is not used; 0 and False are not the same."""
     return any(type(value) is type(item) and value == item for item in REFUSED[name][1])
+
+
+def refuse_together(field: str, given: object, limit: str) -> InvalidInputError:
+    """The error for a value that another field of the request rules out."""
+    message = f"{field} is {given}; it must be {limit}"
+    return InvalidInputError(message, field=field, value=given, limit=limit)
 
 
 class Schema(BaseModel):
@@ -206,7 +214,7 @@ class SamplingFields(Schema):
         if self.seed is not None:
             given["seed"] = self.seed % (1 << 64)  # OpenAI's may be negative
         if self.stream_options is not None and not self.stream:
-            raise InvalidInputError("stream_options is set; it needs stream: true")
+            raise refuse_together("stream_options", "given", "left out unless stream is true")
         return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
 
 
@@ -248,23 +256,23 @@ class ChatCompletionRequest(SamplingFields):
             None,
             self.max_tokens,
         ):
-            raise InvalidInputError(
-                f"max_tokens is {self.max_tokens} and max_completion_tokens is "
-                f"{self.max_completion_tokens}; give one of them"
+            raise refuse_together(
+                "max_completion_tokens",
+                self.max_completion_tokens,
+                f"left out or equal to max_tokens, {self.max_tokens}",
             )
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidInputError(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true")
+            raise refuse_together(
+                "top_logprobs", self.top_logprobs, "left out unless logprobs is true"
+            )
         if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidInputError(
-                "continue_final_message and add_generation_prompt are both true; one excludes the "
-                "other"
+            raise refuse_together(
+                "continue_final_message", "true", "false when add_generation_prompt is true"
             )
         if self.continue_final_message and self.session_id is not None:
-            raise InvalidInputError(
-                "continue_final_message is true; with session_id it must not be"
-            )
+            raise refuse_together("continue_final_message", "true", "false with session_id")
         if self.session_id is not None and self.num_choices > 1:
-            raise InvalidInputError(f"n is {self.n}; with session_id it must be 1")
+            raise refuse_together("n", self.n, "1 with session_id")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling_params(self.max_completion_tokens or self.max_tokens, logprobs)
 
@@ -287,7 +295,7 @@ class CompletionRequest(SamplingFields):
 
     def to_sampling(self) -> SamplingParams:
         if self.echo and self.logprobs is not None:
-            raise InvalidInputError(f"echo with logprobs {NOT_YET}")
+            raise InvalidInputError(f"echo with logprobs {NOT_YET}", field="echo", code=UNSUPPORTED)
         return self.sampling_params(self.max_tokens or DEFAULT_COMPLETION_TOKENS, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
@@ -295,7 +303,7 @@ class CompletionRequest(SamplingFields):
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             return [prompt]
         if not prompt:
-            raise InvalidInputError("prompt is an empty list; it must have at least 1 prompt")
+            raise refuse_count("prompt", 0, "prompts", "at least 1")
         return list(prompt)
 
 

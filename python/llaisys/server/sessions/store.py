@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.validation import refuse
 from llaisys.server.sessions.file_lock import FileLock
 
 T = TypeVar("T")
@@ -277,7 +278,7 @@ class SessionStore:
                 (owner, name, title, now, now),
             )
         except sqlite3.IntegrityError:
-            raise InvalidInputError(f"session_id {name!r} exists already") from None
+            raise refuse("session_id", name, "one that does not exist yet") from None
 
     def _append(
         self,

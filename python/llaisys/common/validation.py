@@ -1,0 +1,136 @@
+"""Checks of what users hand in, and the one grammar of their refusals:
+
+    FIELD is VALUE; it must be LIMIT            n is 129; it must be an integer from 1 to 128
+    FIELD has COUNT UNIT; it must have LIMIT    stop has 65 strings; it must have at most 64
+
+A check returns the value in its plain form (an `int` for a numpy integer, a tuple for a list) or
+raises InvalidInputError, which carries the same facts as data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from operator import index
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+
+MAX_INT = (1 << 31) - 1
+MAX_SHOWN = 80  # characters of a value in an error
+MAX_SHOWN_BITS = 256  # of an integer; Python refuses to print really large ones
+
+
+def shown(value: object) -> str:
+    """A value in an error's text, cut to a sane length."""
+    if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def refuse(
+    field: str, value: object, limit: str, *, code: str | None = None, called: str | None = None
+) -> InvalidInputError:
+    """The error for a value that is not what it must be; `limit` follows "it must be". `called`:
+    what the text calls it, where that is not the field's name."""
+    message = f"{called or field} is {shown(value)}; it must be {limit}"
+    return InvalidInputError(message, field=field, code=code, value=value, limit=limit)
+
+
+def refuse_count(
+    field: str, count: int, unit: str, limit: str, *, code: str | None = None
+) -> InvalidInputError:
+    """The error for too many or too few of something; `limit` follows "it must have"."""
+    message = f"{field} has {count} {unit}; it must have {limit}"
+    return InvalidInputError(message, field=field, code=code, value=count, limit=limit)
+
+
+def check_int(
+    name: str, value: Any, low: int, high: int = MAX_INT, *, called: str | None = None
+) -> int:
+    """Integers of any kind (numpy's, say), never bool or float."""
+    if type(value) is not int:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            value = index(value)
+        except TypeError:
+            raise refuse(name, value, integer_limit(low, high), called=called) from None
+    if not low <= value <= high:
+        raise refuse(name, value, integer_limit(low, high), called=called)
+    return int(value)
+
+
+def integer_limit(low: int, high: int) -> str:
+    return f"an integer from {low} to {high}"
+
+
+def check_float(
+    name: str, value: object, low: float, high: float = math.inf, *, above_low: bool = False
+) -> float:
+    """A finite number from `low` (above it, if `above_low`) to `high`."""
+    number = math.nan
+    if type(value) is float or (not isinstance(value, bool) and isinstance(value, Real)):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer beyond every float
+            number = math.nan
+    if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
+        raise refuse(name, value, number_limit(low, high, above_low))
+    return number
+
+
+def number_limit(low: float, high: float, above_low: bool = False) -> str:
+    if not math.isfinite(high):
+        return f"a finite number {'above' if above_low else 'of at least'} {low:g}"
+    return f"a finite number {'above' if above_low else 'from'} {low:g} to {high:g}"
+
+
+def check_bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(name, value, "True or False")
+    return value
+
+
+def check_text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise refuse(name, value, "a string that is not empty")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise refuse(name, value, f"one of {', '.join(choices)}")
+    return value
+
+
+def check_count(name: str, count: int, most: int, unit: str) -> None:
+    if count > most:
+        raise refuse_count(name, count, unit, f"at most {most}")
+
+
+def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tuple[str, ...]:
+    """None is no string, a plain string is one string (not its letters)."""
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple, set, frozenset)):
+        raise refuse(name, value, "a string or a list of strings")
+    check_count(name, len(items), max_count, "strings")
+    for place, item in enumerate(items):
+        check_text(f"{name}[{place}]", item)
+        check_count(f"{name}[{place}]", len(item), max_chars, "characters")
+    return tuple(dict.fromkeys(items))
+
+
+def check_token_ids(name: str, value: Any, max_count: int, high: int = MAX_INT) -> tuple[int, ...]:
+    """Ids from 0 to `high`, in their order; what comes twice stays twice."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refuse(name, value, "a list of token ids")
+    items = tuple(value)
+    check_count(name, len(items), max_count, "ids")
+    if not items or (set(map(type, items)) == {int} and min(items) >= 0 and max(items) <= high):
+        return items
+    return tuple(check_int(f"{name}[{place}]", item, 0, high) for place, item in enumerate(items))

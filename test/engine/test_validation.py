@@ -1,0 +1,90 @@
+"""Errors carry the field, the value and the limit as data, in one grammar."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.validation import (
+    check_choice,
+    check_float,
+    check_int,
+    check_strings,
+    check_token_ids,
+    refuse,
+    refuse_count,
+)
+
+
+def fault(check: Any, *arguments: Any, **options: Any) -> InvalidInputError:
+    with pytest.raises(InvalidInputError) as caught:
+        check(*arguments, **options)
+    return caught.value
+
+
+def test_a_refusal_has_its_facts_as_data_and_in_its_text():
+    error = refuse("n", 129, "an integer from 1 to 128", code="too_many")
+    assert str(error) == "n is 129; it must be an integer from 1 to 128"
+    assert (error.field, error.value, error.limit, error.code) == (
+        "n",
+        129,
+        "an integer from 1 to 128",
+        "too_many",
+    )
+    count = refuse_count("stop", 65, "strings", "at most 64")
+    assert str(count) == "stop has 65 strings; it must have at most 64"
+    assert (count.field, count.value, count.limit) == ("stop", 65, "at most 64")
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "value"),
+    [
+        ({"temperature": 101}, "temperature", 101),
+        ({"stop": ["a", ""]}, "stop[1]", ""),
+        ({"stop_token_ids": [1, -2]}, "stop_token_ids[1]", -2),
+        ({"logit_bias": {7: 200.0}}, "logit_bias[7]", 200.0),
+        ({"logit_bias": {-7: 1.0}}, "logit_bias", -7),
+        ({"samplers": ["top_k", "hot"]}, "samplers[1]", "hot"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens", 3),
+    ],
+    ids=str,
+)
+def test_the_field_is_a_path_to_what_is_wrong(params, field, value):
+    error = fault(SamplingParams, **params)
+    assert (error.field, error.value) == (field, value)
+    assert error.limit and error.limit in str(error)
+
+
+def test_integers_of_any_kind_and_nothing_else():
+    assert check_int("x", np.int64(5), 0, 9) == 5 and type(check_int("x", np.int64(5), 0)) is int
+    for value in (True, 1.0, "1", None, np.float32(1), np.bool_(True), [1]):
+        assert fault(check_int, "x", value, 0, 9).value is value
+    assert "an integer of 40000 bits" in str(fault(check_int, "x", 1 << 39999, 0, 9))
+
+
+def test_numbers_must_be_finite_and_within_their_range():
+    assert check_float("x", 1, 0) == 1.0 and check_float("x", np.float32(0.5), 0, 1) == 0.5
+    for value in (math.nan, math.inf, -math.inf, 10**400, True, "1", None, 1j, 2):
+        fault(check_float, "x", value, 0, 1)
+    assert "above 0 to 1" in str(fault(check_float, "x", 0.0, 0, 1, above_low=True))
+    assert (
+        str(fault(check_float, "x", -1, 0)) == "x is -1; it must be a finite number of at least 0"
+    )
+
+
+def test_lists_are_checked_item_by_item():
+    assert check_strings("s", "ab", 1, 2) == ("ab",) and check_strings("s", None, 1, 2) == ()
+    assert fault(check_strings, "s", ["a", 5], 4, 4).field == "s[1]"
+    assert check_token_ids("t", np.array([3, 3]), 4) == (3, 3)
+    assert fault(check_token_ids, "t", [1, 9], 4, 8).field == "t[1]"
+    assert fault(check_choice, "c", ["a"], ("a", "b")).limit == "one of a, b"
+
+
+def test_long_values_are_cut():
+    assert len(str(fault(check_int, "x", "y" * 10_000, 0))) < 200
