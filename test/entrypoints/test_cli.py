@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import platform
+import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from model_files import write_hf_model
+from terminal import Terminal
 
 from llaisys.bench import ops
 from llaisys.bench.machine import cpu_name_of
+from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.version import __version__
 from llaisys.entrypoints.cli import build_parser, main
 from llaisys.tokenization import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("model")
-    write_hf_model(directory)
-    return str(directory)
 
 
 def test_version_and_help_as_a_program() -> None:
@@ -108,6 +106,50 @@ def test_generate_takes_the_model_before_the_prompt(
     for words in ([model, "hello", "x"], ["-m", model, "hello", "x"], ["x", model, "--file", "f"]):
         assert main(["generate", *words, *settings]) == 1
         assert "is one too many" in capsys.readouterr().err
+
+
+def test_generate_in_a_terminal_prints_the_same_text(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", model, "hello", "--max-tokens", "20", "--temperature", "0"]
+    assert main(arguments) == 0
+    with Terminal(*arguments) as terminal:
+        assert terminal.wait() == 0
+    assert terminal.output == capsys.readouterr().out
+
+
+def test_generate_in_a_terminal_prints_every_part_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the white space around the answer, which the whole text does not have either."""
+    parts = ["\n", " Good ", "mor", "ning", " \n", "you", " \n"]
+    shown = []
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+
+    def receive() -> str:
+        with contextlib.suppress(BlockingIOError):
+            return os.read(master, 1 << 16).decode()
+        return ""
+
+    def stream(prompt: object, params: object) -> Iterator[StreamOutput]:
+        for number, text in enumerate(parts, 1):
+            shown.append(receive())
+            last = number == len(parts)
+            choice = CompletionOutput(0, "", [], finish_reason="stop")
+            output = RequestOutput("r", None, [1], [choice]) if last else None
+            yield StreamOutput("r", 0, text, [1], "stop" if last else None, output=output)
+
+    llm = SimpleNamespace(stream=stream, tokenizer=None)
+    monkeypatch.setattr(
+        "llaisys.entrypoints.cli_generate.open_llm", lambda options: contextlib.nullcontext(llm)
+    )
+    with open(slave, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["generate", "hello"]) == 0
+        assert shown == ["", "", "Good", " mor", "ning", "", " \r\nyou"]
+        assert receive() == "\r\n"
+    os.close(master)
 
 
 def test_generate_reads_jsonl_and_writes_jsonl(model: str, tmp_path: Path) -> None:
@@ -230,26 +272,6 @@ def test_bad_jsonl_names_file_and_line(
         assert main(["generate", "--file", str(source), "--model", model]) == 1
         error = capsys.readouterr().err
         assert error.startswith(f"error: {source}:2: ") and text in error
-
-
-def test_chat_streams_and_remembers(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = iter(["hello", "/clear", "again", "/exit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    assert main(["chat", "--model", model, "--max-tokens", "3", "--temperature", "0"]) == 0
-    assert "Ctrl-D" in capsys.readouterr().out
-
-
-def test_chat_survives_a_full_context(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = iter(["x" * 600, "hello", "/exit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    assert main(["chat", "--model", model, "--max-tokens", "3", "--temperature", "0"]) == 0
-    output = capsys.readouterr().out
-    assert "allows at most 511" in output and "/clear starts again.\n" in output
-    assert next(lines, None) is None  # the line after it was answered
 
 
 def test_numpy_is_not_given_threads_that_it_has_no_use_for() -> None:

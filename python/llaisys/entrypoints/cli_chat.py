@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
@@ -17,6 +22,15 @@ if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
     from llaisys.entrypoints.llm import LLM
 
+COMMAND = re.compile(r"/[a-z]+")  # a path such as /etc/hosts is no command
+GREETING = "Ctrl-C stops an answer, Ctrl-D or /exit leaves, /help lists the commands."
+HELP = """\
+/reset         start again; the system prompt stays (also /clear)
+/system TEXT   the system prompt from now on; without TEXT, show it
+/save FILE     write the conversation: Markdown, or JSON where FILE ends in .json
+/exit          leave (also Ctrl-D)"""
+HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
+
 
 def add_command(commands: Any) -> None:
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
@@ -27,22 +41,18 @@ def add_command(commands: Any) -> None:
 
 
 def _chat(options: argparse.Namespace) -> int:
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (input() then edits lines and remembers them)
+    params = sampling_of(options)
     with open_llm(options) as llm:
-        print("Ctrl-C stops an answer, Ctrl-D or /exit leaves, /clear starts again.")
-        start = [{"role": "system", "content": options.system}] if options.system else []
-        messages = list(start)
+        print(GREETING)
+        chat = Chat(llm, params, options.system)
         while (text := _ask()) is not None:
-            if text == "/clear":
-                messages = list(start)
+            if COMMAND.fullmatch(text.partition(" ")[0]):
+                chat.command(text)
             elif text:
-                messages.append({"role": "user", "content": text})
-                try:
-                    answer = _stream_answer(llm, messages, sampling_of(options))
-                except InvalidInputError as error:  # the context is full, mostly
-                    messages.pop()
-                    print(f"{error}\n/clear starts again.")
-                    continue
-                messages.append({"role": "assistant", "content": answer})
+                chat.answer(text)
     return 0
 
 
@@ -56,15 +66,73 @@ def _ask() -> str | None:
     return None if text == "/exit" else text
 
 
-def _stream_answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:
-    parts = []
-    stream = llm.stream(messages, params)
-    try:
-        for part in stream:
-            parts.append(part.text)
-            print(part.text, end="", flush=True)
-    except KeyboardInterrupt:
-        stream.close()
-        print(" [stopped]", end="")
-    print()
-    return "".join(parts)
+class Chat:
+    """The conversation so far. A turn that fails leaves it as it was."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self.llm = llm
+        self.params = params
+        self.system = system
+        self.turns: list[dict[str, str]] = []  # user, assistant, user, ...
+        self._saved: Path | None = None  # this conversation's file, which may be written again
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns]
+
+    def answer(self, text: str) -> None:
+        """Prints the answer as it comes. Ctrl-C ends it; what came is kept."""
+        question = {"role": "user", "content": text}
+        parts: list[str] = []
+        try:
+            stream = self.llm.stream([*self.messages, question], self.params)
+            try:
+                for part in stream:
+                    parts.append(part.text)
+                    print(part.text, end="", flush=True)
+                    if part.finish_reason == "error" and part.output is not None:
+                        raise InvalidInputError(str(part.output.outputs[0].error))
+            except KeyboardInterrupt:
+                stream.close()
+                print(" [stopped]", end="")
+            print()
+        except InvalidInputError as error:  # the context is full, mostly
+            print(f"{error}\n/reset starts again.")
+            return
+        self.turns += [question, {"role": "assistant", "content": "".join(parts)}]
+
+    def command(self, line: str) -> None:
+        """Obeys a line that begins with a command, or says why not."""
+        name, _, rest = line.partition(" ")
+        if name == "/help":
+            print(HELP)
+        elif name in ("/reset", "/clear"):
+            self.turns, self._saved = [], None
+        elif name == "/system":
+            self.system = rest.strip() or self.system
+            print(f"system prompt: {self.system or 'none'}")
+        elif name == "/save":
+            self.save(rest.strip())
+        else:
+            print(f"there is no command {name}; /help lists them")
+
+    def save(self, name: str) -> None:
+        """Never over a file that this conversation did not write."""
+        if not name:
+            print("/save needs a file's name")
+            return
+        path = Path(name).expanduser()
+        if path.suffix == ".json":
+            text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1) + "\n"
+        else:
+            parts = (f"## {HEADINGS[m['role']]}\n\n{m['content']}\n" for m in self.messages)
+            text = "\n".join(parts)
+        try:
+            with path.open("w" if path == self._saved else "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            print(f"not saved: {path}: {error.strerror}")
+            return
+        self._saved = path
+        print(f"saved to {path}")

@@ -21,7 +21,7 @@ from llaisys.entrypoints.cli_options import (
 
 if TYPE_CHECKING:
     from llaisys.common.types import RequestOutput
-    from llaisys.entrypoints.llm import LLM
+    from llaisys.entrypoints.llm import LLM, TokenStream
 
 
 def add_command(commands: Any) -> None:
@@ -63,16 +63,42 @@ def _generate(options: argparse.Namespace) -> int:
                 params.append(sampling_of(options, **job))
             except InvalidInputError as error:
                 raise InvalidInputError(f"{where}{error}") from error
-        show_progress = len(jobs) > 1 and sys.stderr.isatty()
-        outputs = llm.generate(prompts, params, use_tqdm=show_progress)
-        with _output(options.output) as out:  # not before there is something to write
-            for output in outputs:
-                if options.json:
-                    print(json.dumps(_as_json(output), ensure_ascii=False), file=out)
-                else:
-                    texts = (choice.text.strip() for choice in output.outputs)
-                    print("\n---\n".join(texts), file=out)
+        one_text = len(jobs) == 1 and params[0].n == 1 and not options.json
+        if one_text and options.output is None and sys.stdout.isatty():
+            outputs = [_print_as_it_comes(llm.stream(prompts[0], params[0]))]
+        else:
+            show_progress = len(jobs) > 1 and sys.stderr.isatty()
+            outputs = llm.generate(prompts, params, use_tqdm=show_progress)
+            _write(outputs, options)
     return _report_failures([where for where, _ in jobs], outputs)
+
+
+def _print_as_it_comes(stream: TokenStream) -> RequestOutput:
+    """Prints what `_write` would, no later than it is known: white space when text follows it."""
+    begun, space = False, ""
+    try:
+        for part in stream:
+            text = space + part.text
+            shown = text.rstrip()
+            space = text[len(shown) :]
+            if shown:
+                print(shown if begun else shown.lstrip(), end="", flush=True)
+                begun = True
+            if part.output is not None:
+                return part.output
+        raise AssertionError("the stream ended without an output")
+    finally:
+        print()  # also after Ctrl-C
+
+
+def _write(outputs: list[RequestOutput], options: argparse.Namespace) -> None:
+    with _output(options.output) as out:  # not before there is something to write
+        for output in outputs:
+            if options.json:
+                print(json.dumps(_as_json(output), ensure_ascii=False), file=out)
+            else:
+                texts = (choice.text.strip() for choice in output.outputs)
+                print("\n---\n".join(texts), file=out)
 
 
 def _sort_positions(options: argparse.Namespace) -> None:
