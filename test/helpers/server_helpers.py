@@ -31,7 +31,9 @@ import httpx
 from engine_fakes import FakeAdapter, FakeTokenizer
 
 import llaisys
+from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
+from llaisys.models.base import AdapterOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(llaisys.__file__).resolve().parent.parent  # the one under test, installed or not
@@ -66,9 +68,17 @@ class OffLoopTokenizer(FakeTokenizer):
 class FaultAdapter(FakeAdapter):
     """`FakeAdapter` that does what the fault file says: `raise`, `hang`, `exit`, `wait` for as long
     as it says so, or `prefill N`: wait where a prompt is not complete. What it is waiting for then
-    stands in the file `*.held`. See `Gate`."""
+    stands in the file `*.held`. `load DONE TOTAL`: stand there with loading. See `Gate`."""
 
     max_len = CONTEXT
+
+    @classmethod
+    def load(cls, checkpoint: Any, options: AdapterOptions) -> FakeAdapter:
+        while (fault := cls.fault()).startswith("load"):
+            _, done, total = fault.split()
+            report("loading weights", int(done), int(total))
+            time.sleep(0.002)
+        return super().load(checkpoint, options)
 
     def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
         pause = float(os.environ.get(STEP_SECONDS, "0"))

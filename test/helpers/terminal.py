@@ -13,18 +13,24 @@ import time
 class Terminal:
     """A process whose standard streams are a pseudo terminal; `output` is all that it wrote."""
 
-    def __init__(self, *arguments: str, seconds: float = 120.0) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        program: tuple[str, ...] = ("-m", "llaisys"),
+        env: dict[str, str] | None = None,
+        seconds: float = 120.0,
+    ) -> None:
         self.output = ""
         self._read = 0  # of `output`, by `read_until`
         self._deadline = time.monotonic() + seconds  # for when it hangs
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "llaisys", *arguments],
+            [sys.executable, *program, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},  # no escape sequences from readline
+            env={**os.environ, "TERM": "dumb", **(env or {})},  # no escapes from readline
         )
         os.close(slave)
 
@@ -37,6 +43,17 @@ class Terminal:
             assert self._receive(), f"ended before {text!r}:\n{self.output}"
         begin, self._read = self._read, found + len(text)
         return self.output[begin : self._read]
+
+    @property
+    def screen(self) -> str:
+        """`output` as it is seen: what comes after a carriage return lies over what was there."""
+        lines = []
+        for line in self.output.split("\n"):
+            seen = ""
+            for layer in line.split("\r"):
+                seen = layer + seen[len(layer) :]
+            lines.append(seen.rstrip())
+        return "\n".join(lines)
 
     def wait(self) -> int:
         """The exit status, when everything that it wrote has been read."""

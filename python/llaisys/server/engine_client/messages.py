@@ -205,6 +205,7 @@ class Heartbeat(Struct, tag="heartbeat"):
     cpu_seconds: float
     rss_bytes: int
     stats: EngineStats | None = None  # None: still loading
+    loading: tuple[str, int, int] | None = None  # stage, done, total; see `common.progress`
 
 
 class Source(Struct):

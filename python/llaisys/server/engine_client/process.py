@@ -25,6 +25,7 @@ import msgspec
 import zmq
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.progress import listening
 from llaisys.common.types import RequestStatus, TokenUpdate
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor
@@ -53,12 +54,17 @@ IDLE_WAIT_MS = 1000
 
 
 class LoopClock:
-    """When the loop last turned; shared between the loop and the heartbeat."""
+    """What the heartbeat tells: how far the model is, then when the loop last turned."""
 
     def __init__(self) -> None:
         self._turned = time.monotonic()
         self._busy = False
         self.stats: EngineStats | None = None
+        self.loading: tuple[str, int, int] | None = None
+
+    def load(self, stage: str, done: int, total: int) -> None:
+        """Hears how far the model is."""
+        self.loading = (stage, done, total)
 
     def turn(self, busy: bool) -> None:
         self._turned = time.monotonic()
@@ -212,7 +218,11 @@ def send_heartbeats(
         while True:
             usage = resource.getrusage(resource.RUSAGE_SELF)
             message = Heartbeat(
-                clock.age, usage.ru_utime + usage.ru_stime, resident_bytes(), clock.stats
+                clock.age,
+                usage.ru_utime + usage.ru_stime,
+                resident_bytes(),
+                clock.stats,
+                clock.loading,
             )
             with contextlib.suppress(zmq.Again):
                 socket.send(encode(message), zmq.NOBLOCK)
@@ -257,7 +267,9 @@ def serve_engine(setup: EngineSetup) -> int:
     core = None
     try:
         config = setup.engine_config()
-        core = EngineCore(config, Executor.get_class(config)(config))
+        with listening(clock.load):
+            core = EngineCore(config, Executor.get_class(config)(config))
+        clock.loading = None
         clock.stats = EngineStats(kv_blocks=core.model_info.num_blocks)
         outputs.send(encode(Ready.of(core.model_info)))
         EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps).run()

@@ -1,0 +1,76 @@
+"""What is said while a model loads, and the line that shows it."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from model_files import write_hf_model
+
+from llaisys.common import progress
+from llaisys.common.progress import ProgressLine, listening, report, shown_on
+from llaisys.entrypoints.llm import LLM
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def every_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW_SECONDS", 0.0)
+
+
+def test_a_load_tells_its_stages_in_order(tmp_path: Path) -> None:
+    write_hf_model(tmp_path)
+    heard: list[tuple[str, int, int]] = []
+    with listening(lambda *news: heard.append(news)):
+        LLM(str(tmp_path)).close()
+    stages = list(dict.fromkeys(stage for stage, _, _ in heard))
+    assert stages == ["opening the model", "loading weights", "warming up"]
+    weights = [(done, total) for stage, done, total in heard if stage == "loading weights"]
+    assert weights[0][0] == 0 and len(weights) > 10
+    assert all(a < b for (a, _), (b, _) in pairwise(weights))
+    assert len({total for _, total in weights}) == 1 and weights[-1][0] < weights[-1][1]
+
+
+def test_nobody_hears_what_is_said_outside_the_block() -> None:
+    heard: list[str] = []
+    with listening(lambda stage, done, total: heard.append(stage)):
+        report("inside")
+    report("outside")
+    assert heard == ["inside"]
+
+
+def test_the_line_is_drawn_over_itself_and_erased() -> None:
+    out = FakeTerminal()
+    with shown_on(out):
+        report("opening the model")
+        report("loading weights", 15, 60)
+        report("x", 60, 60)
+    drawn = out.getvalue().split("\r")
+    assert drawn[0] == "opening the model ..."
+    assert drawn[1] == "loading weights [" + "#" * 7 + "." * 23 + "]  25 %"
+    assert drawn[2].rstrip() == "x [" + "#" * 30 + "] 100 %"
+    width = len(drawn[1])
+    assert drawn[3:] == [" " * width, ""] and len(drawn[2]) == width
+
+
+def test_a_line_that_changes_often_is_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW_SECONDS", 3600.0)
+    out = FakeTerminal()
+    line = ProgressLine(out)
+    for done in range(1000):
+        line.show("loading weights", done, 1000)
+    line.show("warming up", 0, 0)  # a new stage is shown at once
+    assert out.getvalue().count("\r") == 2
+
+
+def test_nothing_is_written_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    with shown_on(out):
+        report("loading weights", 1, 2)
+    assert out.getvalue() == ""

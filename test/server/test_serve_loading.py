@@ -1,0 +1,43 @@
+"""`llaisys serve` while the model loads: a bar on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from server_helpers import PACKAGE, ROOT, Gate, ServerProcess
+from terminal import Terminal
+
+PROGRAM = (str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve")
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.order("load 1 4")
+    options = ("--port", "0", "--session-file", str(tmp_path / "s.db"), "--log-level", "error")
+    path = f"{PACKAGE}:{ROOT / 'test' / 'helpers'}"
+    with Terminal(*options, program=PROGRAM, env={**gate.env, "PYTHONPATH": path}) as terminal:
+        terminal.read_until("loading weights [" + "#" * 7 + "." * 23 + "]  25 %")
+        gate.order("load 3 4")
+        terminal.read_until(" 75 %")
+        gate.open()
+        terminal.read_until("llaisys: serving fake at http://127.0.0.1:")
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.wait() == 0
+    assert "%" not in terminal.screen  # the bar is gone when it is over
+
+
+def test_a_log_line_for_each_stage_elsewhere(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.order("load 1 4")
+    with ServerProcess(env=gate.env) as server:
+
+        def stages() -> list[str]:
+            return [event["stage"] for event in server.events() if event["message"] == "loading"]
+
+        server.wait_for(lambda: "loading weights" in stages(), "the stage in the log")
+        gate.order("load 2 4")
+        gate.open()
+        server.wait_ready()
+        assert stages().count("loading weights") == 1
+        assert "%" not in "".join(server.log)
