@@ -35,7 +35,8 @@ LLAISYS_API int32_t llaisysTensorIsContiguous(llaisysTensor_t tensor); /* 1, 0; 
 LLAISYS_API int32_t llaisysTensorIsMapped(llaisysTensor_t tensor);     /* 1, 0; -1: NULL */
 
 /* Copies n_bytes of host memory in, or out; n_bytes must be the size of the tensor, which must be
- * contiguous. Loading into a mapped tensor is refused. */
+ * contiguous. Done when it returns; work of a stream on the tensor is the caller's to wait for.
+ * Loading into a mapped tensor is refused. */
 LLAISYS_API int32_t llaisysTensorLoad(llaisysTensor_t tensor, const void *data, size_t n_bytes);
 LLAISYS_API int32_t llaisysTensorStore(llaisysTensor_t tensor, void *data, size_t n_bytes);
 

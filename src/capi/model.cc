@@ -273,15 +273,15 @@ const int32_t *llaisysModelOutputIds(LlaisysModel *model) {
     return model != nullptr ? model->runner.output().ids() : nullptr;
 }
 
-float *llaisysModelGetLogits(LlaisysModel *model) {
-    return model != nullptr ? model->runner.output().rows() : nullptr;
-}
+float *llaisysModelGetLogits(LlaisysModel *model) { return llaisysModelGetLogitsIth(model, 0); }
 
 float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i) {
     if (model == nullptr || i < 0 || i >= model->runner.output().n_rows()) {
         return nullptr;
     }
-    return model->runner.output().row(i);
+    float *row = nullptr;
+    guard([&] { row = model->runner.host_rows() + i * model->runner.output().row_size(); });
+    return row;
 }
 
 const float *llaisysModelGetHidden(LlaisysModel *) { return nullptr; }

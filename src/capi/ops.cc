@@ -117,8 +117,10 @@ int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t
 int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache, llaisysTensor_t values,
                        llaisysTensor_t slots) {
     return guard([&] {
-        ops::kv_store(stream_of(stream), tensor_of(cache, "kv_store: cache"),
-                      tensor_of(values, "kv_store: values"), tensor_of(slots, "kv_store: slots"));
+        const Tensor &target = tensor_of(cache, "kv_store: cache");
+        ops::kv_store(stream_of(stream), ops::slot_major(target, target),
+                      tensor_of(values, "kv_store: values"), nullptr,
+                      tensor_of(slots, "kv_store: slots"));
     });
 }
 
@@ -130,9 +132,10 @@ int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTen
         const ops::AttentionLists lists{
             tensor_of(q_rows, "attention: q_rows"), tensor_of(begin, "attention: begin"),
             tensor_of(end, "attention: end"), tensor_of(tables, "attention: tables"), block_size};
+        const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
+                                                tensor_of(v_cache, "attention: v_cache"));
         ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
-                       tensor_of(q, "attention: q"), tensor_of(k_cache, "attention: k_cache"),
-                       tensor_of(v_cache, "attention: v_cache"), lists, scale);
+                       tensor_of(q, "attention: q"), kv, lists, scale);
     });
 }
 

@@ -1,4 +1,5 @@
 #include "capi/guard.hpp"
+#include "ops/rearrange/op.hpp"
 
 using namespace llaisys;
 using namespace llaisys::capi;
@@ -132,6 +133,10 @@ int32_t llaisysTensorPermute(llaisysTensor_t tensor, const int32_t *order, llais
 int32_t llaisysTensorContiguous(llaisysTensor_t tensor, llaisysTensor_t *result) {
     return guard([&] {
         *not_null(result, "result") = nullptr;
-        return give(result, "result", tensor_of(tensor, "tensor").contiguous());
+        const Tensor &source = tensor_of(tensor, "tensor");
+        const device::Stream stream(source.device(), source.device_id(), 1);
+        Tensor dense = ops::contiguous(stream, source);
+        stream.synchronize();
+        return give(result, "result", std::move(dense));
     });
 }

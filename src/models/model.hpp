@@ -21,12 +21,6 @@ struct KvSpec {
     Tensor inv_freq; // f32 [head_dim / 2]: rotates keys when positions move
 };
 
-// Keys and values of one layer, each [n_slots, n_heads, head_dim].
-struct KvLayer {
-    Tensor k;
-    Tensor v;
-};
-
 // One micro-batch: n tokens, r of which get logits.
 struct ModelInput {
     int64_t n_tokens = 0;
@@ -40,7 +34,7 @@ struct ModelInput {
 struct AttentionMetadata {
     Tensor slots; // i32 [n]
     ops::AttentionLists lists;
-    const KvLayer *kv = nullptr; // [n_layers]
+    const ops::KvLayer *kv = nullptr; // [n_layers]
 };
 
 struct ForwardOutput {

@@ -187,17 +187,6 @@ Tensor Tensor::permute(const int *order) const {
     return Tensor(storage_, data_, shape, strides, dtype_);
 }
 
-Tensor Tensor::contiguous() const {
-    if (is_contiguous()) {
-        return *this;
-    }
-    require(defined(), "contiguous: the tensor has no storage");
-    require(device() == LLAISYS_DEVICE_CPU, "contiguous: only tensors of the CPU can be copied");
-    Tensor copy = create(shape_, dtype_);
-    copy_strided(copy, *this);
-    return copy;
-}
-
 Tensor Tensor::without_storage() const {
     Tensor empty = *this;
     empty.storage_.reset();
@@ -205,58 +194,24 @@ Tensor Tensor::without_storage() const {
     return empty;
 }
 
-void Tensor::load(const void *data, size_t n_bytes) {
-    require(defined(), "load: the tensor has no storage");
+void Tensor::check_copy(const char *name, size_t n_bytes) const {
+    require(defined(), name, ": the tensor has no storage");
+    require(is_contiguous(), name, ": the tensor must be contiguous");
+    require(n_bytes == size_t(bytes()), name, ": the tensor has ", bytes(), " bytes, got ",
+            n_bytes);
+}
+
+void Tensor::load(const device::Stream *stream, const void *data, size_t n_bytes) {
+    check_copy("load", n_bytes);
     require(!is_mapped(), "load: a mapped tensor is read-only");
-    require(is_contiguous(), "load: the tensor must be contiguous");
-    require(n_bytes == size_t(bytes()), "load: the tensor has ", bytes(), " bytes, got ", n_bytes);
-    storage_->runtime().copy(data_, data, n_bytes, device::CopyKind::host_to_device, nullptr);
+    storage_->runtime().copy(data_, data, n_bytes, device::CopyKind::host_to_device,
+                             stream != nullptr ? stream->native() : nullptr);
 }
 
-void Tensor::store(void *data, size_t n_bytes) const {
-    require(defined(), "store: the tensor has no storage");
-    require(is_contiguous(), "store: the tensor must be contiguous");
-    require(n_bytes == size_t(bytes()), "store: the tensor has ", bytes(), " bytes, got ", n_bytes);
-    storage_->runtime().copy(data, data_, n_bytes, device::CopyKind::device_to_host, nullptr);
-}
-
-void copy_strided(const Tensor &dst, const Tensor &src) {
-    require(dst.shape() == src.shape() && dst.dtype() == src.dtype(),
-            "copy: shapes or dtypes differ: ", dst.shape(), " ", name_of(dst.dtype()), " and ",
-            src.shape(), " ", name_of(src.dtype()));
-    if (src.elements() == 0) {
-        return;
-    }
-    const int last = src.ndim() - 1;
-    const int64_t unit = traits_of(src.dtype()).block_bytes;
-    const int64_t row = last >= 0 ? src.size(last) : 1;
-    const int64_t rows = src.elements() / row;
-    const int64_t src_step = last >= 0 ? src.stride(last) : 1;
-    const int64_t dst_step = last >= 0 ? dst.stride(last) : 1;
-    Shape index = src.shape(); // counts up to the shape
-    for (int dim = 0; dim <= last; ++dim) {
-        index[dim] = 0;
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-        int64_t src_offset = 0;
-        int64_t dst_offset = 0;
-        for (int dim = 0; dim < last; ++dim) {
-            src_offset += index[dim] * src.stride(dim);
-            dst_offset += index[dim] * dst.stride(dim);
-        }
-        const std::byte *from = src.data() + src_offset * unit;
-        std::byte *to = dst.data() + dst_offset * unit;
-        if ((src_step == 1 && dst_step == 1) || row == 1) {
-            std::memcpy(to, from, size_t(row * unit));
-        } else {
-            for (int64_t i = 0; i < row; ++i) {
-                std::memcpy(to + i * dst_step * unit, from + i * src_step * unit, size_t(unit));
-            }
-        }
-        for (int dim = last - 1; dim >= 0 && ++index[dim] == src.size(dim); --dim) {
-            index[dim] = 0;
-        }
-    }
+void Tensor::store(const device::Stream *stream, void *data, size_t n_bytes) const {
+    check_copy("store", n_bytes);
+    storage_->runtime().copy(data, data_, n_bytes, device::CopyKind::device_to_host,
+                             stream != nullptr ? stream->native() : nullptr);
 }
 
 } // namespace llaisys

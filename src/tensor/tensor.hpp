@@ -81,14 +81,26 @@ public:
     Tensor view(const Shape &shape) const;
     Tensor slice(int dim, int64_t start, int64_t end) const;
     Tensor permute(const int *order) const;
-    Tensor contiguous() const;
     // Shape and dtype alone; defined() is false.
     Tensor without_storage() const;
 
-    void load(const void *data, size_t n_bytes);
-    void store(void *data, size_t n_bytes) const;
+    // Copy n_bytes, the size of the tensor, which must be contiguous, between it and host memory, in
+    // order with the work of a stream of its device: load has read `data` when it returns, store has
+    // written it once the stream was synchronised. Without a stream both are done when they return,
+    // in order with nothing else.
+    void load(const device::Stream &stream, const void *data, size_t n_bytes) {
+        load(&stream, data, n_bytes);
+    }
+    void store(const device::Stream &stream, void *data, size_t n_bytes) const {
+        store(&stream, data, n_bytes);
+    }
+    void load(const void *data, size_t n_bytes) { load(nullptr, data, n_bytes); }
+    void store(void *data, size_t n_bytes) const { store(nullptr, data, n_bytes); }
 
 private:
+    void check_copy(const char *name, size_t n_bytes) const;
+    void load(const device::Stream *stream, const void *data, size_t n_bytes);
+    void store(const device::Stream *stream, void *data, size_t n_bytes) const;
     Tensor(std::shared_ptr<Storage> storage, std::byte *data, const Shape &shape,
            const Shape &strides, DType dtype);
 
@@ -99,8 +111,5 @@ private:
     int64_t elements_ = 0;
     DType dtype_ = LLAISYS_DTYPE_INVALID;
 };
-
-// Copies the values of src into dst: same shape and dtype, any strides, both on the CPU.
-void copy_strided(const Tensor &dst, const Tensor &src);
 
 } // namespace llaisys

@@ -5,6 +5,7 @@
 #include "check.hpp"
 
 #include "ops/cpu/kernels.hpp"
+#include "ops/rearrange/op.hpp"
 #include "tensor/tensor.hpp"
 
 #include <algorithm>
@@ -130,8 +131,8 @@ inline void check_close(const char *what, double got, double expected, double to
 }
 
 inline bool same_bits(const Tensor &a, const Tensor &b) {
-    const Tensor x = a.contiguous();
-    const Tensor y = b.contiguous();
+    const Tensor x = ops::contiguous(one_thread(), a);
+    const Tensor y = ops::contiguous(one_thread(), b);
     return x.bytes() == y.bytes() && std::memcmp(x.data(), y.data(), size_t(x.bytes())) == 0;
 }
 

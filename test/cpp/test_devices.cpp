@@ -9,6 +9,7 @@
 #include "ops/argmax/op.hpp"
 #include "ops/attention/op.hpp"
 #include "ops/embedding/op.hpp"
+#include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/linear/op.hpp"
 #include "ops/rearrange/op.hpp"
@@ -52,13 +53,14 @@ TEST(an_operator_without_a_kernel_for_the_device_says_so) {
     const Tensor ids = on_fake({2}, LLAISYS_DTYPE_I64);
     const Tensor slots = on_fake({2}, LLAISYS_DTYPE_I32);
     const Tensor tables = on_fake({1, 2}, LLAISYS_DTYPE_I32);
+    const ops::KvLayer kv = ops::slot_major(heads, heads);
     const ops::AttentionLists lists{slots, slots, slots, tables, 1};
     check_unsupported("add", [&] { ops::add(stream, x, x, x); });
     check_unsupported("argmax", [&] { ops::argmax(stream, ids, on_fake({2}), x); });
-    check_unsupported("attention",
-                      [&] { ops::attention(stream, heads, heads, heads, heads, lists, 1.0f); });
+    check_unsupported("attention", [&] { ops::attention(stream, heads, heads, kv, lists, 1.0f); });
     check_unsupported("embedding", [&] { ops::embedding(stream, x, ids, x); });
-    check_unsupported("kv_store", [&] { ops::kv_store(stream, heads, heads, slots); });
+    check_unsupported("kv_store", [&] { ops::kv_store(stream, kv, heads, &heads, slots); });
+    check_unsupported("kv_load", [&] { ops::kv_load(stream, heads, &heads, kv, slots); });
     check_unsupported("linear", [&] { ops::linear(stream, x, nullptr, 0); });
     check_unsupported("linear_weight", [&] { ops::LinearWeight::pack(stream, x); });
     check_unsupported("rearrange", [&] { ops::rearrange(stream, x, x); });

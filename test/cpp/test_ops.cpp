@@ -5,6 +5,7 @@
 
 #include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"
+#include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rms_norm/op.hpp"
@@ -188,7 +189,10 @@ TEST(kv_store_writes_slots_and_nothing_else) {
                 std::memcpy(before.data(), cache.data(), size_t(cache.bytes()));
                 const Tensor values = random_strided({3, 2, 33}, value_dtype);
                 const std::vector<int32_t> slots = {12, 0, 5};
-                ops::kv_store(two_threads(), cache, values, i32_tensor(slots));
+                const Tensor other = random_tensor({13, 2, 33}, cache_dtype);
+                ops::kv_store(two_threads(), ops::slot_major(other, cache), values, &values,
+                              i32_tensor(slots));
+                CHECK(same_bits(other.slice(0, 5, 6), cache.slice(0, 5, 6)));
                 for (int64_t slot = 0; slot < 13; ++slot) {
                     const auto found = std::find(slots.begin(), slots.end(), int32_t(slot));
                     const int64_t i = found - slots.begin();
@@ -207,11 +211,37 @@ TEST(kv_store_writes_slots_and_nothing_else) {
     });
     const Stream &s = one_thread();
     const Tensor cache = Tensor::create({4, 1, 2}, kF32);
+    const ops::KvLayer kv = ops::slot_major(cache, cache);
     const Tensor values = Tensor::create({1, 1, 2}, kF32);
-    CHECK_THROWS(ops::kv_store(s, cache, values, i32_tensor({4})), "kv_store", "slots", "4");
-    CHECK_THROWS(ops::kv_store(s, cache, values, i32_tensor({-1})), "kv_store", "slots", "-1");
-    CHECK_THROWS(ops::kv_store(s, cache, Tensor::create({1, 2, 2}, kF32), i32_tensor({0})),
+    CHECK_THROWS(ops::kv_store(s, kv, values, nullptr, i32_tensor({4})), "kv_store", "slots", "4");
+    CHECK_THROWS(ops::kv_store(s, kv, values, nullptr, i32_tensor({-1})), "kv_store", "slots",
+                 "-1");
+    CHECK_THROWS(ops::kv_store(s, kv, Tensor::create({1, 2, 2}, kF32), nullptr, i32_tensor({0})),
                  "kv_store", "values", "[1, 2, 2]", "[1, 1, 2]");
+}
+
+TEST(kv_load_reads_what_kv_store_wrote) {
+    for (DType cache_dtype : kReal) {
+        const Tensor slots = i32_tensor({7, 0, 12, 3, 4});
+        const ops::KvLayer kv = ops::slot_major(Tensor::create({13, 3, 31}, cache_dtype),
+                                                Tensor::create({13, 3, 31}, cache_dtype));
+        const Tensor k = random_tensor({5, 3, 31}, cache_dtype);
+        const Tensor v = random_tensor({5, 3, 31}, cache_dtype);
+        ops::kv_store(two_threads(), kv, k, &v, slots);
+        const Tensor k_back = Tensor::create(k.shape(), cache_dtype);
+        const Tensor v_back = Tensor::create(v.shape(), cache_dtype);
+        ops::kv_load(two_threads(), k_back, &v_back, kv, slots);
+        CHECK(same_bits(k, k_back) && same_bits(v, v_back));
+        const Tensor wide = Tensor::create(k.shape(), kF32);
+        ops::kv_load(one_thread(), wide, nullptr, kv, slots); // keys alone, any real dtype
+        for (int64_t i = 0; i < wide.elements(); ++i) {
+            CHECK_EQ(get(wide, i), get(k, i));
+        }
+        CHECK_THROWS(ops::kv_load(one_thread(), k_back, nullptr, kv, i32_tensor({0, 1, 2, 3, 13})),
+                     "kv_load", "slots", "13");
+        CHECK_THROWS(ops::kv_load(one_thread(), k_back, &wide, ops::slot_major(kv.k, k), slots),
+                     "kv_load", "v_cache", "[5, 3, 31]", "[13, 3, 31]");
+    }
 }
 
 TEST(rearrange_copies_any_layout) {

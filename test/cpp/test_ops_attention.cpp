@@ -97,7 +97,7 @@ AttentionCase attention_case(int64_t n_seq, int64_t length, int64_t n_tokens, in
 
 Tensor run_attention(const Stream &stream, const AttentionCase &c, DType out_dtype = kF32) {
     const Tensor out = random_strided(c.q.shape(), out_dtype);
-    ops::attention(stream, out, c.q, c.k, c.v, c.lists, c.scale);
+    ops::attention(stream, out, c.q, ops::slot_major(c.k, c.v), c.lists, c.scale);
     return out;
 }
 
@@ -223,7 +223,7 @@ TEST(attention_rejects_bad_arguments) {
     const AttentionCase good = attention_case(2, 20, 2, 4, 2, 8, 4, kF32, kF32);
     const Tensor out = Tensor::create({4, 4, 8}, kF32);
     const auto run = [&](const AttentionCase &c) {
-        ops::attention(s, out, c.q, c.k, c.v, c.lists, c.scale);
+        ops::attention(s, out, c.q, ops::slot_major(c.k, c.v), c.lists, c.scale);
     };
     AttentionCase c = good;
     c.q = random_tensor({4, 3, 8}, kF32);

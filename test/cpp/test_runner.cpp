@@ -19,7 +19,7 @@ TEST(a_plain_step_gets_positions_slots_and_the_last_row) {
     CHECK(second.positions == Ints({3}) && second.end == Ints({4}));
     CHECK(second.visible[0] == Ints({7, 8, 9, 10}));
     CHECK(rig.output_ids() == Ints({0}));
-    CHECK_EQ(rig.runner.output().row(0)[11], 1.0f);
+    CHECK_EQ(rig.runner.host_rows()[11], 1.0f);
 }
 
 TEST(given_positions_may_leave_gaps_and_sequences_mix) {
@@ -81,7 +81,7 @@ TEST(a_large_step_is_cut_and_its_output_rows_stay_in_order) {
     CHECK(rig.output_ids() == Ints({0, 2, 6, 7}));
     for (const int32_t r : {0, 1, 2, 3}) {
         const int64_t token = step.tokens[size_t(rig.output_ids()[size_t(r)])];
-        CHECK_EQ(rig.runner.output().row(r)[token + 1], 1.0f);
+        CHECK_EQ(rig.runner.host_rows()[r * kVocabulary + token + 1], 1.0f);
     }
 }
 
@@ -91,7 +91,7 @@ TEST(a_step_may_ask_for_no_rows_even_the_first) {
     step.logits = {0, 0};
     CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
     CHECK_EQ(rig.runner.output().n_rows(), 0);
-    CHECK(rig.runner.output().rows() == nullptr);
+    CHECK(rig.runner.host_rows() == nullptr);
     CHECK_EQ(rig.step(tokens({3})), LLAISYS_DECODE_OK);
     CHECK_EQ(rig.runner.output().n_rows(), 1);
 }

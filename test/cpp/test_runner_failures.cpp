@@ -43,7 +43,7 @@ TEST(a_failure_in_any_piece_leaves_no_trace) {
         CHECK_EQ(rig.state(), before);
         rig.runner.cells()->check_integrity();
         CHECK_EQ(rig.runner.output().n_rows(), 0);
-        CHECK(rig.runner.output().rows() == nullptr);
+        CHECK(rig.runner.host_rows() == nullptr);
 
         // What follows is what would have followed without the failure, old bytes included.
         CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
@@ -171,10 +171,10 @@ TEST(a_steady_state_allocates_no_workspace) {
     CHECK_EQ(rig.step(prompt), LLAISYS_DECODE_OK);
     CHECK_EQ(rig.runner.graph().counters().allocated, 1);
     CHECK_EQ(rig.runner.graph().counters().reused, 1);
-    const float *rows = rig.runner.output().rows();
+    const float *rows = rig.runner.host_rows();
     for (int64_t i = 0; i < 50; ++i) {
         CHECK_EQ(rig.step(tokens({i % 7})), LLAISYS_DECODE_OK);
-        CHECK(rig.runner.output().rows() == rows);
+        CHECK(rig.runner.host_rows() == rows);
         CHECK_EQ(rig.runner.cells()->seq_rm(0, 8, -1), LLAISYS_KV_OK);
     }
     CHECK_EQ(rig.runner.graph().counters().allocated, 1);

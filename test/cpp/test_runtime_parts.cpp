@@ -1,5 +1,7 @@
 // Weight slots, workspace, output buffer and graph runner, each on its own.
 #include "check.hpp"
+#include "fake_device.hpp"
+#include "ops/rearrange/op.hpp"
 #include "runtime/graph/graph.hpp"
 #include "runtime/output/output_buffer.hpp"
 #include "runtime/weights/weights.hpp"
@@ -266,23 +268,25 @@ TEST(workspace_sizes_are_rounded_to_its_alignment) {
 // -- Output rows -------------------------------------------------------------------------------
 
 TEST(output_rows_are_appended_in_order_and_cleared) {
+    const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 3);
     CHECK_EQ(output.n_rows(), 0);
-    CHECK(output.rows() == nullptr);
+    CHECK(output.host_rows(stream) == nullptr);
     output.reserve(4);
     const int32_t ids[] = {2, 5, 9};
     const Tensor head = output.append(ids, 2);
     const Tensor tail = output.append(ids + 2, 1);
     CHECK(head.shape() == Shape({2, 3}) && tail.shape() == Shape({1, 3}));
     CHECK(tail.as<float>() == head.as<float>() + 6);
-    CHECK(output.row(2) == tail.as<float>() && output.rows() == head.as<float>());
+    CHECK(output.host_rows(stream) == head.as<float>()); // on the CPU no copy is made
+    CHECK(output.rows().shape() == Shape({3, 3}) && output.rows().data() == head.data());
     CHECK_EQ(output.n_rows(), 3);
     CHECK_EQ(output.ids()[2], 9);
     CHECK_THROWS(output.append(ids, 2), "4 rows", "5 are needed");
     CHECK_EQ(output.n_rows(), 3);
     output.clear();
     CHECK_EQ(output.n_rows(), 0);
-    CHECK(output.rows() == nullptr);
+    CHECK(output.host_rows(stream) == nullptr);
     CHECK(output.append(ids, 1).as<float>() == head.as<float>()); // the same memory again
 }
 
@@ -312,6 +316,27 @@ TEST(output_reserve_grows_only) {
     CHECK_EQ(output.n_rows(), 0);
     CHECK_EQ(output.capacity(), 11);
     CHECK_THROWS(output.reserve(std::numeric_limits<int64_t>::max()), "too many elements");
+}
+
+TEST(rows_of_another_device_are_copied_to_the_host_once_a_step) {
+    const fake::Device device;
+    const device::Stream stream(LLAISYS_DEVICE_NVIDIA, 0, 1);
+    OutputBuffer output(LLAISYS_DEVICE_NVIDIA, 0, 2);
+    output.reserve(3);
+    const int32_t ids[] = {0, 1, 2};
+    for (int step = 0; step < 2; ++step) {
+        output.clear();
+        const Tensor rows = output.append(ids, 2);
+        std::fill(rows.as<float>(), rows.as<float>() + 4, float(step + 1));
+        const float *host = output.host_rows(stream);
+        CHECK(host != rows.as<float>() && host[3] == float(step + 1));
+        CHECK(output.host_rows(stream) == host);
+        CHECK_EQ(fake::copies().device_to_host, step + 1);
+    }
+    output.append(ids + 2, 1).as<float>()[0] = 7; // a further micro-batch of the step
+    CHECK_EQ(output.host_rows(stream)[4], 7.0f);
+    CHECK_EQ(fake::copies().device_to_host, 3);
+    CHECK_EQ(fake::copies().without_stream, 0);
 }
 
 // -- Graph -------------------------------------------------------------------------------------
@@ -351,6 +376,7 @@ TEST(a_body_that_throws_leaves_the_graph_usable) {
 
 // The hot path as a whole: views, workspace, output rows, graph, and checks that hold.
 TEST(a_repeated_step_allocates_nothing_at_all) {
+    const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     Workspace workspace(LLAISYS_DEVICE_CPU, 0);
     GraphRunner graph(workspace, two_per_token);
     OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 6);
@@ -366,8 +392,8 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
             CHECK_EQ(x.view({1, 4, 1, 3, 2, 1}).elements(), 24);
             const Tensor heads = x.view({4, 3, 2}).slice(1, 1, 3);
             const Tensor turned = heads.permute(order).slice(0, 0, 1).view({4, 2});
-            CHECK(turned.has_dense_rows() && x.slice(0, 1, 2).contiguous().is_contiguous());
-            copy_strided(rows.slice(1, 0, 2), turned.slice(0, 0, 2));
+            CHECK(turned.has_dense_rows() && ops::contiguous(stream, x.slice(0, 1, 2)).defined());
+            ops::rearrange(stream, rows.slice(1, 0, 2), turned.slice(0, 0, 2));
         });
     };
     step();

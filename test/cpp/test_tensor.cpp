@@ -1,6 +1,7 @@
 // Shapes, views and storage. Views are compared with a naive model: the list of element offsets that
 // a tensor stands for, in row-major order.
 #include "check.hpp"
+#include "ops/rearrange/op.hpp"
 #include "tensor/tensor.hpp"
 
 #include <algorithm>
@@ -256,7 +257,8 @@ TEST(views_that_change_the_number_of_elements_are_refused) {
     CHECK_EQ(counting({1}).view({}).ndim(), 0);
 }
 
-TEST(contiguous_and_copy_strided_move_the_right_values) {
+TEST(contiguous_and_rearrange_move_the_right_values) {
+    const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     std::mt19937 random(5);
     for (int round = 0; round < 5000; ++round) {
         Shape shape;
@@ -265,7 +267,7 @@ TEST(contiguous_and_copy_strided_move_the_right_values) {
         }
         const Tensor source = randomly_cut(random, counting(shape));
         const std::vector<int32_t> expected = values_of(source);
-        const Tensor dense = source.contiguous();
+        const Tensor dense = ops::contiguous(stream, source);
         CHECK(dense.is_contiguous() && values_of(dense) == expected);
         CHECK_EQ(dense.storage() == source.storage(), source.is_contiguous());
 
@@ -273,7 +275,7 @@ TEST(contiguous_and_copy_strided_move_the_right_values) {
         Shape wide = source.shape();
         wide.append(2);
         const Tensor target = Tensor::create(wide, LLAISYS_DTYPE_I32).slice(wide.ndim() - 1, 1, 2);
-        copy_strided(target, source.view([&] {
+        ops::rearrange(stream, target, source.view([&] {
             Shape unit = source.shape();
             unit.append(1);
             return unit;
@@ -284,9 +286,10 @@ TEST(contiguous_and_copy_strided_move_the_right_values) {
             CHECK_EQ(all[2 * i], 0); // the gaps stay as they were
         }
     }
-    CHECK_THROWS(copy_strided(counting({2}), counting({3})), "[2]", "[3]");
-    CHECK_THROWS(copy_strided(counting({2}), Tensor::create({2}, LLAISYS_DTYPE_F32)), "i32", "f32");
-    copy_strided(counting({0, 3}), counting({0, 3}));
+    CHECK_THROWS(ops::rearrange(stream, counting({2}), counting({3})), "[2]", "[3]");
+    CHECK_THROWS(ops::rearrange(stream, counting({2}), Tensor::create({2}, LLAISYS_DTYPE_F32)),
+                 "i32", "f32");
+    ops::rearrange(stream, counting({0, 3}), counting({0, 3}));
 }
 
 TEST(load_and_store_want_the_exact_size_and_no_gaps) {

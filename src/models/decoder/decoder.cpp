@@ -187,7 +187,7 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
                           const AttentionMetadata &attention, const Activations &act) const {
     const int64_t n = input.n_tokens;
     const Layer &layer = layers_[i];
-    const KvLayer &kv = attention.kv[i];
+    const ops::KvLayer &kv = attention.kv[i];
     const auto bias = [i](const llaisysTensor_t *slots) {
         return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
     };
@@ -200,9 +200,8 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
     ops::linear(stream, act.normed, qkv, 3);
     ops::rope(stream, act.q, act.q, input.positions, kv_spec_.inv_freq);
     ops::rope(stream, act.k, act.k, input.positions, kv_spec_.inv_freq);
-    ops::kv_store(stream, kv.k, act.k, attention.slots);
-    ops::kv_store(stream, kv.v, act.v, attention.slots);
-    ops::attention(stream, act.seen, act.q, kv.k, kv.v, attention.lists,
+    ops::kv_store(stream, kv, act.k, &act.v, attention.slots);
+    ops::attention(stream, act.seen, act.q, kv, attention.lists,
                    1.0f / std::sqrt(float(kv_spec_.head_dim)));
     const ops::LinearPart o{&layer.o.weight, bias(weights_.attn_o_b), &act.normed};
     ops::linear(stream, act.seen.view(q.shape()), &o, 1);

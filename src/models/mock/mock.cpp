@@ -48,7 +48,7 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     const int64_t heads = int64_t(meta_.nh);
     const int64_t kv_heads = kv_spec_.n_heads;
     const int64_t dim = kv_spec_.head_dim;
-    const KvLayer &kv = attention.kv[0];
+    const ops::KvLayer &kv = attention.kv[0];
 
     Tensor x = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
     if (input.token_ids.defined()) {
@@ -59,11 +59,11 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     }
     Tensor q = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
     ops::rope(stream, q, x, input.positions, kv_spec_.inv_freq);
-    ops::kv_store(stream, kv.k, q.slice(1, 0, kv_heads), attention.slots);
-    ops::kv_store(stream, kv.v, x.slice(1, 0, kv_heads), attention.slots);
+    const Tensor v = x.slice(1, 0, kv_heads);
+    ops::kv_store(stream, kv, q.slice(1, 0, kv_heads), &v, attention.slots);
 
     Tensor seen = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
-    ops::attention(stream, seen, q, kv.k, kv.v, attention.lists, 1.0f / std::sqrt(float(dim)));
+    ops::attention(stream, seen, q, kv, attention.lists, 1.0f / std::sqrt(float(dim)));
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&head_, nullptr, &output->logits};
         ops::linear(stream, seen.view({n, hidden_size()}), &head, 1, &input.output_rows);

@@ -270,12 +270,11 @@ int64_t heads_together(const Call &call, int64_t chunks, int threads) {
 } // namespace
 
 void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                   const Tensor &k_cache, const Tensor &v_cache, const AttentionLists &lists,
-                   float scale) {
+                   const KvLayer &kv, const AttentionLists &lists, float scale) {
     static thread_local cpu::Scratch scratch;
     static thread_local std::vector<Block> own_blocks;
     std::vector<Block> &blocks = own_blocks; // a lambda would name the vector of its own thread
-    const int64_t kv_heads = k_cache.size(1);
+    const int64_t kv_heads = kv.n_heads;
     const int64_t group = q.size(1) / kv_heads;
     if (q.elements() == 0) {
         return;
@@ -283,8 +282,8 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     const int64_t tokens = std::min(q.size(0), std::max<int64_t>(1, kRows / group));
     Call call = {out,
                  q,
-                 k_cache,
-                 v_cache,
+                 kv.k,
+                 kv.v,
                  lists,
                  scale,
                  kv_heads,

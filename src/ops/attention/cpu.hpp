@@ -7,7 +7,6 @@ namespace llaisys::ops {
 
 // Checks begin, end and the blocks that they reach before it writes anything.
 void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                   const Tensor &k_cache, const Tensor &v_cache, const AttentionLists &lists,
-                   float scale);
+                   const KvLayer &kv, const AttentionLists &lists, float scale);
 
 } // namespace llaisys::ops

@@ -2,8 +2,7 @@
 // llaisysAttention in include/llaisys/ops.h.
 #pragma once
 
-#include "device/runtime.hpp"
-#include "tensor/tensor.hpp"
+#include "ops/kv_layer.hpp"
 
 namespace llaisys::ops {
 
@@ -16,8 +15,7 @@ struct AttentionLists {
     int32_t block_size = 1;
 };
 
-void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
-               const Tensor &k_cache, const Tensor &v_cache, const AttentionLists &lists,
-               float scale);
+void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
+               const AttentionLists &lists, float scale);
 
 } // namespace llaisys::ops

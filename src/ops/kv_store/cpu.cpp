@@ -4,8 +4,10 @@
 
 namespace llaisys::ops {
 
-void kv_store_cpu(const device::Stream &stream, const Tensor &cache, const Tensor &values,
-                  const Tensor &slots) {
+namespace {
+
+void store(const device::Stream &stream, const Tensor &cache, const Tensor &values,
+           const Tensor &slots) {
     const int64_t n = values.size(0);
     const int64_t heads = cache.size(1);
     const int64_t d = cache.size(2);
@@ -21,6 +23,16 @@ void kv_store_cpu(const device::Stream &stream, const Tensor &cache, const Tenso
             }
         }
     });
+}
+
+} // namespace
+
+void kv_store_cpu(const device::Stream &stream, const KvLayer &kv, const Tensor &k, const Tensor *v,
+                  const Tensor &slots) {
+    store(stream, kv.k, k, slots);
+    if (v != nullptr) {
+        store(stream, kv.v, *v, slots);
+    }
 }
 
 } // namespace llaisys::ops

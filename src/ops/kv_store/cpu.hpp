@@ -5,7 +5,7 @@
 
 namespace llaisys::ops {
 
-void kv_store_cpu(const device::Stream &stream, const Tensor &cache, const Tensor &values,
+void kv_store_cpu(const device::Stream &stream, const KvLayer &kv, const Tensor &k, const Tensor *v,
                   const Tensor &slots);
 
 } // namespace llaisys::ops

@@ -1,12 +1,12 @@
-// Writes keys or values into their slots. Contract: llaisysKvStore.
+// Writes keys and values into their slots. Contract: llaisysKvStore.
 #pragma once
 
-#include "device/runtime.hpp"
-#include "tensor/tensor.hpp"
+#include "ops/kv_layer.hpp"
 
 namespace llaisys::ops {
 
-void kv_store(const device::Stream &stream, const Tensor &cache, const Tensor &values,
+// k, v [n, heads, d] strided; v null: the keys alone.
+void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, const Tensor *v,
               const Tensor &slots);
 
 } // namespace llaisys::ops

@@ -23,4 +23,14 @@ void rearrange(const device::Stream &stream, const Tensor &out, const Tensor &in
     }
 }
 
+Tensor contiguous(const device::Stream &stream, const Tensor &tensor) {
+    if (tensor.is_contiguous()) {
+        return tensor;
+    }
+    const Tensor copy =
+        Tensor::create(tensor.shape(), tensor.dtype(), stream.type(), stream.device_id());
+    rearrange(stream, copy, tensor);
+    return copy;
+}
+
 } // namespace llaisys::ops

@@ -52,7 +52,7 @@ AttentionLists lists_of(const Tensor &mask) {
 
 void self_attention_masked_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
                                const Tensor &k, const Tensor &v, const Tensor &mask, float scale) {
-    attention(stream, out, q, k, v, lists_of(mask), scale);
+    attention(stream, out, q, slot_major(k, v), lists_of(mask), scale);
 }
 
 } // namespace llaisys::ops

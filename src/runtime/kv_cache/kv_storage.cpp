@@ -1,5 +1,6 @@
 #include "runtime/kv_cache/kv_storage.hpp"
 
+#include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rope/op.hpp"
 
@@ -8,31 +9,43 @@
 namespace llaisys::runtime {
 
 namespace {
+
 constexpr int64_t kShiftRows = 64;
+
+Tensor create(const device::Stream &stream, const Shape &shape, DType dtype) {
+    return Tensor::create(shape, dtype, stream.type(), stream.device_id());
 }
 
-KvStorage::KvStorage(DeviceType device, int device_id, int64_t n_layers, int64_t n_slots,
+ops::KvLayer make_layer(const device::Stream &stream, const Shape &shape, DType dtype) {
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return ops::slot_major(create(stream, shape, dtype), create(stream, shape, dtype));
+    default:
+        fail(LLAISYS_ERROR_UNSUPPORTED, "the KV cache has no layout for device ",
+             stream.runtime().name);
+    }
+}
+
+} // namespace
+
+KvStorage::KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_slots,
                      int64_t n_heads, int64_t head_dim, DType dtype, Tensor inv_freq)
-    : n_slots_(n_slots), inv_freq_(std::move(inv_freq)) {
+    : dtype_(dtype), inv_freq_(std::move(inv_freq)) {
     for (int64_t layer = 0; layer < n_layers; ++layer) {
-        keys_.push_back(Tensor::create({n_slots, n_heads, head_dim}, dtype, device, device_id));
-        values_.push_back(Tensor::create({n_slots, n_heads, head_dim}, dtype, device, device_id));
+        layers_.push_back(make_layer(stream, {n_slots, n_heads, head_dim}, dtype));
     }
-    shift_rows_ = Tensor::create({kShiftRows, n_heads, head_dim}, dtype, device, device_id);
-    shift_slots_ = Tensor::create({kShiftRows}, LLAISYS_DTYPE_I32, device, device_id);
-    shift_deltas_ = Tensor::create({kShiftRows}, LLAISYS_DTYPE_I64, device, device_id);
+    shift_rows_ = create(stream, {kShiftRows, n_heads, head_dim}, dtype);
+    shift_slots_ = create(stream, {kShiftRows}, LLAISYS_DTYPE_I32);
+    shift_deltas_ = create(stream, {kShiftRows}, LLAISYS_DTYPE_I64);
 }
 
-int64_t KvStorage::bytes() const { return keys_.empty() ? 0 : n_layers() * 2 * keys_[0].bytes(); }
-
-void KvStorage::gather(const device::Stream &stream, const Tensor &cache, const int32_t *slots,
-                       int64_t n, const Tensor &rows) {
-    const size_t row_bytes = size_t(bytes_of(cache.dtype(), cache.size(1) * cache.size(2)));
-    for (int64_t i = 0; i < n; ++i) {
-        stream.runtime().copy(rows.data() + size_t(i) * row_bytes,
-                              cache.data() + size_t(slots[i]) * row_bytes, row_bytes,
-                              device::CopyKind::device_to_device, stream.native());
+int64_t KvStorage::bytes() const {
+    int64_t bytes = 0;
+    for (const ops::KvLayer &layer : layers_) {
+        bytes += layer.k.storage()->bytes();
+        bytes += layer.v.storage() != layer.k.storage() ? layer.v.storage()->bytes() : 0;
     }
+    return bytes;
 }
 
 void KvStorage::copy_slots(const device::Stream &stream, const int32_t *src, const int32_t *dst,
@@ -40,16 +53,16 @@ void KvStorage::copy_slots(const device::Stream &stream, const int32_t *src, con
     if (n == 0) {
         return;
     }
-    const Tensor &like = keys_[0];
-    Tensor targets = Tensor::create({n}, LLAISYS_DTYPE_I32, like.device(), like.device_id());
-    targets.load(dst, size_t(n) * sizeof(int32_t));
-    const Tensor rows = Tensor::create({n, like.size(1), like.size(2)}, like.dtype(), like.device(),
-                                       like.device_id());
-    for (int64_t layer = 0; layer < n_layers(); ++layer) {
-        for (const Tensor *cache : {&keys(layer), &values(layer)}) {
-            gather(stream, *cache, src, n, rows);
-            ops::kv_store(stream, *cache, rows, targets);
-        }
+    Tensor sources = create(stream, {n}, LLAISYS_DTYPE_I32);
+    Tensor targets = create(stream, {n}, LLAISYS_DTYPE_I32);
+    sources.load(stream, src, size_t(n) * sizeof(int32_t));
+    targets.load(stream, dst, size_t(n) * sizeof(int32_t));
+    const Shape shape{n, shift_rows_.size(1), shift_rows_.size(2)};
+    const Tensor k = create(stream, shape, dtype_);
+    const Tensor v = create(stream, shape, dtype_);
+    for (const ops::KvLayer &layer : layers_) {
+        ops::kv_load(stream, k, &v, layer, sources);
+        ops::kv_store(stream, layer, k, &v, targets);
     }
 }
 
@@ -60,12 +73,12 @@ void KvStorage::shift_slots(const device::Stream &stream, const int32_t *slots,
         const Tensor rows = shift_rows_.slice(0, 0, count);
         Tensor targets = shift_slots_.slice(0, 0, count);
         Tensor angles = shift_deltas_.slice(0, 0, count);
-        targets.load(slots + first, size_t(count) * sizeof(int32_t));
-        angles.load(delta + first, size_t(count) * sizeof(int64_t));
-        for (const Tensor &cache : keys_) {
-            gather(stream, cache, slots + first, count, rows);
+        targets.load(stream, slots + first, size_t(count) * sizeof(int32_t));
+        angles.load(stream, delta + first, size_t(count) * sizeof(int64_t));
+        for (const ops::KvLayer &layer : layers_) {
+            ops::kv_load(stream, rows, nullptr, layer, targets);
             ops::rope(stream, rows, rows, angles, inv_freq_);
-            ops::kv_store(stream, cache, rows, targets);
+            ops::kv_store(stream, layer, rows, nullptr, targets);
         }
     }
 }

@@ -1,9 +1,8 @@
-// The bytes of the KV cache: for every layer keys and values apart, each [n_slots, heads, dim],
-// allocated once. Which slot belongs to whom is not known here.
+// The bytes of the KV cache, layer by layer, allocated once. Which slot belongs to whom is not known
+// here; how a slot lies in memory is known here and to the device's kernels alone.
 #pragma once
 
-#include "device/runtime.hpp"
-#include "tensor/tensor.hpp"
+#include "ops/kv_layer.hpp"
 
 #include <vector>
 
@@ -12,14 +11,11 @@ namespace llaisys::runtime {
 class KvStorage {
 public:
     // inv_freq: f32 [head_dim / 2], the rotary frequencies of the keys.
-    KvStorage(DeviceType device, int device_id, int64_t n_layers, int64_t n_slots, int64_t n_heads,
+    KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_slots, int64_t n_heads,
               int64_t head_dim, DType dtype, Tensor inv_freq);
 
-    int64_t n_layers() const { return int64_t(keys_.size()); }
-    int64_t n_slots() const { return n_slots_; }
+    const std::vector<ops::KvLayer> &layers() const { return layers_; }
     int64_t bytes() const;
-    const Tensor &keys(int64_t layer) const { return keys_[size_t(layer)]; }
-    const Tensor &values(int64_t layer) const { return values_[size_t(layer)]; }
 
     // Both take slots in [0, n_slots), no written slot twice.
     // Slot src[i] to dst[i] in all layers, as if all were read before the first is written.
@@ -31,14 +27,9 @@ public:
                      int64_t n);
 
 private:
-    // Copies the slots of one cache into rows [n, heads, dim].
-    static void gather(const device::Stream &stream, const Tensor &cache, const int32_t *slots,
-                       int64_t n, const Tensor &rows);
-
-    int64_t n_slots_;
+    DType dtype_;
     Tensor inv_freq_;
-    std::vector<Tensor> keys_;
-    std::vector<Tensor> values_;
+    std::vector<ops::KvLayer> layers_;
     // Scratch of shift_slots, which works in pieces of as many slots.
     Tensor shift_rows_;   // [kShiftRows, heads, dim]
     Tensor shift_slots_;  // i32 [kShiftRows]

@@ -20,4 +20,24 @@ Tensor OutputBuffer::append(const int32_t *token_ids, int64_t n) {
     return logits_.slice(0, first, first + n);
 }
 
+float *OutputBuffer::host_rows(const device::Stream &stream) {
+    if (ids_.empty()) {
+        return nullptr;
+    }
+    if (device_ == LLAISYS_DEVICE_CPU) {
+        stream.synchronize();
+        return logits_.as<float>();
+    }
+    if (n_host_rows_ != n_rows()) {
+        if (!host_logits_.defined() || host_logits_.size(0) < capacity()) {
+            host_logits_ = Tensor::create(logits_.shape(), LLAISYS_DTYPE_F32);
+        }
+        const Tensor device_rows = rows();
+        device_rows.store(stream, host_logits_.data(), size_t(device_rows.bytes()));
+        stream.synchronize();
+        n_host_rows_ = n_rows();
+    }
+    return host_logits_.as<float>();
+}
+
 } // namespace llaisys::runtime

@@ -14,7 +14,10 @@ public:
 
     // Room for n rows; grows only. Rows appended before are lost when it has to grow.
     void reserve(int64_t n_rows);
-    void clear() { ids_.clear(); }
+    void clear() {
+        ids_.clear();
+        n_host_rows_ = 0;
+    }
 
     // Appends the rows of the given tokens and returns where their logits go: f32 [n, row_size].
     // Rows of one step must have been reserved together.
@@ -23,9 +26,12 @@ public:
     int32_t n_rows() const { return int32_t(ids_.size()); }
     int64_t row_size() const { return row_size_; }
     const int32_t *ids() const { return ids_.data(); }
-    // f32 [n_rows, row_size]; null when there are no rows. i in [0, n_rows).
-    float *rows() const { return ids_.empty() ? nullptr : logits_.as<float>(); }
-    float *row(int32_t i) const { return logits_.as<float>() + int64_t(i) * row_size_; }
+    // f32 [n_rows, row_size] on the device.
+    Tensor rows() const { return logits_.slice(0, 0, n_rows()); }
+    // The same rows in host memory, all work of the stream on them done; null when there are none.
+    // On the CPU it is their own memory, on another device a copy, made once for as many rows. Valid
+    // until clear, append or reserve.
+    float *host_rows(const device::Stream &stream);
 
     int64_t capacity() const { return logits_.defined() ? logits_.size(0) : 0; }
 
@@ -34,6 +40,8 @@ private:
     int device_id_;
     int64_t row_size_;
     Tensor logits_;
+    Tensor host_logits_; // of another device than the CPU
+    int32_t n_host_rows_ = 0;
     std::vector<int32_t> ids_;
 };
 

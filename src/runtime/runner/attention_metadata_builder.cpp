@@ -7,17 +7,18 @@ namespace llaisys::runtime {
 Tensor IntBuffer::upload(const int32_t *values, int64_t n) {
     if (!buffer_.defined() || buffer_.size(0) < n) {
         const int64_t capacity = std::max<int64_t>(n, buffer_.defined() ? buffer_.size(0) * 2 : 64);
-        buffer_ = Tensor::create({capacity}, LLAISYS_DTYPE_I32, device_, device_id_);
+        buffer_ =
+            Tensor::create({capacity}, LLAISYS_DTYPE_I32, stream_.type(), stream_.device_id());
     }
     Tensor view = buffer_.slice(0, 0, n);
-    view.load(values, size_t(n) * sizeof(int32_t));
+    view.load(stream_, values, size_t(n) * sizeof(int32_t));
     return view;
 }
 
-AttentionMetadataBuilder::AttentionMetadataBuilder(DeviceType device, int device_id,
+AttentionMetadataBuilder::AttentionMetadataBuilder(const device::Stream &stream,
                                                    int64_t sliding_window)
-    : sliding_window_(sliding_window), slots_(device, device_id), q_rows_(device, device_id),
-      begin_(device, device_id), end_(device, device_id), tables_(device, device_id) {}
+    : sliding_window_(sliding_window), slots_(stream), q_rows_(stream), begin_(stream),
+      end_(stream), tables_(stream) {}
 
 // Index of the list of the token's set of sequences; made when it is the first of its kind.
 int32_t AttentionMetadataBuilder::list_of(const PreparedStep &step, int32_t token,

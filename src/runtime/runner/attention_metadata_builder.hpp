@@ -15,20 +15,20 @@ namespace llaisys::runtime {
 // A row of device integers that only grows.
 class IntBuffer {
 public:
-    IntBuffer(DeviceType device, int device_id) : device_(device), device_id_(device_id) {}
-    // i32 [n] with these values; the same memory while the capacity suffices.
+    explicit IntBuffer(const device::Stream &stream) : stream_(stream) {}
+    // i32 [n] with these values, in order with the stream; the same memory while the capacity
+    // suffices.
     Tensor upload(const int32_t *values, int64_t n);
 
 private:
-    DeviceType device_;
-    int device_id_;
+    const device::Stream &stream_;
     Tensor buffer_;
 };
 
 class AttentionMetadataBuilder {
 public:
     // sliding_window 0: none.
-    AttentionMetadataBuilder(DeviceType device, int device_id, int64_t sliding_window);
+    AttentionMetadataBuilder(const device::Stream &stream, int64_t sliding_window);
 
     // SLOT, after the cells of the micro-batch were taken: one list of cells for each distinct set
     // of sequences among its tokens, sorted by position and cell. slots: [range.n].

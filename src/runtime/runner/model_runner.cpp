@@ -7,8 +7,8 @@ namespace llaisys::runtime {
 namespace {
 
 KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec, int64_t n_slots) {
-    return KvStorage(stream.type(), stream.device_id(), spec.n_layers, n_slots, spec.n_heads,
-                     spec.head_dim, spec.dtype, spec.inv_freq);
+    return KvStorage(stream, spec.n_layers, n_slots, spec.n_heads, spec.head_dim, spec.dtype,
+                     spec.inv_freq);
 }
 
 // [n, ...] of a buffer that only grows.
@@ -25,7 +25,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
       preparer_({model.vocabulary(), options.max_positions, options.max_ubatch}),
-      metadata_(stream.type(), stream.device_id(), model.sliding_window()),
+      metadata_(stream, model.sliding_window()),
       storage_(make_storage(stream, model.kv_spec(), options.n_slots)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
@@ -33,14 +33,11 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                  return model.workspace_bytes(params.n_tokens, params.n_outputs);
              }),
       output_(stream.type(), stream.device_id(), model.vocabulary()),
-      sampler_(stream, model.vocabulary()), output_rows_(stream.type(), stream.device_id()) {
+      sampler_(stream, model.vocabulary()), output_rows_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
     } else {
         blocks_.emplace(options.block_size, int32_t(options.n_slots), options.max_positions);
-    }
-    for (int64_t layer = 0; layer < storage_.n_layers(); ++layer) {
-        kv_layers_.push_back({storage_.keys(layer), storage_.values(layer)});
     }
 }
 
@@ -118,15 +115,17 @@ models::ModelInput ModelRunner::model_input(const PreparedStep &step, const Ubat
     input.n_tokens = range.n;
     if (step.token_ids != nullptr) {
         input.token_ids = first_rows(&token_ids_, {range.n}, LLAISYS_DTYPE_I64, stream_);
-        input.token_ids.load(step.token_ids + range.first, size_t(range.n) * sizeof(int64_t));
+        input.token_ids.load(stream_, step.token_ids + range.first,
+                             size_t(range.n) * sizeof(int64_t));
     } else {
         const int64_t hidden = model_.hidden_size();
         input.embeddings = first_rows(&embeddings_, {range.n, hidden}, LLAISYS_DTYPE_F32, stream_);
-        input.embeddings.load(step.embd + range.first * hidden,
+        input.embeddings.load(stream_, step.embd + range.first * hidden,
                               size_t(range.n * hidden) * sizeof(float));
     }
     input.positions = first_rows(&positions_, {range.n}, LLAISYS_DTYPE_I64, stream_);
-    input.positions.load(step.positions.data() + range.first, size_t(range.n) * sizeof(int64_t));
+    input.positions.load(stream_, step.positions.data() + range.first,
+                         size_t(range.n) * sizeof(int64_t));
     if (range.n_outputs > 0) {
         local_rows_.clear();
         for (int32_t i = 0; i < range.n_outputs; ++i) {
@@ -140,7 +139,7 @@ models::ModelInput ModelRunner::model_input(const PreparedStep &step, const Ubat
 void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
                           models::AttentionMetadata metadata) {
     const models::ModelInput input = model_input(step, range);
-    metadata.kv = kv_layers_.data();
+    metadata.kv = storage_.layers().data();
     models::ForwardOutput output;
     output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs);
     graph_.run({range.n, range.n_outputs},
@@ -148,8 +147,7 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
 }
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    stream_.synchronize();
-    sampler_.sample(output_.rows(), output_.n_rows(), sampling, ids);
+    sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
 }
 
 int32_t ModelRunner::execute_step(const LlaisysStepInput &input,

@@ -41,6 +41,7 @@ public:
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     const OutputBuffer &output() const { return output_; }
+    float *host_rows() { return output_.host_rows(stream_); }
     // Drops the rows and logprobs of the last step; step does so itself.
     void clear_output() {
         output_.clear();
@@ -77,7 +78,6 @@ private:
     std::optional<KvCache> cells_;      // SLOT
     std::optional<BlockTables> blocks_; // BLOCK
     KvStorage storage_;
-    std::vector<models::KvLayer> kv_layers_;
     Workspace workspace_;
     GraphRunner graph_;
     OutputBuffer output_;

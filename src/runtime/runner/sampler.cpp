@@ -21,11 +21,13 @@ template <typename T> T entry_or(const T *values, int32_t r, T neutral) {
 } // namespace
 
 Sampler::Sampler(const device::Stream &stream, int64_t vocab)
-    : pool_(stream.type() == LLAISYS_DEVICE_CPU ? &device::pool_of(stream) : nullptr),
-      vocab_(vocab), history_(vocab) {
+    : own_stream_(stream.type() == LLAISYS_DEVICE_CPU
+                      ? nullptr
+                      : std::make_unique<device::Stream>(LLAISYS_DEVICE_CPU, 0, 0)),
+      pool_(device::pool_of(own_stream_ ? *own_stream_ : stream)), vocab_(vocab), history_(vocab) {
     require(vocab >= 1 && vocab <= std::numeric_limits<int32_t>::max(),
             "vocabulary must be in [1, ", std::numeric_limits<int32_t>::max(), "], got ", vocab);
-    workers_.resize(pool_ == nullptr ? 1 : size_t(pool_->size()));
+    workers_.resize(size_t(pool_.size()));
 }
 
 void Sampler::sample(const float *logits, int32_t n_outputs,
@@ -34,16 +36,8 @@ void Sampler::sample(const float *logits, int32_t n_outputs,
     require((logits != nullptr && ids != nullptr) || sampling.n_rows == 0,
             logits == nullptr ? "logits" : "ids", " is NULL, with ", sampling.n_rows, " rows");
     reserve_results(sampling);
-    const auto body = [&](int64_t r, int thread) {
-        sample_row(logits, sampling, int32_t(r), thread);
-    };
-    if (pool_ != nullptr) {
-        pool_->run(sampling.n_rows, body);
-    } else {
-        for (int32_t r = 0; r < sampling.n_rows; ++r) {
-            body(r, 0);
-        }
-    }
+    pool_.run(sampling.n_rows,
+              [&](int64_t r, int thread) { sample_row(logits, sampling, int32_t(r), thread); });
     raise_failure(sampling);
     n_rows_ = sampling.n_rows;
     std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);

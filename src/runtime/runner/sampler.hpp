@@ -11,6 +11,7 @@
 #include "runtime/runner/sampler_row.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace llaisys::device {
@@ -52,7 +53,9 @@ private:
                     int thread);
     void raise_failure(const LlaisysSamplingMetadata &sampling) const;
 
-    device::ThreadPool *pool_; // null: the stream has no threads for us
+    // Rows are drawn on the CPU: on the threads of the stream, or on our own when it has none.
+    std::unique_ptr<device::Stream> own_stream_;
+    device::ThreadPool &pool_;
     int64_t vocab_;
     SamplerHistory history_;
     std::vector<RowSampler> workers_; // one a thread

@@ -1,0 +1,30 @@
+#include "ops/kv_load/op.hpp"
+
+#include "ops/kv_load/cpu.hpp"
+
+namespace llaisys::ops {
+
+void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, const KvLayer &kv,
+             const Tensor &slots) {
+    const Checks check{"kv_load", stream};
+    check_kv(check, kv);
+    const auto check_output = [&](const char *name, const Tensor &rows) {
+        check.real_output(name, rows, 3);
+        check.shape(name, rows, {k.size(0), kv.n_heads, kv.head_dim});
+        check.contiguous(name, rows);
+    };
+    check_output("k", k);
+    if (v != nullptr) {
+        check_output("v", *v);
+    }
+    check.vector("slots", slots, LLAISYS_DTYPE_I32, k.size(0));
+    check.index_range("slots", slots, kv.n_slots);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return kv_load_cpu(stream, k, v, kv, slots);
+    default:
+        check.no_kernel();
+    }
+}
+
+} // namespace llaisys::ops
