@@ -11,6 +11,8 @@ from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import Array
 from llaisys.tokenization.source import TokenizerSource
 
+TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for past its end
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:

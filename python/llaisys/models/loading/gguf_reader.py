@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading.checkpoint import TRUNCATED
 
 READ_BYTES = 1 << 20
 MAX_HEADER_BYTES = 256 * 1024 * 1024
@@ -130,9 +131,10 @@ class _Cursor:
         """Move the window so that it begins here and holds at least `count` bytes."""
         position = self.position
         if position + count > self.limit:
+            whole = self.limit == self.size
             raise self.fail(
                 f"{what}: {count} bytes at byte {position} end past the "
-                f"{'file' if self.limit == self.size else 'header limit'} ({self.limit})"
+                f"{'file' if whole else 'header limit'} ({self.limit}){TRUNCATED if whole else ''}"
             )
         left = self.window[self.at :]
         more = min(max(count, READ_BYTES), self.limit - position) - len(left)
@@ -177,7 +179,10 @@ class _Cursor:
         """A 64-bit count of items that take at least `item_bytes` each in the file."""
         value = int(self.scalar("<Q", what))
         if value > limit or value * item_bytes > self.limit - self.position:
-            raise self.fail(f"{what}: {value} does not fit (limit {limit}, file {self.size} bytes)")
+            raise self.fail(
+                f"{what}: {value} does not fit (limit {limit}, file {self.size} bytes)"
+                f"{'' if value > limit else TRUNCATED}"
+            )
         return value
 
 
@@ -262,7 +267,7 @@ def _place_tensors(
         if end > cursor.size:
             raise cursor.fail(
                 f"tensor {info.name!r}: {info.nbytes} bytes end at byte {end}, past the file's "
-                f"{cursor.size}"
+                f"{cursor.size}{TRUNCATED}"
             )
         if info.name in tensors:
             raise cursor.fail(f"tensor {info.name!r}: given twice")

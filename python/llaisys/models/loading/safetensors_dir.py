@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.errors import ClosedError, ModelLoadError
-from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
+from llaisys.models.loading.checkpoint import TRUNCATED, Checkpoint, TensorRecord
 from llaisys.models.loading.config import load_config
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.coverage import check_coverage
@@ -48,10 +48,16 @@ def read_header(path: Path) -> dict[str, TensorRecord]:
             file_size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if file_size < 8:
-                raise ModelLoadError(f"{path}: {file_size} bytes is too short for safetensors")
+                raise ModelLoadError(
+                    f"{path}: {file_size} bytes is too short for safetensors{TRUNCATED}"
+                )
             limit = min(MAX_HEADER_BYTES, file_size - 8)
             if not 2 <= length <= limit:
-                raise ModelLoadError(f"{path}: header of {length} bytes is outside 2..{limit}")
+                short = limit < length <= MAX_HEADER_BYTES
+                raise ModelLoadError(
+                    f"{path}: header of {length} bytes is outside 2..{limit}"
+                    f"{TRUNCATED if short else ''}"
+                )
             raw = stream.read(length)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -109,6 +115,7 @@ def _parse_entry(
     if begin > end or data_start + end > file_size:
         raise ModelLoadError(
             f"{where}: bytes {begin}..{end} of the data do not lie in a file of {file_size} bytes"
+            f"{'' if begin > end else TRUNCATED}"
         )
     bits = _BITS[kind]
     for size in shape:

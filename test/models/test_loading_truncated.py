@@ -1,0 +1,28 @@
+"""A model file that was cut short says so, wherever it was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_files import write_gguf, write_hf_model
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading import open_checkpoint
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_truncated_file_is_called_truncated(tmp_path: Path, kind: str) -> None:
+    if kind == "gguf":
+        model = file = tmp_path / "model.gguf"
+        write_gguf(file)
+    else:
+        model, file = tmp_path, tmp_path / "model.safetensors"
+        write_hf_model(tmp_path)
+    whole = file.read_bytes()
+    open_checkpoint(model).close()
+    cuts = {*range(0, 200, 7), *range(200, len(whole), len(whole) // 97), len(whole) - 1}
+    for cut in sorted(cuts, reverse=True):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(ModelLoadError, match=f"{file.name}: .*; the file is truncated"):
+            open_checkpoint(model)
