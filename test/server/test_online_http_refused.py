@@ -10,7 +10,7 @@ import pytest
 from http_helpers import CHAT, chat, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_helpers import UNTOUCHABLE
+from server_helpers import UNTOUCHABLE, ServerProcess
 
 
 @pytest.mark.parametrize(
@@ -295,3 +295,34 @@ def test_every_number_is_taken_or_refused_by_name(
         assert not isinstance(value, (bool, str))
         low, high = NUMERIC[field]
         assert low <= value <= high
+
+
+def test_a_refused_request_is_logged_with_its_reason(
+    client: httpx.Client, server: ServerProcess
+) -> None:
+    """The routes', the guards' and the framework's: what the client was told stands in the log."""
+    refused = [
+        client.post(CHAT, json=chat(temperature=-1)),
+        client.post(CHAT, json=chat(model="nobody")),
+        client.post(CHAT, content=b"text"),
+        client.get("/v1/nothing"),
+        client.get("/v1/models", headers={"Authorization": "Bearer wrong"}),
+        client.get("/v1/models", headers={"Host": "elsewhere.example"}),
+    ]
+    for response in refused:
+        said = response.json()["error"]
+        wanted = (said["request_id"], response.status_code, said["message"])
+
+        def logged() -> list[tuple[str, int, str]]:
+            requests = [event for event in server.events() if event["message"] == "request"]
+            return [(e["request_id"], e["status"], e.get("error", "")) for e in requests]
+
+        server.wait_for(lambda wanted=wanted: wanted in logged(), f"{wanted} in the log")
+    fine = client.get("/v1/models")
+    server.wait_for(
+        lambda: any(
+            event.get("request_id") == fine.headers["x-request-id"] and "error" not in event
+            for event in server.events()
+        ),
+        "a line without an error",
+    )

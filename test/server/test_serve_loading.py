@@ -41,3 +41,11 @@ def test_a_log_line_for_each_stage_elsewhere(tmp_path: Path) -> None:
         server.wait_ready()
         assert stages().count("loading weights") == 1
         assert "%" not in "".join(server.log)
+
+
+def test_a_model_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-model")
+    with ServerProcess(missing, real=True) as server:
+        assert server.process.wait(60) == 1
+    told = [event for event in server.events() if event["level"] == "error"]
+    assert len(told) == 1 and missing in told[0]["message"]

@@ -25,7 +25,7 @@ from llaisys.server.engine_client.messages import (
     decode_from_engine,
     encode,
 )
-from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.engine_client.start import EXIT_FAILED, EngineProcess
 from llaisys.server.errors import EngineDeadError
 from llaisys.server.logs import log_event
 
@@ -151,7 +151,7 @@ class EngineLink:
                 self.stats = EngineStats(kv_blocks=message.num_blocks)
             try:
                 if isinstance(message, Failed):
-                    self.give_up(f"the engine failed: {message.error}")
+                    self.give_up(f"the engine failed: {message.error}", logged=True)
                 else:
                     self._on_message(message)
             except Exception as error:
@@ -170,7 +170,8 @@ class EngineLink:
             status = self.process.popen.poll()
             if status is not None and not self._closing:
                 await asyncio.sleep(0.05)  # its last words may still be in the socket
-                self.give_up(f"the engine process ended with status {status}")
+                reason = f"the engine process ended with status {status}"
+                self.give_up(reason, logged=status == EXIT_FAILED)
             elif self._has_spoken and now - self._heard > self.health.dead_after:
                 self.give_up(f"no heartbeat from the engine for {now - self._heard:.1f} s")
             elif self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
@@ -178,12 +179,13 @@ class EngineLink:
             elif not self._ready and now - self._started > self.health.start_limit:
                 self.give_up(f"the model was not loaded within {self.health.start_limit:g} s")
 
-    def give_up(self, reason: str) -> None:
-        """Declare the engine dead, and see to it that it is."""
+    def give_up(self, reason: str, logged: bool = False) -> None:
+        """Declare the engine dead, and see to it that it is. `logged`: it has said so itself."""
         if self.dead is not None or self._closing:
             return
         self.dead = reason
-        log_event(logger, logging.ERROR, "the engine is dead", reason=reason)
+        if not logged:
+            log_event(logger, logging.ERROR, "the engine is dead", reason=reason)
         with contextlib.suppress(ProcessLookupError):
             self.process.popen.kill()
         self._on_death(reason)

@@ -44,13 +44,14 @@ from llaisys.server.engine_client.messages import (
     decode_to_engine,
     encode,
 )
+from llaisys.server.engine_client.start import EXIT_FAILED
 from llaisys.server.logs import setup_logging
 
 logger = logging.getLogger("llaisys.engine_process")
 
-EXIT_FAILED = 1
 EXIT_ORPHAN = 2
 IDLE_WAIT_MS = 1000
+LAST_WORDS_MS = 10_000  # for a parent that is still starting; when it is gone, so is this process
 
 
 class LoopClock:
@@ -244,7 +245,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
     """A socket to send through; what it holds waits until the other side is there."""
     socket = context.socket(zmq.PUSH)
     socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, 1000)
+    socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, 10)
     socket.connect(address)
     return socket

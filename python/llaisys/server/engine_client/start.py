@@ -21,6 +21,7 @@ from typing import Any
 from llaisys.common.interpreter import child_environment, module_command
 from llaisys.server.config import ServerConfig
 
+EXIT_FAILED = 1  # of the engine process, which has then logged why
 MAX_BASE_CHARS = 64  # the name of a socket has at most 107
 
 

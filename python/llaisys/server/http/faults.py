@@ -134,6 +134,7 @@ def shown(value: Any) -> str:
 
 
 def respond(request: Request, error: ApiError) -> Response:
+    request.scope["state"]["error"] = error.message  # for the log
     body = error.body(request.scope["state"]["request_id"])
     return Response(
         json_bytes(body), error.status, headers=error.headers, media_type="application/json"

@@ -53,6 +53,12 @@ async def send_error(send: Send, error: ApiError, request_id: str | None) -> Non
     await send({"type": "http.response.body", "body": body})
 
 
+async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
+    """Answer with an error, and leave its words for the log."""
+    scope["state"]["error"] = error.message
+    await send_error(send, error, scope["state"]["request_id"])
+
+
 class RequestContext:
     """Gives every request its id, logs one line for each, and turns a bug into a 500 that says
     nothing but the id."""
@@ -104,6 +110,7 @@ class RequestContext:
             route=route,
             status=status or 499,
             latency_ms=round(1e3 * seconds, 1),
+            error=scope["state"].get("error"),
             **scope["state"].get("log", {}),
         )
 
@@ -122,7 +129,7 @@ class HostGuard:
             try:
                 self._check(scope)
             except ApiError as error:
-                await send_error(send, error, scope["state"]["request_id"])
+                await refuse(scope, send, error)
                 return
         await self.app(scope, receive, send)
 
@@ -183,7 +190,7 @@ class KeyGuard:
                     "a valid API key is needed: Authorization: Bearer KEY",
                     code="invalid_api_key",
                 )
-                await send_error(send, error, scope["state"]["request_id"])
+                await refuse(scope, send, error)
                 return
         await self.app(scope, receive, send)
 
@@ -213,7 +220,7 @@ class BodyGuard:
         try:
             body = await self._read(scope, receive)
         except ApiError as error:
-            await send_error(send, error, scope["state"]["request_id"])
+            await refuse(scope, send, error)
             return
         if body is not None:
             await self.app(scope, replay(body, receive), send)
