@@ -57,7 +57,6 @@ class Decoder(MockModel):
         values = np.random.default_rng([seed, layer]).standard_normal(shape, np.float32) * 0.3
         made = tensor(values, dtype)
         self.replace_weight(field, layer, made)
-        made.give_away()
 
     def fill(self, leave_out: tuple[str, int] | None = None, seed: int = 0) -> None:
         for field in decoder_shapes():
@@ -116,9 +115,7 @@ def test_a_tied_table_is_freed_once(model_type: str) -> None:
         with Decoder(model_type) as decoder:
             decoder.fill()
             table = tensor(np.eye(SHAPE.voc, SHAPE.hs, dtype=np.float32), "f32")
-            decoder.replace_weight("in_embed", 0, table)
-            decoder.replace_weight("out_embed", 0, table)
-            table.give_away()
+            decoder.replace_weight("in_embed", 0, table, ("out_embed", 0))
             if not close_before_step:
                 decoder.run([1, 2])
                 decoder.put("out_embed", seed=3)  # in_embed keeps the tied one
@@ -129,9 +126,7 @@ def test_a_tied_table_is_freed_once(model_type: str) -> None:
 
 def test_the_same_handle_may_be_put_into_its_slot_again(decoder: Decoder) -> None:
     table = tensor(np.ones((SHAPE.voc, SHAPE.hs), np.float32), "f32")
-    decoder.replace_weight("in_embed", 0, table)
-    decoder.replace_weight("in_embed", 0, table)
-    table.give_away()
+    decoder.replace_weight("in_embed", 0, table, ("in_embed", 0))
     decoder.fill(leave_out=("in_embed", 0))
     assert decoder.try_step([1]) == 0
 
@@ -147,7 +142,6 @@ def test_replacing_a_slot_leaks_nothing(with_steps: bool) -> None:
         for _ in range(64):
             made = tensor(values, "f32")
             model.replace_weight("in_embed", 0, made)
-            made.give_away()
             if with_steps:
                 assert model.try_step([1]) == 0
                 model.kv_seq_rm(0, -1, -1)
@@ -225,7 +219,6 @@ def test_mapped_weights_are_used_in_place_and_outlive_the_file(tmp_path: Path) -
     with MockModel(weights=False) as model:
         mapped = Tensor.map(str(path), 8, (shape.voc, shape.hs), "f32")
         model.replace_weight("in_embed", 0, mapped)
-        mapped.give_away()
         path.unlink()
         got = model.run([1, 2, 3])
     np.testing.assert_allclose(got, shape.sequence_logits([1, 2, 3])[2:], atol=2e-4)

@@ -62,6 +62,10 @@ class Handle:
         """The native object belongs to somebody else from now on."""
         self._handle = None
 
+    def take_back(self, handle: int) -> None:
+        """The native object was not wanted: it belongs to this again."""
+        self._handle = handle
+
     def close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
@@ -227,9 +231,23 @@ class Model(Handle):
         check(lib().llaisysModelParams(self.handle, ctypes.byref(params)))
         return params
 
-    def replace_weight(self, field: str, layer: int, tensor: Tensor) -> None:
-        """Give a tensor to the model; on failure it stays the caller's."""
-        check(lib().llaisysModelReplaceWeight(self.handle, field.encode(), layer, tensor.handle))
+    def replace_weight(
+        self, field: str, layer: int, tensor: Tensor, *also: tuple[str, int]
+    ) -> None:
+        """Give a tensor to the model: to a slot, and to those of `also` (tied weights).
+
+        It is the model's from then on; where the first slot refuses it, it stays the caller's. At
+        no moment does it belong to both, whatever interrupts this.
+        """
+        model, given = self.handle, tensor.handle
+        tensor.give_away()
+        replace = lib().llaisysModelReplaceWeight
+        code = replace(model, field.encode(), layer, given)
+        if code != types.OK:
+            tensor.take_back(given)
+        check(code)
+        for other_field, other_layer in also:
+            check(replace(model, other_field.encode(), other_layer, given))
 
     def step(self, step: LlaisysStepInput) -> None:
         step.struct_size = ctypes.sizeof(step)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.closing import Closing
 from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
@@ -38,7 +39,7 @@ class AdapterOptions:
     world_size: int = 1
 
 
-class ModelAdapter(ABC):
+class ModelAdapter(Closing, ABC):
     """One opened model. Not thread-safe. `close()` frees it; use after that raises ClosedError."""
 
     vocab_size: int

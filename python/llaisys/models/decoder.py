@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.progress import report
@@ -55,21 +56,18 @@ class DecoderAdapter(NativeAdapter):
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, options: AdapterOptions) -> DecoderAdapter:
+    def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
         config = checkpoint.config
-        dtype = _dtype(config, options)
-        adapter = cls(cls.model_type, _meta(config, dtype), options)
-        try:
-            adapter.eos_token_ids = config.eos_token_ids
-            adapter._load_weights(checkpoint, dtype)
-        except BaseException:
-            adapter.close()
-            raise
+        adapter = cls(cls.model_type, _meta(config, _dtype(config, options)), options)
+        adapter.eos_token_ids = config.eos_token_ids
         return adapter
 
-    def _load_weights(self, checkpoint: Checkpoint, dtype: str) -> None:
+    def _fill(
+        self, checkpoint: Checkpoint, options: AdapterOptions, check: Callable[[], None]
+    ) -> None:
         """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
         other threads while the library lays out what came before."""
+        dtype = _dtype(checkpoint.config, options)
         names = []
         for name, shape in expected_tensors(checkpoint.config):
             if checkpoint.shape(name) != shape:
@@ -83,6 +81,7 @@ class DecoderAdapter(NativeAdapter):
             pending: deque[Future[Tensor]] = deque()
             try:
                 for index, name in enumerate(names):
+                    check()
                     while len(pending) < _READ_AHEAD and index + len(pending) < len(names):
                         ahead = names[index + len(pending)]
                         pending.append(pool.submit(_open_tensor, checkpoint, ahead, dtype))
@@ -98,12 +97,9 @@ class DecoderAdapter(NativeAdapter):
 
     def _put(self, tensor: Tensor, name: str, tied: bool) -> None:
         """Give one tensor to the model, in all its slots."""
-        slots = [_slot(name)]
-        if tied and name == "model.embed_tokens.weight":
-            slots.append(("out_embed", 0))
-        for field, layer in slots:
-            self.native.replace_weight(field, layer, tensor)
-        tensor.give_away()
+        field, layer = _slot(name)
+        also = [("out_embed", 0)] if tied and field == "in_embed" else []
+        self.native.replace_weight(field, layer, tensor, *also)
 
 
 def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ class MockAdapter(NativeAdapter):
         return 2 * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
 
     @classmethod
-    def load(cls, checkpoint: Any, options: AdapterOptions) -> MockAdapter:
+    def _create(cls, checkpoint: Any, options: AdapterOptions) -> Self:
         """`checkpoint`: a MockShape, or None for the default one."""
         shape = _shape(checkpoint)
         dtype = "f32" if options.dtype == "auto" else options.dtype
@@ -63,15 +64,11 @@ class MockAdapter(NativeAdapter):
             theta=shape.theta,
             end_token=-1,
         )
-        adapter = cls("mock", meta, options)
-        try:
-            with tensor_from(shape.table(), "f32") as tensor:
-                adapter.native.replace_weight("in_embed", 0, tensor)
-                tensor.give_away()
-        except BaseException:
-            adapter.close()
-            raise
-        return adapter
+        return cls("mock", meta, options)
+
+    def _fill(self, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> None:
+        with tensor_from(_shape(checkpoint).table(), "f32") as tensor:
+            self.native.replace_weight("in_embed", 0, tensor)
 
 
 def _shape(checkpoint: Any) -> MockShape:

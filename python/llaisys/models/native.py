@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from llaisys.libllaisys.kv_cache import LAYOUTS
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
 from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
 from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.uninterrupted import Uninterrupted
 
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -43,7 +45,11 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
             f"array for {dtype} must be {_NUMPY_DTYPES[dtype]}, got {dense.dtype}"
         )
     tensor = Tensor.create(array.shape, dtype)
-    tensor.load(dense.ctypes.data, dense.nbytes)
+    try:
+        tensor.load(dense.ctypes.data, dense.nbytes)
+    except BaseException:
+        tensor.close()
+        raise
     return tensor
 
 
@@ -91,9 +97,33 @@ _OFFSETS = {"chain": "chain_offsets", "bias_ids": "bias_offsets", "bias_values":
 
 
 class NativeAdapter(ModelAdapter):
-    """A model that the native library runs; subclasses fill its weights."""
+    """A model that the native library runs; subclasses create it and fill its weights."""
 
     native: Model
+
+    @classmethod
+    def load(cls, checkpoint: Any, options: AdapterOptions) -> Self:
+        """On a thread of its own, so that Ctrl-C cannot part a weight from its owner."""
+        return Uninterrupted(lambda check: cls._load(checkpoint, options, check)).run()
+
+    @classmethod
+    def _load(cls, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> Self:
+        adapter = cls._create(checkpoint, options)
+        try:
+            adapter._fill(checkpoint, options, check)
+        except BaseException:
+            adapter.close()
+            raise
+        return adapter
+
+    @classmethod
+    @abstractmethod
+    def _create(cls, checkpoint: Any, options: AdapterOptions) -> Self:
+        """The model without weights."""
+
+    @abstractmethod
+    def _fill(self, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> None:
+        """Give the model its weights; `check()` between them raises when nobody waits any more."""
 
     def __init__(self, model_type: str, meta: LlaisysQwen2Meta, options: AdapterOptions) -> None:
         self.native = Model(_create_params(model_type, meta, options))
