@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from native_helpers import ROOT, is_sanitized
 
-from llaisys.common import step
+from llaisys.common import sampling
 from llaisys.libllaisys import infer_types, kv_cache, model, ops, qwen2, runtime, tensor, types
 from llaisys.libllaisys.library import lib, library_path
 
@@ -274,7 +274,7 @@ def test_enumerations_have_the_same_values(values: dict[str, int]) -> None:
     assert values_of("LlaisysRopeScaling", "LLAISYS_ROPE_", values) == upper(qwen2.ROPE_SCALING)
     kinds = values_of("LlaisysSamplerKind", "LLAISYS_SAMPLER_", values)
     assert kinds.pop("COUNT") == len(kinds)
-    assert kinds == {kind.name: kind.value for kind in step.SamplerKind}
+    assert kinds == {kind.name: kind.value for kind in sampling.SamplerKind}
     for name, value in values_of("llaisysStatus_t", "LLAISYS_", values).items():
         assert getattr(types, name) == value
     assert values["LLAISYS_DECODE_NO_KV_SLOT"] == types.DECODE_NO_KV_SLOT

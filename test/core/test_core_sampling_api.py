@@ -12,7 +12,7 @@ import pytest
 from native_helpers import MockModel
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.step import SamplingMetadata
+from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
 from llaisys.libllaisys.infer_types import LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.libllaisys.library import lib
 from llaisys.models.native import _SAMPLING_DTYPES
@@ -248,4 +248,5 @@ def test_logprobs_end_with_the_next_step(model: MockModel) -> None:
 
 def test_the_adapter_hands_every_array_of_the_metadata_on() -> None:
     names = {field.name for field in dataclasses.fields(SamplingMetadata)}
-    assert set(_SAMPLING_DTYPES) == names
+    assert set(_SAMPLING_DTYPES) == names - {"numbers"}
+    assert set(ROW_NUMBERS) <= {name for name, _ in LlaisysSamplingMetadata._fields_}

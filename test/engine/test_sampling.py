@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llaisys.common.step import ModelStepInput, SamplerKind, SamplingMetadata
+from llaisys.common.sampling import SamplerKind
+from llaisys.common.step import ROW_NUMBERS, ModelStepInput, SamplingMetadata
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter, MockShape
 
@@ -44,19 +45,19 @@ def adapter() -> Iterator[MockAdapter]:
 
 def draw(adapter: MockAdapter, seed: int = 11, n: int = DRAWS, **values: Any) -> NDArray[np.int32]:
     """n draws of row 0; scalar values hold for all of them."""
-    kinds = {"temperature": np.float32, "top_p": np.float32, "min_p": np.float32}
-    kinds |= {name: np.float32 for name in values if name.endswith("penalty")}
-    kinds |= {"top_k": np.int32, "seq_ids": np.int64}
-    arrays = {
-        name: np.full(n, value, kinds[name]) for name, value in values.items() if name in kinds
+    numbers = {
+        name: np.full(n, values.pop(name), dtype)
+        for name, (dtype, _) in ROW_NUMBERS.items()
+        if name in values
     }
-    rest = {name: value for name, value in values.items() if name not in kinds}
+    if "seq_ids" in values:
+        values["seq_ids"] = np.full(n, values["seq_ids"], np.int64)
     metadata = SamplingMetadata(
         rows=np.zeros(n, np.int32),
         seeds=np.full(n, seed, np.uint64),
         positions=np.arange(n, dtype=np.int64),
-        **arrays,
-        **rest,
+        numbers=numbers,
+        **values,
     )
     return adapter.sample(metadata)
 

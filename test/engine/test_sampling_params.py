@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.sampling import DEFAULT_SAMPLERS, NEUTRAL, SamplingParams
+from llaisys.common.sampling import DEFAULT_SAMPLERS, FIELDS, NEUTRAL, SamplingParams
+from llaisys.common.step import ROW_NUMBERS
 
 NAN, INF = math.nan, math.inf
 
@@ -57,22 +58,22 @@ NAN, INF = math.nan, math.inf
         ("logit_bias", {1: NAN}, "a finite number"),
         ("logit_bias", {i: 0.0 for i in range(1025)}, "1025 entries; it must have at most 1024"),
         ("bad_words", ["x"] * 257, "257 strings; it must have at most 256"),
-        ("bad_words", [""], "not empty"),
+        ("bad_words", [""], "bad_words[0] has 0 characters; it must have at least 1"),
         ("bad_words", 3, "a string or a list"),
         ("allowed_token_ids", [], "has 0 ids; it must have at least 1"),
         ("allowed_token_ids", [-3], "allowed_token_ids[0] is -3"),
         ("allowed_token_ids", "12", "a list of token ids"),
         ("stop", ["x" * 1025], "stop[0] has 1025 characters; it must have at most 1024"),
         ("stop", ["x"] * 10_000, "10000 strings; it must have at most 64"),
-        ("stop", [""], "not empty"),
+        ("stop", [""], "stop[0] has 0 characters"),
         ("stop", [3], "a string"),
         ("stop", {"a": 1}, "a string or a list"),
         ("stop_token_ids", [1.5], "an integer"),
         ("stop_token_ids", list(range(1025)), "1025 ids; it must have at most 1024"),
-        ("ignore_eos", 1, "True or False"),
-        ("detokenize", "no", "True or False"),
-        ("skip_special_tokens", None, "True or False"),
-        ("include_stop_str_in_output", 0, "True or False"),
+        ("ignore_eos", 1, "true or false"),
+        ("detokenize", "no", "true or false"),
+        ("skip_special_tokens", None, "true or false"),
+        ("include_stop_str_in_output", 0, "true or false"),
         ("samplers", ["top_k", "hot"], "samplers[1] is 'hot'; it must be one of penalties"),
         ("samplers", ["top_k", "top_k"], "without repetition"),
         ("samplers", 7, "a list of names"),
@@ -186,3 +187,20 @@ def test_any_value_is_taken_or_refused_with_a_value_error(name, value):
         assert name in str(error)
     else:
         assert params.with_defaults(None).clone() == params.with_defaults(None)
+
+
+def test_every_field_is_in_the_table_and_its_default_is_taken():
+    names = [f.name for f in dataclasses.fields(SamplingParams)]
+    assert list(FIELDS) == names and all(about.help for about in FIELDS.values())
+    for name, about in FIELDS.items():
+        assert about.kind.json_schema()
+        if about.from_model:
+            assert getattr(SamplingParams(), name) is None
+            assert about.kind.check(name, about.neutral) == about.neutral
+
+
+def test_the_samplers_arrays_are_those_of_the_table():
+    """A new number needs a row of the table, and a field of this name in the C struct."""
+    arrays = {about.array: about.neutral for about in FIELDS.values() if about.array}
+    assert arrays == {name: neutral for name, (_, neutral) in ROW_NUMBERS.items()}
+    assert arrays["n_logprobs"] == -1 and arrays["temperature"] == 1.0

@@ -46,7 +46,8 @@ def test_a_refusal_has_its_facts_as_data_and_in_its_text():
     ("params", "field", "value"),
     [
         ({"temperature": 101}, "temperature", 101),
-        ({"stop": ["a", ""]}, "stop[1]", ""),
+        ({"stop": ["a", 5]}, "stop[1]", 5),
+        ({"stop": ["a", ""]}, "stop[1]", 0),
         ({"stop_token_ids": [1, -2]}, "stop_token_ids[1]", -2),
         ({"logit_bias": {7: 200.0}}, "logit_bias[7]", 200.0),
         ({"logit_bias": {-7: 1.0}}, "logit_bias", -7),

@@ -22,8 +22,8 @@ from engine_fakes import (
 )
 
 from llaisys.common.errors import ClosedError
-from llaisys.common.sampling import SamplingParams
-from llaisys.common.step import ForwardOutput, SamplerKind
+from llaisys.common.sampling import SamplerKind, SamplingParams
+from llaisys.common.step import ForwardOutput
 from llaisys.common.types import NewSequence, SchedulerOutputs
 from llaisys.engine.worker import STAGES, Worker
 from llaisys.engine.worker.sampling import allowed_mask
@@ -174,10 +174,8 @@ def sampling_of(*requests: SamplingParams, prompt=(1, 2, 3)):
 
 def test_neutral_parameters_stay_none():
     meta = sampling_of(SamplingParams(seed=4), SamplingParams(seed=2**64 - 1))
-    for name in (
-        "temperature top_p min_p top_k repetition_penalty presence_penalty frequency_penalty "
-        "seq_ids chain bias_ids mask_rows masks n_logprobs"
-    ).split():
+    assert meta.numbers == {}
+    for name in ("seq_ids", "chain", "bias_ids", "mask_rows", "masks"):
         assert getattr(meta, name) is None, name
     assert meta.seeds.tolist() == [4, 2**64 - 1] and meta.seeds.dtype == np.uint64
     assert meta.positions.tolist() == [3, 3] and meta.rows.tolist() == [0, 1]
@@ -189,10 +187,15 @@ def test_each_row_has_its_own_parameters():
         SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.25, logprobs=2),
         SamplingParams(presence_penalty=0.5, samplers=["top_k", "temperature"]),
     )
-    assert meta.temperature.tolist() == [0.0, 0.5, 1.0]
-    assert np.allclose(meta.top_p, [1, 0.9, 1]) and meta.top_k.tolist() == [0, 7, 0]
-    assert meta.min_p.tolist() == [0, 0.25, 0] and meta.n_logprobs.tolist() == [-1, 2, -1]
-    assert meta.presence_penalty.tolist() == [0, 0, 0.5] and meta.seq_ids is not None
+    numbers = {name: values.tolist() for name, values in meta.numbers.items()}
+    assert np.allclose(numbers.pop("top_p"), [1, 0.9, 1]) and meta.seq_ids is not None
+    assert numbers == {
+        "temperature": [0.0, 0.5, 1.0],
+        "top_k": [0, 7, 0],
+        "min_p": [0, 0.25, 0],
+        "n_logprobs": [-1, 2, -1],
+        "presence_penalty": [0, 0, 0.5],
+    }
     assert meta.chain_offsets.tolist() == [0, 5, 10, 12]
     assert meta.chain[10:].tolist() == [SamplerKind.TOP_K, SamplerKind.TEMPERATURE]
 

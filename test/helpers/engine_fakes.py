@@ -126,7 +126,8 @@ class FakeAdapter(ModelAdapter):
         self.last_sampling = sampling
         self._drawn = []
         for index, row in enumerate(sampling.rows.tolist()):
-            greedy = sampling.temperature is not None and sampling.temperature[index] == 0
+            temperature = sampling.numbers.get("temperature")
+            greedy = temperature is not None and temperature[index] == 0
             history: Sequence[int] = ()
             if sampling.seq_ids is not None:
                 history = self.histories.get(int(sampling.seq_ids[index]), ())
@@ -156,9 +157,10 @@ class FakeAdapter(ModelAdapter):
 
     def logprobs(self, index: int) -> RowLogprobs | None:
         sampling = self.last_sampling
-        if sampling is None or sampling.n_logprobs is None or sampling.n_logprobs[index] < 0:
+        counts = None if sampling is None else sampling.numbers.get("n_logprobs")
+        if counts is None or counts[index] < 0:
             return None
-        count = int(sampling.n_logprobs[index])
+        count = int(counts[index])
         drawn = self._drawn[index]
         ids = [(drawn + k) % VOCAB for k in range(count)]
         return RowLogprobs(-0.5, 1, ids, [-0.5 - k for k in range(count)])

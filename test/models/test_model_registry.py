@@ -96,8 +96,8 @@ def test_the_mock_adapter_works(adapter: ModelAdapter) -> None:
     logits = adapter.logits()
     assert logits.shape == (3, 64)
     drawn = adapter.sample(
-        SamplingMetadata(np.array([2], np.int32), temperature=np.zeros(1, np.float32),
-                         n_logprobs=np.array([1], np.int32))
+        SamplingMetadata(np.array([2], np.int32), numbers={
+            "temperature": np.zeros(1, np.float32), "n_logprobs": np.array([1], np.int32)})
     )  # fmt: skip
     assert drawn.tolist() == [int(logits[2].argmax())]
     found = adapter.logprobs(0)
@@ -142,7 +142,8 @@ def test_the_adapter_checks_what_c_cannot(adapter: ModelAdapter) -> None:
 @pytest.mark.parametrize(
     "short",
     [
-        {"temperature": np.ones(1, np.float32)},
+        {"numbers": {"temperature": np.ones(1, np.float32)}},
+        {"numbers": {"hotness": np.ones(2, np.float32)}},
         {"seeds": np.zeros(1, np.uint64)},
         {"chain_offsets": np.zeros(2, np.int32), "chain": np.zeros(0, np.uint8)},
         {"masks": np.zeros((1, 1), np.uint32), "mask_rows": np.zeros(2, np.int32)},

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 import zmq
 
-from llaisys.common.sampling import SamplingParams
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import FIELDS, SamplingParams
 from llaisys.common.types import (
     ModelInfo,
     RequestStatus,
@@ -31,7 +32,6 @@ from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
     Outputs,
-    Sampling,
     Submit,
     Update,
     decode_from_engine,
@@ -48,9 +48,15 @@ def test_every_sampling_field_crosses_the_wire() -> None:
         include_stop_str_in_output=True, ignore_eos=True, max_tokens=5, min_tokens=1, logprobs=3,
         skip_special_tokens=False, samplers=["top_k", "temperature"],
     )  # fmt: skip
-    assert set(Sampling.__struct_fields__) == set(params.to_dict())
-    frame = encode(Sampling.of(params))
-    assert msgspec.msgpack.decode(frame, type=Sampling).params() == params
+    assert set(params.to_wire()) == set(FIELDS) - {"detokenize"}
+    frame = encode(params.to_wire())
+    assert SamplingParams.from_wire(msgspec.msgpack.decode(frame)) == params
+    silent = SamplingParams(detokenize=False)
+    assert silent.to_wire() == {"detokenize": False} and SamplingParams().to_wire() == {}
+    with pytest.raises(InvalidInputError, match="unknown field 'evil'"):
+        SamplingParams.from_wire({"evil": 1})
+    with pytest.raises(InvalidInputError, match="temperature is 101"):
+        SamplingParams.from_wire({"temperature": 101})
 
 
 def test_token_updates_cross_the_wire() -> None:

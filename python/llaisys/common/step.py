@@ -7,10 +7,13 @@ keeps. Every array is C-contiguous. `n`: tokens of the step, `s`: sequences, `r`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llaisys.common.options import Integer
+from llaisys.common.sampling import FIELDS
 
 
 @dataclass(slots=True)
@@ -41,32 +44,24 @@ class ForwardOutput:
     output_ids: NDArray[np.int32]  # [n_outputs], index of the token in the step
 
 
-class SamplerKind(IntEnum):
-    """A link of the sampler chain; the values are those of the C API."""
-
-    PENALTIES = 0
-    TEMPERATURE = 1
-    TOP_K = 2
-    TOP_P = 3
-    MIN_P = 4
+# The sampler's arrays that hold one number a row: array -> (its dtype, the neutral value).
+ROW_NUMBERS: dict[str, tuple[type[np.generic], float]] = {
+    about.array: (np.int32 if isinstance(about.kind, Integer) else np.float32, about.neutral)
+    for about in FIELDS.values()
+    if about.array is not None
+}
 
 
 @dataclass(slots=True)
 class SamplingMetadata:
-    """How each row is turned into a token; None stands for the neutral value everywhere.
+    """How each row is turned into a token; None, and no entry in `numbers`, stand for the neutral
+    value everywhere.
 
     The mask, then the bias, then the chain in its order; temperature 0 is greedy.
     """
 
     rows: NDArray[np.int32]  # [r]: output row
     seq_ids: NDArray[np.int64] | None = None  # [r]: whose history the penalties look at
-    temperature: NDArray[np.float32] | None = None  # [r]; 1
-    top_p: NDArray[np.float32] | None = None  # [r]; 1
-    min_p: NDArray[np.float32] | None = None  # [r]; 0
-    repetition_penalty: NDArray[np.float32] | None = None  # [r]; 1
-    presence_penalty: NDArray[np.float32] | None = None  # [r]; 0
-    frequency_penalty: NDArray[np.float32] | None = None  # [r]; 0
-    top_k: NDArray[np.int32] | None = None  # [r]; 0 = all
     seeds: NDArray[np.uint64] | None = None  # [r]
     positions: NDArray[np.int64] | None = None  # [r]: position of the token being drawn
     choices: NDArray[np.int32] | None = None  # [r]: index of the choice (n > 1)
@@ -75,9 +70,9 @@ class SamplingMetadata:
     bias_offsets: NDArray[np.int32] | None = None  # [r + 1] into bias_ids, bias_values
     bias_ids: NDArray[np.int32] | None = None
     bias_values: NDArray[np.float32] | None = None  # -inf bans a token
-    n_logprobs: NDArray[np.int32] | None = None  # [r]; -1 none, 0 the drawn token's, n the n best
     mask_rows: NDArray[np.int32] | None = None  # [r]: row of masks, -1 = everything allowed
     masks: NDArray[np.uint32] | None = None  # [m, (vocabulary + 31) // 32], bit set = allowed
+    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # key of ROW_NUMBERS -> [r]
 
 
 @dataclass(slots=True)

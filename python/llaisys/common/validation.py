@@ -18,6 +18,7 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 
 MAX_INT = (1 << 31) - 1
+MIN_FLOAT = 2.0**-126  # the smallest normal number in single precision
 MAX_SHOWN = 80  # characters of a value in an error
 MAX_SHOWN_BITS = 256  # of an integer; Python refuses to print really large ones
 
@@ -79,6 +80,8 @@ def check_float(
             number = math.nan
     if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
         raise refuse(name, value, number_limit(low, high, above_low))
+    if above_low and number - low < MIN_FLOAT:  # would be the lower limit in single precision
+        raise refuse(name, value, number_limit(low + MIN_FLOAT, high))
     return number
 
 
@@ -90,7 +93,7 @@ def number_limit(low: float, high: float, above_low: bool = False) -> str:
 
 def check_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise refuse(name, value, "True or False")
+        raise refuse(name, value, "true or false")
     return value
 
 
@@ -120,17 +123,24 @@ def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tupl
         raise refuse(name, value, "a string or a list of strings")
     check_count(name, len(items), max_count, "strings")
     for place, item in enumerate(items):
-        check_text(f"{name}[{place}]", item)
+        if not isinstance(item, str):
+            raise refuse(f"{name}[{place}]", item, "a string")
+        if not item:
+            raise refuse_count(f"{name}[{place}]", 0, "characters", "at least 1")
         check_count(f"{name}[{place}]", len(item), max_chars, "characters")
     return tuple(dict.fromkeys(items))
 
 
-def check_token_ids(name: str, value: Any, max_count: int, high: int = MAX_INT) -> tuple[int, ...]:
+def check_token_ids(
+    name: str, value: Any, max_count: int, high: int = MAX_INT, *, min_count: int = 0
+) -> tuple[int, ...]:
     """Ids from 0 to `high`, in their order; what comes twice stays twice."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refuse(name, value, "a list of token ids")
     items = tuple(value)
     check_count(name, len(items), max_count, "ids")
+    if len(items) < min_count:
+        raise refuse_count(name, len(items), "ids", f"at least {min_count}")
     if not items or (set(map(type, items)) == {int} and min(items) >= 0 and max(items) <= high):
         return items
     return tuple(check_int(f"{name}[{place}]", item, 0, high) for place, item in enumerate(items))

@@ -6,27 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_argument import add_model_argument
+from llaisys.common.options import add_flags, given_flags, options_of
 from llaisys.common.progress import shown_on
+from llaisys.common.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from llaisys.common.sampling import SamplingParams
     from llaisys.entrypoints.llm import LLM
-
-# Options of SamplingParams that the command line offers: name, type, help.
-SAMPLING: tuple[tuple[str, Any, str], ...] = (
-    ("max_tokens", int, "tokens to generate at most"),
-    ("temperature", float, "0 takes the most likely token"),
-    ("top_p", float, "smallest set of tokens with this probability"),
-    ("top_k", int, "the k most likely tokens; 0: all"),
-    ("min_p", float, "tokens at least this likely, relative to the best"),
-    ("repetition_penalty", float, "above 1 discourages tokens seen before"),
-    ("presence_penalty", float, "subtracted from tokens generated before"),
-    ("frequency_penalty", float, "subtracted for each time a token was generated"),
-    ("seed", int, "makes the answer repeatable"),
-    ("n", int, "answers per prompt"),
-)
 
 
 def add_model_options(parser: argparse.ArgumentParser, position: bool = True) -> None:
@@ -54,19 +40,11 @@ def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling (defaults come with the model)")
-    for name, kind, text in SAMPLING:
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
-    group.add_argument("--stop", action="append", help="end before this text; may be repeated")
+    add_flags(group, list(options_of(SamplingParams)))
 
 
 def sampling_of(options: argparse.Namespace, **given: Any) -> SamplingParams:
-    from llaisys.common.sampling import SamplingParams
-
-    names = [name for name, _, _ in SAMPLING] + ["stop"]
-    values = {name: getattr(options, name) for name in names}
-    chosen = {name: value for name, value in values.items() if value is not None} | given
+    """The command line's values, under those of a job's own fields."""
+    chosen = given_flags(options, SamplingParams) | given
     chosen.setdefault("max_tokens", 512)
-    try:
-        return SamplingParams(**chosen)
-    except TypeError as error:
-        raise InvalidInputError(f"unknown sampling field: {error}") from error
+    return SamplingParams.from_wire(chosen)

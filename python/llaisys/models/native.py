@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import (
+    ROW_NUMBERS,
     AttentionMetadata,
     ForwardOutput,
     ModelStepInput,
@@ -73,13 +74,6 @@ def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
 _SAMPLING_DTYPES: dict[str, type[np.generic]] = {
     "rows": np.int32,
     "seq_ids": np.int64,
-    "temperature": np.float32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "repetition_penalty": np.float32,
-    "presence_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "top_k": np.int32,
     "seeds": np.uint64,
     "positions": np.int64,
     "choices": np.int32,
@@ -88,7 +82,6 @@ _SAMPLING_DTYPES: dict[str, type[np.generic]] = {
     "bias_offsets": np.int32,
     "bias_ids": np.int32,
     "bias_values": np.float32,
-    "n_logprobs": np.int32,
     "mask_rows": np.int32,
     "masks": np.uint32,
 }
@@ -169,6 +162,9 @@ class NativeAdapter(ModelAdapter):
         for name, dtype in _SAMPLING_DTYPES.items():
             array = getattr(sampling, name)
             setattr(native, name, None if array is None else _address(array, dtype, name))
+        for name, (dtype, _) in ROW_NUMBERS.items():
+            array = sampling.numbers.get(name)
+            setattr(native, name, None if array is None else _address(array, dtype, name))
         native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
         ids = np.empty(len(sampling.rows), np.int32)
         self.native.sample(native, ids.ctypes.data)
@@ -229,6 +225,9 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
 def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None:
     """As above; offsets are checked by the C side, but not where they end."""
     n = len(sampling.rows)
+    for name, values in sampling.numbers.items():
+        if name not in ROW_NUMBERS or len(values) != n:
+            raise InvalidInputError(f"{name} must have {n} entries, got {len(values)}")
     for name in _SAMPLING_DTYPES:
         values = getattr(sampling, name)
         if values is None or name == "masks":

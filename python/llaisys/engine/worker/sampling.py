@@ -12,23 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.sampling import DEFAULT_SAMPLERS, NEUTRAL
-from llaisys.common.step import SamplerKind, SamplingMetadata
+from llaisys.common.sampling import DEFAULT_SAMPLERS, FIELDS, SamplerKind
+from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
 from llaisys.common.types import NewSequence
 
 Array = NDArray[Any]
 
-# The numbers of each row: (type, the value that changes nothing).
-_NUMBERS: dict[str, tuple[type[np.generic], float]] = {
-    "temperature": (np.float32, NEUTRAL["temperature"]),
-    "top_p": (np.float32, NEUTRAL["top_p"]),
-    "min_p": (np.float32, NEUTRAL["min_p"]),
-    "repetition_penalty": (np.float32, NEUTRAL["repetition_penalty"]),
-    "presence_penalty": (np.float32, 0.0),
-    "frequency_penalty": (np.float32, 0.0),
-    "top_k": (np.int32, NEUTRAL["top_k"]),
-    "n_logprobs": (np.int32, -1),
-}
+# Field of SamplingParams -> the sampler's array.
+_ARRAYS = {name: about.array for name, about in FIELDS.items() if about.array is not None}
 _KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
 _BAN = float("-inf")
 
@@ -48,9 +39,11 @@ class SamplingRows:
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self._numbers = {name: np.full(max_rows, v, dtype=t) for name, (t, v) in _NUMBERS.items()}
+        self._numbers = {
+            name: np.full(max_rows, v, dtype=t) for name, (t, v) in ROW_NUMBERS.items()
+        }
         # Rows whose number is not the neutral one: a field that nobody uses costs a step nothing.
-        self._users: dict[str, set[int]] = {name: set() for name in _NUMBERS}
+        self._users: dict[str, set[int]] = {name: set() for name in ROW_NUMBERS}
         self.seeds = np.zeros(max_rows, dtype=np.uint64)
         self.choices = np.zeros(max_rows, dtype=np.int32)
         self.penalised: set[int] = set()  # rows whose history the sampler keeps
@@ -66,11 +59,11 @@ class SamplingRows:
 
     def add(self, row: int, seq: NewSequence) -> None:
         params = seq.sampling
-        for name, (_, neutral) in _NUMBERS.items():
-            value = params.logprobs if name == "n_logprobs" else getattr(params, name)
-            if value is not None and value != neutral:
-                self._numbers[name][row] = value
-                self._users[name].add(row)
+        for name, array in _ARRAYS.items():
+            value = getattr(params, name)
+            if value is not None and value != ROW_NUMBERS[array][1]:
+                self._numbers[array][row] = value
+                self._users[array].add(row)
         self.seeds[row] = seq.seed
         self.choices[row] = seq.choice
         if params.uses_penalties:
@@ -96,7 +89,7 @@ class SamplingRows:
         for name, users in self._users.items():
             if row in users:
                 users.remove(row)
-                self._numbers[name][row] = _NUMBERS[name][1]
+                self._numbers[name][row] = ROW_NUMBERS[name][1]
         self.penalised.discard(row)
         for table in (self._bias, self._bans, self._chains, self._masks):
             table.pop(row, None)
@@ -126,8 +119,8 @@ class SamplingRows:
         for name, users in self._users.items():
             if users:
                 values = self._numbers[name][rows]
-                if (values != _NUMBERS[name][1]).any():
-                    setattr(meta, name, values)
+                if (values != ROW_NUMBERS[name][1]).any():
+                    meta.numbers[name] = values
         if self.penalised:
             meta.seq_ids = seq_ids[rows]
         if self._bias or self._bans or self._chains or self._masks:

@@ -205,7 +205,8 @@ class Worker:
         )
         adapter = self._open_adapter()
         adapter.forward(step, attention)
-        adapter.sample(SamplingMetadata(slots.copy(), temperature=np.zeros(1, dtype=np.float32)))
+        greedy = {"temperature": np.zeros(1, dtype=np.float32)}
+        adapter.sample(SamplingMetadata(slots.copy(), numbers=greedy))
 
     def check_health(self) -> None:
         """Raises when the worker cannot run a step."""

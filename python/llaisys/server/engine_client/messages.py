@@ -17,41 +17,6 @@ from llaisys.common.types import ModelInfo, Request, RequestStatus, TokenLogprob
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.tokenization import BpeVocabulary, TokenizerSource
 
-
-class Sampling(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """`SamplingParams` on the wire; it is validated again where it arrives."""
-
-    n: int = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    bad_words: tuple[str, ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    logprobs: int | None = None
-    skip_special_tokens: bool = True
-    detokenize: bool = True
-    samplers: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(cls, params: SamplingParams) -> Sampling:
-        return cls(**params.to_dict())
-
-    def params(self) -> SamplingParams:
-        return SamplingParams(**msgspec.structs.asdict(self))
-
-
 # ---- API process -> engine process ---------------------------------------------------------------
 
 
@@ -61,7 +26,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     group: str  # the prompt's own name, unique while it lives
     request_ids: list[str]  # one per choice
     prompt_token_ids: list[int]
-    sampling: Sampling
+    sampling: dict[str, Any]  # SamplingParams.to_wire(); checked again where it arrives
     seed: int
     stop_token_ids: list[int]
     bad_words: list[list[int]]
@@ -76,7 +41,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             group,
             [request.request_id for request in requests],
             first.prompt_token_ids,
-            Sampling.of(first.sampling),
+            first.sampling.to_wire(),
             first.seed,
             sorted(first.stop_token_ids),
             [list(word) for word in first.bad_words],
@@ -86,7 +51,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
         )
 
     def requests(self) -> list[Request]:
-        sampling = self.sampling.params()
+        sampling = SamplingParams.from_wire(self.sampling)
         stops = frozenset(self.stop_token_ids)
         words = tuple(tuple(word) for word in self.bad_words)
         return [

@@ -94,7 +94,17 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         if name in REFUSED:
             return ApiError(400, f"{name} {REFUSED[name][0]}", param=name, code=UNSUPPORTED)
         return ApiError(400, f"unknown field {name!r}", param=name, code="unknown_field")
+    ours = worst.get("ctx", {}).get("error")
+    if isinstance(ours, InvalidInputError) and ours.field is not None:
+        return ApiError(400, told(ours), param=ours.field, code=ours.code)
     return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
+
+
+def told(error: InvalidInputError) -> str:
+    """A refusal of a sampling field, with the value as `shown` shows it."""
+    if error.limit is None or type(error.value) in (int, float):
+        return str(error)[:MAX_SHOWN]
+    return f"{error.field} is {shown(error.value)}; it must be {error.limit}"[:MAX_SHOWN]
 
 
 def path_of(loc: Sequence[str | int]) -> str:

@@ -7,18 +7,25 @@ neutral one is a 400 that says so. A name that nobody knows is a 400 too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    create_model,
+    model_validator,
+)
+from pydantic_core import core_schema
 
-from llaisys.common import sampling as limits
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
-from llaisys.common.validation import refuse_count
+from llaisys.common.options import Integer, Kind, Strings
+from llaisys.common.sampling import FIELDS, MAX_SEED, SamplingParams
+from llaisys.common.validation import MAX_INT, refuse_count
 from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
 from llaisys.tokenization.unicode_text import clean_text
 
-INT64 = 1 << 63
 MAX_FIELDS = 128
 SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 
@@ -117,16 +124,9 @@ class Schema(BaseModel):
 
 # JSON can spell halves of characters that no other layer could encode; they become U+FFFD.
 Text = Annotated[str, AfterValidator(clean_text)]
-TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOP_K)]
-StopString = Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
-BadWord = Annotated[Text, Field(min_length=1, max_length=limits.MAX_BAD_WORD_CHARS)]
-Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
-BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-SamplerName = Literal["penalties", "temperature", "top_k", "top_p", "min_p"]
-Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 SessionId = Annotated[str, Field(pattern=SESSION_PATTERN)]
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
-assert set(DEFAULT_SAMPLERS) == {"penalties", "temperature", "top_k", "top_p", "min_p"}
 
 
 class StreamOptions(Schema):
@@ -135,61 +135,67 @@ class StreamOptions(Schema):
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(Schema):
+class Checked:
+    """The annotation of a field whose values a kind checks; null is always let through."""
+
+    def __init__(self, name: str, kind: Kind) -> None:
+        self.name = name
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [self.kind.json_schema(), {"type": "null"}]}
+
+    def _check(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(self.kind, Strings):
+            value = _clean(value)
+        return self.kind.check(self.name, value)
+
+
+def _clean(value: Any) -> Any:
+    """Every string in a string or a list of them."""
+    if isinstance(value, list):
+        return [clean_text(item) if isinstance(item, str) else item for item in value]
+    return clean_text(value) if isinstance(value, str) else value
+
+
+# Fields of SamplingParams that requests spell in their own way, or do not have.
+SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed"}
+# The others, under their own names.
+SAMPLING_FIELDS: dict[str, Any] = {
+    name: (Annotated[Any, Checked(name, about.kind)], None)
+    for name, about in FIELDS.items()
+    if name not in SPECIAL
+}
+TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS)
+SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI's may be negative
+MAX_TOKENS = FIELDS["max_tokens"].kind
+LOGPROBS = FIELDS["logprobs"].kind
+
+
+class SamplingFields(TableFields):
     """What chat and completions share: OpenAI's names, vLLM's and ours."""
 
     model: Text | None = Field(None, max_length=1024)
-    temperature: float | None = Field(None, ge=0, le=limits.MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
-    n: int | None = Field(None, ge=1, le=limits.MAX_N)
-    stop: (
-        StopString
-        | Annotated[list[StopString], Field(fail_fast=True, max_length=limits.MAX_STOP_STRINGS)]
-        | None
-    ) = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=limits.MAX_LOGIT_BIAS)] | None = (
-        None
-    )
-    seed: int | None = Field(None, ge=-INT64, le=limits.MAX_SEED)
+    seed: Annotated[int | None, Checked("seed", SEED)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Text | None = Field(None, max_length=1024)
     # vLLM
-    top_k: int | None = Field(None, ge=-1, le=limits.MAX_TOP_K)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=limits.MAX_REPETITION_PENALTY)
-    min_tokens: int | None = Field(None, ge=0, le=limits.MAX_TOKENS)
-    stop_token_ids: (
-        Annotated[list[TokenId], Field(fail_fast=True, max_length=limits.MAX_STOP_TOKEN_IDS)] | None
-    ) = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: (
-        Annotated[
-            list[TokenId],
-            Field(fail_fast=True, min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS),
-        ]
-        | None
-    ) = None
-    bad_words: (
-        Annotated[list[BadWord], Field(fail_fast=True, max_length=limits.MAX_BAD_WORDS)] | None
-    ) = None
     cache_salt: Text | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # ours
     reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
-    samplers: (
-        Annotated[list[SamplerName], Field(fail_fast=True, max_length=len(DEFAULT_SAMPLERS))] | None
-    ) = None
 
     @property
     def num_choices(self) -> int:
-        return self.n or 1
+        return int(self.n or 1)
 
     @property
     def include_usage(self) -> bool:
@@ -200,16 +206,9 @@ class SamplingFields(Schema):
         options = self.stream_options
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
-    COPIED: ClassVar[tuple[str, ...]] = (
-        "temperature", "top_p", "n", "stop", "presence_penalty", "frequency_penalty", "logit_bias",
-        "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids",
-        "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "allowed_token_ids",
-        "bad_words", "samplers",
-    )  # fmt: skip
-
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises InvalidInputError with the field, its value and the limit."""
-        values = {name: getattr(self, name) for name in self.COPIED}
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         given = {name: value for name, value in values.items() if value is not None}
         if self.seed is not None:
             given["seed"] = self.seed % (1 << 64)  # OpenAI's may be negative
@@ -242,10 +241,12 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 class ChatCompletionRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
-    max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
-    max_completion_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
+    max_tokens: Annotated[int | None, Checked("max_tokens", MAX_TOKENS)] = None
+    max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", MAX_TOKENS)] = (
+        None
+    )
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
+    top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None  # go on with the last, cut-off answer
     chat_template_kwargs: dict[str, Any] | None = None
@@ -288,8 +289,8 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
         | Annotated[list[TokenPrompt], Field(fail_fast=True)]
     )
-    max_tokens: int | None = Field(None, ge=1, le=limits.MAX_TOKENS)
-    logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
+    max_tokens: Annotated[int | None, Checked("max_tokens", MAX_TOKENS)] = None
+    logprobs: Annotated[int | None, Checked("logprobs", LOGPROBS)] = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
 

@@ -1,0 +1,224 @@
+"""Fields that say what they are: a dataclass whose fields are made by `option` is the one table
+from which checks, command-line flags, wire forms and JSON schemas derive.
+
+    max_num_seqs: int = option(256, Integer(1, 65536), "sequences that run at once")
+
+A kind checks a value (`check`), reads one from a command line (`parse`) and describes itself to
+clients (`json_schema`). None is allowed where it is the field's default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import (
+    MAX_INT,
+    check_bool,
+    check_choice,
+    check_float,
+    check_int,
+    check_strings,
+    check_text,
+    check_token_ids,
+)
+
+_KEY = "llaisys"  # of the field's metadata
+
+
+class Kind:
+    """What values a field takes."""
+
+    parse: Callable[[str], Any] = str
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value in its plain form; raises InvalidInputError."""
+        raise NotImplementedError
+
+    def json_schema(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Kind):
+    low: int
+    high: int = MAX_INT
+
+    parse = int
+
+    def check(self, name: str, value: Any) -> int:
+        return check_int(name, value, self.low, self.high)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind):
+    low: float
+    high: float = math.inf
+    above_low: bool = False  # the lower limit itself is refused
+
+    parse = float
+
+    def check(self, name: str, value: Any) -> float:
+        return check_float(name, value, self.low, self.high, above_low=self.above_low)
+
+    def json_schema(self) -> dict[str, Any]:
+        least = "exclusiveMinimum" if self.above_low else "minimum"
+        most = {"maximum": self.high} if math.isfinite(self.high) else {}
+        return {"type": "number", least: self.low, **most}
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(Kind):
+    def check(self, name: str, value: Any) -> bool:
+        return check_bool(name, value)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Kind):
+    def check(self, name: str, value: Any) -> str:
+        return check_text(name, value)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind):
+    choices: tuple[str, ...]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other names for them
+
+    def check(self, name: str, value: Any) -> str:
+        known = value if not isinstance(value, str) else self.aliases.get(value, value)
+        return check_choice(name, known, self.choices)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string", "enum": [*self.choices, *self.aliases]}
+
+
+@dataclass(frozen=True, slots=True)
+class Strings(Kind):
+    """A string or a list of strings; None is none."""
+
+    max_count: int
+    max_chars: int
+
+    def check(self, name: str, value: Any) -> tuple[str, ...]:
+        return check_strings(name, value, self.max_count, self.max_chars)
+
+    def json_schema(self) -> dict[str, Any]:
+        one = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
+        return {"anyOf": [one, {"type": "array", "items": one, "maxItems": self.max_count}]}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds(Kind):
+    """A list of token ids, each once."""
+
+    max_count: int
+    min_count: int = 0
+
+    def check(self, name: str, value: Any) -> tuple[int, ...]:
+        ids = check_token_ids(name, value, self.max_count, min_count=self.min_count)
+        return tuple(dict.fromkeys(ids))
+
+    def json_schema(self) -> dict[str, Any]:
+        item = Integer(0).json_schema()
+        limits = {"minItems": self.min_count, "maxItems": self.max_count}
+        return {"type": "array", "items": item, **limits}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of a field beside its name, its type and its default."""
+
+    kind: Kind
+    help: str
+    flag: str | None = None  # on the command line; "": its own name, None: not there
+
+
+def option(default: Any, kind: Kind, help: str, *, flag: str | None = "") -> Any:
+    """A dataclass field with a description; `flag`: as in Option."""
+    return described(default, Option(kind, help, flag))
+
+
+def described(default: Any, about: Option) -> Any:
+    return dataclasses.field(default=default, metadata={_KEY: about})
+
+
+def options_of(owner: Any) -> Iterator[tuple[str, Option, Any]]:
+    """(name, description, default) of each described field of a dataclass, in its order."""
+    for field in dataclasses.fields(owner):
+        if _KEY in field.metadata:
+            yield field.name, field.metadata[_KEY], field.default
+
+
+def check_options(instance: Any) -> None:
+    """Check every described field of a frozen dataclass and put in the plain values."""
+    for name, about, default in options_of(instance):
+        value = getattr(instance, name)
+        if value is not None or default is not None:
+            object.__setattr__(instance, name, about.kind.check(name, value))
+
+
+def changed(instance: Any) -> dict[str, Any]:
+    """The described fields that differ from their defaults: plain data, from which
+    `type(instance)(**values)` makes an equal one. The wire form of such a class."""
+    found = {}
+    for name, _, default in options_of(instance):
+        value = getattr(instance, name)
+        if value != default and not (default is None and value == ()):
+            found[name] = value
+    return found
+
+
+def rebuilt(owner: type[Any], values: Mapping[str, Any]) -> Any:
+    """An instance from what `changed` gave; unknown names raise InvalidInputError."""
+    known = {name for name, _, _ in options_of(owner)}
+    for name in values:
+        if name not in known:
+            raise InvalidInputError(f"unknown field {name!r} of {owner.__name__}", field=name)
+    return owner(**values)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def flag_of(name: str, about: Option) -> str:
+    return about.flag or "--" + name.replace("_", "-")
+
+
+def add_flags(group: Any, names_and_options: Sequence[tuple[str, Option, Any]]) -> None:
+    """A flag for each option that has one; what is not given is None in the namespace."""
+    for name, about, default in names_and_options:
+        if about.flag is None:
+            continue
+        if isinstance(about.kind, Switch):
+            wanted = not default
+            flag = flag_of(name, about)
+            if default:
+                flag = "--no-" + flag.removeprefix("--").removeprefix("enable-")
+            group.add_argument(flag, dest=name, action="store_const", const=wanted, help=about.help)
+            continue
+        shown = "" if default is None else f" (default: {default})"
+        extra: dict[str, Any] = {"type": about.kind.parse, "metavar": name.upper()}
+        if isinstance(about.kind, Strings):
+            extra["action"] = "append"
+        group.add_argument(
+            flag_of(name, about), dest=name, help=f"{about.help}{shown}".replace("%", "%%"), **extra
+        )
+
+
+def given_flags(options: Any, owner: Any) -> dict[str, Any]:
+    """The values of `owner`'s fields that were given on the command line."""
+    values = {name: getattr(options, name, None) for name, _, _ in options_of(owner)}
+    return {name: value for name, value in values.items() if value is not None}
