@@ -20,7 +20,6 @@ export class ApiError extends Error {
 }
 
 let apiKey = "";
-let continues = true; // whether the server takes continue_final_message; found out on first use
 
 export function setApiKey(key) {
 	apiKey = key;
@@ -106,39 +105,13 @@ export async function* generate(messages, settings, { signal, requestId }) {
 	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
 	parameters.stream = settings.stream !== false;
 	if (parameters.stream) parameters.stream_options = { include_usage: true };
-	const options = { signal, requestId };
-	const resume = messages.at(-1).role === "assistant";
-	if (resume && continues) {
-		try {
-			yield* answer("v1/chat/completions", { ...parameters, messages,
-				continue_final_message: true, add_generation_prompt: false }, options);
-			return;
-		} catch (error) {
-			if (error.status !== 400 || !/continue_final_message/.test(error.param + error.message)) throw error;
-			continues = false;
-		}
-	}
-	if (resume) yield* continueByTokens(messages, parameters, options);
-	else yield* answer("v1/chat/completions", { ...parameters, messages }, options);
+	const resume = messages.at(-1).role === "assistant"
+		? { continue_final_message: true, add_generation_prompt: false } : {};
+	yield* answer({ ...parameters, ...resume, messages }, { signal, requestId });
 }
 
-/** Where the chat route cannot continue a message: its prompt as tokens, the text behind it. */
-async function* continueByTokens(messages, parameters, options) {
-	const { model } = parameters;
-	const tokenize = async (body) =>
-		(await call("tokenize", { ...options, body: { model, ...body } })).json();
-	const [prompt, text] = await Promise.all([
-		tokenize({ messages: messages.slice(0, -1), add_generation_prompt: true }),
-		tokenize({ prompt: messages.at(-1).content, add_special_tokens: false }),
-	]);
-	const ids = [...prompt.tokens, ...text.tokens];
-	const room = prompt.max_model_len - ids.length; // completions stop after 16 tokens by default
-	const max_tokens = parameters.max_tokens ?? Math.max(1, room);
-	yield* answer("v1/completions", { ...parameters, prompt: ids, max_tokens }, options);
-}
-
-async function* answer(path, body, options) {
-	const response = await call(path, { ...options, body });
+async function* answer(body, options) {
+	const response = await call("v1/chat/completions", { ...options, body });
 	const requestId = response.headers.get("x-request-id") ?? options.requestId;
 	try {
 		if (response.headers.get("content-type")?.includes("json")) {
@@ -166,7 +139,7 @@ async function* answer(path, body, options) {
 function part(response) {
 	const choice = response.choices?.[0];
 	return {
-		text: choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? "",
+		text: choice?.delta?.content ?? choice?.message?.content ?? "",
 		finish: choice?.finish_reason ?? null,
 		usage: response.usage && {
 			prompt: response.usage.prompt_tokens,

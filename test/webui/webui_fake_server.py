@@ -79,7 +79,6 @@ class FakeServer(ThreadingHTTPServer):
         self.replies: dict[str, Reply | list[Reply]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.api_key: str | None = None
-        self.knows_continue = True
         self.metrics = {
             "num_requests_running": 2.0,
             "num_requests_waiting": 1.0,
@@ -100,7 +99,6 @@ class FakeServer(ThreadingHTTPServer):
         self.replies.clear()
         self.requests.clear()
         self.api_key = None
-        self.knows_continue = True
 
     def reply_to(self, text: str) -> Reply:
         found = self.replies.get(text)
@@ -152,17 +150,9 @@ class Handler(BaseHTTPRequestHandler):
         if not self._allowed():
             self._refuse(401, "a valid API key is needed: Authorization: Bearer KEY")
         elif self.path == "/v1/chat/completions":
-            if body.get("continue_final_message") and not self.server.knows_continue:
-                self._refuse(400, "continue_final_message is not supported by this server")
-                return
             users = [m["content"] for m in body["messages"] if m["role"] == "user"]
             resumed = body["messages"][-1]["role"] == "assistant"
             self._answer(self.server.reply_to(("+" if resumed else "") + users[-1]), body)
-        elif self.path == "/v1/completions":
-            self._answer(self.server.reply_to("+tokens"), body)
-        elif self.path == "/tokenize":
-            ids = [1, 2, 3] if "messages" in body else [4, 5]
-            self._json({"count": len(ids), "max_model_len": 8192, "tokens": ids})
         else:
             self._refuse(404, f"no route {self.path}")
 
