@@ -72,6 +72,16 @@ async function refusal(response, requestId) {
 	return new ApiError(message, fields);
 }
 
+/** null: the model is there. Else {percent} while the server loads it, null where that is not known. */
+export async function loading() {
+	const response = await fetch(new URL("health", ROOT), { cache: "no-store" }).catch(() => {
+		throw unreachable();
+	});
+	const { status, progress } = await response.json().catch(() => ({}));
+	if (status !== "loading") return null;
+	return { percent: Number.isFinite(progress) ? Math.floor(100 * progress) : null };
+}
+
 /** [{id, maxLength, defaults}]; `defaults` has the parameters that the server uses by itself. */
 export async function models() {
 	const { data } = await (await call("v1/models")).json();

@@ -122,7 +122,7 @@ addEventListener("keydown", (event) => {
 
 // ---- start
 
-chats.on("unauthorized", () => settings.askForKey());
+chats.on("unauthorized", () => settings.askForKey(true));
 store.on("trouble", (text) => toast(text));
 if (!store.active.messages.length && !Object.keys(store.active.settings).length) {
 	store.active.settings = readDefaults();

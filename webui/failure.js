@@ -5,7 +5,7 @@ import { copyButton, h, icon } from "./dom.js";
 const TITLES = {
 	0: "No connection",
 	400: "The server refused this request",
-	401: "An API key is needed",
+	401: "The API key is missing or wrong",
 	413: "Too long",
 	429: "The server is busy",
 	500: "The server failed",

@@ -56,25 +56,31 @@ export class Settings {
 		this.#dialog.showModal();
 	}
 
-	/** Asks the server what it has; waits for it while it loads. */
+	/** Asks the server what it has; while it loads, shows how far it is, and asks again. */
 	async loadModels() {
-		let trouble = "loading the model…";
+		let shown;
 		try {
-			this.#models = await api.models();
+			const progress = await api.loading();
+			this.#models = progress ? [] : await api.models();
 			if (this.#models.length) return this.#title();
+			shown = progress?.percent == null ? "loading the model…" : `loading the model… ${progress.percent} %`;
 		} catch (error) {
-			if (error.status === 401) return this.askForKey();
-			if (!error.status) trouble = "no connection";
+			if (error.status === 401) return this.askForKey(true);
+			shown = error.status ? error.message : "no connection";
 		}
-		byId("model-name").textContent = trouble;
-		setTimeout(() => this.loadModels(), 2000);
+		byId("model-name").textContent = shown;
+		setTimeout(() => this.loadModels(), 1000);
 	}
 
-	askForKey() {
+	/** `refused`: the server has just not taken the key that is kept here, or wants one. */
+	askForKey(refused = false) {
+		const key = localStorage.getItem("llaisys:key") ?? "";
 		byId("key-change").hidden = false;
+		byId("key-error").textContent = refused && key ? "The server does not accept this key." : "";
 		if (byId("key").open) return;
-		byId("key-input").value = localStorage.getItem("llaisys:key") ?? "";
+		byId("key-input").value = key;
 		byId("key").showModal();
+		byId("key-input").select();
 	}
 
 	#saveKey() {

@@ -97,9 +97,14 @@ def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: Fake
     page.set_default_timeout(TIMEOUT)
     page.goto(fake.url)
     page.locator("#key[open]").wait_for()
+    assert not page.locator("#key-error").is_visible()  # none has been given yet
+    page.fill("#key-input", "open")
+    page.keyboard.press("Enter")
+    page.locator("#key-error", has_text="does not accept this key").wait_for()
     page.fill("#key-input", "sesame")
     page.keyboard.press("Enter")
     page.locator("#model-name", has_text="SmolLM2").wait_for()
+    assert not page.locator("#key").is_visible()
     page.fill("#prompt", "hi")
     page.press("#prompt", "Enter")
     page.locator(".answer", has_text="You said: hi").wait_for()
@@ -107,9 +112,30 @@ def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: Fake
     fake.api_key = "changed"
     page.fill("#prompt", "more")
     page.press("#prompt", "Enter")
-    page.locator("#key[open]").wait_for()
+    page.locator("#key[open] #key-error", has_text="does not accept this key").wait_for()
     assert page.input_value("#prompt") == "more"
     assert "sesame" not in page.evaluate(
         "Object.values({...localStorage}).filter(v => v[0] == '{').join()"
     )
     context.close()
+
+
+def test_the_page_shows_how_far_the_model_is_and_comes_alive_by_itself(
+    shelf: Any, fake: FakeServer
+) -> None:
+    context, _ = shelf
+    fake.reset()
+    fake.loading = {"status": "loading"}
+    page = context.new_page()
+    page.set_default_timeout(TIMEOUT)
+    page.goto(fake.url)
+    page.locator("#model-name", has_text=re.compile("loading the model…$")).wait_for()
+    for progress, percent in ((0.0, "0 %"), (0.429, "42 %")):
+        fake.loading = {"status": "loading", "stage": "loading weights", "progress": progress}
+        page.locator("#model-name", has_text=f"loading the model… {percent}").wait_for()
+    fake.loading = None
+    page.locator("#model-name", has_text="SmolLM2").wait_for()
+    page.fill("#prompt", "hi")
+    page.press("#prompt", "Enter")
+    page.locator(".answer", has_text="You said: hi").wait_for()
+    page.close()

@@ -79,6 +79,7 @@ class FakeServer(ThreadingHTTPServer):
         self.replies: dict[str, Reply | list[Reply]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.api_key: str | None = None
+        self.loading: dict[str, Any] | None = None  # what /health says until the model is there
         self.metrics = {
             "num_requests_running": 2.0,
             "num_requests_waiting": 1.0,
@@ -99,6 +100,7 @@ class FakeServer(ThreadingHTTPServer):
         self.replies.clear()
         self.requests.clear()
         self.api_key = None
+        self.loading = None
 
     def reply_to(self, text: str) -> Reply:
         found = self.replies.get(text)
@@ -132,8 +134,14 @@ class Handler(BaseHTTPRequestHandler):
             kind = "text/javascript" if file.suffix == ".js" else kind
             headers = {"Content-Security-Policy": CSP, "Cache-Control": "max-age=600"}
             self._send(200, file.read_bytes(), kind, headers)
+        elif path == "/health":
+            loading = self.server.loading
+            status, body = (503, loading) if loading else (200, {"status": "ok"})
+            self._send(status, json.dumps(body).encode(), "application/json")
         elif not self._allowed():
             self._refuse(401, "a valid API key is needed: Authorization: Bearer KEY")
+        elif self.server.loading:
+            self._refuse(503, "the model is still being loaded", 1)
         elif path == "/v1/models":
             card = {"id": MODEL, "object": "model", "max_model_len": 8192}
             card["default_sampling_params"] = {"temperature": 1.0, "top_p": 1.0}
