@@ -1,6 +1,6 @@
 """A real server in real processes for tests, with a model that has no weights and faults on demand.
 
-    python test/server_helpers.py serve [options of `llaisys serve`]
+    python test/helpers/server_helpers.py serve [options of `llaisys serve`]
 
 runs the server's own code; only the engine process is this file instead of
 `llaisys.server.engine_client.process`, so that its model is `FaultAdapter`.

@@ -32,23 +32,23 @@ def fake() -> Iterator[FakeServer]:
 
 
 @pytest.fixture(scope="module")
-def shelf(browser: Any, fake: FakeServer) -> Iterator[Any]:
+def shared_context(browser: Any, fake: FakeServer) -> Iterator[Any]:
     """A context whose cache has the page's files, and a page of it that can empty its storage."""
     context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme="light")
-    janitor = context.new_page()
-    janitor.goto(f"{fake.url}icon.svg")
-    yield context, janitor
+    storage_page = context.new_page()
+    storage_page.goto(f"{fake.url}icon.svg")
+    yield context, storage_page
     context.close()
 
 
 @pytest.fixture
-def tester(shelf: Any, fake: FakeServer) -> Iterator[Person]:
-    context, janitor = shelf
+def tester(shared_context: Any, fake: FakeServer) -> Iterator[Person]:
+    context, storage_page = shared_context
     fake.reset()
-    janitor.evaluate("localStorage.clear()")
+    storage_page.evaluate("localStorage.clear()")
     tester = Person(context, fake.url)
     yield tester
     for page in context.pages:
-        if page != janitor:
+        if page != storage_page:
             page.close()
     tester.check()

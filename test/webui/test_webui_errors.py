@@ -121,9 +121,9 @@ def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: Fake
 
 
 def test_the_page_shows_how_far_the_model_is_and_comes_alive_by_itself(
-    shelf: Any, fake: FakeServer
+    shared_context: Any, fake: FakeServer
 ) -> None:
-    context, _ = shelf
+    context, _ = shared_context
     fake.reset()
     fake.loading = {"status": "loading"}
     page = context.new_page()

@@ -286,12 +286,12 @@ def _row_op(
         return lambda: int(native.llaisysSwiGLU(on, y.handle, x.handle, up.handle))
     if name == "rope":
         shape = (rows, columns // ATTENTION_DIM, ATTENTION_DIM)
-        heads, turned = keep(x.view(shape)), keep(y.view(shape))
+        heads, rotated = keep(x.view(shape)), keep(y.view(shape))
         positions = keep(tensor_from(np.arange(rows, dtype=np.int64), "i64"))
         frequencies = keep(_random((ATTENTION_DIM // 2,)))
         return lambda: int(
             native.llaisysRope(
-                on, turned.handle, heads.handle, positions.handle, frequencies.handle
+                on, rotated.handle, heads.handle, positions.handle, frequencies.handle
             )
         )
     if name == "softmax":

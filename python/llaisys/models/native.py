@@ -54,14 +54,6 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
     return tensor
 
 
-def array_from(tensor: Tensor) -> NDArray[Any]:
-    """A numpy copy of a native tensor."""
-    with tensor.contiguous() as dense:
-        array = np.empty(dense.shape, _NUMPY_DTYPES[dense.dtype])
-        dense.store(array.ctypes.data, array.nbytes)
-    return array
-
-
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
     """The address of a dense array of this dtype."""
     if array.dtype != dtype or not array.flags.c_contiguous:

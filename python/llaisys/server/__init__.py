@@ -2,7 +2,7 @@
 
 `http_server.serve` starts everything and `lifecycle` follows it from the first heartbeat to the
 exit status; `app` puts the routes together; `service` is what routes share (engine, admission,
-metrics, sessions). `http/` knows connections: the protocol's limits, the doors (`security`), how
+metrics, sessions). `http/` knows connections: the protocol's limits, the guards (`security`), how
 exceptions become answers (`faults`), event streams, who gets in (`limits`), the web chat's files.
 `openai/` is a request from its schema through its job to the response. `sessions/` is conversations
 on disk and their open turns. `engine_client/` is the way to the engine: the process and its start,

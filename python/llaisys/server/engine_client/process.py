@@ -1,6 +1,6 @@
 """The engine process: an unchanged EngineCore in a tight loop between two ipc sockets.
 
-    python -m llaisys.server.engine_client.process      (started by `engine_link`, never by hand)
+    python -m llaisys.server.engine_client.process      (started by `start`, never by hand)
 
 Its configuration is one line of JSON on standard input, which stays open: when it ends, the parent
 is gone, and the process removes the socket directory and exits at once. Three threads: the loop

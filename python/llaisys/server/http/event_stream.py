@@ -1,5 +1,5 @@
 """Server-sent events as an ASGI response: stops when the client is gone. One that takes nothing is
-made to go by `http_protocol`."""
+made to go by `protocol`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Admission:
         """Seconds after which a place is likely to be free."""
         return max(1, min(MAX_RETRY_AFTER, math.ceil(self._mean_seconds)))
 
-    def took(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """A request has finished after `seconds`."""
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 

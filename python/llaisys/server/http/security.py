@@ -1,4 +1,4 @@
-"""The doors: host, origin, API key, body. Plain ASGI, so that nothing hides a disconnect.
+"""The guards: host, origin, API key, body. Plain ASGI, so that nothing hides a disconnect.
 
 Order, outermost first: `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGuard`, the routes.
 """

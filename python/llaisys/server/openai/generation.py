@@ -172,7 +172,7 @@ class Generation:
         if part.output is not None:
             self.outputs[prompt] = part.output
             self.metrics.request_done(part.output.usage, part.output.outputs)
-            self.admission.took(now - self._started)
+            self.admission.record_duration(now - self._started)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
