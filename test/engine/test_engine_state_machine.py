@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
+from dataclasses import replace
 
 import pytest
 from engine_fakes import (
@@ -18,7 +20,13 @@ from engine_fakes import (
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import TRANSITIONS, IllegalTransitionError, Request, RequestStatus
-from llaisys.engine.executor import Executor, ExecutorTimeoutError, UniProcExecutor, WorkerError
+from llaisys.engine.executor import (
+    Executor,
+    ExecutorTimeoutError,
+    UniProcExecutor,
+    WorkerError,
+    WorkerLostError,
+)
 from llaisys.engine.llm_engine import LLMEngine
 
 S = RequestStatus
@@ -187,9 +195,83 @@ def test_worker_errors_carry_the_rank():
     executor.shutdown()
 
 
-def test_timeouts_are_counted_apart_from_worker_errors():
-    import threading
+def test_failed_steps_are_counted_until_one_succeeds():
+    engine = make_engine(max_num_seqs=1)
+    adapter, core = adapter_of(engine), engine.core
 
+    def explode(step):
+        raise RuntimeError("lost")
+
+    for _ in range(3):
+        engine.submit([1, 2], greedy(3))
+    adapter.on_forward = explode
+    for count in (1, 2):
+        engine.step()
+        assert core.failed_steps == count
+    adapter.on_forward = None
+    engine.step()
+    assert core.failed_steps == 0
+
+
+def test_a_lost_worker_ends_the_engine(monkeypatch):
+    engine = make_engine()
+    engine.submit([1, 2], greedy(3))
+
+    def lost(plan):
+        raise WorkerLostError("worker rank 0 ended with status 9")
+
+    monkeypatch.setattr(engine.core.executor, "execute_step", lost)
+    with pytest.raises(WorkerLostError, match="status 9"):
+        engine.step()
+
+
+def test_a_step_after_a_timeout_waits_for_the_worker():
+    """A worker that was merely slow costs the step that timed out, and no other."""
+    engine = make_engine(step_timeout=5.0, max_num_seqs=1)
+    adapter, release = adapter_of(engine), threading.Event()
+
+    def hang(step):
+        adapter.on_forward = None
+        release.wait(30)
+
+    adapter.on_forward = hang
+    engine.core.executor.config = replace(engine.config, step_timeout=0.05)
+    first, second = (engine.submit([1 + i, 2], greedy(3)) for i in range(2))
+    engine.step()
+    engine.core.executor.config = replace(engine.config, step_timeout=30.0)
+    threading.Timer(0.1, release.set).start()
+    outputs = run_all(engine)
+    assert outputs[second].token_ids == expected_tokens([2, 2], 3)
+    assert engine.core.executor.stats.timeouts == 1 and engine.core.failed_steps == 0
+    assert first not in outputs
+    engine.close()
+
+
+# ---- waiting no longer than the deadline ---------------------------------------------------------
+
+
+def requests_of(name: str, n: int = 1) -> list[Request]:
+    params = greedy(3, n=n, ignore_eos=True).with_defaults(None)
+    return [Request(f"{name}#{i}", [1, 2], params, group=name, choice=i) for i in range(n)]
+
+
+def test_prompts_that_were_not_started_in_time_expire_whole():
+    core = make_engine(max_num_seqs=1).core
+    core.add_requests(requests_of("running", 2), deadline=0.0)
+    core.step()
+    core.add_requests(requests_of("late", 2), deadline=0.0)
+    core.add_requests(requests_of("patient"), deadline=float("inf"))
+    core.add_requests(requests_of("endless"))
+    core.add_requests(requests_of("cancelled"), deadline=0.0)
+    core.finish_request("cancelled#0")
+    expired = core.expire()
+    assert [[r.request_id for r in prompt] for prompt in expired] == [["late#0", "late#1"]]
+    assert core.expire() == []
+    left = [*core.scheduler.requests]
+    assert left == ["running#0", "running#1", "patient#0", "endless#0"]
+
+
+def test_timeouts_are_counted_apart_from_worker_errors():
     engine = make_engine(step_timeout=0.05)
     adapter, release = adapter_of(engine), threading.Event()
 
@@ -214,8 +296,6 @@ def test_timeouts_are_counted_apart_from_worker_errors():
 
 def test_the_worker_forgets_the_sequences_of_timed_out_steps():
     """More of them than it has rows; the plan that released some came while it was busy."""
-    import threading
-
     engine = make_engine(step_timeout=0.05, max_num_seqs=2)
     adapter, executor = adapter_of(engine), engine.core.executor
     for _ in range(3):

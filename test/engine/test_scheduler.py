@@ -20,23 +20,35 @@ from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import Request, RequestStatus, SchedulerOutputs, StepOutput
+from llaisys.common.types import (
+    Request,
+    RequestStatus,
+    SchedulerOutputs,
+    StepOutput,
+    TokenLogprobs,
+)
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
-from llaisys.engine.scheduler import RequestScheduler
+from llaisys.engine.scheduler import RequestScheduler, _Step
 
 
 def make_scheduler(
-    blocks: int = 64, size: int = 4, seats: int = 8, budget: int = 32, limit: int = 200, **other
+    blocks: int = 64,
+    size: int = 4,
+    seats: int = 8,
+    budget: int = 32,
+    limit: int = 200,
+    steps_ahead: int = 0,
+    **other,
 ) -> RequestScheduler:
     config = SchedulerConfig(seats, budget, min_prefill_chunk=4)
-    return RequestScheduler(config, BlockManager(blocks, size, **other), limit)
+    return RequestScheduler(config, BlockManager(blocks, size, **other), limit, steps_ahead)
 
 
 def add(scheduler: RequestScheduler, name: str, prompt: int | list[int], max_tokens=8) -> Request:
     tokens = list(range(prompt)) if isinstance(prompt, int) else prompt
     request = Request(name, tokens, SamplingParams(max_tokens=max_tokens))
-    scheduler.add(request)
+    scheduler.add([request])
     return request
 
 
@@ -82,6 +94,26 @@ def test_a_sequence_that_could_draw_nothing_ends_alone():
     assert updates["bad"].error == "no token left" and updates["bad"].token_ids == []
     assert updates["good"].token_ids == [7] and not good.finished
     assert given_tokens(scheduler.schedule()) == {"good": 1}
+
+
+# ---- all or none -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "prompts", "message"),
+    [(["a", "b", "c"], [3, 3, 900], "900 tokens"), (["a", "b", "a"], [3, 3, 3], "in use")],
+)
+def test_requests_are_taken_all_or_none(names, prompts, message):
+    scheduler = make_scheduler()
+    requests = [
+        Request(name, [1] * size, SamplingParams())
+        for name, size in zip(names, prompts, strict=True)
+    ]
+    with pytest.raises(InvalidInputError, match=message):
+        scheduler.add(requests)
+    assert not scheduler.has_unfinished() and scheduler.num_waiting == 0
+    scheduler.add(requests[:2])
+    assert scheduler.num_waiting == 2
 
 
 # ---- one budget --------------------------------------------------------------------------------
@@ -251,7 +283,7 @@ def test_late_result_of_a_preempted_request_is_kept():
         scheduler.update_from_output(answer(plan, 1))
     out = scheduler.schedule()
     assert set(out.request_ids) == {"old", "young"} or young.num_preemptions
-    scheduler._preempt_latest(SchedulerOutputs(99))
+    scheduler._preempt_latest(_Step(SchedulerOutputs(99)))
     before = young.num_output_tokens
     scheduler.update_from_output(answer(out, 9))
     assert young.num_output_tokens == before + ("young" in out.request_ids)
@@ -265,19 +297,19 @@ def test_a_token_that_is_drawn_twice_counts_once():
     scheduler = make_scheduler()
     request = add(scheduler, "a", [1, 2, 3], max_tokens=3)
     first = scheduler.schedule()
-    scheduler._preempt_latest(SchedulerOutputs(99))
+    scheduler._preempt_latest(_Step(SchedulerOutputs(99)))
     again = scheduler.schedule()  # computes the same tokens, the first result is still out
     assert again.request_ids == ["a"] and again.samples == [True]
-    scheduler.update_from_output(answer(first, 5))
+    assert scheduler.update_from_output(answer(first, 5)) == []  # of a run that was given up
     scheduler.update_from_output(answer(again, 6))
-    assert request.output_token_ids == [5]
+    assert request.output_token_ids == [6]
 
 
 def test_a_late_result_says_nothing_about_blocks_taken_after_a_preemption():
     scheduler = make_scheduler(budget=4, seats=4)
     add(scheduler, "a", list(range(12)))
     first = scheduler.schedule()
-    scheduler._preempt_latest(SchedulerOutputs(99))
+    scheduler._preempt_latest(_Step(SchedulerOutputs(99)))
     scheduler.schedule()
     scheduler.update_from_output(answer(first))
     twin = Request("twin", list(range(12)), SamplingParams())
@@ -305,16 +337,19 @@ def test_a_victim_that_was_planned_already_leaves_the_plan():
     num_blocks=st.integers(7, 14),
     lateness=st.lists(st.integers(0, 3), min_size=1, max_size=20),
     cancelled=st.dictionaries(st.integers(0, 9), st.integers(0, 20), max_size=3),
+    steps_ahead=st.integers(0, 3),
 )
-def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled):
-    """A real worker, whose results are kept back for up to three steps."""
+def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled, steps_ahead):
+    """A real worker, whose results are kept back for up to three steps; requests wait for their
+    token, or are planned ahead of it and drop the surplus."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
+    core.scheduler.steps_ahead = steps_ahead
     requests = [
         Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))
         for i, prompt in enumerate(prompts)
     ]
     for request in requests:
-        core.add_request(request)
+        core.add_requests([request])
     results: deque[StepOutput] = deque()
     for now in range(10_000):
         if not core.has_unfinished():
@@ -324,8 +359,7 @@ def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled)
                 core.scheduler.finish(str(index), RequestStatus.FINISHED_ABORTED)
         plan = core.scheduler.schedule()
         if plan.batch_size:
-            core.executor.execute_model(plan)
-            results.append(core.executor.sample_tokens())
+            results.append(core.executor.execute_step(plan))
         while results and (len(results) > lateness[now % len(lateness)] or not plan.batch_size):
             core.scheduler.update_from_output(results.popleft())
     for request in requests:
@@ -335,6 +369,113 @@ def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled)
             expected = expected[: request.num_output_tokens]
         assert request.output_token_ids == expected
     core.scheduler.check_integrity()
+
+
+def test_a_request_is_planned_ahead_of_its_unknown_token():
+    scheduler = make_scheduler(steps_ahead=1)
+    request = add(scheduler, "a", [1, 2], max_tokens=3)
+    plans = [scheduler.schedule(), scheduler.schedule()]
+    assert [(p.starts, p.counts, p.samples) for p in plans] == [
+        ([0], [2], [True]),
+        ([2], [1], [True]),
+    ]
+    assert scheduler.schedule().batch_size == 0  # one step ahead, not two
+    scheduler.update_from_output(answer(plans[0], 5))
+    last = scheduler.schedule()  # draws the third token, which nobody computes
+    assert last.starts == [3] and scheduler.schedule().batch_size == 0
+    scheduler.update_from_output(answer(plans[1], 6))
+    scheduler.update_from_output(answer(last, 7))
+    assert request.output_token_ids == [5, 6, 7] and request.finished
+    scheduler.check_integrity()
+
+
+def test_the_surplus_of_a_request_that_stopped_is_dropped():
+    scheduler = make_scheduler(steps_ahead=1)
+    request = Request("a", [1, 2], SamplingParams(), stop_token_ids=frozenset({9}))
+    scheduler.add([request])
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.update_from_output(answer(first, 9))
+    assert request.finished
+    assert scheduler.update_from_output(answer(second, 5)) == []
+    assert request.output_token_ids == [9]
+    scheduler.check_integrity()
+
+
+# ---- drafts ------------------------------------------------------------------------------------
+
+
+def drafted(scheduler: RequestScheduler, request: Request, draft: list[int]) -> SchedulerOutputs:
+    request.draft_token_ids = draft
+    plan = scheduler.schedule()
+    assert request.draft_token_ids == []
+    return plan
+
+
+def test_drafts_are_computed_with_the_token_before_them():
+    scheduler = make_scheduler(size=4)
+    request = add(scheduler, "a", [1, 2, 3], max_tokens=20)
+    step(scheduler)  # draws token 3
+    plan = drafted(scheduler, request, [8, 9])
+    assert (plan.starts, plan.counts, plan.samples) == ([3], [3], [True])
+    assert plan.draft_token_ids == {request.seq_id: [8, 9]} and plan.num_decode_tokens == 3
+    assert len(plan.new_blocks[request.seq_id]) == 1  # tokens 4 and 5 begin a block
+    updates = scheduler.update_from_output(StepOutput(plan.step_id, {request.seq_id: [8, 9, 4]}))
+    assert updates[0].token_ids == [8, 9, 4] and request.num_computed_tokens == 6
+    assert scheduler.schedule().starts == [6]
+
+
+def test_what_was_computed_for_refused_drafts_is_taken_back():
+    scheduler = make_scheduler(size=4)
+    request = add(scheduler, "a", [1, 2, 3], max_tokens=20)
+    step(scheduler)
+    plan = drafted(scheduler, request, [8, 9, 8, 9])
+    scheduler.update_from_output(StepOutput(plan.step_id, {request.seq_id: [8, 5]}))
+    assert request.output_token_ids == [7, 8, 5] and request.num_computed_tokens == 5
+    again = drafted(scheduler, request, [6])
+    assert (again.starts, again.counts) == ([5], [2])
+    scheduler.update_from_output(StepOutput(again.step_id, {request.seq_id: [6, 6]}))
+    while scheduler.has_unfinished():
+        step(scheduler)
+    scheduler.check_integrity()
+    twin = Request("twin", [*request.token_ids], SamplingParams())
+    assert scheduler.block_manager.match_prefix(twin).num_tokens == 20  # no refused token is cached
+
+
+def test_a_stop_inside_accepted_drafts_ends_there():
+    scheduler = make_scheduler()
+    request = Request("a", [1, 2], SamplingParams(logprobs=0), stop_token_ids=frozenset({9}))
+    scheduler.add([request])
+    scheduler.update_from_output(answer(scheduler.schedule(), 3))
+    plan = drafted(scheduler, request, [8, 9, 7])
+    logprobs = [TokenLogprobs(token, -1.0, 1) for token in (8, 9, 7, 7)]
+    output = StepOutput(plan.step_id, {request.seq_id: [8, 9, 7, 7]}, {request.seq_id: logprobs})
+    (update,) = scheduler.update_from_output(output)
+    assert update.token_ids == [8, 9] and len(update.logprobs) == 2
+    assert update.status is RequestStatus.FINISHED_STOPPED
+    scheduler.check_integrity()
+
+
+def test_drafts_take_no_other_requests_token_and_never_pass_the_limit():
+    scheduler = make_scheduler(budget=6, seats=4)
+    requests = [add(scheduler, name, [i], max_tokens=4) for i, name in enumerate("abc")]
+    step(scheduler)
+    requests[0].draft_token_ids = [5] * 9
+    plan = scheduler.schedule()
+    assert plan.counts == [3, 1, 1]  # 4 tokens are all that a may have: 2 drafts and what follows
+    assert plan.draft_token_ids == {requests[0].seq_id: [5, 5]}
+    tight = make_scheduler(budget=4, seats=4)
+    requests = [add(tight, name, [i], max_tokens=40) for i, name in enumerate("abc")]
+    step(tight)
+    requests[1].draft_token_ids = [5] * 9
+    assert tight.schedule().counts == [1, 2, 1]
+
+
+def test_no_step_is_planned_ahead_of_open_drafts():
+    scheduler = make_scheduler(steps_ahead=1)
+    request = add(scheduler, "a", [1, 2], max_tokens=20)
+    step(scheduler)
+    drafted(scheduler, request, [8])
+    assert scheduler.schedule().batch_size == 0
 
 
 # ---- the prefix cache --------------------------------------------------------------------------

@@ -85,14 +85,15 @@ class IllegalTransitionError(RuntimeError):
 class Request:
     """One sequence: a prompt and one choice of its continuation.
 
-    A step gives the request tokens; `num_computed_tokens` catches up with `num_tokens`. When both
-    are equal a token has been asked for and its id is not known yet.
+    A step gives the request tokens; `num_computed_tokens` catches up with `num_tokens`. When it is
+    equal or larger, tokens have been asked for whose ids are not known yet.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams  # with_defaults() done
     seed: int = 0
+    group: str = ""  # the prompt's own name, which its choices share
     choice: int = 0  # index among the n choices of a prompt
     stop_token_ids: frozenset[int] = frozenset()  # eos (unless ignored) and the request's own
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
@@ -104,6 +105,7 @@ class Request:
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
+    draft_token_ids: list[int] = field(default_factory=list)  # proposed; the next step takes them
     num_cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: not yet scheduled
     num_preemptions: int = 0
     scheduled_time: float | None = None
@@ -183,7 +185,8 @@ class SchedulerOutputs:
     """One step's work. The lists of length s run in parallel, one entry a sequence.
 
     Sequence i computes its tokens [starts[i], starts[i] + counts[i]), and when samples[i] the
-    token after them is drawn.
+    token after them is drawn. The last of its tokens are its drafts, if it has any: then a token is
+    drawn after each of them and after the token before them, up to the first that was not drafted.
     """
 
     step_id: int
@@ -192,6 +195,7 @@ class SchedulerOutputs:
     starts: list[int] = field(default_factory=list)  # [s]
     counts: list[int] = field(default_factory=list)  # [s]
     samples: list[bool] = field(default_factory=list)  # [s]
+    draft_token_ids: dict[int, list[int]] = field(default_factory=dict)  # seq id -> drafts
     new_seqs: list[NewSequence] = field(default_factory=list)
     new_blocks: dict[int, list[int]] = field(default_factory=dict)  # seq id -> appended blocks
     released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted before
@@ -234,7 +238,7 @@ class StepRecord:
     seconds: float = 0.0
 
 
-class TokenUpdate(Struct):
+class TokenUpdate(Struct, gc=False):
     """What one step did to one request; the engine core's output, token ids only."""
 
     request_id: str

@@ -1,10 +1,16 @@
-"""The engine's heart: scheduler and executor. It knows token ids, never text."""
+"""The engine's heart: scheduler and executor. It knows token ids, never text.
+
+What an engine does whatever stands around it is here: requests are taken all or none, wait no
+longer than their deadline, and a step that raises ends its own requests and is counted.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from llaisys.common.types import (
@@ -17,7 +23,7 @@ from llaisys.common.types import (
 )
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.executor import Executor
+from llaisys.engine.executor import Executor, WorkerLostError
 from llaisys.engine.scheduler import RequestScheduler
 
 logger = logging.getLogger("llaisys.engine")
@@ -43,11 +49,15 @@ class EngineCore:
         )
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0
+        self.failed_steps = 0  # in a row
         self._checked_idle = True
         self._undelivered: list[TokenUpdate] = []  # of a step that was interrupted
+        # A heap of (deadline, a number that rises, the choices of one prompt).
+        self._deadlines: list[tuple[float, int, list[str]]] = []
 
     def step(self) -> list[TokenUpdate]:
-        """Plan, run, apply. A fault ends the requests of the step and nothing else."""
+        """Plan, run, apply. A fault ends the requests of the step and nothing else; when the worker
+        is lost WorkerLostError is raised, and no step can follow."""
         if self._undelivered:
             updates, self._undelivered = self._undelivered, []
             return updates
@@ -59,23 +69,43 @@ class EngineCore:
             return []
         self._checked_idle = False
         try:
-            self.executor.execute_model(plan)
-            output = self.executor.sample_tokens()
+            output = self.executor.execute_step(plan)
+        except WorkerLostError:
+            raise
         except Exception as error:
-            logger.exception("step %d failed", plan.step_id)
+            self.failed_steps += 1
+            logger.exception("step %d failed; its requests: %s", plan.step_id, plan.request_ids)
             return self._checked(self.scheduler.fail_step(plan.step_id, str(error)))
         except BaseException:  # KeyboardInterrupt: the step is lost, the engine is not
             self._undelivered = self.scheduler.fail_step(
                 plan.step_id, "interrupted", RequestStatus.FINISHED_ABORTED
             )
             raise
+        self.failed_steps = 0
         updates = self.scheduler.update_from_output(output)
         self._record(plan, time.perf_counter() - start)
         return self._checked(updates)
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; raises InvalidInputError when it can never fit."""
-        self.scheduler.add(request)
+    def add_requests(self, requests: Sequence[Request], deadline: float | None = None) -> None:
+        """Queue the choices of a prompt, all of them or none; InvalidInputError when one can never
+        fit. `deadline`: time.monotonic() at which one of them must have been started."""
+        self.scheduler.add(requests)
+        if deadline is not None:
+            names = [request.request_id for request in requests]
+            heappush(self._deadlines, (deadline, requests[0].seq_id, names))
+
+    def expire(self) -> list[list[Request]]:
+        """End the prompts of which nothing was started before the deadline; those prompts."""
+        now = time.monotonic()
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            names = heappop(self._deadlines)[2]
+            requests = [r for name in names if (r := self.scheduler.requests.get(name)) is not None]
+            if requests and all(r.status is RequestStatus.WAITING for r in requests):
+                expired.append(requests)
+                for request in requests:
+                    self.finish_request(request.request_id)
+        return expired
 
     def finish_request(
         self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_ABORTED

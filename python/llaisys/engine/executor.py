@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +30,10 @@ class WorkerError(LlaisysError, RuntimeError):
         self.local_rank = local_rank
 
 
+class WorkerLostError(LlaisysError, RuntimeError):
+    """A worker is gone and does not come back: the engine cannot go on."""
+
+
 class ExecutorTimeoutError(LlaisysError, TimeoutError):
     """A worker did not answer in time; it may still be busy."""
 
@@ -41,7 +46,8 @@ class ExecutorStats:
 
 
 class Executor(ABC):
-    """One step = `execute_model`, then `sample_tokens`."""
+    """One step = one call of `execute_step`; `execute_model` and `sample_tokens` are its two halves,
+    under the seeds' names."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -76,6 +82,14 @@ class Executor(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Close every worker; more than once does nothing."""
+
+    def execute_step(self, plan: SchedulerOutputs) -> StepOutput:
+        """Run a plan on every rank and draw; the driver rank's result."""
+        output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, (plan,))[
+            0
+        ]
+        self.stats.steps += 1
+        return output
 
     def execute_model(self, outputs: SchedulerOutputs) -> None:
         """Run the forward pass of a plan on every rank."""
@@ -180,6 +194,8 @@ class UniProcExecutor(Executor):
         kwargs: dict[str, Any],
     ) -> T:
         if self._late is not None:
+            if timeout is not None:
+                wait_for([self._late], timeout)
             if not self._late.done():
                 raise ExecutorTimeoutError("the worker is still busy with a call that timed out")
             self._late = None

@@ -114,6 +114,7 @@ class InputProcessor:
                 prompt_token_ids=token_ids,
                 sampling=sampling,
                 seed=seed,
+                group=request_id,
                 choice=choice,
                 stop_token_ids=stops,
                 bad_words=bad_words,

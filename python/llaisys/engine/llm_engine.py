@@ -72,19 +72,11 @@ class LLMEngine:
         entry = self.input_processor.process(prompt, params, request_id, cache_salt)
         if entry.request_id in self._groups:
             raise refuse("request_id", entry.request_id, "one that is not in use")
-        added = []
-        try:
-            for request in entry.requests:
-                self.core.add_request(request)
-                added.append(request.request_id)
-        except BaseException:
-            for name in added:
-                self.core.finish_request(name)
-            raise
+        self.core.add_requests(entry.requests)
         self.output_processor.add(
             entry.request_id, entry.prompt, entry.params, entry.requests, stream
         )
-        self._groups[entry.request_id] = added
+        self._groups[entry.request_id] = [request.request_id for request in entry.requests]
         return entry.request_id
 
     def step(self) -> list[StreamOutput]:

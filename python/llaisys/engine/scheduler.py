@@ -1,19 +1,22 @@
 """Which requests get how many tokens in the next step.
 
 There are no phases: a request has computed tokens that catch up with its tokens, and a step hands
-out one budget of tokens. Requests that decode come first (they need one token each and would stall
-otherwise), then prompts that are under way, then new requests, first come first served. While
-another prompt waits, a prompt gets at most half of what is left of the budget, so that a long one
-cannot keep short ones out.
+out one budget of tokens. Every running request keeps one token of it (decoding never stalls), the
+rest goes to longer pieces in order of admission, then to new requests, first come first served.
+While another prompt waits, a prompt gets at most half of what is left of the budget, so that a long
+one cannot keep short ones out.
 
 When a running request finds no block, the latest arrival among the running ones is preempted: it
 gives its blocks back and later computes its tokens anew. The oldest request can always go on,
 because `add` refuses what does not fit into an empty pool, so there is no deadlock.
 
 Results may come late: `schedule` may be called again before `update_from_output` was called for
-the step before. A request whose drawn token is not known yet is left out; everything else goes on.
+the steps before, whose results then follow in their order. A request whose drawn token is not known
+yet is left out, or, with `steps_ahead`, is planned as if it were: the worker knows the token. A
+result may be several tokens (drafts that were accepted), and takes back what was computed for
+drafts that were not.
 
-No numpy, no clock but the caller's, no text.
+No numpy, no text; the clock is read once a request, when it starts.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
 from llaisys.common.types import (
@@ -42,11 +45,12 @@ logger = logging.getLogger("llaisys.engine")
 
 @dataclass(slots=True)
 class _Step:
-    """A step that was handed out; the lists run in parallel to those of the plan."""
+    """A step that is being planned or is out; the lists run in parallel to those of the plan."""
 
     plan: SchedulerOutputs
-    requests: list[Request]
-    preemptions: list[int]  # of each request when the step was planned
+    requests: list[Request] = field(default_factory=list)
+    preemptions: list[int] = field(default_factory=list)  # of each request so far
+    pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
 
 
 @dataclass(slots=True)
@@ -63,11 +67,16 @@ class RequestScheduler:
     """Owner of the queues. `requests` holds every request that has not finished."""
 
     def __init__(
-        self, config: SchedulerConfig, block_manager: BlockManager, max_model_len: int
+        self,
+        config: SchedulerConfig,
+        block_manager: BlockManager,
+        max_model_len: int,
+        steps_ahead: int = 0,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.max_model_len = max_model_len
+        self.steps_ahead = steps_ahead  # tokens of a request that may be drawn and not known yet
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.num_preemptions = 0
@@ -81,17 +90,24 @@ class RequestScheduler:
 
     # ---- taking requests -----------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request, or raise InvalidInputError with the numbers if it can never fit."""
-        if request.request_id in self.requests:
-            raise refuse("request_id", request.request_id, "one that is not in use")
-        request.max_total_tokens = self.total_tokens_limit(
-            request.num_prompt_tokens, request.sampling.max_tokens
-        )
-        request.seq_id = self._next_seq_id
-        self._next_seq_id += 1
-        self.requests[request.request_id] = request
-        self._waiting[request.request_id] = request
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all of them or none: InvalidInputError has the numbers of the first that
+        can never fit, and nothing was changed."""
+        names: set[str] = set()
+        for request in requests:
+            if request.request_id in self.requests or request.request_id in names:
+                raise refuse("request_id", request.request_id, "one that is not in use")
+            names.add(request.request_id)
+        limits = [
+            self.total_tokens_limit(request.num_prompt_tokens, request.sampling.max_tokens)
+            for request in requests
+        ]
+        for request, limit in zip(requests, limits, strict=True):
+            request.max_total_tokens = limit
+            request.seq_id = self._next_seq_id
+            self._next_seq_id += 1
+            self.requests[request.request_id] = request
+            self._waiting[request.request_id] = request
 
     def total_tokens_limit(self, num_prompt: int, max_tokens: int | None) -> int:
         """Prompt and output tokens that such a request may have.
@@ -159,75 +175,80 @@ class RequestScheduler:
     def schedule(self) -> SchedulerOutputs:
         """Plan the next step. An empty plan (batch_size 0) means that nothing can be done now."""
         plan = SchedulerOutputs(step_id=self._next_step_id)
-        requests = self._schedule_decodes(plan)
-        budget = self.config.max_num_batched_tokens - len(requests)
-        budget = self._schedule_prefills(plan, requests, budget)
-        self._admit(plan, requests, budget)
-        if requests:
-            self._next_step_id += 1
-            preemptions = [request.num_preemptions for request in requests]
-            self._steps[plan.step_id] = _Step(plan, requests, preemptions)
-            plan.released_seq_ids, self._released = self._released, []
+        step = _Step(plan)
+        self._continue_running(step)
+        self._admit(step)
+        if step.requests:
+            self._hand_out(step)
         return plan
 
-    def _schedule_decodes(self, plan: SchedulerOutputs) -> list[Request]:
-        """One token for each request that lacks one; those requests, in the plan's order.
+    def _continue_running(self, step: _Step) -> None:
+        """Give every running request what it can compute now, and the blocks for it."""
+        block_size = self.block_manager.block_size
+        requests, starts, counts = step.requests, step.plan.starts, step.plan.counts
+        for request in tuple(self.running):
+            start = request.num_computed_tokens
+            count = len(request.token_ids) - start
+            if count != 1 or request.draft_token_ids:
+                count = self._count(step, request, count)
+                if not count:
+                    continue
+            if -start % block_size < count and not self._extend(step, request, start + count):
+                continue
+            requests.append(request)
+            starts.append(start)
+            counts.append(count)
+            request.num_computed_tokens = start + count
 
-        In a full engine this is nearly all of a step: whole lists, no call per request.
-        """
-        ready = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens == 1]
-        if self._extend_tables(plan, ready):
-            ready = [r for r in ready if r.status is RequestStatus.RUNNING]
-        plan.seq_ids = [r.seq_id for r in ready]
-        plan.request_ids = [r.request_id for r in ready]
-        plan.starts = [r.num_computed_tokens for r in ready]
-        plan.counts = [1] * len(ready)
-        plan.samples = [True] * len(ready)
-        num_decoding = 0  # the others compute the last token of their prompt
-        for request in ready:
-            num_decoding += request.num_computed_tokens >= request.num_prompt_tokens
-            request.num_computed_tokens += 1
-        plan.num_decode_tokens = num_decoding
-        plan.num_prefill_tokens = len(ready) - num_decoding
-        return ready
+    def _count(self, step: _Step, request: Request, missing: int) -> int:
+        """Tokens for a running request that is not simply one token behind; `missing` of its known
+        tokens are not computed."""
+        if request.status is not RequestStatus.RUNNING:
+            return 0  # preempted just now
+        if missing < 1:
+            # Its next token is drawn by a step that is out. The last token of all is not computed.
+            is_last = request.num_computed_tokens + 1 >= request.max_total_tokens
+            is_known_soon = -missing < self.steps_ahead and not self._is_draft_out(request)
+            return int(is_known_soon and not is_last)
+        behind = self.running[self.running.index(request) + 1 :]
+        budget = self._budget_left(step) - len(behind)  # each of them keeps one token
+        if missing > 1:
+            others = bool(self.num_waiting) or any(
+                len(r.token_ids) - r.num_computed_tokens > 1 for r in behind
+            )
+            return self._chunk(step, request, budget, others)
+        room = min(budget, request.max_total_tokens - request.num_tokens) - 1
+        draft, request.draft_token_ids = request.draft_token_ids[: max(0, room)], []
+        if draft:
+            step.plan.draft_token_ids[request.seq_id] = draft
+        return 1 + len(draft)
 
-    def _extend_tables(self, plan: SchedulerOutputs, ready: list[Request]) -> bool:
-        """A block for each request that begins one; whether requests were preempted for it, from
-        the end on."""
-        append_slot, block_size = self.block_manager.append_slot, self.block_manager.block_size
-        preempted = self.num_preemptions
-        for request in [r for r in ready if r.num_computed_tokens % block_size == 0]:
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted just now
-            total = request.num_tokens
-            added = append_slot(request, total)
-            while added is None and self._preempt_latest(plan) is not request:
-                added = append_slot(request, total)
-            if added:
-                plan.new_blocks[request.seq_id] = added
-        return self.num_preemptions != preempted
+    def _budget_left(self, step: _Step) -> int:
+        return self.config.max_num_batched_tokens - sum(step.plan.counts)
 
-    def _schedule_prefills(
-        self, plan: SchedulerOutputs, requests: list[Request], budget: int
-    ) -> int:
-        """Further pieces of prompts under way; their blocks were taken at admission."""
-        if len(requests) == len(self.running):
-            return budget
-        waiting = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens > 1]
-        for index, request in enumerate(waiting):
-            if budget <= 0:
+    def _is_draft_out(self, request: Request) -> bool:
+        """Whether it is open how many tokens a step that is out will bring."""
+        return any(request.seq_id in step.plan.draft_token_ids for step in self._steps.values())
+
+    def _extend(self, step: _Step, request: Request, num_tokens: int) -> bool:
+        """Blocks for `num_tokens` in all, taken from the latest arrivals if need be; False when the
+        request itself is or was one of those."""
+        added = None
+        while request.status is RequestStatus.RUNNING:
+            added = self.block_manager.append_slot(request, num_tokens)
+            if added is not None:
                 break
-            others = index + 1 < len(waiting) or bool(self.num_waiting)
-            count = self._chunk(request, budget, others)
-            self._hand_out(plan, requests, request, count)
-            budget -= count
-        return budget
+            self._preempt_latest(step)
+        if added:
+            step.plan.new_blocks[request.seq_id] = added
+        return added is not None
 
-    def _admit(self, plan: SchedulerOutputs, requests: list[Request], budget: int) -> None:
+    def _admit(self, step: _Step) -> None:
         """Start requests in order of arrival until the budget, the seats or the blocks run out."""
         if not self._waiting and not self._preempted:
             return
         manager = self.block_manager
+        budget = self._budget_left(step)
         for request in self._candidates():
             if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
                 return
@@ -244,9 +265,12 @@ class RequestScheduler:
                         f"{manager.num_free_blocks} of {manager.num_blocks} are free, nothing runs"
                     )
                 return
-            self._start(plan, request, match.num_tokens, manager.allocate(request, match))
-            count = self._chunk(request, budget, others=bool(self.num_waiting))
-            self._hand_out(plan, requests, request, count)
+            self._start(step.plan, request, match.num_tokens, manager.allocate(request, match))
+            count = self._chunk(step, request, budget, others=bool(self.num_waiting))
+            step.requests.append(request)
+            step.plan.starts.append(request.num_computed_tokens)
+            step.plan.counts.append(count)
+            request.num_computed_tokens += count
             budget -= count
 
     def _candidates(self) -> Iterator[Request]:
@@ -288,32 +312,40 @@ class RequestScheduler:
             )
         )
 
-    def _chunk(self, request: Request, budget: int, others: bool) -> int:
-        wanted = request.num_tokens - request.num_computed_tokens
+    def _chunk(self, step: _Step, request: Request, budget: int, others: bool) -> int:
+        """A piece of what the request has not computed."""
+        missing = request.num_tokens - request.num_computed_tokens
         if others:
             budget = min(budget, max(budget // 2, self.config.min_prefill_chunk))
-        return min(wanted, budget)
+        step.pieces[request] = count = min(missing, budget)
+        return count
 
-    def _hand_out(
-        self, plan: SchedulerOutputs, requests: list[Request], request: Request, count: int
-    ) -> None:
-        start = request.num_computed_tokens
-        request.num_computed_tokens = start + count
-        requests.append(request)
-        plan.seq_ids.append(request.seq_id)
-        plan.request_ids.append(request.request_id)
-        plan.starts.append(start)
-        plan.counts.append(count)
-        plan.samples.append(start + count == request.num_tokens)
-        if count == 1 and start >= request.num_prompt_tokens:
-            plan.num_decode_tokens += 1
-        else:
-            plan.num_prefill_tokens += count
+    def _hand_out(self, step: _Step) -> None:
+        """Complete the plan."""
+        plan, requests = step.plan, step.requests
+        plan.seq_ids = [request.seq_id for request in requests]
+        plan.request_ids = [request.request_id for request in requests]
+        step.preemptions = [request.num_preemptions for request in requests]
+        plan.samples = [True] * len(requests)
+        if step.pieces:
+            plan.samples = [
+                request.num_computed_tokens >= request.num_tokens for request in requests
+            ]
+        plan.num_prefill_tokens = sum(step.pieces.values())
+        plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
+        plan.released_seq_ids, self._released = self._released, []
+        self._steps[plan.step_id] = step
+        self._next_step_id += 1
 
-    def _preempt_latest(self, plan: SchedulerOutputs) -> Request:
-        """Take the latest arrival's blocks, those of this plan included."""
+    def _preempt_latest(self, step: _Step) -> Request:
+        """Take the latest arrival's blocks, and its place in the step that is being planned."""
         victim = max(self.running, key=lambda request: request.seq_id)
-        plan.new_blocks.pop(victim.seq_id, None)
+        if victim in step.requests:
+            index = step.requests.index(victim)
+            del step.requests[index], step.plan.starts[index], step.plan.counts[index]
+        step.pieces.pop(victim, None)
+        step.plan.new_blocks.pop(victim.seq_id, None)
+        step.plan.draft_token_ids.pop(victim.seq_id, None)
         self._leave(victim)
         victim.set_status(RequestStatus.PREEMPTED)
         victim.num_computed_tokens = 0
@@ -332,12 +364,13 @@ class RequestScheduler:
     # ---- results -------------------------------------------------------------------------------
 
     def update_from_output(self, output: StepOutput) -> list[TokenUpdate]:
-        """Apply the result of one step, in any later order. Requests that have finished or were
-        cancelled meanwhile drop their tokens."""
+        """Apply the result of one step. Requests that have finished meanwhile, or that compute
+        their tokens anew after a preemption, drop theirs."""
         updates = []
-        block_size = self.block_manager.block_size
-        sampled, logprobs = output.sampled, output.logprobs
+        block_size, commit = self.block_manager.block_size, self.block_manager.commit
+        sampled, logprobs, failed = output.sampled, output.logprobs, output.failed
         step = self._steps.pop(output.step_id)
+        drafts, running = step.plan.draft_token_ids, RequestStatus.RUNNING
         for request, preemptions, start, count, samples in zip(
             step.requests,
             step.preemptions,
@@ -346,28 +379,38 @@ class RequestScheduler:
             step.plan.samples,
             strict=True,
         ):
-            if request.status.finished:
-                continue
             end = start + count
-            if end % block_size < count and request.num_preemptions == preemptions:
-                self.block_manager.commit(request, end)  # a block was filled
+            if request.status is running:
+                if request.num_preemptions != preemptions:
+                    continue
+                if drafts and request.seq_id in drafts:
+                    end -= len(drafts[request.seq_id])  # where the new tokens begin
+                    accepted = len(sampled.get(request.seq_id, (0,))) - 1
+                    request.num_computed_tokens = end + accepted
+                elif end % block_size < count:
+                    commit(request, end)  # a block was filled
+            elif request.finished:
+                continue
+            else:  # preempted, and not begun anew: the token is still good
+                end -= len(drafts.get(request.seq_id, ()))
             if not samples or end != len(request.token_ids):
-                continue  # a preempted request may draw a token again that came late
-            if request.seq_id in output.failed:
-                ended = self.finish(
-                    request.request_id,
-                    RequestStatus.FINISHED_ERROR,
-                    output.failed[request.seq_id],
-                )
-                updates += [ended] if ended is not None else []
+                continue
+            if failed and request.seq_id in failed:
+                error = failed[request.seq_id]
+                updates.append(self._end(request, RequestStatus.FINISHED_ERROR, error))
                 continue
             tokens = sampled[request.seq_id]
             for token in tokens:
-                status = request.append_token(token)
-                if status is not None:
+                ending = request.append_token(token)
+                if ending is not None:
                     tokens = request.token_ids[end:]
-                    self._finish(request, status)
+                    if request.seq_id in logprobs:
+                        del logprobs[request.seq_id][len(tokens) :]
                     break
+            if drafts and request.seq_id in drafts and request.status is running:
+                commit(request, min(request.num_computed_tokens, request.num_tokens))
+            if ending is not None:
+                self._finish(request, ending)
             updates.append(
                 TokenUpdate(
                     request.request_id,
@@ -385,29 +428,29 @@ class RequestScheduler:
         self, step_id: int, error: str, status: RequestStatus = RequestStatus.FINISHED_ERROR
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
-        updates = []
         step = self._steps.pop(step_id)
         # The worker may never have seen this plan; to be told twice is harmless.
         self._released[:0] = step.plan.released_seq_ids
-        for request in step.requests:
-            if not request.finished:
-                updates.append(self.finish(request.request_id, status, error))
-        return [update for update in updates if update is not None]
+        return [self._end(r, status, error) for r in step.requests if not r.finished]
 
-    def finish(
-        self, request_id: str, status: RequestStatus, error: str | None = None
-    ) -> TokenUpdate | None:
-        """End a request from outside (cancelled, stop string found, failed) and release what it
-        holds. None when it is not there (any more)."""
+    def finish(self, request_id: str, status: RequestStatus) -> TokenUpdate | None:
+        """End a request from outside (cancelled, stop string found) and release what it holds.
+        None when it is not there (any more)."""
         request = self.requests.get(request_id)
         if request is None:
             return None
         if status is RequestStatus.FINISHED_STOPPED and request.status is RequestStatus.WAITING:
             status = RequestStatus.FINISHED_ABORTED
+        return self._end(request, status)
+
+    def _end(
+        self, request: Request, status: RequestStatus, error: str | None = None
+    ) -> TokenUpdate:
+        """Finish a request without new tokens; its last update."""
         request.error = error
         self._finish(request, status)
         return TokenUpdate(
-            request_id,
+            request.request_id,
             [],
             status,
             num_cached_tokens=max(request.num_cached_tokens, 0),

@@ -7,6 +7,7 @@ its place in the gathers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,24 @@ class Drawing(NamedTuple):
         return Drawing(self.rows[chosen], self.ends[chosen], self.tokens[chosen])
 
 
+@dataclass(slots=True)
+class PreparedStep(ModelStepInput):
+    """The tokens of a step, and what the later stages need to know of its sequences."""
+
+    token_rows: NDArray[np.int64]  # [n]
+    rows: NDArray[np.int64]  # [s]
+    ends: NDArray[np.int64]  # [s]: tokens computed after the step
+    drawing: Drawing
+
+
+class Drawn(NamedTuple):
+    """What the sampler made of a step."""
+
+    drawing: Drawing  # those for which a token was drawn
+    tokens: NDArray[np.int32]  # [d]
+    failed: dict[int, str]  # sequence -> why nothing could be drawn for it
+
+
 class StepBuffers:
     """The arrays of one step; the next step overwrites them. n tokens, s sequences."""
 
@@ -80,22 +99,17 @@ class StepBuffers:
         self.slot_mapping = np.zeros(max_tokens, dtype=np.int32)
         self._token_rows = np.zeros(max_tokens, dtype=np.int64)
         self._arange = np.arange(max_tokens, dtype=np.int64)
-        # Of the step being built:
-        self.step_rows: NDArray[np.int64] = self._arange[:0]  # [s]
-        self.ends: NDArray[np.int64] = self._arange[:0]  # [s]: tokens computed after the step
-        self.drawing = Drawing(*[self._arange[:0]] * 3)
 
-    def fill_tokens(self, plan: SchedulerOutputs) -> ModelStepInput:
+    def fill_tokens(self, plan: SchedulerOutputs) -> PreparedStep:
         """Lay the sequences' token ranges end to end."""
         rows = self._rows
-        row_of = rows.row_of
-        step_rows = np.array([row_of[seq_id] for seq_id in plan.seq_ids], dtype=np.int64)
-        starts = np.array(plan.starts, dtype=np.int64)
-        n = sum(plan.counts)
+        num_seqs, n = len(plan.seq_ids), sum(plan.counts)
+        step_rows = np.fromiter(map(rows.row_of.__getitem__, plan.seq_ids), np.int64, num_seqs)
+        starts = np.fromiter(plan.starts, np.int64, num_seqs)
         if n > len(self.token_ids):
             raise RuntimeError(f"a step of {n} tokens; the buffers hold {len(self.token_ids)}")
         token_rows, positions = self._token_rows[:n], self.positions[:n]
-        if n == len(plan.seq_ids):  # one token each
+        if n == num_seqs:  # one token each
             token_rows[:] = step_rows
             positions[:] = starts
             ends, last_tokens = starts + 1, self._arange[:n]
@@ -106,33 +120,32 @@ class StepBuffers:
             token_rows[:] = step_rows.repeat(counts)
             positions[:] = self._arange[:n] + (ends - edges).repeat(counts)
             last_tokens = edges - 1
-        self.step_rows, self.ends = step_rows, ends
-        self.drawing = Drawing(step_rows, ends, last_tokens)
+        drawing = Drawing(step_rows, ends, last_tokens)
         if False in plan.samples:
-            self.drawing = self.drawing.only(np.flatnonzero(plan.samples))
+            drawing = drawing.only(np.flatnonzero(plan.samples))
         token_ids, seq_ids = self.token_ids[:n], self.token_seq_ids[:n]
         token_ids[:] = rows.tokens[token_rows, positions]
         seq_ids[:] = rows.seq_ids[token_rows]
         logits_mask = self.logits_mask[:n]
         logits_mask[:] = 0
-        logits_mask[self.drawing.tokens] = 1
-        return ModelStepInput(token_ids, positions, seq_ids, logits_mask)
+        logits_mask[drawing.tokens] = 1
+        return PreparedStep(
+            token_ids, positions, seq_ids, logits_mask, token_rows, step_rows, ends, drawing
+        )
 
-    def fill_attention(self, step: ModelStepInput) -> AttentionMetadata:
+    def fill_attention(self, step: PreparedStep) -> AttentionMetadata:
         """Where each token of the step is written and what each sequence may look at."""
         rows, block_size = self._rows, self._rows.block_size
-        n = len(step.token_ids)
-        positions = self.positions[:n]
-        indices = positions // block_size
-        blocks = rows.blocks[self._token_rows[:n], indices]
+        indices = step.positions // block_size
+        blocks = rows.blocks[step.token_rows, indices]
         if blocks.min() < 0:
             raise RuntimeError("a token of the step lies outside the blocks of its sequence")
-        slot_mapping = self.slot_mapping[:n]
-        slot_mapping[:] = positions + (blocks - indices) * block_size
-        width = int(rows.num_blocks[self.step_rows].max())
+        slot_mapping = self.slot_mapping[: len(step.positions)]
+        slot_mapping[:] = step.positions + (blocks - indices) * block_size
+        width = int(rows.num_blocks[step.rows].max())
         return AttentionMetadata(
             slot_mapping=slot_mapping,
-            batch_seq_ids=rows.seq_ids[self.step_rows],
-            context_lens=self.ends.astype(np.int32),
-            block_tables=rows.blocks[self.step_rows, :width],
+            batch_seq_ids=rows.seq_ids[step.rows],
+            context_lens=step.ends.astype(np.int32),
+            block_tables=rows.blocks[step.rows, :width],
         )

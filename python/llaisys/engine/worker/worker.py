@@ -8,7 +8,8 @@ A step is five stages, in this order:
     sample                    adapter.sample
     postprocess               drawn ids -> StepOutput, and into the rows for the next step
 
-The worker decides nothing about who runs; it keeps what the plans told it about each sequence.
+Each stage takes what the one before it returned; between steps the worker keeps only what the plans
+told it about each sequence. It decides nothing about who runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.batch import Drawing, SequenceRows, StepBuffers
+from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.models.base import AdapterOptions, ModelAdapter
 
@@ -68,8 +69,7 @@ class Worker:
         self._rows: SequenceRows
         self._buffers: StepBuffers
         self._sampling: SamplingRows
-        self._pending: tuple[SchedulerOutputs, ForwardOutput] | None = None
-        self._failed: dict[int, str] = {}  # sequences for which this step could draw nothing
+        self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
         self._steps = 0
@@ -214,7 +214,7 @@ class Worker:
 
     def close(self) -> None:
         adapter, self.adapter = self.adapter, None
-        self._pending = None
+        self._begun = None
         if adapter is not None:
             adapter.close()
 
@@ -225,31 +225,45 @@ class Worker:
 
     # ---- a step --------------------------------------------------------------------------------
 
+    def execute_step(self, plan: SchedulerOutputs) -> StepOutput:
+        """All five stages. A step that raises leaves no trace but the rows of its new sequences,
+        which the scheduler releases."""
+        return self._draw_step(plan, *self._compute_step(plan))
+
     def execute_model(self, plan: SchedulerOutputs) -> None:
         """The first three stages; `sample_tokens` must follow before the next step."""
-        self._pending = None
+        self._begun = None
+        self._begun = (plan, *self._compute_step(plan))
+
+    def sample_tokens(self) -> StepOutput:
+        """The last two stages of the step that `execute_model` began."""
+        if self._begun is None:
+            raise RuntimeError("sample_tokens without execute_model")
+        begun, self._begun = self._begun, None
+        return self._draw_step(*begun)
+
+    def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
         with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
         with self._timers["run_model_forward"]:
             forward = self.run_model_forward(step, attention)
-        self._pending = (plan, forward)
         self._steps += 1
+        return step, forward
 
-    def sample_tokens(self) -> StepOutput:
-        """The last two stages of the step that `execute_model` began."""
-        if self._pending is None:
-            raise RuntimeError("sample_tokens without execute_model")
-        plan, forward = self._pending
-        self._pending = None
+    def _draw_step(
+        self, plan: SchedulerOutputs, step: PreparedStep, forward: ForwardOutput
+    ) -> StepOutput:
         with self._timers["sample"]:
-            sampled = self.sample(forward)
+            drawn = self.sample(forward, step.drawing)
         with self._timers["postprocess"]:
-            return self.postprocess(plan, sampled)
+            return self.postprocess(plan, drawn)
 
-    def prepare_step_inputs(self, plan: SchedulerOutputs) -> ModelStepInput:
+    def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
         adapter = self._open_adapter()
+        if plan.draft_token_ids:
+            raise NotImplementedError("this worker does not verify drafts")
         for seq_id in plan.released_seq_ids:
             row = self._rows.release(seq_id)
             if row is not None:
@@ -267,7 +281,7 @@ class Worker:
             self._rows.append_blocks(seq_id, blocks)
         return self._buffers.fill_tokens(plan)
 
-    def build_attention_metadata(self, step: ModelStepInput) -> AttentionMetadata:
+    def build_attention_metadata(self, step: PreparedStep) -> AttentionMetadata:
         return self._buffers.fill_attention(step)
 
     def run_model_forward(
@@ -276,14 +290,19 @@ class Worker:
         with self._native_timer:
             return self._open_adapter().forward(step, attention)
 
-    def sample(self, forward: ForwardOutput) -> NDArray[np.int32]:
+    def sample(self, forward: ForwardOutput, drawing: Drawing) -> Drawn:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
-        self._failed = {}
         try:
-            return self._draw(forward, self._buffers.drawing)
+            return Drawn(drawing, self._draw(forward, drawing), {})
         except InvalidInputError:  # nothing is left to draw for one: not the others' fault
-            self._leave_out_failing(forward)
-            return self._draw(forward, self._buffers.drawing)
+            failed = self._find_failing(forward, drawing)
+            good = [i for i, s in enumerate(self._seq_ids(drawing)) if s not in failed]
+            drawing = drawing.only(np.array(good, dtype=np.int64))
+            return Drawn(drawing, self._draw(forward, drawing), failed)
+
+    def _seq_ids(self, drawing: Drawing) -> list[int]:
+        ids: list[int] = self._rows.seq_ids[drawing.rows].tolist()
+        return ids
 
     def _draw(self, forward: ForwardOutput, drawing: Drawing) -> NDArray[np.int32]:
         if not len(drawing.rows):
@@ -298,29 +317,26 @@ class Worker:
         with self._native_timer:
             return self._open_adapter().sample(metadata)
 
-    def _leave_out_failing(self, forward: ForwardOutput) -> None:
-        """Draw for each sequence alone, to see whose fault it was; the others go on drawing."""
-        drawing = self._buffers.drawing
-        good = []
-        for index, seq_id in enumerate(self._rows.seq_ids[drawing.rows].tolist()):
+    def _find_failing(self, forward: ForwardOutput, drawing: Drawing) -> dict[int, str]:
+        """Draw for each sequence alone, to see whose fault it was and why."""
+        failed = {}
+        for index, seq_id in enumerate(self._seq_ids(drawing)):
             try:
                 self._draw(forward, drawing.only(np.array([index])))
-                good.append(index)
             except InvalidInputError as error:
-                self._failed[seq_id] = str(error)
-        self._buffers.drawing = drawing.only(np.array(good, dtype=np.int64))
+                failed[seq_id] = str(error)
+        return failed
 
-    def postprocess(self, plan: SchedulerOutputs, sampled: NDArray[np.int32]) -> StepOutput:
+    def postprocess(self, plan: SchedulerOutputs, drawn: Drawn) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
         sampling = self._sampling
-        rows = self._buffers.drawing.rows
-        if len(sampled) != len(rows):
-            raise RuntimeError(f"{len(sampled)} tokens were drawn for {len(rows)} sequences")
-        self._rows.tokens[rows, self._buffers.drawing.ends] = sampled
-        seq_ids = self._rows.seq_ids[rows].tolist()
-        tokens = sampled.tolist()
-        drawn = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
-        output = StepOutput(plan.step_id, drawn, failed=self._failed)
+        rows = drawn.drawing.rows
+        if len(drawn.tokens) != len(rows):
+            raise RuntimeError(f"{len(drawn.tokens)} tokens were drawn for {len(rows)} sequences")
+        self._rows.tokens[rows, drawn.drawing.ends] = drawn.tokens
+        seq_ids, tokens = self._seq_ids(drawn.drawing), drawn.tokens.tolist()
+        sampled = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
+        output = StepOutput(plan.step_id, sampled, failed=drawn.failed)
         if sampling.penalised:
             for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
                 if row in sampling.penalised:

@@ -60,6 +60,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 prompt_token_ids=self.prompt_token_ids,
                 sampling=sampling,
                 seed=self.seed,
+                group=self.group,
                 choice=choice,
                 stop_token_ids=stops,
                 bad_words=words,

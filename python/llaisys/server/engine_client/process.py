@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from typing import BinaryIO
 
 import msgspec
@@ -92,10 +91,6 @@ class EngineLoop:
         self.outputs = outputs
         self.clock = clock
         self.max_failed_steps = max_failed_steps
-        # (deadline, group, request ids) in order of arrival, which is that of their deadlines
-        self._deadlines: deque[tuple[float, str, list[str]]] = deque()
-        self._errors = 0  # faults counted by the executor so far
-        self._failed_steps = 0  # in a row
         self._closing = False
 
     def run(self) -> None:
@@ -137,25 +132,16 @@ class EngineLoop:
                 self._closing = True
 
     def _submit(self, message: Submit) -> None:
-        added: list[str] = []
-        try:
-            for request in message.requests():
-                self.core.add_request(request)
-                added.append(request.request_id)
-        except InvalidInputError as error:
-            for name in added:
-                self.core.finish_request(name)
-            self.outputs.send(
-                encode(
-                    Rejected(
-                        message.group, message.request_ids, str(error), error.field, error.code
-                    )
-                )
-            )
-            return
+        deadline = None
         if message.queue_timeout is not None:
             deadline = message.arrival_time + message.queue_timeout
-            self._deadlines.append((deadline, message.group, added))
+        try:
+            self.core.add_requests(message.requests(), deadline)
+        except InvalidInputError as error:
+            rejected = Rejected(
+                message.group, message.request_ids, str(error), error.field, error.code
+            )
+            self.outputs.send(encode(rejected))
 
     def _finish(self, message: Finish) -> list[TokenUpdate]:
         status = RequestStatus.FINISHED_ABORTED
@@ -165,30 +151,17 @@ class EngineLoop:
         return [] if message.stopped else [update for update in found if update is not None]
 
     def _expire(self) -> None:
-        """Drop the groups of which nothing was scheduled in time."""
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, group, names = self._deadlines.popleft()
-            living = [self.core.scheduler.requests.get(name) for name in names]
-            if any(request is None or request.scheduled_time is not None for request in living):
-                continue
-            for name in names:
-                self.core.finish_request(name)
-            message = Rejected(group, names, "waited too long in the queue", timed_out=True)
-            self.outputs.send(encode(message))
+        for requests in self.core.expire():
+            names = [request.request_id for request in requests]
+            error = "waited too long in the queue"
+            self.outputs.send(encode(Rejected(requests[0].group, names, error, timed_out=True)))
 
     def _check_faults(self) -> None:
         """A step that raised has ended its requests; after too many in a row nothing here can be
         trusted any more."""
-        stats = self.core.executor.stats
-        errors = stats.worker_errors + stats.timeouts
-        if errors == self._errors:
-            self._failed_steps = 0
-            return
-        self._errors = errors
-        self._failed_steps += 1
-        if self._failed_steps >= self.max_failed_steps:
-            raise RuntimeError(f"{self._failed_steps} steps in a row failed in the worker")
+        failed = self.core.failed_steps
+        if failed >= self.max_failed_steps:
+            raise RuntimeError(f"{failed} steps in a row failed in the worker")
 
     def _stats(self) -> EngineStats:
         stats = self.core.stats()
