@@ -14,7 +14,8 @@ inline float probe_read(const float *data, size_t n) {
     for (size_t j = 0; j < 8; ++j) {
         sums[j] = zero();
     }
-    constexpr size_t kAhead = 1024; // floats; hardware alone does not keep enough lines in flight
+    // As far as the kernels do; hardware alone does not keep enough lines in flight.
+    constexpr size_t kAhead = size_t(kStreamBytes) / sizeof(float);
     for (size_t i = 0; i + kStep <= n; i += kStep) {
         for (size_t line = 0; line < kStep; line += 16) {
             __builtin_prefetch(data + i + line + kAhead);
