@@ -147,7 +147,7 @@ def test_admission_counts_and_gives_back() -> None:
         with admission.admit("b", 1), pytest.raises(ApiError) as refused:
             admission._check("c", 1)
         assert "3 of 3" in refused.value.message
-        admission.took(1000.0)
+        admission.record_duration(1000.0)
     assert admission.open == 0 and not admission._by_owner
     assert 1 < admission.retry_after <= 60
     admission.closed = "bye"
