@@ -13,31 +13,6 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-template <typename T> void grow(std::vector<T> *values, int64_t n) {
-    if (int64_t(values->size()) < n) {
-        values->resize(size_t(n));
-    }
-}
-
-bool has_penalties(const RowParams &params) {
-    return params.history != nullptr && !params.history->empty() &&
-           (params.repetition != 1 || params.presence != 0 || params.frequency != 0);
-}
-
-float penalised(float x, const SamplerHistory::Entry &seen, const RowParams &params) {
-    x = x > 0 ? x / params.repetition : x * params.repetition;
-    x -= params.frequency * float(seen.drawn);
-    return seen.drawn > 0 ? x - params.presence : x;
-}
-
-// The weight that weigh() gives a logit.
-float weight_of(float logit, float max, float temperature) {
-    if (max == kInf) {
-        return logit == kInf ? 1.0f : 0.0f;
-    }
-    return exp_of(temperature == 1.0f ? logit - max : (logit - max) / temperature);
-}
-
 } // namespace
 
 RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &params,
@@ -50,11 +25,7 @@ RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &
         if (params.n_bias > 0) {
             apply_bias(params);
         }
-        for (int32_t link = 0; link < params.n_chain && n_ > 1; ++link) {
-            if (!truncates_in_vain(params, link)) {
-                apply_link(params.chain[link], params);
-            }
-        }
+        run_chain(params);
         const int64_t index = n_ > 1 ? pick_left(params) : argmax_of(x_, n_);
         if (index < 0) {
             return is_all_nan(logits, vocab) ? RowStatus::all_nan : RowStatus::nothing_left;
@@ -102,151 +73,6 @@ void RowSampler::apply_bias(const RowParams &params) {
     for (int32_t i = 0; i < params.n_bias; ++i) {
         own_[size_t(params.bias_ids[i])] += params.bias_values[i];
     }
-}
-
-// What truncation cuts off is never the most likely token, so a truncation does not matter when a
-// temperature of 0 takes that token and no penalty changes the order in between.
-bool RowSampler::truncates_in_vain(const RowParams &params, int32_t link) const {
-    const uint8_t kind = params.chain[link];
-    if (params.temperature != 0 || kind == LLAISYS_SAMPLER_PENALTIES ||
-        kind == LLAISYS_SAMPLER_TEMPERATURE) {
-        return false;
-    }
-    for (int32_t later = link + 1; later < params.n_chain; ++later) {
-        if (params.chain[later] == LLAISYS_SAMPLER_TEMPERATURE) {
-            return true;
-        }
-        if (params.chain[later] == LLAISYS_SAMPLER_PENALTIES && has_penalties(params)) {
-            return false;
-        }
-    }
-    return false;
-}
-
-void RowSampler::apply_link(uint8_t kind, const RowParams &params) {
-    switch (kind) {
-    case LLAISYS_SAMPLER_PENALTIES:
-        if (has_penalties(params)) {
-            apply_penalties(params);
-        }
-        break;
-    case LLAISYS_SAMPLER_TEMPERATURE:
-        apply_temperature(params.temperature);
-        break;
-    case LLAISYS_SAMPLER_TOP_K:
-        if (params.top_k > 0 && params.top_k < n_) {
-            keep_top_k(params.top_k);
-        }
-        break;
-    case LLAISYS_SAMPLER_TOP_P:
-        if (params.top_p < 1) {
-            keep_top_p(params.top_p);
-        }
-        break;
-    case LLAISYS_SAMPLER_MIN_P:
-        if (params.min_p > 0) {
-            keep_min_p(params.min_p);
-        }
-        break;
-    default:
-        break; // refused by the checks
-    }
-}
-
-void RowSampler::apply_penalties(const RowParams &params) {
-    make_own();
-    if (temperature_ != 1) { // the sign and the size of a logit matter here
-        for (int64_t i = 0; i < n_; ++i) {
-            own_[size_t(i)] /= temperature_;
-        }
-        temperature_ = 1;
-    }
-    if (ids_ == nullptr) {
-        for (const SamplerHistory::Entry &seen : *params.history) {
-            own_[size_t(seen.token)] = penalised(own_[size_t(seen.token)], seen, params);
-        }
-        return;
-    }
-    auto seen = params.history->begin();
-    for (int64_t i = 0; i < n_; ++i) { // both are in the order of ids
-        while (seen != params.history->end() && seen->token < ids_[i]) {
-            ++seen;
-        }
-        if (seen != params.history->end() && seen->token == ids_[i]) {
-            own_[size_t(i)] = penalised(own_[size_t(i)], *seen, params);
-        }
-    }
-}
-
-void RowSampler::apply_temperature(float temperature) {
-    if (temperature != 0) {
-        temperature_ = temperature;
-        return;
-    }
-    const int64_t best = argmax_of(x_, n_);
-    selected_.clear();
-    if (best >= 0) {
-        selected_.push_back({x_[best], id_of(best)});
-    }
-    keep_selected();
-}
-
-void RowSampler::keep_top_k(int64_t k) {
-    select_best(x_, ids_, n_, k, Order::by_id, &selected_);
-    keep_selected();
-}
-
-void RowSampler::keep_top_p(float top_p) {
-    constexpr int64_t kFew = 256; // mostly enough
-    const double wanted = double(top_p) * weigh_left();
-    const float max = max_of(x_, n_);
-    select_best(x_, ids_, n_, kFew, Order::best_first, &selected_);
-    double sum = 0;
-    size_t n_kept = 0;
-    while (n_kept < selected_.size() && (sum < wanted || n_kept == 0)) {
-        sum += double(weight_of(selected_[n_kept].logit, max, temperature_));
-        ++n_kept;
-    }
-    if (sum >= wanted || int64_t(selected_.size()) < kFew) {
-        selected_.resize(n_kept);
-        std::sort(selected_.begin(), selected_.end(),
-                  [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
-        keep_selected();
-        return;
-    }
-    const Candidate last =
-        walk_down(x_, weights_.data(), n_, max, temperature_, wanted, &selected_);
-    keep_where(x_, last.logit, [&](int64_t i) { return x_[i] > last.logit || i <= last.id; });
-}
-
-void RowSampler::keep_min_p(float min_p) {
-    weigh_left();
-    keep_where(weights_.data(), min_p, [](int64_t) { return true; });
-}
-
-// What is left are the indices with score >= floor for which keep holds. score may be x_.
-template <typename Keep>
-void RowSampler::keep_where(const float *score, float floor, const Keep &keep) {
-    grow(&own_, n_); // neither grows when x_ is in it already
-    grow(&own_ids_, n_);
-    constexpr int64_t kSkip = 64; // blocks without a survivor are passed over
-    int64_t kept = 0;
-    for (int64_t begin = 0; begin < n_; begin += kSkip) {
-        const int64_t end = std::min(n_, begin + kSkip);
-        if (max_of(score + begin, end - begin) < floor) {
-            continue;
-        }
-        for (int64_t i = begin; i < end; ++i) { // in place: kept <= i
-            if (score[i] >= floor && keep(i)) {
-                own_ids_[size_t(kept)] = id_of(i);
-                own_[size_t(kept)] = x_[i];
-                ++kept;
-            }
-        }
-    }
-    x_ = own_.data();
-    ids_ = own_ids_.data();
-    n_ = kept;
 }
 
 void RowSampler::keep_selected() {

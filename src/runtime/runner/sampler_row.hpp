@@ -43,21 +43,30 @@ public:
                        float *values, int32_t *count, int32_t *rank) noexcept;
 
 private:
+    template <typename T> static void grow(std::vector<T> *values, int64_t n) {
+        if (int64_t(values->size()) < n) {
+            values->resize(size_t(n));
+        }
+    }
     void begin(const float *logits, int64_t vocab);
     void make_own(); // from here on the logits may be changed
     void apply_mask(const uint32_t *mask);
     void apply_bias(const RowParams &params);
-    void apply_link(uint8_t kind, const RowParams &params);
+    // The links, in sampler_links.cpp; each changes what is left.
+    struct Link;
+    static const Link &link_of(uint8_t kind);
+    static bool is_in_vain(const RowParams &params, int32_t i);
+    void run_chain(const RowParams &params);
     void apply_penalties(const RowParams &params);
-    void apply_temperature(float temperature);
-    void keep_top_k(int64_t k);
-    void keep_top_p(float top_p);
-    void keep_min_p(float min_p);
+    void apply_temperature(const RowParams &params);
+    void keep_top_k(const RowParams &params);
+    void keep_top_p(const RowParams &params);
+    void keep_min_p(const RowParams &params);
+
     template <typename Keep> void keep_where(const float *score, float floor, const Keep &keep);
     void keep_selected(); // what is left is selected_
     double weigh_left();
     int64_t pick_left(const RowParams &params); // index into what is left; -1: all are -inf
-    bool truncates_in_vain(const RowParams &params, int32_t link) const;
     int32_t id_of(int64_t index) const { return ids_ == nullptr ? int32_t(index) : ids_[index]; }
 
     // What is left of the row, in the order of ids: logit x_[i] of token id_of(i). ids_ is null as
