@@ -21,7 +21,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr uint8_t kPenalties = LLAISYS_SAMPLER_PENALTIES,
                   kTemperature = LLAISYS_SAMPLER_TEMPERATURE, kTopK = LLAISYS_SAMPLER_TOP_K,
-                  kTopP = LLAISYS_SAMPLER_TOP_P, kMinP = LLAISYS_SAMPLER_MIN_P;
+                  kTopP = LLAISYS_SAMPLER_TOP_P, kMinP = LLAISYS_SAMPLER_MIN_P,
+                  kTypical = LLAISYS_SAMPLER_TYPICAL_P, kXtc = LLAISYS_SAMPLER_XTC;
 
 inline const device::Stream &stream(int n_threads = 1) {
     static std::map<int, std::unique_ptr<device::Stream>> streams;
@@ -35,10 +36,11 @@ inline const device::Stream &stream(int n_threads = 1) {
 // One row's parameters, before they are laid out by column.
 struct Row {
     float temperature = 1, top_p = 1, min_p = 0, repetition = 1, presence = 0, frequency = 0;
+    float typical_p = 1, xtc_probability = 0, xtc_threshold = 0.1f;
     int32_t top_k = 0, choice = 0, output = 0, n_logprobs = -1, mask = -1;
     uint64_t seed = 0;
     int64_t position = 0, seq = 0;
-    std::vector<uint8_t> chain{kPenalties, kTemperature, kTopK, kTopP, kMinP};
+    std::vector<uint8_t> chain{kPenalties, kTemperature, kTopK, kTypical, kTopP, kMinP, kXtc};
     std::vector<std::pair<int32_t, float>> bias;
 };
 
@@ -47,7 +49,8 @@ struct Columns {
     std::vector<int32_t> outputs, top_k, choices, chain_offsets{0}, bias_offsets{0}, bias_ids,
         n_logprobs, mask_rows;
     std::vector<int64_t> seqs, positions;
-    std::vector<float> temperature, top_p, min_p, repetition, presence, frequency, bias_values;
+    std::vector<float> temperature, top_p, min_p, typical_p, xtc_probability, xtc_threshold,
+        repetition, presence, frequency, bias_values;
     std::vector<uint64_t> seeds;
     std::vector<uint8_t> chain;
     std::vector<uint32_t> masks;
@@ -65,6 +68,9 @@ struct Columns {
             temperature.push_back(row.temperature);
             top_p.push_back(row.top_p);
             min_p.push_back(row.min_p);
+            typical_p.push_back(row.typical_p);
+            xtc_probability.push_back(row.xtc_probability);
+            xtc_threshold.push_back(row.xtc_threshold);
             repetition.push_back(row.repetition);
             presence.push_back(row.presence);
             frequency.push_back(row.frequency);
@@ -87,6 +93,9 @@ struct Columns {
         s.temperature = temperature.data();
         s.top_p = top_p.data();
         s.min_p = min_p.data();
+        s.typical_p = typical_p.data();
+        s.xtc_probability = xtc_probability.data();
+        s.xtc_threshold = xtc_threshold.data();
         s.repetition_penalty = repetition.data();
         s.presence_penalty = presence.data();
         s.frequency_penalty = frequency.data();

@@ -1,6 +1,7 @@
 // The sampler's twin: documented maths, everything sorted, everything double. To be included once.
 #pragma once
 
+#include "runtime/runner/sampler_rng.hpp"
 #include "sampler_rows.hpp"
 
 #include <cmath>
@@ -69,6 +70,35 @@ struct Twin {
             }
             ids.resize(n);
             keep(ids);
+        } else if (kind == kTypical && row.typical_p < 1) {
+            double entropy = 0;
+            for (const int32_t id : ids) {
+                const double at = p[size_t(id)];
+                entropy -= at > 0 ? at * std::log(at) : 0;
+            }
+            const auto surprise = [&](int32_t id) {
+                return std::fabs(-std::log(p[size_t(id)]) - entropy);
+            };
+            std::sort(ids.begin(), ids.end());
+            std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
+                return surprise(a) < surprise(b) - 1e-12;
+            });
+            double sum = 0;
+            size_t n = 0;
+            while (n < ids.size() && sum <= double(row.typical_p)) {
+                sum += p[size_t(ids[n++])];
+            }
+            ids.resize(n);
+            keep(ids);
+        } else if (kind == kXtc && row.xtc_threshold <= 0.5f) {
+            if (uniform(row.seed, row.choice, row.position, Purpose::xtc) <
+                double(row.xtc_probability)) {
+                size_t n = 0; // best first: all at or above the threshold but the last of them go
+                while (n < ids.size() && p[size_t(ids[n])] >= double(row.xtc_threshold)) {
+                    ++n;
+                }
+                keep({ids.begin() + (n > 1 ? ptrdiff_t(n) - 1 : 0), ids.end()});
+            }
         } else if (kind == kMinP) {
             std::vector<int32_t> kept;
             for (const int32_t id : ids) {

@@ -64,6 +64,61 @@ TEST(ties_at_the_edge_keep_the_lowest_ids) {
     CHECK_EQ(support(row), "xxxxxx");
 }
 
+TEST(typical_p_keeps_what_surprises_as_expected) {
+    // p = 0.5, 0.25, 0.125, 0.0625, 0.0625: 1.875 bits of entropy, so 0.25 (2 bits) is the nearest,
+    // then 0.5 (0.875 away), then 0.125 (1.125 away).
+    const float ln2 = std::log(2.0f);
+    const std::vector<float> logits{4 * ln2, 3 * ln2, 2 * ln2, ln2, ln2};
+    const auto support = [&](float typical_p) {
+        Sampler sampler(stream(), 5);
+        Row row;
+        row.typical_p = typical_p;
+        std::vector<Row> rows(300, row);
+        for (size_t r = 0; r < rows.size(); ++r) {
+            rows[r].position = int64_t(r);
+        }
+        std::string seen(5, '.');
+        for (const int32_t id : draw(sampler, logits, rows)) {
+            seen[size_t(id)] = 'x';
+        }
+        return seen;
+    };
+    CHECK_EQ(support(0.01f), ".x..."); // at least one, and not the most likely
+    CHECK_EQ(support(0.24f), ".x...");
+    CHECK_EQ(support(0.7f), "xx...");
+    CHECK_EQ(support(0.8f), "xxx..");
+    CHECK_EQ(support(1), "xxxxx");
+    Row greedy; // a truncation before it may cut the most likely token off
+    greedy.temperature = 0;
+    greedy.typical_p = 0.2f;
+    greedy.chain = {kTypical, kTemperature};
+    CHECK_EQ(draw_one(logits, greedy), 1);
+}
+
+TEST(xtc_keeps_the_least_likely_of_the_top_tokens) {
+    const float ln2 = std::log(2.0f);
+    const std::vector<float> logits{ln2, 4 * ln2, 2 * ln2, 3 * ln2, ln2}; // 1/2, 1/4, 1/8, ...
+    Row row;
+    row.temperature = 0;
+    row.chain = {kXtc, kTemperature};
+    row.xtc_probability = 1;
+    row.xtc_threshold = 0.2f; // the two best are above it
+    CHECK_EQ(draw_one(logits, row), 3);
+    row.xtc_threshold = 0.1f; // and the third
+    CHECK_EQ(draw_one(logits, row), 2);
+    row.xtc_threshold = 0.3f; // only one is: it stays
+    CHECK_EQ(draw_one(logits, row), 1);
+    row.xtc_threshold = 0.6f; // more than half: neutral
+    CHECK_EQ(draw_one(logits, row), 1);
+    row.xtc_threshold = 0.2f;
+    row.xtc_probability = 0.3f;
+    int times = 0;
+    for (row.position = 0; row.position < 2000; ++row.position) {
+        times += draw_one(logits, row) == 3;
+    }
+    CHECK(times > 500 && times < 700);
+}
+
 TEST(the_order_of_the_chain_matters) {
     Sampler sampler(stream(), 3);
     const std::vector<float> logits{2, 1.9f, -3};

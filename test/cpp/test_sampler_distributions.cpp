@@ -39,12 +39,13 @@ double chi_square(const std::vector<float> &logits, Row row, const std::vector<d
 // Bounds: chi-square exceeds df + 5 sqrt(2 df) + 10 with a chance below 1e-5; the draws are fixed.
 TEST(draws_follow_small_distributions) {
     const std::vector<float> logits{0.3f, -1.2f, 2.0f, 0.0f, 1.1f, -kInf, 0.9f, kNaN};
-    std::vector<Row> rows(5);
+    std::vector<Row> rows(6);
     rows[1].temperature = 0.6f;
     rows[2].top_k = 3;
     rows[3].top_p = 0.8f;
     rows[4].min_p = 0.2f;
     rows[4].temperature = 1.7f;
+    rows[5].typical_p = 0.6f;
     for (Row &row : rows) {
         row.seed = 0x123456789abcdefull;
         const Twin twin = twin_of(logits.data(), 8, row, {}, {}, {});
@@ -92,11 +93,12 @@ TEST(random_chains_draw_what_the_twin_draws) {
         row.top_k = int32_t(pick({0, 0, 1, 3, 40, 2000}));
         row.top_p = pick({1, 1, 0.05f, 0.5f, 0.95f, 0.9999f});
         row.min_p = pick({0, 0, 0.01f, 0.3f});
+        row.typical_p = pick({1, 1, 0.02f, 0.3f, 0.95f});
         row.repetition = pick({1, 1.3f, 0.7f});
         row.presence = pick({0, 0.4f, -0.2f});
         row.frequency = pick({0, 0.3f});
         std::shuffle(row.chain.begin(), row.chain.end(), random);
-        row.chain.resize(random() % 6);
+        row.chain.resize(random() % 8);
         row.mask = vocab > 40 && random() % 3 == 0 ? int32_t(random() % 2) : -1;
         for (size_t n = random() % 4; n > 0; --n) {
             row.bias.push_back({int32_t(token()), pick({2.5f, -1.0f, 0.125f})});
@@ -136,4 +138,42 @@ TEST(random_chains_draw_what_the_twin_draws) {
     }
     CHECK(draws > 5000);
     CHECK(doubtful_draws < draws / 20);
+}
+
+TEST(xtc_excludes_what_the_twin_excludes) {
+    std::mt19937 random(12);
+    int excluded = 0, draws = 0;
+    for (int round = 0; round < 1500; ++round) {
+        const size_t vocab = std::vector<size_t>{1, 2, 5, 33, 700}[random() % 5];
+        std::vector<float> logits = random_logits(random, vocab, round % 3 == 0 ? 0.2f : 3.0f);
+        for (float &value : logits) { // ties
+            value = random() % 4 == 0 ? std::round(value) : value;
+        }
+        const auto pick = [&](std::vector<float> values) {
+            return values[random() % values.size()];
+        };
+        Row row;
+        row.xtc_probability = pick({0, 0.5f, 1});
+        row.xtc_threshold = pick({0, 0.011f, 0.1f, 0.3f, 0.5f, 0.6f});
+        row.temperature = pick({0, 0.7f, 1});
+        row.top_k = int32_t(pick({0, 10}));
+        row.seed = random();
+        row.position = int64_t(random() % 1000);
+        row.chain = {kTopK, kXtc, kTemperature};
+        if (random() % 2 == 0) {
+            std::swap(row.chain[1], row.chain[2]);
+        }
+        const Twin twin = twin_of(logits.data(), int64_t(vocab), row, {}, {}, {});
+        Row without = row;
+        without.xtc_probability = 0;
+        const Twin plain = twin_of(logits.data(), int64_t(vocab), without, {}, {}, {});
+        bool doubtful = false;
+        const int32_t expected = twin.pick(uniform(row.seed, 0, row.position), &doubtful);
+        excluded += twin.order().size() != plain.order().size();
+        if (!doubtful) {
+            ++draws;
+            CHECK_EQ(draw_one(logits, row), expected);
+        }
+    }
+    CHECK(draws > 1000 && excluded > 100 && excluded < 1200);
 }

@@ -46,6 +46,11 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
     refused({"top_p[1]", "got nan"}, [](C &c, S &) { c.top_p[1] = kNaN; });
     refused({"min_p[0]", "[0, 1]", "got 2"}, [](C &c, S &) { c.min_p[0] = 2; });
     refused({"min_p[0]", "got nan"}, [](C &c, S &) { c.min_p[0] = kNaN; });
+    refused({"typical_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.typical_p[1] = 0; });
+    refused({"typical_p[0]", "got nan"}, [](C &c, S &) { c.typical_p[0] = kNaN; });
+    refused({"xtc_probability[1]", "[0, 1]", "got 1.5"},
+            [](C &c, S &) { c.xtc_probability[1] = 1.5f; });
+    refused({"xtc_threshold[0]", "[0, 1]", "got -1"}, [](C &c, S &) { c.xtc_threshold[0] = -1; });
     refused({"repetition_penalty[0]", "got 0"}, [](C &c, S &) { c.repetition[0] = 0; });
     refused({"presence_penalty[1]", "got -inf"}, [](C &c, S &) { c.presence[1] = -kInf; });
     refused({"frequency_penalty[1]", "got nan"}, [](C &c, S &) { c.frequency[1] = kNaN; });
@@ -55,11 +60,11 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
     refused({"n_logprobs[1]", "[-1, 10]", "got 11"}, [](C &c, S &) { c.n_logprobs[1] = 11; });
     refused({"n_logprobs[1]", "got -2"}, [](C &c, S &) { c.n_logprobs[1] = -2; });
     refused({"chain_offsets[0]", "got 1"}, [](C &c, S &) { c.chain_offsets[0] = 1; });
-    refused({"chain_offsets[2]", "5", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
-    refused({"chain of row 1", "5", "got 2000000000"},
-            [](C &c, S &) { c.chain_offsets[2] = 2000000005; });
+    refused({"chain_offsets[2]", "7", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
+    refused({"chain of row 1", "7", "got 2000000000"},
+            [](C &c, S &) { c.chain_offsets[2] = 2000000007; });
     refused({"chain is NULL"}, [](C &, S &s) { s.chain = nullptr; });
-    refused({"chain[6]", "row 1", "[0, 5)", "got 5"}, [](C &c, S &) { c.chain[6] = 5; });
+    refused({"chain[8]", "row 1", "[0, 7)", "got 7"}, [](C &c, S &) { c.chain[8] = 7; });
     refused({"chain[1]", "row 0", "repeats kind 0"}, [](C &c, S &) { c.chain[1] = 0; });
     refused({"bias_offsets[0]", "got -1"}, [](C &c, S &) { c.bias_offsets[0] = -1; });
     refused({"bias_offsets[2]", "got 0"}, [](C &c, S &) { c.bias_offsets[2] = 0; });

@@ -46,7 +46,9 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_TOP_K = 2,
     LLAISYS_SAMPLER_TOP_P = 3,
     LLAISYS_SAMPLER_MIN_P = 4,
-    LLAISYS_SAMPLER_COUNT = 5
+    LLAISYS_SAMPLER_TYPICAL_P = 5,
+    LLAISYS_SAMPLER_XTC = 6, /* exclude top choices, by chance */
+    LLAISYS_SAMPLER_COUNT = 7
 } LlaisysSamplerKind;
 
 /* How each output row is turned into a token. Entry r of each array belongs to row r of the call;
@@ -57,12 +59,15 @@ typedef enum LLAISYS_INT32_ENUM {
  * stays good: NaN in, NaN out). The draw is a function of (seed, choice, position) and the row's logits. */
 typedef struct LlaisysSamplingMetadata {
     uint32_t struct_size;
-    int32_t n_rows;           /* rows to sample */
-    const int32_t *rows;      /* [n_rows]: output row (0 .. NOutputs-1); NULL: 0, 1, 2, .. */
-    const int64_t *seq_ids;   /* [n_rows]: whose history penalties look at; NULL: no history */
-    const float *temperature; /* 1.0; finite, >= 0 */
-    const float *top_p;       /* 1.0; in (0, 1] */
-    const float *min_p;       /* 0.0; in [0, 1] */
+    int32_t n_rows;               /* rows to sample */
+    const int32_t *rows;          /* [n_rows]: output row (0 .. NOutputs-1); NULL: 0, 1, 2, .. */
+    const int64_t *seq_ids;       /* [n_rows]: whose history penalties look at; NULL: no history */
+    const float *temperature;     /* 1.0; finite, >= 0 */
+    const float *top_p;           /* 1.0; in (0, 1] */
+    const float *min_p;           /* 0.0; in [0, 1] */
+    const float *typical_p;       /* 1.0; in (0, 1] */
+    const float *xtc_probability; /* 0.0; in [0, 1] */
+    const float *xtc_threshold;   /* 0.1; in [0, 1], above 0.5 neutral */
     const float *repetition_penalty; /* 1.0; finite, > 0 */
     const float *presence_penalty;   /* 0.0; finite */
     const float *frequency_penalty;  /* 0.0; finite */
@@ -71,7 +76,7 @@ typedef struct LlaisysSamplingMetadata {
     const int64_t *positions;        /* 0: position of the token being drawn */
     const int32_t *choices;          /* 0: index of the choice (n > 1) */
     const int32_t *chain_offsets;    /* [n_rows + 1] into chain; NULL: penalties, temperature,
-                                        top_k, top_p, min_p for every row */
+                                        top_k, typical_p, top_p, min_p, xtc for every row */
     const uint8_t *chain;            /* LlaisysSamplerKind, no kind twice in a row's chain */
     const int32_t *bias_offsets;     /* [n_rows + 1] into bias_*; NULL: none */
     const int32_t *bias_ids;         /* token ids */

@@ -44,6 +44,8 @@ class SamplerKind(IntEnum):
     TOP_K = 2
     TOP_P = 3
     MIN_P = 4
+    TYPICAL_P = 5
+    XTC = 6
 
 
 # The links in their default order. The mask (allowed_token_ids) and the bias (logit_bias,

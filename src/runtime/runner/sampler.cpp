@@ -11,8 +11,9 @@ namespace llaisys::runtime {
 namespace {
 
 constexpr uint8_t kDefaultChain[] = {LLAISYS_SAMPLER_PENALTIES, LLAISYS_SAMPLER_TEMPERATURE,
-                                     LLAISYS_SAMPLER_TOP_K, LLAISYS_SAMPLER_TOP_P,
-                                     LLAISYS_SAMPLER_MIN_P};
+                                     LLAISYS_SAMPLER_TOP_K,     LLAISYS_SAMPLER_TYPICAL_P,
+                                     LLAISYS_SAMPLER_TOP_P,     LLAISYS_SAMPLER_MIN_P,
+                                     LLAISYS_SAMPLER_XTC};
 
 template <typename T> T entry_or(const T *values, int32_t r, T neutral) {
     return values == nullptr ? neutral : values[r];
@@ -66,6 +67,9 @@ RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, int32_t r) const
     params.temperature = entry_or(s.temperature, r, 1.0f);
     params.top_p = entry_or(s.top_p, r, 1.0f);
     params.min_p = entry_or(s.min_p, r, 0.0f);
+    params.typical_p = entry_or(s.typical_p, r, 1.0f);
+    params.xtc_probability = entry_or(s.xtc_probability, r, 0.0f);
+    params.xtc_threshold = entry_or(s.xtc_threshold, r, 0.1f);
     params.repetition = entry_or(s.repetition_penalty, r, 1.0f);
     params.presence = entry_or(s.presence_penalty, r, 0.0f);
     params.frequency = entry_or(s.frequency_penalty, r, 0.0f);

@@ -99,10 +99,13 @@ void check_sampling(const LlaisysSamplingMetadata &s, int32_t n_outputs, int64_t
     check_each("seq_ids", s.seq_ids, n, "at least 0", is_natural);
     check_each("temperature", s.temperature, n, "finite and at least 0",
                [](float value) { return std::isfinite(value) && value >= 0; });
-    check_each("top_p", s.top_p, n, "in (0, 1]",
-               [](float value) { return value > 0 && value <= 1; });
-    check_each("min_p", s.min_p, n, "in [0, 1]",
-               [](float value) { return value >= 0 && value <= 1; });
+    const auto is_share = [](float value) { return value >= 0 && value <= 1; };
+    const auto is_some_share = [](float value) { return value > 0 && value <= 1; };
+    check_each("top_p", s.top_p, n, "in (0, 1]", is_some_share);
+    check_each("min_p", s.min_p, n, "in [0, 1]", is_share);
+    check_each("typical_p", s.typical_p, n, "in (0, 1]", is_some_share);
+    check_each("xtc_probability", s.xtc_probability, n, "in [0, 1]", is_share);
+    check_each("xtc_threshold", s.xtc_threshold, n, "in [0, 1]", is_share);
     check_each("repetition_penalty", s.repetition_penalty, n, "finite and above 0",
                [](float value) { return std::isfinite(value) && value > 0; });
     check_each("presence_penalty", s.presence_penalty, n, "finite", is_finite);

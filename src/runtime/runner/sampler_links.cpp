@@ -1,8 +1,10 @@
 // The links of the sampler chain: a sampler is a row of its table and its function. The maths of each
 // is docs/sampling.md.
+#include "runtime/runner/sampler_rng.hpp"
 #include "runtime/runner/sampler_row.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 
@@ -54,6 +56,11 @@ const RowSampler::Link &RowSampler::link_of(uint8_t kind) {
          &RowSampler::keep_top_p},
         {LLAISYS_SAMPLER_MIN_P, true, [](const RowParams &p) { return p.min_p == 0; },
          &RowSampler::keep_min_p},
+        {LLAISYS_SAMPLER_TYPICAL_P, false, [](const RowParams &p) { return p.typical_p == 1; },
+         &RowSampler::keep_typical},
+        {LLAISYS_SAMPLER_XTC, false,
+         [](const RowParams &p) { return p.xtc_probability == 0 || p.xtc_threshold > 0.5f; },
+         &RowSampler::exclude_top},
     };
     static_assert(std::size(kLinks) == LLAISYS_SAMPLER_COUNT);
     return kLinks[kind]; // in the order of LlaisysSamplerKind
@@ -183,6 +190,59 @@ void RowSampler::keep_top_p(const RowParams &params) {
 void RowSampler::keep_min_p(const RowParams &params) {
     weigh_left();
     keep_where(weights_.data(), params.min_p, [](int64_t) { return true; });
+}
+
+void RowSampler::keep_typical(const RowParams &params) {
+    const double sum = weigh_left();
+    if (sum == 0) {
+        return;
+    }
+    const float max = max_of(x_, n_);
+    // Of w = e^y: log p = y - log(sum), so the entropy is log(sum) - sum(w * y) / sum.
+    const auto log_weight = [&](int64_t i) {
+        return x_[i] == max ? 0.0 : double(x_[i] - max) / double(temperature_);
+    };
+    double mean = 0;
+    for (int64_t i = 0; i < n_; ++i) {
+        if (weights_[size_t(i)] > 0) {
+            mean += double(weights_[size_t(i)]) * log_weight(i);
+        }
+    }
+    mean /= sum;
+    grow(&scores_, n_);
+    selected_.clear();
+    for (int64_t i = 0; i < n_; ++i) {
+        const bool weighs = weights_[size_t(i)] > 0;
+        scores_[size_t(i)] = weighs ? -float(std::fabs(log_weight(i) - mean)) : -kInf;
+        if (weighs) {
+            selected_.push_back({scores_[size_t(i)], int32_t(i)});
+        }
+    }
+    // The first sum above typical_p of all, not at it.
+    const double wanted = std::nextafter(double(params.typical_p) * sum, double(kInf));
+    const Candidate last = walk_down_list(&selected_, weights_.data(), wanted);
+    keep_where(scores_.data(), last.logit,
+               [&](int64_t i) { return scores_[size_t(i)] > last.logit || i <= last.id; });
+}
+
+void RowSampler::exclude_top(const RowParams &params) {
+    const double u = uniform(params.seed, params.choice, params.position, Purpose::xtc);
+    if (u >= double(params.xtc_probability)) {
+        return;
+    }
+    const double floor = double(params.xtc_threshold) * weigh_left();
+    const auto is_top = [&](int64_t i) {
+        return weights_[size_t(i)] > 0 && double(weights_[size_t(i)]) >= floor;
+    };
+    int64_t last = -1; // the least likely of the top tokens, the highest id among equals
+    for (int64_t i = 0; i < n_; ++i) {
+        if (is_top(i) && (last < 0 || x_[i] <= x_[last])) {
+            last = i;
+        }
+    }
+    if (last >= 0) {
+        keep_where(x_, -kInf, [&](int64_t i) { return i == last || !is_top(i); });
+    }
 }
 
 } // namespace llaisys::runtime

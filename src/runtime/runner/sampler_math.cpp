@@ -71,34 +71,6 @@ int bin_of(float logit, float max, float temperature) {
     return int(std::min(distance * 32.0f, float(kBins - 1)));
 }
 
-// walk_down over a few candidates: halves that cannot hold the end are not sorted.
-Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, double wanted) {
-    auto begin = list->begin();
-    auto end = list->end();
-    while (end - begin > 64) {
-        const auto middle = begin + (end - begin) / 2;
-        std::nth_element(begin, middle, end, is_better);
-        double sum = 0;
-        for (auto it = begin; it != middle; ++it) {
-            sum += double(weights[it->id]);
-        }
-        if (sum >= wanted) {
-            end = middle;
-        } else {
-            wanted -= sum;
-            begin = middle;
-        }
-    }
-    std::sort(begin, end, is_better);
-    for (; begin + 1 != end; ++begin) {
-        wanted -= double(weights[begin->id]);
-        if (wanted <= 0) {
-            break;
-        }
-    }
-    return *begin;
-}
-
 } // namespace
 
 float exp_of(float x) { return exp_inline(x); }
@@ -226,6 +198,34 @@ void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order
         std::sort(best->begin(), best->end(),
                   [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
     }
+}
+
+// Halves that cannot hold the end are not sorted.
+Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, double wanted) {
+    auto begin = list->begin();
+    auto end = list->end();
+    while (end - begin > 64) {
+        const auto middle = begin + (end - begin) / 2;
+        std::nth_element(begin, middle, end, is_better);
+        double sum = 0;
+        for (auto it = begin; it != middle; ++it) {
+            sum += double(weights[it->id]);
+        }
+        if (sum >= wanted) {
+            end = middle;
+        } else {
+            wanted -= sum;
+            begin = middle;
+        }
+    }
+    std::sort(begin, end, is_better);
+    for (; begin + 1 != end; ++begin) {
+        wanted -= double(weights[begin->id]);
+        if (wanted <= 0) {
+            break;
+        }
+    }
+    return *begin;
 }
 
 Candidate walk_down(const float *x, const float *weights, int64_t n, float max, float temperature,

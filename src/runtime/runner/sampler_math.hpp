@@ -47,6 +47,11 @@ enum class Order { best_first, by_id };
 void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order order,
                  std::vector<Candidate> *best);
 
+// Walks down candidates {score, index into weights} from the best until their weights sum to
+// `wanted`, and returns where it stopped: the last one when they never do. Reorders *list, which
+// must not be empty. O(n).
+Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, double wanted);
+
 // Walks down x[n] from the best (the order of is_better, with indices for ids) until the weights
 // passed sum to `wanted` or nothing that weighs is left, and returns where it stopped: {logit,
 // index}. weights, max and temperature as in weigh(); some weight must be above 0. O(n).

@@ -20,11 +20,15 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
     return counter;
 }
 
+// What a number is drawn for; each has numbers of its own for the same key.
+enum class Purpose : uint32_t { token = 0, xtc = 1 };
+
 // In [0, 1), a multiple of 2^-53.
-inline double uniform(uint64_t seed, int32_t choice, int64_t position) {
+inline double uniform(uint64_t seed, int32_t choice, int64_t position,
+                      Purpose purpose = Purpose::token) {
     const uint64_t at = uint64_t(position);
     const std::array<uint32_t, 4> words =
-        philox({uint32_t(at), uint32_t(at >> 32), uint32_t(choice), 0},
+        philox({uint32_t(at), uint32_t(at >> 32), uint32_t(choice), uint32_t(purpose)},
                {uint32_t(seed), uint32_t(seed >> 32)});
     return double(((uint64_t(words[0]) << 32) | words[1]) >> 11) * 0x1p-53;
 }

@@ -13,7 +13,8 @@ namespace llaisys::runtime {
 
 // The parameters of one row, checked. Pointers are views.
 struct RowParams {
-    float temperature = 1, top_p = 1, min_p = 0;
+    float temperature = 1, top_p = 1, min_p = 0, typical_p = 1;
+    float xtc_probability = 0, xtc_threshold = 0.1f;
     float repetition = 1, presence = 0, frequency = 0;
     int32_t top_k = 0;
     uint64_t seed = 0;
@@ -62,6 +63,8 @@ private:
     void keep_top_k(const RowParams &params);
     void keep_top_p(const RowParams &params);
     void keep_min_p(const RowParams &params);
+    void keep_typical(const RowParams &params);
+    void exclude_top(const RowParams &params);
 
     template <typename Keep> void keep_where(const float *score, float floor, const Keep &keep);
     void keep_selected(); // what is left is selected_
@@ -81,6 +84,7 @@ private:
     std::vector<int32_t> own_ids_;
     std::vector<float> weights_;
     std::vector<double> block_sums_;
+    std::vector<float> scores_;
     std::vector<Candidate> selected_;
 };
 
