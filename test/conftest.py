@@ -72,8 +72,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    """Speaks to `server` with the first key."""
-    from http_helpers import KEYS
-
-    with server.client(KEYS[0]) as client:
+    """Speaks to `server` with its first key."""
+    with server.client(server.key) as client:
         yield client

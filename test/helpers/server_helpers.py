@@ -163,6 +163,8 @@ class ServerProcess:
             command = ["-m", "llaisys.server"]
         elif command is None:
             command = [str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve"]
+        named = "--api-key" in options
+        self.key = options[options.index("--api-key") + 1] if named else None  # the first
         self._folder = tempfile.TemporaryDirectory(prefix="test-server-")
         kept = session_file or Path(self._folder.name) / "sessions.sqlite3"
         options = (*options, "--session-file", str(kept))

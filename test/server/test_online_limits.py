@@ -45,12 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client(KEY) as client:
-        yield client
-
-
 def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
     """Send raw bytes and read until the server closes."""
     with server.connect() as connection:

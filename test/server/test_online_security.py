@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_helpers import CHAT, KEYS, chat, error_of, http_server
+from http_helpers import CHAT, KEYS, chat, error_of
 from server_helpers import (
     LONG,
     ServerProcess,
@@ -31,18 +31,6 @@ from llaisys.server.logs import JsonFormatter, TextFormatter
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with http_server(tmp_path_factory.mktemp("security")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client(KEYS[0]) as client:
-        yield client
 
 
 # ---- bodies without an end -----------------------------------------------------------------------

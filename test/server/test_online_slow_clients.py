@@ -46,12 +46,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client(KEY) as client:
-        yield client
-
-
 def ask(server: ServerProcess, body: dict[str, Any], **headers: str) -> socket.socket:
     """A request whose answer has nowhere to go."""
     return raw_request(server, body, SMALL, Authorization=f"Bearer {KEY}", **headers)

@@ -46,12 +46,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
-
-
 def rendered(client: httpx.Client, messages: list[dict[str, str]], **fields: Any) -> str:
     """The prompt that the server makes of a chat."""
     answer = client.post("/tokenize", json={"messages": messages, **fields})
