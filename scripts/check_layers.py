@@ -43,7 +43,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "tokenization":           ["common"],
     "common":                 [],
     "common/model_registry":  ["models/base", "common"],  # names adapters, imports none
-    "libllaisys":             ["common/errors"],  # return codes become exceptions there
+    "libllaisys":             ["common/errors", "common/closing"],  # codes become exceptions there
     # The package's own files: `import llaisys`, `python -m llaisys`.
     "__init__":               ["entrypoints", "engine", "common", "libllaisys", "-engine/worker"],
     "__main__":               ["entrypoints", "server", "common", "libllaisys"],

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.libllaisys import types
 from llaisys.libllaisys.infer_types import (
@@ -44,7 +44,7 @@ def handle_array(*handles: Handle) -> Any:
     return (ctypes.c_void_p * len(handles))(*(handle.handle for handle in handles))
 
 
-class Handle:
+class Handle(Closing):
     """One native object. `handle` raises ClosedError once it is closed or given away."""
 
     _destroy = ""  # name of the C function that ends it
@@ -70,17 +70,6 @@ class Handle:
         handle, self._handle = self._handle, None
         if handle is not None:
             getattr(lib(), self._destroy)(handle)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Stream(Handle):
