@@ -46,7 +46,7 @@ class ExecutorStats:
 
 
 class Executor(ABC):
-    """One step = one call of `execute_step`; `execute_model` and `sample_tokens` are its two halves,
+    """One step = one call of `execute_step`; `execute_model` and `sample_tokens` are its two halves
     under the seeds' names."""
 
     def __init__(self, config: EngineConfig) -> None:
