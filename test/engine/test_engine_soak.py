@@ -42,7 +42,7 @@ def make_engine() -> LLMEngine:
             n_threads=1,
             seed=1,
             scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512),
-            cache=CacheConfig(block_size=16, num_blocks=56),
+            cache=CacheConfig(block_size=16, num_kv_blocks=56),
         )
     )
 

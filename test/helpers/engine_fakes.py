@@ -252,7 +252,7 @@ def make_config(
         "adapter_class": FakeAdapter,
         "tokenizer": FakeTokenizer(),
         "scheduler": SchedulerConfig(max_num_seqs, max_num_batched_tokens, min_prefill_chunk=4),
-        "cache": CacheConfig(block_size=block_size, num_blocks=num_blocks, **cache),
+        "cache": CacheConfig(block_size=block_size, num_kv_blocks=num_blocks, **cache),
         "warmup": False,
     }
     return EngineConfig(**{**settings, **others})

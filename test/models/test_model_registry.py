@@ -12,6 +12,7 @@ import pytest
 from llaisys.common import model_registry
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.model_registry import MODEL_REGISTRY, get_adapter_class, register_model
+from llaisys.common.parallel import ParallelConfig
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.mock import MockAdapter, MockShape
@@ -178,7 +179,7 @@ def test_the_adapter_after_close() -> None:
         ({"device": "abacus"}, "device one of cpu, nvidia"),
         ({"dtype": "q4"}, "dtype must be one of"),
         ({"device_ids": (1,)}, "device_id"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=2)}, "tensor_parallel_size"),
         ({"max_model_len": 5000}, "max_model_len"),
     ],
 )

@@ -51,7 +51,7 @@ async def running_engine(**limits: Any) -> AsyncIterator[AsyncLLMEngine]:
             model="mock",
             tokenizer=FakeTokenizer(),
             scheduler=SchedulerConfig(8, 64, min_prefill_chunk=4),
-            cache=CacheConfig(block_size=4, num_blocks=300),
+            cache=CacheConfig(block_size=4, num_kv_blocks=300),
             warmup=False,
         ),
         limits=Limits(**limits),

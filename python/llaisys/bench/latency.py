@@ -47,6 +47,7 @@ class LatencyResult:
 class LatencyOptions:
     model: str | None = None  # a model, or
     shape: str | None = None  # a shape with random weights
+    device: str = "cpu"
     dtype: str = "auto"
     threads: int = 0
     prompt_tokens: int = 512  # of the prefill measurement
@@ -115,6 +116,7 @@ def _load(checkpoint: Checkpoint, options: LatencyOptions) -> ModelAdapter:
     return get_adapter_class(checkpoint.config.model_type).load(
         checkpoint,
         AdapterOptions(
+            device=options.device,
             dtype=options.dtype,
             kv_cache_layout="slot",
             max_model_len=min(limit, length + 1),

@@ -85,11 +85,13 @@ class Switch(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
+    may_be_empty: bool = False
+
     def check(self, name: str, value: Any) -> str:
-        return check_text(name, value)
+        return "" if value == "" and self.may_be_empty else check_text(name, value)
 
     def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1}
+        return {"type": "string", "minLength": int(not self.may_be_empty)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,23 @@ class TokenIds(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Integers(Kind):
+    """A list of integers from 0 on; "0,1" on the command line."""
+
+    max_count: int = 1024
+
+    @staticmethod
+    def parse(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    def check(self, name: str, value: Any) -> tuple[int, ...]:
+        return check_token_ids(name, value, self.max_count)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": Integer(0).json_schema(), "maxItems": self.max_count}
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """What is known of a field beside its name, its type and its default."""
 
@@ -181,13 +200,14 @@ def changed(instance: Any) -> dict[str, Any]:
     return found
 
 
-def rebuilt(owner: type[Any], values: Mapping[str, Any]) -> Any:
-    """An instance from what `changed` gave; unknown names raise InvalidInputError."""
+def rebuilt(owner: type[Any], values: Mapping[str, Any], **more: Any) -> Any:
+    """An instance from what `changed` gave, and more fields; unknown names raise
+    InvalidInputError."""
     known = {name for name, _, _ in options_of(owner)}
     for name in values:
         if name not in known:
             raise InvalidInputError(f"unknown field {name!r} of {owner.__name__}", field=name)
-    return owner(**values)
+    return owner(**values, **more)
 
 
 # ---- the command line ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.model_argument import add_model_argument
+from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.entrypoints.cli_options import add_model_options, open_llm
 
 if TYPE_CHECKING:
@@ -31,11 +32,10 @@ def add_commands(commands: Any) -> None:
     latency = kinds.add_parser("latency", help="one sequence: load, first token, prefill, decode")
     add_model_argument(latency)
     latency.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
-    latency.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
-    latency.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
     latency.add_argument("--prompt-tokens", type=int, default=512)
     latency.add_argument("--new-tokens", type=int, default=64)
     latency.add_argument("--json", action="store_true")
+    add_engine_flags(latency, only=("device", "dtype", "n_threads"))
     latency.set_defaults(run=_latency)
 
     throughput = kinds.add_parser("throughput", help="many requests at once")
@@ -103,12 +103,14 @@ def _line_of(result: Result) -> str:
 def _latency(options: argparse.Namespace) -> int:
     from llaisys.bench.latency import LatencyOptions, run_latency
 
+    engine = EngineConfig.of(model=options.model, **given_engine_options(options))
     result = run_latency(
         LatencyOptions(
             model=options.model,
             shape=options.shape,
-            dtype=options.dtype,
-            threads=options.threads,
+            device=engine.device,
+            dtype=engine.dtype,
+            threads=engine.n_threads,
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
         )
@@ -134,7 +136,7 @@ def _throughput(options: argparse.Namespace) -> int:
     if options.shape is not None:
         from llaisys.bench.latency import shape_model_path
 
-        options.model = str(shape_model_path(options.shape, options.dtype))
+        options.model = str(shape_model_path(options.shape, options.dtype or "auto"))
     with open_llm(options) as llm:
         result = run_throughput(
             llm, concurrencies, options.prompt_tokens, options.new_tokens, options.repeats

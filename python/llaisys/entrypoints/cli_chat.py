@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.entrypoints.cli_options import (
+    SEED,
     add_model_options,
     add_sampling_options,
     open_llm,
@@ -35,7 +36,7 @@ HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
 def add_command(commands: Any) -> None:
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
     chat.add_argument("--system", help="the system prompt")
-    add_model_options(chat)
+    add_model_options(chat, without=SEED)
     add_sampling_options(chat)
     chat.set_defaults(run=_chat)
 

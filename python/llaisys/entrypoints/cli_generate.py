@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.entrypoints.cli_options import (
+    SEED,
     add_model_options,
     add_sampling_options,
     open_llm,
@@ -43,7 +44,7 @@ def add_command(commands: Any) -> None:
     generate.add_argument("--output", type=Path, help="write here instead of standard output")
     generate.add_argument("--json", action="store_true", help="JSON lines with usage and timings")
     generate.add_argument("--raw", action="store_true", help="no chat template: complete the text")
-    add_model_options(generate, position=False)
+    add_model_options(generate, position=False, without=SEED)
     add_sampling_options(generate)
     generate.set_defaults(run=_generate)
 

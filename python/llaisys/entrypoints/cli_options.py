@@ -10,32 +10,28 @@ from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import add_flags, given_flags, options_of
 from llaisys.common.progress import shown_on
 from llaisys.common.sampling import SamplingParams
+from llaisys.engine.config import add_engine_flags, given_engine_options
 
 if TYPE_CHECKING:
     from llaisys.entrypoints.llm import LLM
 
 
-def add_model_options(parser: argparse.ArgumentParser, position: bool = True) -> None:
+SEED = ("seed",)  # of the engine: with sampling flags, their --seed is given to both
+
+
+def add_model_options(
+    parser: argparse.ArgumentParser, position: bool = True, without: tuple[str, ...] = ()
+) -> None:
+    """MODEL and the engine's options; `without`: those that mean something else here."""
     add_model_argument(parser, position=position)
-    group = parser.add_argument_group("model")
-    group.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
-    group.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
-    group.add_argument("--max-model-len", type=int, help="longest prompt and answer, in tokens")
-    group.add_argument("--kv-cache-memory", type=int, help="bytes for the KV cache")
+    add_engine_flags(parser, without=without)
 
 
 def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
     from llaisys.entrypoints.llm import LLM
 
     with shown_on(sys.stderr):
-        return LLM(
-            options.model,
-            dtype=options.dtype,
-            n_threads=options.threads,
-            max_model_len=options.max_model_len,
-            kv_cache_memory=options.kv_cache_memory,
-            **more,
-        )
+        return LLM(options.model, **given_engine_options(options) | more)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

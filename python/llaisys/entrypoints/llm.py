@@ -7,6 +7,7 @@ with LLM() as llm:
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.common.validation import refuse, refuse_count
-from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from llaisys.engine.config import EngineConfig, engine_parameters
 from llaisys.engine.engine_client import EngineClient, InProcessClient
 
 Prompt = str | Sequence[int]
@@ -35,59 +36,14 @@ class LLM(Closing):
     finished output is kept until `collect` takes it.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        dtype: str = "auto",
-        device: str = "cpu",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        kv_cache_memory: int | None = None,
-        num_kv_blocks: int | None = None,
-        block_size: int = 16,
-        enable_prefix_caching: bool = True,
-        prefix_cache_min_match: int = 0,
-        tensor_parallel_size: int = 1,
-        distributed_executor_backend: str = "uni",
-        n_threads: int = 0,
-        seed: int | None = None,
-        step_timeout: float | None = None,
-        model_type: str | None = None,
-        tokenizer: Any = None,
-        adapter_class: Any = None,
-        warmup: bool = True,
-    ) -> None:
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         """`model`: a directory, a GGUF file or a model's name; None: the default model.
 
-        kv_cache_memory is in bytes. `seed` makes requests without an own seed repeatable.
+        `options` are the fields of `llaisys.engine.config.EngineConfig` and its sections, by name
+        (`dtype`, `max_model_len`, `kv_cache_memory`, ...; `help(LLM)` lists them with their
+        defaults), `tokenizer` and `adapter_class`. An unknown name is a TypeError.
         """
-        config = EngineConfig(
-            model=model,
-            model_type=model_type,
-            tokenizer=tokenizer,
-            adapter_class=adapter_class,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            n_threads=n_threads,
-            seed=seed,
-            step_timeout=step_timeout,
-            warmup=warmup,
-            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
-            cache=CacheConfig(
-                block_size,
-                kv_cache_memory,
-                num_kv_blocks,
-                enable_prefix_caching,
-                prefix_cache_min_match,
-            ),
-            parallel=ParallelConfig(
-                tensor_parallel_size=tensor_parallel_size,
-                distributed_executor_backend=distributed_executor_backend,
-            ),
-        )
+        config = EngineConfig.of(model=model, **options)
         self._finished: dict[str, RequestOutput] = {}  # until collected
         self._streams: dict[str, deque[StreamOutput]] = {}  # parts not yet yielded
         self._dropped: list[str] = []  # streams that nobody holds any more
@@ -314,6 +270,14 @@ class LLM(Closing):
         if tokenizer is None:
             raise InvalidInputError("this model has no tokenizer")
         return tokenizer
+
+
+LLM.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        *engine_parameters(),
+    ]
+)
 
 
 class TokenStream(Iterator[StreamOutput], Closing):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.closing import Closing
+from llaisys.common.parallel import ParallelConfig
 from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
@@ -33,10 +34,7 @@ class AdapterOptions:
     max_model_len: int = 0  # 0: the model's own limit
     max_batch_tokens: int = 0  # 0: the library's default; larger steps run in pieces
     n_threads: int = 0  # 0: one per core
-    tensor_parallel_size: int = 1
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # with this rank's ranks
 
 
 class ModelAdapter(Closing, ABC):

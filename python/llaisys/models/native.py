@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.parallel import ParallelConfig
 from llaisys.common.step import (
     ROW_NUMBERS,
     AttentionMetadata,
@@ -79,6 +81,14 @@ _SAMPLING_DTYPES: dict[str, type[np.generic]] = {
 }
 # Arrays that others point into, behind those: an offsets array is checked before its values.
 _OFFSETS = {"chain": "chain_offsets", "bias_ids": "bias_offsets", "bias_values": "bias_offsets"}
+
+
+# Fields of ParallelConfig that are fields of LlaisysModelCreateParams.
+PARALLEL_FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(ParallelConfig)
+    if field.name != "tensor_parallel_device_ids"  # device_ids there
+)
 
 
 class NativeAdapter(ModelAdapter):
@@ -256,16 +266,12 @@ def _create_params(
         kv_cache_block_size=options.kv_cache_block_size,
         max_model_len=options.max_model_len,
         kv_cache_capacity_tokens=options.kv_cache_capacity_tokens,
-        tensor_parallel_size=options.tensor_parallel_size,
-        pipeline_parallel_size=1,
-        world_size=options.world_size,
-        rank=options.rank,
-        local_rank=options.local_rank,
-        distributed_executor_backend=b"uni",
         n_threads=options.n_threads,
         max_batch_tokens=options.max_batch_tokens,
-        use_single_process_tp=1,
     )
+    for name in PARALLEL_FIELDS:  # the same names in C
+        value = getattr(options.parallel, name)
+        setattr(params, name, value.encode() if isinstance(value, str) else int(value))
     arrays.keep_struct(params, "meta", meta)
     arrays.keep_int32(params, "device_ids", options.device_ids)
     params.ndevice = len(options.device_ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.validation import check_choice, check_float, check_int
-from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.server.logs import FORMATS, LEVELS
 
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
@@ -172,47 +172,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine-dead-after", type=float, default=health.dead_after)
     group.add_argument("--engine-step-limit", type=float, default=health.step_limit)
     group.add_argument("--max-failed-steps", type=int, default=health.max_failed_steps)
-    add_engine_arguments(parser)
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine")
-    group.add_argument("--device", default="cpu")
-    group.add_argument("--dtype", default="auto")
-    group.add_argument("--max-model-len", type=int)
-    group.add_argument("--max-num-seqs", type=int, default=256)
-    group.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    group.add_argument("--kv-cache-memory", type=int, metavar="BYTES")
-    group.add_argument("--num-kv-blocks", type=int)
-    group.add_argument("--block-size", type=int, default=16)
-    group.add_argument("--no-prefix-caching", action="store_true")
-    group.add_argument("--tensor-parallel-size", type=int, default=1)
-    group.add_argument("--threads", type=int, default=0, help="0: one per core")
-    group.add_argument("--seed", type=int, help="makes requests without a seed repeatable")
-    group.add_argument("--step-timeout", type=float)
-    group.add_argument("--no-warmup", action="store_true")
+    add_engine_flags(parser)
 
 
 def config_from_args(args: argparse.Namespace) -> ServerConfig:
     """Raises InvalidInputError with the option's name and value."""
-    engine = EngineConfig(
-        model=args.model,
-        device=args.device,
-        dtype=args.dtype,
-        max_model_len=args.max_model_len,
-        n_threads=args.threads,
-        seed=args.seed,
-        step_timeout=args.step_timeout,
-        warmup=not args.no_warmup,
-        scheduler=SchedulerConfig(args.max_num_seqs, args.max_num_batched_tokens),
-        cache=CacheConfig(
-            block_size=args.block_size,
-            kv_cache_memory=args.kv_cache_memory,
-            num_blocks=args.num_kv_blocks,
-            enable_prefix_caching=not args.no_prefix_caching,
-        ),
-        parallel=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
-    )
+    engine = EngineConfig.of(model=args.model, **given_engine_options(args))
     limits = {name: getattr(args, name) for name in Limits.__slots__ if hasattr(args, name)}
     return ServerConfig(
         engine=engine,

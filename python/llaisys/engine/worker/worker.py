@@ -151,17 +151,14 @@ class Worker:
             max_model_len=config.max_model_len or 0,
             max_batch_tokens=config.scheduler.max_num_batched_tokens,
             n_threads=config.n_threads,
-            tensor_parallel_size=parallel.tensor_parallel_size,
-            rank=self.rank,
-            local_rank=self.local_rank,
-            world_size=parallel.world_size,
+            parallel=replace(parallel, rank=self.rank, local_rank=self.local_rank),
         )
 
     def _kv_capacity(self, checkpoint: Any, bytes_per_token: int) -> int:
         """Token slots for the KV cache, a multiple of the block size."""
         cache = self.config.cache
-        if cache.num_blocks is not None:
-            return cache.num_blocks * cache.block_size
+        if cache.num_kv_blocks is not None:
+            return cache.num_kv_blocks * cache.block_size
         block_bytes = max(1, bytes_per_token) * cache.block_size
         if cache.kv_cache_memory is not None:
             available = available_memory()

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, Request, RequestStatus, TokenLogprobs, TokenUpdate
-from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from llaisys.engine.config import EngineConfig
 from llaisys.tokenization import BpeVocabulary, TokenizerSource
 
 # ---- API process -> engine process ---------------------------------------------------------------
@@ -246,7 +246,7 @@ class Failed(Struct, tag="failed"):
 
 
 class EngineSetup(Struct, forbid_unknown_fields=True):
-    """The plain fields of an `EngineConfig`; objects (tokenizer, adapter) stay at home."""
+    """What the engine process is started with."""
 
     input_address: str
     output_address: str
@@ -255,32 +255,10 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
     max_failed_steps: int
     log_level: str
     log_format: str
-    model: str | None
-    model_type: str | None
-    device: str
-    dtype: str
-    max_model_len: int | None
-    n_threads: int
-    step_timeout: float | None
-    warmup: bool
-    scheduler: dict[str, Any]
-    cache: dict[str, Any]
-    parallel: dict[str, Any]
+    engine: dict[str, Any]  # EngineConfig.to_wire(); checked again where it arrives
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(
-            model=self.model,
-            model_type=self.model_type,
-            device=self.device,
-            dtype=self.dtype,
-            max_model_len=self.max_model_len,
-            n_threads=self.n_threads,
-            step_timeout=self.step_timeout,
-            warmup=self.warmup,
-            scheduler=SchedulerConfig(**self.scheduler),
-            cache=CacheConfig(**self.cache),
-            parallel=ParallelConfig(**self.parallel),
-        )
+        return EngineConfig.from_wire(self.engine)
 
 
 ToEngine = Submit | Finish | Shutdown

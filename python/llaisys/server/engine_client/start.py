@@ -7,7 +7,6 @@ The sockets lie in a directory of mode 0700 that is removed by whichever process
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -52,9 +51,6 @@ class EngineProcess:
 
     def _setup(self, config: ServerConfig) -> dict[str, Any]:
         """The fields of `messages.EngineSetup`, which checks them where they arrive."""
-        engine = config.engine
-        derived = ("world_size", "rank", "local_rank", "use_single_process_tp")
-        parallel = dataclasses.asdict(engine.parallel)
         return {
             "input_address": self.input_address,
             "output_address": self.output_address,
@@ -63,17 +59,7 @@ class EngineProcess:
             "max_failed_steps": config.health.max_failed_steps,
             "log_level": config.log_level,
             "log_format": config.log_format,
-            "model": engine.model,
-            "model_type": engine.model_type,
-            "device": engine.device,
-            "dtype": engine.dtype,
-            "max_model_len": engine.max_model_len,
-            "n_threads": engine.n_threads,
-            "step_timeout": engine.step_timeout,
-            "warmup": engine.warmup,
-            "scheduler": dataclasses.asdict(engine.scheduler),
-            "cache": dataclasses.asdict(engine.cache),
-            "parallel": {name: value for name, value in parallel.items() if name not in derived},
+            "engine": config.engine.to_wire(),
         }
 
     def remove(self) -> None:

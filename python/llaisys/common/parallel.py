@@ -1,0 +1,77 @@
+"""How the ranks of a model are spread over devices, processes and machines (002 section 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from llaisys.common.options import Choice, Integer, Integers, Text, check_options, option
+from llaisys.common.validation import check_int, refuse, refuse_count
+
+EXECUTOR_BACKENDS = ("uni", "mp", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """The seeds' fields; `normalize_parallel_config` checks them and fills the derived ones."""
+
+    pipeline_parallel_size: int = option(1, Integer(1), "stages of layers; only 1", flag=None)
+    tensor_parallel_size: int = option(1, Integer(1, 1024), "ranks that share each layer")
+    distributed_executor_backend: str = option(
+        "uni", Choice(EXECUTOR_BACKENDS), "uni, mp or ray; mp and ray are not there yet"
+    )
+    master_addr: str = option("127.0.0.1", Text(), "where the ranks meet", flag=None)
+    master_port: int = option(29501, Integer(1, 65535), "where the ranks meet", flag=None)
+    node_rank: int = option(0, Integer(0), "number of this machine", flag=None)
+    nnodes: int = option(1, Integer(1), "machines; only 1", flag=None)
+    world_size: int = 1  # derived
+    rank: int = 0  # derived
+    local_rank: int = 0  # derived
+    distributed_backend: str = option("nccl", Text(), "of the collectives", flag=None)
+    init_method: str = option(
+        "", Text(may_be_empty=True), "URL of that place; empty: tcp://ADDR:PORT of it", flag=None
+    )
+    tp_group_name: str = option("TP0", Text(), "name of the group of ranks", flag=None)
+    use_single_process_tp: bool = True  # derived
+    tensor_parallel_device_ids: tuple[int, ...] | list[int] | None = option(
+        None, Integers(), "a device for each rank, like 0,1; None: 0, 1, 2, .."
+    )
+
+
+def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
+    """A checked copy with world size, ranks and device ids filled in (002 section 5.2).
+
+    ValueError names the field and its value; NotImplementedError means "not in this release".
+    """
+    config = replace(config)
+    check_options(config)
+    size = config.tensor_parallel_size
+    if config.distributed_executor_backend != "uni":
+        raise NotImplementedError(
+            f"distributed_executor_backend is {config.distributed_executor_backend!r}; "
+            "only 'uni' is implemented"
+        )
+    if config.distributed_backend != "nccl":
+        raise NotImplementedError(
+            f"distributed_backend is {config.distributed_backend!r}; only 'nccl' is supported"
+        )
+    for name in ("pipeline_parallel_size", "nnodes"):
+        if getattr(config, name) != 1:
+            raise NotImplementedError(f"{name} is {getattr(config, name)}; only 1 is implemented")
+    check_int("node_rank", config.node_rank, 0, config.nnodes - 1)
+    ids = config.tensor_parallel_device_ids
+    devices = tuple(range(size)) if ids is None else tuple(ids)
+    if len(devices) != size:
+        raise refuse_count(
+            "tensor_parallel_device_ids", len(devices), "ids", f"tensor_parallel_size, {size}"
+        )
+    if len(set(devices)) != len(devices):
+        raise refuse("tensor_parallel_device_ids", list(devices), "a list without duplicates")
+    return replace(
+        config,
+        world_size=size,
+        rank=0,
+        local_rank=0,
+        init_method=config.init_method or f"tcp://{config.master_addr}:{config.master_port}",
+        use_single_process_tp=True,
+        tensor_parallel_device_ids=devices,
+    )
