@@ -183,12 +183,13 @@ def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.T
 
 
 def _add_tokens(target: tokenizers.Tokenizer, entries: list[tuple[int, dict[str, Any]]]) -> None:
-    for token_id, entry in sorted(entries, key=lambda pair: pair[0]):
-        token = AddedToken(**entry)
-        target.add_tokens([token])
-        if target.token_to_id(token.content) != token_id:
+    """All at once: the library builds its automaton anew for every call."""
+    ordered = sorted(entries, key=lambda pair: pair[0])
+    target.add_tokens([AddedToken(**entry) for _, entry in ordered])
+    for token_id, entry in ordered:
+        if target.token_to_id(entry["content"]) != token_id:
             raise ModelLoadError(
-                f"tokenizer: added token {token.content!r} cannot have id {token_id}"
+                f"tokenizer: added token {entry['content']!r} cannot have id {token_id}"
             )
 
 
@@ -213,8 +214,9 @@ def as_plain(tokenizer: tokenizers.Tokenizer, control: frozenset[str]) -> tokeni
         value = getattr(tokenizer, part)
         if value is not None:
             setattr(result, part, value)
-    for token_id, token in sorted(tokenizer.get_added_tokens_decoder().items()):
-        twin = AddedToken(
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    twins = [
+        AddedToken(
             token.content,
             single_word=token.single_word,
             lstrip=token.lstrip,
@@ -222,7 +224,10 @@ def as_plain(tokenizer: tokenizers.Tokenizer, control: frozenset[str]) -> tokeni
             normalized=token.normalized,
             special=token.content in control,
         )
-        result.add_tokens([twin])
+        for _, token in added
+    ]
+    result.add_tokens(twins)
+    for token_id, token in added:
         if result.token_to_id(token.content) != token_id:
             raise ModelLoadError(f"tokenizer: added token {token.content!r} has a stray id")
     result.encode_special_tokens = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,32 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
+def _refuse_link_out(path: Path) -> None:
+    """A model must not make files of its user its own (a template is shown to whoever asks).
+
+    Links inside the directory are fine, and so are those of the hub's cache, where the files of
+    <repository>/snapshots/<revision> are links into <repository>/blobs.
+    """
+    if not path.is_symlink():
+        return
+    directory, target = path.parent.resolve(), path.resolve()
+    allowed = [directory]
+    if directory.parent.name == "snapshots":
+        allowed.append(directory.parent.parent / "blobs")
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise ModelLoadError(
+            f"{path}: is a link to {target}, outside the model's directory; put the file itself "
+            "there"
+        )
+
+
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The whole content of a file of at most `limit` bytes."""
+    """The whole content of a file of at most `limit` bytes that lies in its own directory."""
+    _refuse_link_out(path)
     try:
         with path.open("rb") as stream:
-            data = stream.read(limit + 1)
+            size = os.fstat(stream.fileno()).st_size
+            data = stream.read(min(size, limit) + 1)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(data) > limit:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.tokenization.word_pattern import words_pattern
 
 # Unicode noncharacters: never in text meant for interchange; two that are unused are taken.
 _MARKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -44,13 +45,12 @@ class ControlTokens:
         """`tokens`: all texts that must not come from users; `in_template`: those among them
         that occur in the template's own text, which templates may search for."""
         self.tokens = frozenset(token for token in tokens if token)
-        longest_first = sorted(self.tokens, key=lambda t: (-len(t), t))
-        self._pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"
+        self._pattern = words_pattern(self.tokens)
         self._finder = re.compile(self._pattern)
-        whole = sorted(set(in_template) & self.tokens, key=lambda t: (-len(t), t))
+        whole = words_pattern(self.tokens.intersection(in_template))
         ends = {token[0] for token in self.tokens} | {token[-1] for token in self.tokens}
         edge = f"[{re.escape(''.join(sorted(ends)))}]" if ends else r"(?!)"
-        self._light = re.compile("|".join([*map(re.escape, whole), edge]))
+        self._light = re.compile(f"{whole}|{edge}")
         self._alphabet = frozenset("".join(self.tokens))
 
     def find(self, text: str) -> list[Span]:

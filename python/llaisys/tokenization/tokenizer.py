@@ -19,6 +19,7 @@ from llaisys.common.validation import refuse, refuse_count
 from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
 from llaisys.tokenization.chat_template import ChatTemplate, plain_data
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from llaisys.tokenization.expansion import check_expansion
 from llaisys.tokenization.provenance import ControlTokens, Span, mark_strings
 from llaisys.tokenization.settings import TokenizerSettings, read_settings
 from llaisys.tokenization.source import TokenizerSource
@@ -51,6 +52,7 @@ class Tokenizer:
     ) -> None:
         """`tokenizer` is owned by this object from now on; ids in `eos_token_ids` are added to
         the tokenizer's own end-of-sequence id."""
+        check_expansion(tokenizer)
         self._full = tokenizer
         self._settings = settings
         self._max_text_chars = max_text_chars

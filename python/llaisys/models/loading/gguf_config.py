@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading import config as limits
@@ -22,16 +24,18 @@ from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
 
 _EMBEDDING = "model.embed_tokens.weight"
 _END_KEYS = ("eot", "eom")  # further tokens that end a turn, beside eos
+_ARRAY_KINDS = {"i": int, "u": int, "f": float}  # by numpy's kind of dtype
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
 
 def config_from_gguf(
     metadata: Mapping[str, Any],
     tensors: Mapping[str, GgufTensor],
-    rope_factors: Array | None,
+    read_rope_factors: Callable[[tuple[int, ...]], Array] | None,
     where: str,
 ) -> ModelConfig:
-    """`tensors` by Hugging Face name; `rope_factors` is the tensor rope_freqs.weight, if any."""
+    """`tensors` by Hugging Face name; `read_rope_factors` reads the tensor rope_freqs.weight, if
+    there is one, provided that it has the given shape."""
     fields = Fields(metadata, where)
     arch = fields.string("general.architecture")
     if arch not in limits.KNOWN_MODEL_TYPES:
@@ -63,7 +67,13 @@ def config_from_gguf(
         vocab_size=vocab,
         rms_norm_eps=fields.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
         rope_theta=theta,
-        rope_scaling=_rope_scaling(fields, arch, theta, head_dim, rope_factors),
+        rope_scaling=_rope_scaling(
+            fields,
+            arch,
+            theta,
+            head_dim,
+            None if read_rope_factors is None else read_rope_factors((head_dim // 2,)),
+        ),
         max_position_embeddings=fields.integer(f"{arch}.context_length", 1, limits.MAX_POSITIONS),
         tie_word_embeddings="lm_head.weight" not in tensors,
         attention_bias=f"{first}.q_proj.bias" in tensors,
@@ -144,8 +154,6 @@ def llama3_from_factors(
     that none of them reproduces are refused.
     """
     what = f"{where}: tensor 'rope_freqs.weight'"
-    if factors.shape != (head_dim // 2,) or factors.dtype.kind != "f":
-        raise ModelLoadError(f"{what}: expected {head_dim // 2} floats, found {factors.shape}")
     values = [float(v) for v in factors]
     if not all(math.isfinite(v) and 1.0 <= v <= 1e6 for v in values):
         raise ModelLoadError(f"{what}: holds a value outside 1..1e6")
@@ -219,10 +227,11 @@ def _array(fields: Fields, key: str, kind: type, length: int | None = None) -> t
     value = fields.values.get(key)
     if value is None and length is not None:
         return ()
-    if not isinstance(value, tuple):
+    if not isinstance(value, (tuple, np.ndarray)):
         raise fields.fail(key, "is missing or not an array")
-    if value and not isinstance(value[0], kind):
+    found = _ARRAY_KINDS.get(value.dtype.kind) if isinstance(value, np.ndarray) else str
+    if len(value) and found is not kind:
         raise fields.fail(key, f"must be an array of {kind.__name__}")
     if length is not None and len(value) != length:
         raise fields.fail(key, f"has {len(value)} items for {length} tokens")
-    return value
+    return value if isinstance(value, tuple) else tuple(value.tolist())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -90,9 +91,9 @@ class GgufCheckpoint(Checkpoint):
             name = hf_name(tensor.name)
             if name is not None:
                 self._tensors[name] = tensor
-        rope_freqs = header.tensors.get("rope_freqs.weight")
-        factors = None if rope_freqs is None else self._read_tensor(rope_freqs, "f32")
-        self.config = config_from_gguf(header.metadata, self._tensors, factors, str(path))
+        factors = header.tensors.get("rope_freqs.weight")
+        read_factors = None if factors is None else partial(self._read_shaped, factors)
+        self.config = config_from_gguf(header.metadata, self._tensors, read_factors, str(path))
         self._check_layers(header.tensors)
         self.tokenizer_source = tokenizer_from_gguf(
             header.metadata, self.config.eos_token_ids, str(path)
@@ -153,8 +154,21 @@ class GgufCheckpoint(Checkpoint):
             return convert(data.view(storage_dtype(stored)).reshape(tensor.shape), stored, dtype)
         except ModelLoadError:
             raise
+        except MemoryError as error:
+            raise ModelLoadError(
+                f"{self.path}: tensor {tensor.name!r}: no memory for its {tensor.nbytes} bytes"
+            ) from error
         except (OSError, ValueError, KeyError, NotImplementedError) as error:
             raise ModelLoadError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
+
+    def _read_shaped(self, tensor: GgufTensor, shape: tuple[int, ...]) -> Array:
+        """A small tensor as f32; one of another shape is refused before a byte is read."""
+        if tensor.shape != shape or tensor.type_name not in MAPPABLE:
+            raise ModelLoadError(
+                f"{self.path}: tensor {tensor.name!r} is {tensor.type_name} of shape "
+                f"{list(tensor.shape)}; expected floats of shape {list(shape)}"
+            )
+        return self._read_tensor(tensor, "f32")
 
     def read(self, name: str, dtype: str) -> Array:
         storage_dtype(dtype)  # refuses an unknown name before anything is read

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.checkpoint import TRUNCATED
@@ -25,6 +26,7 @@ MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = 1 << 16
 MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ITEMS = 1 << 24
+MAX_STRINGS = 1 << 22  # in the arrays of a file together: each is an object
 MAX_NAME_BYTES = 256
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
@@ -91,7 +93,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata values are int, float, bool, str, or tuples of one of them."""
+    """Metadata values are int, float, bool, str, tuples of str, or numpy arrays of numbers."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -111,6 +113,7 @@ class _Cursor:
         self.window = b""
         self.window_start = 0  # of `window` in the file
         self.at = 0  # in `window`
+        self.strings_left = MAX_STRINGS
 
     @property
     def position(self) -> int:
@@ -199,10 +202,11 @@ def _read_value(cursor: _Cursor, kind: int, what: str) -> Any:
     return value
 
 
-def _read_array(cursor: _Cursor, what: str) -> tuple[Any, ...]:
+def _read_array(cursor: _Cursor, what: str) -> tuple[str, ...] | npt.NDArray[Any]:
     kind = cursor.scalar("<I", what)
     if kind == _STRING:
-        count = cursor.count(MAX_ARRAY_ITEMS, 8, what)
+        count = cursor.count(cursor.strings_left, 8, what)
+        cursor.strings_left -= count
         return tuple(cursor.strings(count, MAX_STRING_BYTES, what))
     if kind not in _SCALARS:
         name = "nested array" if kind == _ARRAY else f"unknown type {kind}"
@@ -212,7 +216,7 @@ def _read_array(cursor: _Cursor, what: str) -> tuple[Any, ...]:
     values = np.frombuffer(cursor.take(count * dtype.itemsize, what), dtype=dtype)
     if kind == _BOOL and (values > 1).any():
         raise cursor.fail(f"{what}: array of booleans with a value above 1")
-    return tuple((values.astype(bool) if kind == _BOOL else values).tolist())
+    return values.astype(bool) if kind == _BOOL else values
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:

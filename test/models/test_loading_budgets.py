@@ -1,0 +1,227 @@
+"""What a model file may cost before it is opened or refused: time and memory, by class of file."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import model_files
+import pytest
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading import gguf_reader, load_config, open_checkpoint
+from llaisys.models.loading.gguf_reader import read_gguf_header
+from llaisys.tokenization import Tokenizer
+
+MIB = 1 << 20
+FLAGS = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+
+
+@contextmanager
+def budget(seconds: float, mib: float) -> Iterator[None]:
+    """Python's own allocations, numpy's included, and the clock."""
+    tracemalloc.start()
+    started = time.perf_counter()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1] / MIB
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - started < seconds
+    assert peak < mib
+
+
+def change_tokenizer(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = directory / "tokenizer.json"
+    state = json.loads(path.read_text())
+    change(state)
+    path.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_28000_added_tokens_load_in_seconds(tmp_path: Path, special: bool) -> None:
+    """As speech models have; one at a time took minutes."""
+    count = 28_000
+
+    def change(state: dict[str, Any]) -> None:
+        state["added_tokens"] += [
+            {"id": 259 + i, "content": f"<|{i / 100:.2f}|>", "special": special, **FLAGS}
+            for i in range(count)
+        ]
+
+    model_files.write_tiny_tokenizer(tmp_path)
+    change_tokenizer(tmp_path, change)
+    started = time.perf_counter()
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert time.perf_counter() - started < 15
+    name = "<|27.99|>"
+    assert tokenizer.token_id(name) == 259 + 2799
+    ids = tokenizer.encode(name)
+    assert (ids == [259 + 2799]) is not special
+    assert tokenizer.decode_tokens(ids, skip_special_tokens=False) == name
+
+
+def test_control_tokens_of_a_gguf_file_load_in_seconds(tmp_path: Path) -> None:
+    tokens = [f"<|c{i}|>" for i in range(20_000)]
+
+    def add(writer: Any, config: Any) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list([*model_files.byte_alphabet(), "!!", *tokens])
+        writer.add_token_types([1] * 257 + [3] * len(tokens))
+        writer.add_token_merges(["! !"])
+
+    config = model_files.tiny_config("llama", vocab_size=257 + len(tokens), hidden_size=32)
+    path = tmp_path / "m.gguf"
+    model_files.write_gguf(path, config, add_tokenizer=add)
+    started = time.perf_counter()
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+    assert time.perf_counter() - started < 15
+    assert tokenizer.token_id("<|c19999|>") == 257 + 19_999
+
+
+RULE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 20}
+ANY = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 9}
+EXPANDING: dict[str, tuple[str, Any]] = {
+    "replace": ("normalizer", {"type": "Sequence", "normalizers": [RULE] * 8}),
+    "empty regex": ("normalizer", {"type": "Sequence", "normalizers": [ANY] * 3}),
+    "nested": (
+        "normalizer",
+        {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [RULE, RULE]}]},
+    ),
+    "prepend": ("normalizer", {"type": "Prepend", "prepend": "a" * 100}),
+    "decompositions": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "NFKD"}] * 9}),
+    "decoder": ("decoder", {"type": "Sequence", "decoders": [RULE] * 8}),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDING)
+def test_rules_that_multiply_a_text_are_refused_before_they_run(tmp_path: Path, name: str) -> None:
+    part, rules = EXPANDING[name]
+    model_files.write_tiny_tokenizer(tmp_path)
+    change_tokenizer(tmp_path, lambda state: state.update({part: rules}))
+    with (
+        budget(1.0, 64),
+        pytest.raises(ModelLoadError, match=rf"{part} may make a text .* times as long"),
+    ):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_the_usual_rules_are_accepted(tmp_path: Path) -> None:
+    usual = [
+        {"type": "NFKC"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        {"type": "Replace", "pattern": {"String": "``"}, "content": '"'},
+    ]
+    model_files.write_tiny_tokenizer(tmp_path)
+    change_tokenizer(
+        tmp_path, lambda s: s.update(normalizer={"type": "Sequence", "normalizers": usual})
+    )
+    assert Tokenizer.from_directory(tmp_path).encode("a  b")
+
+
+def gguf_header(path: Path, *values: bytes) -> Path:
+    out = b"GGUF" + struct.pack("<IQQ", 3, 0, len(values))
+    for number, value in enumerate(values):
+        key = f"k{number}".encode()
+        out += struct.pack("<Q", len(key)) + key + value
+    path.write_bytes(out)
+    return path
+
+
+def test_arrays_of_numbers_cost_their_bytes(tmp_path: Path) -> None:
+    """Python integers would cost 40 times as much."""
+    one = struct.pack("<IIQ", 9, 1, 8 * MIB) + bytes(range(128, 256)) * (8 * MIB // 128)
+    path = gguf_header(tmp_path / "m.gguf", *[one] * 8)
+    with budget(5.0, 200):
+        header = read_gguf_header(path)
+    assert header.metadata["k7"][-1] == -1 and len(header.metadata["k0"]) == 8 * MIB
+
+
+def test_the_strings_of_a_file_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_reader, "MAX_STRINGS", 1000)
+    half = struct.pack("<IIQ", 9, 8, 501) + bytes(8 * 501)
+    path = gguf_header(tmp_path / "m.gguf", half, half)
+    with pytest.raises(ModelLoadError, match=r"'k1'.*does not fit"):
+        read_gguf_header(path)
+
+
+@pytest.mark.parametrize("gib", [6, 1024])
+def test_rope_factors_of_the_wrong_shape_are_never_read(tmp_path: Path, gib: int) -> None:
+    """The file is sparse: as long as its header says, with nothing in it."""
+    elements = (gib << 30) // 4
+    name = b"rope_freqs.weight"
+    good = tmp_path / "good.gguf"
+    model_files.write_gguf(good)
+    data = good.read_bytes()
+    header = read_gguf_header(good)
+    start = min(t.offset for t in header.tensors.values())
+    # One more row in the table, whose data lies behind all others'.
+    end = max(t.offset + t.nbytes for t in header.tensors.values())
+    offset = -(-(end - start) // 32) * 32 + 64
+    row = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, elements, 0, offset)
+    count = struct.unpack_from("<Q", data, 8)[0] + 1
+    last = struct.pack("<Q", max(t.offset for t in header.tensors.values()) - start)
+    table_end = data[:start].rindex(last) + 8
+    head = data[:8] + struct.pack("<Q", count) + data[16:table_end] + row
+    head += bytes(-len(head) % 32)
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(head + data[start:])
+        try:
+            file.truncate(len(head) + offset + elements * 4)
+        except OSError:
+            pytest.skip(f"the file system holds no file of {gib} GiB")
+    with budget(2.0, 64), pytest.raises(ModelLoadError, match=r"rope_freqs\.weight.*expected"):
+        open_checkpoint(path)
+
+
+TEXT_FILES = {
+    "chat_template.jinja": "{{ messages }}",
+    "tokenizer.json": "",
+    "tokenizer_config.json": "{}",
+    "config.json": "",
+}
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path, name: str) -> None:
+    model = tmp_path / "model"
+    model_files.write_hf_model(model)
+    path = model / name
+    secret = tmp_path / "elsewhere"
+    secret.write_bytes(path.read_bytes() if path.is_file() else TEXT_FILES[name].encode())
+    path.unlink(missing_ok=True)
+    path.symlink_to(secret)
+    with pytest.raises(ModelLoadError, match=rf"{name}: is a link to .*elsewhere"):
+        load_config(model)
+        Tokenizer.from_directory(model)
+    inside = model / "other"
+    path.unlink()
+    secret.rename(inside)
+    path.symlink_to("other")
+    load_config(model)
+    Tokenizer.from_directory(model)
+
+
+def test_snapshots_of_the_hub_cache_are_links_into_its_blobs(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / "0123abcd"
+    blobs = repository / "blobs"
+    blobs.mkdir(parents=True)
+    model_files.write_hf_model(snapshot)
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        path.rename(blobs / f"blob{number}")
+        path.symlink_to(Path("../../blobs") / f"blob{number}")
+    with open_checkpoint(snapshot) as checkpoint:
+        assert checkpoint.read("model.norm.weight", "f32").size == 64
+        Tokenizer.from_source(checkpoint.tokenizer_source)
