@@ -1,14 +1,11 @@
 #include "device/cpu/thread_pool.hpp"
 
 #include "base/check.hpp"
+#include "base/pause.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <limits>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace llaisys::device {
 
@@ -33,14 +30,6 @@ int claim_workers(int wanted) {
         granted = std::max(0, std::min(wanted, limit - in_use));
     } while (!process_workers.compare_exchange_weak(in_use, in_use + granted));
     return granted;
-}
-
-void pause_briefly() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb" ::: "memory"); // `yield` is a no-op on most cores
-#endif
 }
 
 uint64_t epoch_of(uint64_t state) { return state >> 32; }

@@ -1,0 +1,14 @@
+// Sleep on a word of memory that threads or processes share, and wake who sleeps on it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace llaisys::parallel {
+
+// Returns when woken, when the word is not `seen`, after `limit`, or for no reason.
+void sleep_on(const std::atomic<uint32_t> &word, uint32_t seen, std::chrono::milliseconds limit);
+void wake_all(const std::atomic<uint32_t> &word);
+
+} // namespace llaisys::parallel

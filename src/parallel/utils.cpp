@@ -1,0 +1,66 @@
+#include "parallel/utils.hpp"
+
+#include "parallel/reduce.hpp"
+
+namespace llaisys::parallel {
+
+std::string CallSite::text() const {
+    return llaisys::text(call, ": group ", options.name, ", rank ", rank, " of ", world(), ", ",
+                         device::runtime_of(options.device).name, ":", options.device_id);
+}
+
+void CallSite::check_tensor(const char *name, const tensor_t &tensor) const {
+    if (!tensor.defined()) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", name, ": got none, expected a tensor");
+    }
+    if (tensor.device() != options.device || tensor.device_id() != options.device_id) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", name, " is on ",
+             device::runtime_of(tensor.device()).name, ":", tensor.device_id());
+    }
+    if (!tensor.is_contiguous()) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", name, " must be contiguous, got strides ",
+             tensor.strides());
+    }
+}
+
+void CallSite::check_parts(const char *large_name, const tensor_t &large, const char *small_name,
+                           const tensor_t &small) const {
+    check_tensor(large_name, large);
+    check_tensor(small_name, small);
+    if (large.dtype() != small.dtype()) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", large_name, " is ", name_of(large.dtype()), ", ",
+             small_name, " ", name_of(small.dtype()));
+    }
+    if (large.elements() != small.elements() * world()) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", large_name, " must have ", world(),
+             " times the elements of ", small_name, ", got ", large.elements(), " and ",
+             small.elements());
+    }
+}
+
+void CallSite::check_rank(const char *name, int other) const {
+    if (other < 0 || other >= world()) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", name, " must be in [0, ", world(), "), got ",
+             other);
+    }
+}
+
+void CallSite::check_peer(const char *name, int other) const {
+    check_rank(name, other);
+    if (other == rank) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": ", name, " must be another rank, got its own, ",
+             other);
+    }
+}
+
+void CallSite::check_reduction(DType dtype, function::ReduceOpType op) const {
+    if (!is_reducible(dtype)) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": dtype must be f32, f16, bf16, i32 or i64, got ",
+             name_of(dtype));
+    }
+    if (op < function::ReduceOpType::kSum || op > function::ReduceOpType::kAvg) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": reduce_op must be in [0, 4], got ", int(op));
+    }
+}
+
+} // namespace llaisys::parallel

@@ -1,0 +1,29 @@
+// Checks of a collective's arguments, the same for all backends, and texts of its failures.
+#pragma once
+
+#include "parallel/process_group.hpp"
+
+namespace llaisys::parallel {
+
+// One call of one rank, for checks and error texts.
+struct CallSite {
+    const char *call;
+    const GroupOptions &options;
+    int rank; // in the group
+
+    int world() const { return int(options.ranks.size()); }
+
+    // "AllReduce: group TP0, rank 1 of 2, cpu:0"
+    std::string text() const;
+
+    // Dense, on the group's device.
+    void check_tensor(const char *name, const tensor_t &tensor) const;
+    // The same dtype, and `large` holds one `small` per rank.
+    void check_parts(const char *large_name, const tensor_t &large, const char *small_name,
+                     const tensor_t &small) const;
+    void check_rank(const char *name, int rank) const;
+    void check_peer(const char *name, int rank) const; // and not the caller
+    void check_reduction(DType dtype, function::ReduceOpType op) const;
+};
+
+} // namespace llaisys::parallel
