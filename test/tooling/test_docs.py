@@ -1,0 +1,43 @@
+"""README and docs: every path that they name exists, and so does every page that they link to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "llaisys"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INSIDE = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir())
+SOURCES = ("include", "src", "python", "webui", "test", "scripts", "docs", "cmake", "examples")
+# engine/core.py and the like are said from python/llaisys.
+NAMED = re.compile(
+    rf"(?<![\w./:~-])(?:{'|'.join([*SOURCES, *INSIDE])})/[\w./*-]*[\w*/](?![\w/<{{])", re.ASCII
+)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_paths_exist(page: Path) -> None:
+    missing = []
+    for name in NAMED.findall(page.read_text()):
+        if "**" in name:  # says what a build takes if it is there
+            continue
+        found = any(any(base.glob(name.rstrip("/"))) for base in (ROOT, PACKAGE))
+        if not found:
+            missing.append(name)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_path_that_does_not_exist_is_found() -> None:
+    """The pattern sees what the pages say, and only that."""
+    text = "`engine/nothing.py`, test/none/*.py (src/ops/<op>/op.cpp) https://a.b/src/x ~/docs/y"
+    assert NAMED.findall(text) == ["engine/nothing.py", "test/none/*.py"]
