@@ -231,3 +231,27 @@ def test_logprobs_are_those_of_the_raw_logits(adapter: MockAdapter) -> None:
     np.testing.assert_allclose(row.top_logprobs, exact[order], atol=1e-5)
     assert row.sampled_rank == 1
     assert abs(row.sampled - exact[int(drawn[0])]) < 1e-5
+
+
+def test_typical_p_keeps_the_tokens_that_are_as_surprising_as_expected(
+    adapter: MockAdapter,
+) -> None:
+    probabilities = softmax(adapter.logits()[0].astype(np.float64))
+    surprise = -np.log(probabilities)
+    order = np.argsort(np.abs(surprise - (probabilities * surprise).sum()), kind="stable")
+    mask = np.zeros(VOCAB, bool)
+    kept = int(np.searchsorted(np.cumsum(probabilities[order]), 0.5)) + 1
+    mask[order[:kept]] = True
+    drawn = draw(adapter, typical_p=0.5)
+    assert set(drawn.tolist()) == set(np.flatnonzero(mask).tolist())
+
+
+def test_xtc_leaves_out_the_top_choices_but_the_least_of_them(adapter: MockAdapter) -> None:
+    probabilities = softmax(adapter.logits()[0].astype(np.float64))
+    threshold = float(np.sort(probabilities)[-3] * 0.999)  # three top choices
+    tops = np.flatnonzero(probabilities >= threshold)
+    gone = set(tops.tolist()) - {int(tops[probabilities[tops].argmin()])}
+    always = draw(adapter, xtc_probability=1.0, xtc_threshold=threshold)
+    assert len(gone) == 2 and not gone & set(always.tolist())
+    never = draw(adapter, xtc_probability=0.0, xtc_threshold=threshold)
+    np.testing.assert_array_equal(never, draw(adapter))

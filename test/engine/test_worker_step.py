@@ -22,7 +22,7 @@ from engine_fakes import (
 )
 
 from llaisys.common.errors import ClosedError
-from llaisys.common.sampling import SamplerKind, SamplingParams
+from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplerKind, SamplingParams
 from llaisys.common.step import ForwardOutput
 from llaisys.common.types import NewSequence, SchedulerOutputs
 from llaisys.engine.worker import STAGES, Worker
@@ -196,8 +196,9 @@ def test_each_row_has_its_own_parameters():
         "n_logprobs": [-1, 2, -1],
         "presence_penalty": [0, 0, 0.5],
     }
-    assert meta.chain_offsets.tolist() == [0, 5, 10, 12]
-    assert meta.chain[10:].tolist() == [SamplerKind.TOP_K, SamplerKind.TEMPERATURE]
+    links = len(DEFAULT_SAMPLERS)
+    assert meta.chain_offsets.tolist() == [0, links, 2 * links, 2 * links + 2]
+    assert meta.chain[2 * links :].tolist() == [SamplerKind.TOP_K, SamplerKind.TEMPERATURE]
 
 
 def test_without_a_seed_each_request_draws_one():

@@ -50,7 +50,7 @@ class SamplerKind(IntEnum):
 
 # The links in their default order. The mask (allowed_token_ids) and the bias (logit_bias,
 # bad_words, min_tokens) come before the chain, whatever its order.
-DEFAULT_SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
+DEFAULT_SAMPLERS = ("penalties", "temperature", "top_k", "typical_p", "top_p", "min_p", "xtc")
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -168,6 +168,18 @@ class SamplingParams:
     min_p: float | None = number(
         "min_p", None, Number(0, 1), "tokens at least this likely, relative to the best",
         from_model=True,
+    )  # fmt: skip
+    typical_p: float | None = number(
+        "typical_p", None, Number(0, 1, above_low=True),
+        "tokens about as surprising as expected, with this probability in all",
+        neutral=1.0, from_model=True,
+    )  # fmt: skip
+    xtc_probability: float = number(
+        "xtc_probability", 0.0, Number(0, 1), "chance of leaving out the top choices of a token"
+    )
+    xtc_threshold: float = number(
+        "xtc_threshold", 0.1, Number(0, 1), "what counts as a top choice; above 0.5: nothing",
+        neutral=0.1,
     )  # fmt: skip
     repetition_penalty: float | None = number(
         "repetition_penalty", None, Number(0, 100, above_low=True),
