@@ -176,6 +176,7 @@ TEST(an_asynchronous_call_reports_its_failure_through_its_work) {
     const auto results = run_ranks(2, [](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("late", 2, rank));
         const ProcessGroup &group = made;
+        group.AllReduce(ones(8)); // both are in
         if (rank == 1) {
             group.Abort("rank 1 gave up");
             return "";
