@@ -23,50 +23,7 @@ from llaisys.common.types import (
     TokenUpdate,
     Usage,
 )
-
-
-class StopStringFinder:
-    """Text in, text that may be shown out. Not used when there are no stop strings."""
-
-    def __init__(self, stops: tuple[str, ...], include: bool) -> None:
-        self._stops = stops
-        self._include = include
-        self._held = ""  # not shown yet: could be the beginning of a stop string
-
-    def add(self, text: str) -> tuple[str, str | None]:
-        """(text to show, the stop string that was found). The earliest end of a match wins; of
-        those that end together, the one that begins first."""
-        buffer = self._held + text
-        best: tuple[int, int, str] | None = None  # (end, start, stop)
-        for stop in self._stops:
-            start = buffer.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        if best is not None:
-            end, start, stop = best
-            self._held = ""
-            return buffer[: end if self._include else start], stop
-        keep = self._possible_start(buffer)
-        self._held = buffer[len(buffer) - keep :] if keep else ""
-        return buffer[: len(buffer) - keep], None
-
-    def flush(self) -> str:
-        """What is still held back, when no more text comes."""
-        held, self._held = self._held, ""
-        return held
-
-    def _possible_start(self, text: str) -> int:
-        """The length of the longest end of `text` that begins a stop string."""
-        longest = 0
-        last = text[-1:]
-        for stop in self._stops:
-            if last not in stop:
-                continue
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+from llaisys.engine.stop_strings import StopStringFinder, StopStrings
 
 
 @dataclass(slots=True)
@@ -104,6 +61,7 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.eos_token_ids = eos_token_ids
         self._choices: dict[str, _Choice] = {}
+        self._last_stops = StopStrings(())
 
     def add(
         self,
@@ -121,12 +79,13 @@ class OutputProcessor:
             [None] * len(requests),
             len(requests),
         )
+        stops = self._stop_strings(tuple(params.stop or ()))
         for request in requests:
             detokenizer, finder = None, None
             if params.detokenize and self.tokenizer is not None:
                 detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens)
                 if params.stop:
-                    finder = StopStringFinder(tuple(params.stop), params.include_stop_str_in_output)
+                    finder = StopStringFinder(stops, params.include_stop_str_in_output)
             self._choices[request.request_id] = _Choice(
                 request,
                 group,
@@ -136,6 +95,11 @@ class OutputProcessor:
                 detokenizer is not None and (stream or finder is not None),
                 logprobs=None if params.logprobs is None else [],
             )
+
+    def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
+        if strings != self._last_stops.strings:  # the prompts of one request have the same
+            self._last_stops = StopStrings(strings)
+        return self._last_stops
 
     def process(self, updates: list[TokenUpdate]) -> tuple[list[StreamOutput], list[str]]:
         """(what is new, requests to end because of a stop string). Of a request that does not
