@@ -215,6 +215,7 @@ class ServerProcess:
 
     def client(self, key: str | None = None, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers |= options.pop("headers", {})
         options.setdefault("timeout", 60)
         options.setdefault("verify", False)  # plain HTTP: do not read the system's certificates
         return httpx.Client(base_url=self.url, headers=headers, **options)

@@ -1,9 +1,9 @@
 """Stop strings in a text that grows: each new character costs the same, whatever came before.
 
-Shift-And: one integer holds how far every string has matched. Bit `place * width + number` says that
-the text ends in the first `place + 1` characters of string `number`; a character shifts all of them
-on and keeps those that it fits. The highest bit is the longest beginning of a stop string, which is
-what must not be shown yet.
+Shift-And: one integer holds how far every string has matched. Bit `place * width + number` says
+that the text ends in the first `place + 1` characters of string `number`; a character shifts all of
+them on and keeps those that it fits. The highest bit is the longest beginning of a stop string,
+which is what must not be shown yet.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Limits:
     max_per_key: int = 0  # open sequences of one API key; 0: no own limit
     queue_timeout: float = 120.0  # a request that was not started by then gets 503; 0: never
     max_body_bytes: int = 8 << 20
+    max_body_items: int = 256 << 10  # numbers, texts, lists and objects of a body
     max_header_bytes: int = 64 << 10
     max_connections: int = 2048
     header_timeout: float = 20.0  # until the head of a request is complete
@@ -49,6 +50,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in (
             "max_body_bytes",
+            "max_body_items",
             "max_header_bytes",
             "max_connections",
             "max_n",
@@ -160,6 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, value in (
         ("max_queued", limits.max_queued), ("max_per_key", limits.max_per_key),
         ("queue_timeout", limits.queue_timeout), ("max_body_bytes", limits.max_body_bytes),
+        ("max_body_items", limits.max_body_items),
         ("max_header_bytes", limits.max_header_bytes), ("max_connections", limits.max_connections),
         ("header_timeout", limits.header_timeout), ("body_timeout", limits.body_timeout),
         ("send_timeout", limits.send_timeout), ("max_n", limits.max_n),

@@ -14,10 +14,14 @@ from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.http.limits import Admission
+from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics
 from llaisys.server.openai.generation import Generation, Registry
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
+
+BODY_THREADS = 1  # parsing keeps the interpreter to itself: a second thread gains nothing
+MAX_WAITING_BODIES = 64
 
 
 class Service:
@@ -36,6 +40,7 @@ class Service:
         self.model_names: tuple[str, ...] = config.served_model_names
         self.created = int(time.time())
         self.turns = SessionTurns(sessions)
+        self.body_lane = Lane("body", BODY_THREADS, MAX_WAITING_BODIES)
 
     def model_loaded(self) -> None:
         """Called once, when the engine is ready."""
@@ -48,6 +53,12 @@ class Service:
         if self.engine.model_info is None:
             raise EngineNotReadyError("the model is still being loaded")
         return self.engine.model_info
+
+    @property
+    def max_items(self) -> int:
+        """Of a body; a prompt of token ids that fills the context is let through."""
+        info = self.engine.model_info
+        return max(self.config.limits.max_body_items, 2 * info.max_model_len if info else 0)
 
     def check_model(self, name: str | None) -> str:
         """The model that a request is for; without a name, the one that there is."""

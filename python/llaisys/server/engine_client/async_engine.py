@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
-from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
+from llaisys.engine.input_processor import InputProcessor, open_tokenizer
 from llaisys.engine.output_processor import OutputProcessor
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.link import EngineLink
@@ -42,11 +42,17 @@ from llaisys.server.errors import (
     RejectedError,
     UnknownRequestError,
 )
+from llaisys.server.lanes import Lane
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 logger = logging.getLogger("llaisys.server")
 
 # Texts up to this length are tokenised on the event loop: a thread costs more than they do.
 INLINE_CHARS = 4096
+TEXT_THREADS = 2
+MAX_WAITING_TEXTS = 64
 
 ABORTED = RequestStatus.FINISHED_ABORTED
 
@@ -87,6 +93,7 @@ class AsyncLLMEngine:
         self._live: dict[str, _Live] = {}
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
+        self.text_lane = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
 
     async def start(self) -> None:
         """Begin to listen; `ready` is set when the model has been loaded."""
@@ -95,6 +102,7 @@ class AsyncLLMEngine:
     async def close(self) -> None:
         """End the engine process; requests that are still open end with EngineDeadError."""
         self._fail_all("the server has shut down")
+        self.text_lane.close()
         await self._link.close()
 
     # ---- state ---------------------------------------------------------------------------------
@@ -142,23 +150,17 @@ class AsyncLLMEngine:
 
     # ---- text to ids ---------------------------------------------------------------------------
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        encode = self.tokenizer_or_refuse().encode
-        if len(text) <= INLINE_CHARS:
-            ids: list[int] = encode(text, add_special_tokens)
-            return ids
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+    async def text_work(
+        self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The result of work on `size` characters (or tokens): at once when they are few, else in
+        a thread for texts. Raises ApiError when too much waits for those."""
+        if size <= INLINE_CHARS:
+            return work(*args, **kwargs)
+        return await self.text_lane.run(work, *args, **kwargs)
 
-    async def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
-        inputs = self.inputs
-        size = sum(len(str(message.get("content", ""))) for message in messages)
-        if size <= INLINE_CHARS and not options.get("variables"):
-            return inputs.encode_chat(messages, **options)
-        return await asyncio.to_thread(inputs.encode_chat, messages, **options)
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        text: str = self.tokenizer_or_refuse().decode_tokens(token_ids, skip_special_tokens)
-        return text
+    async def encode(self, text: str) -> list[int]:
+        return await self.text_work(len(text), self.tokenizer_or_refuse().encode, text)
 
     def tokenizer_or_refuse(self) -> Any:
         if self.inputs.tokenizer is None:
@@ -181,7 +183,8 @@ class AsyncLLMEngine:
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
         name = f"r{next(self._counter)}"
         if params is not None and params.bad_words:  # these are texts to tokenise, too
-            entry = await asyncio.to_thread(inputs.process, token_ids, params, name, cache_salt)
+            work = inputs.process
+            entry = await self.text_lane.run(work, token_ids, params, name, cache_salt)
         else:
             entry = inputs.process(token_ids, params, name, cache_salt)
         timeout = self.config.limits.queue_timeout or None
@@ -300,20 +303,21 @@ class AsyncLLMEngine:
 
 def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
     """Take the first part and everything that directly follows it of the same choice."""
-    first = parts.popleft()
-    while parts and parts[0].index == first.index and first.finish_reason is None:
-        following = parts.popleft()
-        logprobs = first.logprobs
-        if following.logprobs:
-            logprobs = [*(logprobs or ()), *following.logprobs]
-        first = StreamOutput(
-            first.request_id,
-            first.index,
-            first.text + following.text,
-            [*first.token_ids, *following.token_ids],
-            following.finish_reason,
-            logprobs,
-            following.stop_reason,
-            following.output,
-        )
-    return first
+    first = last = parts.popleft()
+    taken = [first]
+    while parts and parts[0].index == first.index and last.finish_reason is None:
+        last = parts.popleft()
+        taken.append(last)
+    if len(taken) == 1:
+        return first
+    logprobs = [entry for part in taken for entry in part.logprobs or ()]
+    return StreamOutput(
+        first.request_id,
+        first.index,
+        "".join([part.text for part in taken]),
+        [token for part in taken for token in part.token_ids],
+        last.finish_reason,
+        logprobs or None,
+        last.stop_reason,
+        last.output,
+    )

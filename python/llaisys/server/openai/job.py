@@ -8,16 +8,18 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import StreamOutput, Usage
+from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.faults import error_of
-from llaisys.server.http.limits import check_count, check_prompt_tokens
+from llaisys.server.http.limits import check_count
 from llaisys.server.openai.generation import ClientGone, Generation, unless_disconnected
+from llaisys.server.openai.prompts import PromptLimit
 from llaisys.server.openai.responses import (
     DONE,
     Shape,
@@ -60,12 +62,12 @@ class Job:
     def max_model_len(self) -> int:
         return self.service.info.max_model_len
 
-    def check_length(self, prompt: list[int]) -> None:
-        """Raises ApiError for a prompt that has too many tokens."""
+    @property
+    def prompt_limit(self) -> PromptLimit:
         most = self.max_model_len - 1
         if self.service.config.limits.max_prompt_tokens:
             most = min(most, self.service.config.limits.max_prompt_tokens)
-        check_prompt_tokens("messages" if self.chat else "prompt", len(prompt), most)
+        return PromptLimit("messages" if self.chat else "prompt", self.max_model_len, most)
 
     async def run(self, prompts: list[list[int]], params: SamplingParams) -> Response:
         """Admit, submit, and answer whole or in parts; the prompts' lengths have been checked."""
@@ -107,19 +109,30 @@ class Job:
         async with generation:
             await self._submit(generation, prompts, params)
             outputs = await generation.result()
-        choices = []
-        for number, output in enumerate(outputs):
-            for choice in output.outputs:
-                if choice.finish_reason == "error":
-                    raise engine_error()
-                index = number * params.n + choice.index
-                echo = self.echoes[number] if self.echoes else ""
-                choices.append(shape.choice(index, choice, echo))
+        if any(choice.finish_reason == "error" for out in outputs for choice in out.outputs):
+            raise engine_error()
         usage = add_usage([output.usage for output in outputs])
-        self._log_usage(usage, choices[0]["finish_reason"])
+        self._log_usage(usage, outputs[0].outputs[0].finish_reason)
+        # Names of tokens and their likely neighbours are texts to find: 20 for each token.
+        each = 0 if params.logprobs is None else params.logprobs + 1
+        body = await self.service.engine.text_work(
+            usage.completion_tokens * each, self._whole_body, shape, outputs, params.n, usage
+        )
         if self.turn is not None:
             await self.turn.finish(outputs[0].outputs[0], self.model)
-        return _json(shape.whole(choices, usage))
+        return Response(body, media_type="application/json")
+
+    def _whole_body(
+        self, shape: Shape, outputs: list[RequestOutput], n: int, usage: Usage
+    ) -> bytes:
+        """Written choice by choice, so that no single call takes long."""
+        choices = []
+        for number, output in enumerate(outputs):
+            echo = self.echoes[number] if self.echoes else ""
+            for choice in output.outputs:
+                item = shape.choice(number * n + choice.index, choice, echo)
+                choices.append(msgspec.Raw(json_bytes(item)))
+        return json_bytes(shape.whole(choices, usage))
 
     async def _stream(
         self, generation: Generation, shape: Shape, prompts: list[list[int]], params: SamplingParams
@@ -277,7 +290,3 @@ class ChunkWriter:
 
 def engine_error() -> ApiError:
     return ApiError(500, "the engine failed on this request", code="engine_error")
-
-
-def _json(data: dict[str, Any]) -> Response:
-    return Response(json_bytes(data), media_type="application/json")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from fastapi.responses import Response
 
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
 
@@ -27,6 +28,10 @@ def json_bytes(data: Any) -> bytes:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
             "utf-8", "replace"
         )
+
+
+def json_response(data: Any) -> Response:
+    return Response(json_bytes(data), media_type="application/json")
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -153,7 +158,7 @@ class Shape:
             return chat_logprobs(entries, self.names)
         return completion_logprobs(entries, self.names, places or TextOffsets(self.names))
 
-    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: Sequence[msgspec.Raw], usage: Usage) -> dict[str, Any]:
         return {**self._head(False), "choices": choices, "usage": usage_object(usage)}
 
     def choice(self, index: int, output: CompletionOutput, echo: str = "") -> dict[str, Any]:

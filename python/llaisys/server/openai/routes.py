@@ -9,10 +9,18 @@ from fastapi.responses import Response
 
 from llaisys.common.validation import check_token_ids, refuse
 from llaisys.server.errors import ApiError
+from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
-from llaisys.server.http.limits import check_count, check_prompt_chars
+from llaisys.server.http.limits import check_count
 from llaisys.server.openai.job import Job
-from llaisys.server.openai.responses import TokenNames
+from llaisys.server.openai.prompts import (
+    PromptLimit,
+    decode,
+    encode_messages,
+    encode_prompts,
+    token_names,
+)
+from llaisys.server.openai.responses import json_response
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -23,7 +31,7 @@ from llaisys.server.openai.schemas import (
 )
 from llaisys.server.service import service_of
 
-router = APIRouter()
+router = APIRouter(route_class=CheckedRoute)
 
 
 @router.post("/v1/chat/completions", tags=["OpenAI"])
@@ -36,15 +44,12 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
     async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
         job.turn = turn
         history = turn.messages if turn is not None else messages
-        chars = sum(len(message["content"]) for message in history)
-        check_prompt_chars("messages", chars, job.max_model_len)
         options: dict[str, Any] = {}
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
         if body.chat_template_kwargs:
             options["variables"] = body.chat_template_kwargs
         prompt = await _chat_prompt(job, body, history, options)
-        job.check_length(prompt)
         response = await job.run([prompt], params)
         if turn is not None and isinstance(response, EventStream):
             turn.keep()  # the stream ends the turn
@@ -56,9 +61,9 @@ async def _chat_prompt(
 ) -> list[int]:
     """Token ids of a chat; with `continue_final_message`, up to the end of the last message's text,
     which the answer then continues."""
-    engine = job.service.engine
+    engine, limit = job.service.engine, job.prompt_limit
     if not body.continue_final_message:
-        return await engine.encode_chat(history, **options)
+        return await encode_messages(engine, history, limit, **options)
     if history[-1]["role"] != "assistant" or len(history) < 2:
         raise refuse(
             f"messages[{len(history) - 1}].role",
@@ -66,8 +71,10 @@ async def _chat_prompt(
             "'assistant' when continue_final_message is true",
         )
     options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
-    start = await engine.encode_chat(history[:-1], **options)
-    return start + await engine.encode(history[-1]["content"], False)
+    start = await encode_messages(engine, history[:-1], limit, **options)
+    (end,) = await encode_prompts(engine, [history[-1]["content"]], False, limit)
+    limit.check_tokens(len(start) + len(end))
+    return start + end
 
 
 @router.post("/v1/completions", tags=["OpenAI"])
@@ -77,17 +84,12 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     params = body.to_sampling()
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts)
-    engine, encoded = job.service.engine, []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            check_prompt_chars("prompt", len(prompt), job.max_model_len)
-            ids = await engine.encode(prompt, body.add_special_tokens is not False)
-        else:
-            ids = prompt
-        job.check_length(ids)  # before the next one costs anything
-        encoded.append(ids)
-        if body.echo:
-            text = prompt if isinstance(prompt, str) else engine.decode(prompt)
+    engine = job.service.engine
+    special = body.add_special_tokens is not False
+    encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)
+    if body.echo:
+        for prompt in prompts:
+            text = prompt if isinstance(prompt, str) else await decode(engine, prompt)
             job.echoes.append(text)
     return await job.run(encoded, params)
 
@@ -117,39 +119,38 @@ async def cancel(request: Request, request_id: str) -> dict[str, Any]:
 
 
 @router.post("/tokenize", tags=["tokens"])
-async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Token ids of a `prompt`, or of `messages` as the chat template writes them."""
     service = service_of(request)
     service.check_model(body.model)
-    engine = service.engine
-    length = service.info.max_model_len
+    engine, length = service.engine, service.info.max_model_len
     if (body.prompt is None) == (body.messages is None):
         given = "left out" if body.prompt is None else "given"
         raise refuse_together("prompt", given, "given exactly when messages is not")
     if body.prompt is not None:
-        check_prompt_chars("prompt", len(body.prompt), length)
-        ids = await engine.encode(body.prompt, body.add_special_tokens is not False)
+        limit = PromptLimit("prompt", length, service.max_items)
+        special = body.add_special_tokens is not False
+        (ids,) = await encode_prompts(engine, [body.prompt], special, limit)
     else:
+        limit = PromptLimit("messages", length, service.max_items)
         messages = plain_messages(body.messages or ())
-        check_prompt_chars("messages", sum(len(m["content"]) for m in messages), length)
+        check_count("messages", len(messages), service.config.limits.max_messages)
         options: dict[str, Any] = {"variables": body.chat_template_kwargs}
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
-        ids = await engine.encode_chat(messages, **options)
-    names = TokenNames(engine.tokenizer)
-    return {
-        "count": len(ids),
-        "max_model_len": length,
-        "tokens": ids,
-        "token_strs": [names.text(i) for i in ids] if body.return_token_strs else None,
-    }
+        ids = await encode_messages(engine, messages, limit, **options)
+    names = await token_names(engine, ids) if body.return_token_strs else None
+    return json_response(
+        {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": names}
+    )
 
 
 @router.post("/detokenize", tags=["tokens"])
-async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids."""
     service = service_of(request)
     service.check_model(body.model)
     check_count("tokens", len(body.tokens), 16 * service.info.max_model_len)
     check_token_ids("tokens", body.tokens, len(body.tokens), service.info.vocab_size - 1)
-    return {"prompt": service.engine.decode(body.tokens, bool(body.skip_special_tokens))}
+    text = await decode(service.engine, body.tokens, bool(body.skip_special_tokens))
+    return json_response({"prompt": text})

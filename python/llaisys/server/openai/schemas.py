@@ -232,7 +232,11 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """As templates and sessions take them: text, `developer` being today's `system`."""
     plain = []
     for number, given in enumerate(messages):
-        message = plain_message(given.model_dump(exclude_none=True), number)
+        content: Any = given.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        fields = {"role": given.role, "content": content, "name": given.name}
+        message = plain_message({k: v for k, v in fields.items() if v is not None}, number)
         if message["role"] == "developer":
             message["role"] = "system"
         plain.append(message)

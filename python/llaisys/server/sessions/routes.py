@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 
 from llaisys.server.errors import ApiError
+from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.limits import check_count
 from llaisys.server.openai.schemas import (
     SESSION_PATTERN,
@@ -17,7 +18,7 @@ from llaisys.server.openai.schemas import (
 )
 from llaisys.server.service import service_of
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=CheckedRoute)
 
 SessionName = Annotated[str, PathParameter(pattern=SESSION_PATTERN)]
 

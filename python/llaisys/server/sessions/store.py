@@ -8,7 +8,6 @@ the engine's prefix cache.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.validation import refuse
+from llaisys.server.lanes import Lane
 from llaisys.server.sessions.file_lock import FileLock
 
 T = TypeVar("T")
@@ -42,6 +42,9 @@ CREATE TABLE IF NOT EXISTS messages (
 """
 VERSION = 1
 ANOTHER = "name another with --session-file"
+
+
+MAX_WAITING = 64  # transactions
 
 
 class SessionLimitError(LlaisysError, ValueError):
@@ -88,6 +91,7 @@ class SessionStore:
         self.max_sessions = max_sessions  # of one owner
         self.max_bytes = max_bytes  # of the file
         self._lock = threading.Lock()
+        self._lane = Lane("database", 1, MAX_WAITING)  # a locked database holds up nobody else
         self._file_lock: FileLock | None = None
         if path != ":memory:":
             path = Path(path).resolve()  # a link to the file is the same file
@@ -126,6 +130,7 @@ class SessionStore:
         db.execute(f"PRAGMA max_page_count = {max(1, self.max_bytes // self._page_size)}")
 
     def close(self) -> None:
+        self._lane.close()
         with self._lock:
             self._db.close()
             if self._file_lock is not None:
@@ -306,7 +311,7 @@ class SessionStore:
                         raise self._full(" (or the disk is full)") from error
                     raise SessionStorageError(str(error)) from error
 
-        return await asyncio.to_thread(locked)
+        return await self._lane.run(locked)
 
 
 def _make_file(path: Path) -> FileLock:

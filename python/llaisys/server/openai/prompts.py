@@ -1,0 +1,125 @@
+"""From texts and chats to token ids: beside the event loop, and no further than may be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.errors import ApiError
+from llaisys.server.http.limits import check_prompt_chars, check_prompt_tokens
+from llaisys.server.openai.responses import TokenNames, json_bytes
+
+Messages = Sequence[dict[str, Any]]
+
+# A text is tokenised in windows, and counted, before it is as a whole: hidden in 2 million
+# characters may be as many tokens as fit, or 30 times as many and a gigabyte of bookkeeping.
+WINDOW_CHARS = 64 << 10
+WINDOW_SLACK = 16  # tokens that the cuts at the ends of a window may have added
+MAX_VARIABLE_BYTES = 16 << 10  # chat_template_kwargs are switches, not texts
+MESSAGE_CHARS = 64  # what a message costs a template, in characters of text
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimit:
+    """How long one prompt may be, and what it is called in the refusal."""
+
+    name: str
+    max_model_len: int
+    max_tokens: int
+
+    def check_chars(self, chars: int) -> None:
+        check_prompt_chars(self.name, chars, self.max_model_len)
+
+    def check_tokens(self, count: int) -> None:
+        check_prompt_tokens(self.name, count, self.max_tokens)
+
+    def check_text(self, tokenizer: Any, text: str) -> None:
+        """Raises ApiError as soon as the text is seen to have too many tokens."""
+        if len(text) <= WINDOW_CHARS:
+            return
+        count = 0
+        for start in range(0, len(text), WINDOW_CHARS):
+            window = tokenizer.encode(text[start : start + WINDOW_CHARS], False)
+            count += max(0, len(window) - WINDOW_SLACK)
+            self.check_tokens(count)
+
+
+async def encode_prompts(
+    engine: AsyncLLMEngine,
+    prompts: Sequence[str | list[int]],
+    add_special_tokens: bool,
+    limit: PromptLimit,
+) -> list[list[int]]:
+    """Token ids of each; the first that is too long ends the work."""
+    size = 0
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            limit.check_chars(len(prompt))
+            size += len(prompt) + MESSAGE_CHARS
+        else:
+            limit.check_tokens(len(prompt))
+    tokenizer: Any = engine.tokenizer_or_refuse() if size else None
+
+    def encode() -> list[list[int]]:
+        found = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                limit.check_text(tokenizer, prompt)
+                ids = tokenizer.encode(prompt, add_special_tokens)
+                limit.check_tokens(len(ids))
+                found.append(ids)
+            else:
+                found.append(prompt)
+        return found
+
+    return await engine.text_work(size, encode)
+
+
+async def encode_messages(
+    engine: AsyncLLMEngine, messages: Messages, limit: PromptLimit, **options: Any
+) -> list[int]:
+    """Token ids of a chat as the model's template writes it."""
+    inputs, tokenizer = engine.inputs, engine.tokenizer_or_refuse()
+    chars = sum(len(message["content"]) for message in messages)
+    limit.check_chars(chars)
+
+    def encode() -> list[int]:
+        if chars > WINDOW_CHARS:
+            limit.check_text(tokenizer, "\n".join(message["content"] for message in messages))
+        return inputs.encode_chat(messages, **options)
+
+    size = chars + MESSAGE_CHARS * len(messages)
+    if options.get("variables"):
+        size += check_variables(options["variables"])
+    ids = await engine.text_work(size, encode)
+    limit.check_tokens(len(ids))
+    return ids
+
+
+def check_variables(variables: dict[str, Any]) -> int:
+    """The size of a template's variables; raises ApiError when there is too much in them."""
+    size = len(json_bytes(variables))
+    if size > MAX_VARIABLE_BYTES:
+        raise ApiError(
+            400,
+            f"chat_template_kwargs has {size} bytes; at most {MAX_VARIABLE_BYTES} are allowed",
+            param="chat_template_kwargs",
+        )
+    return size
+
+
+async def decode(engine: AsyncLLMEngine, ids: Sequence[int], skip_special: bool = False) -> str:
+    tokenizer = engine.tokenizer_or_refuse()
+    return str(await engine.text_work(len(ids), tokenizer.decode_tokens, ids, skip_special))
+
+
+async def token_names(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str]:
+    names = TokenNames(engine.tokenizer)
+
+    def show() -> list[str]:
+        known = {token: names.text(token) for token in set(ids)}
+        return [known[token] for token in ids]
+
+    return await engine.text_work(len(ids), show)

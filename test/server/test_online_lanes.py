@@ -1,0 +1,84 @@
+"""Work beside the event loop: bounded, refused when there is too much, each kind for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from http_helpers import CHAT, chat, error_of
+from server_helpers import ServerProcess, wait_for
+
+from llaisys.server.errors import ApiError
+from llaisys.server.lanes import Lane
+
+
+def test_a_lane_refuses_what_would_wait_too_long_and_forgets_what_was_given_up() -> None:
+    async def use() -> None:
+        lane, gate, ran = Lane("test", 1, 2), threading.Event(), []
+
+        def work(number: int) -> int:
+            ran.append(number)
+            gate.wait(30)
+            return number
+
+        jobs = [asyncio.create_task(lane.run(work, number)) for number in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as caught:
+            await lane.run(work, 3)
+        assert (caught.value.status, caught.value.code) == (503, "test_busy")
+        assert caught.value.retry_after == 1
+        jobs[1].cancel()  # it waits: it never runs
+        with pytest.raises(asyncio.CancelledError):
+            await jobs[1]
+        await asyncio.sleep(0)
+        assert lane.jobs == 2
+        gate.set()
+        assert [await jobs[0], await jobs[2]] == [0, 2] and ran == [0, 2]
+        while lane.jobs:
+            await asyncio.sleep(0.001)
+        assert await lane.run(work, 4) == 4
+        lane.close()
+
+    asyncio.run(use())
+
+
+def test_a_running_job_that_nobody_waits_for_still_has_its_place() -> None:
+    async def use() -> None:
+        lane, gate = Lane("test", 1, 0), threading.Event()
+        job = asyncio.create_task(lane.run(gate.wait, 30))
+        while not lane.jobs:
+            await asyncio.sleep(0)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        with pytest.raises(ApiError):
+            await lane.run(gate.wait, 30)
+        gate.set()
+        lane.close()
+
+    asyncio.run(use())
+
+
+def test_a_locked_database_holds_up_sessions_only(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.db"
+    long_text = "x " * 1000  # tokenised in a thread
+    with ServerProcess(session_file=file) as server, server.wait_ready().client() as client:
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        with ThreadPoolExecutor(80) as pool:
+            waiting = [pool.submit(client.post, "/v1/sessions", json={}) for _ in range(66)]
+            wait_for(lambda: any(job.done() for job in waiting), "one to be refused", 9)
+            start = time.monotonic()
+            body = chat(messages=[{"role": "user", "content": long_text}], max_tokens=2)
+            assert client.post(CHAT, json=body).status_code == 200
+            assert time.monotonic() - start < 4  # a database waits 10 s for its lock
+            error = error_of(client.get("/v1/sessions"), 503)
+            assert error["code"] == "database_busy"
+            other.execute("COMMIT")
+            statuses = sorted(job.result().status_code for job in waiting)
+        assert statuses == [201] * 65 + [503]
+        assert len(client.get("/v1/sessions").json()["data"]) == 65
