@@ -58,7 +58,7 @@ def test_only_what_is_outside_strings_is_counted(value: Any, size: int, ascii: b
 def test_what_is_too_much_is_refused_before_it_is_parsed(
     monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
-    monkeypatch.setattr(bodies.json, "loads", lambda text: pytest.fail("it was parsed"))
+    monkeypatch.setattr(bodies, "read_json", lambda body: pytest.fail("it was parsed"))
     with pytest.raises(ApiError) as caught:
         parse_body(CompletionRequest, body, 256 << 10)
     assert (caught.value.status, caught.value.code) == (400, "too_many_items")

@@ -34,7 +34,7 @@ class Limits:
     max_per_key: int = 0  # open sequences of one API key; 0: no own limit
     queue_timeout: float = 120.0  # a request that was not started by then gets 503; 0: never
     max_body_bytes: int = 8 << 20
-    max_body_items: int = 256 << 10  # numbers, texts, lists and objects of a body
+    max_body_items: int = 128 << 10  # numbers, texts, lists and objects of a body
     max_header_bytes: int = 64 << 10
     max_connections: int = 2048
     header_timeout: float = 20.0  # until the head of a request is complete

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -68,6 +69,8 @@ class Lifecycle:
         if not self.service.engine.is_ready:
             return
         self.service.model_loaded()
+        gc.collect()
+        gc.freeze()  # what lives as long as the server is not searched again while requests wait
         name, info = self.service.model_names[0], self.service.info
         log_event(logger, logging.INFO, "ready", model=name, max_model_len=info.max_model_len)
         print(f"llaisys: serving {name} at {self.url}", flush=True)

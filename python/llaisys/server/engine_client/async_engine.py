@@ -182,11 +182,10 @@ class AsyncLLMEngine:
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
         name = f"r{next(self._counter)}"
-        if params is not None and params.bad_words:  # these are texts to tokenise, too
-            work = inputs.process
-            entry = await self.text_lane.run(work, token_ids, params, name, cache_salt)
-        else:
-            entry = inputs.process(token_ids, params, name, cache_salt)
+        size = len(token_ids)
+        if params is not None:  # bad words are texts to tokenise, too
+            size += INLINE_CHARS if params.bad_words else len(params.allowed_token_ids or ())
+        entry = await self.text_work(size, inputs.process, token_ids, params, name, cache_salt)
         timeout = self.config.limits.queue_timeout or None
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
         self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)

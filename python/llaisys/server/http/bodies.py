@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
@@ -64,11 +65,19 @@ def check_structure(body: bytes, max_items: int) -> None:
                 )
 
 
+def read_json(body: bytes) -> Any:
+    """UTF-8 only: what else `json` takes could hide from the count. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body)  # several times as fast
+    except ValueError:  # halves of characters and a byte order mark are none of its business
+        return json.loads(body.decode("utf-8-sig"))
+
+
 def parse_body(schema: type[BaseModel], body: bytes, max_items: int) -> BaseModel:
     """Raises ApiError with what is wrong."""
     check_structure(body, max_items)
     try:
-        data = json.loads(body.decode("utf-8-sig"))
+        data = read_json(body)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     except ValueError:

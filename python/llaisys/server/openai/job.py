@@ -69,6 +69,11 @@ class Job:
             most = min(most, self.service.config.limits.max_prompt_tokens)
         return PromptLimit("messages" if self.chat else "prompt", self.max_model_len, most)
 
+    async def sampling(self, to_sampling: Callable[[], SamplingParams]) -> SamplingParams:
+        """The body's parameters, checked; beside the loop when they name many tokens."""
+        size = len(self.body.allowed_token_ids or ())
+        return await self.service.engine.text_work(size, to_sampling)
+
     async def run(self, prompts: list[list[int]], params: SamplingParams) -> Response:
         """Admit, submit, and answer whole or in parts; the prompts' lengths have been checked."""
         limits, body = self.service.config.limits, self.body

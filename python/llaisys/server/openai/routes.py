@@ -38,7 +38,7 @@ router = APIRouter(route_class=CheckedRoute)
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
     job = Job.of(request, body, chat=True)
-    params = body.to_sampling()
+    params = await job.sampling(body.to_sampling)
     check_count("messages", len(body.messages), job.service.config.limits.max_messages)
     messages = plain_messages(body.messages)
     async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
@@ -81,7 +81,7 @@ async def _chat_prompt(
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continue one prompt or several (texts or token ids)."""
     job = Job.of(request, body, chat=False)
-    params = body.to_sampling()
+    params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts)
     engine = job.service.engine
