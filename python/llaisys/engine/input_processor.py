@@ -23,6 +23,7 @@ from llaisys.common.validation import (
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
+MAX_BAD_WORD_TOKENS = 16_384  # of all of them, each at the start of a text and after a space
 
 
 @dataclass(slots=True)
@@ -155,6 +156,7 @@ class InputProcessor:
                     ids = self.tokenizer.encode(text, add_special_tokens=False)
                     sequences[tuple(ids)] = None
         found = tuple(ids for ids in sequences if ids)
+        check_count("bad_words", sum(map(len, found)), MAX_BAD_WORD_TOKENS, "tokens")
         self._last_bad_words = (words, found)
         return found
 

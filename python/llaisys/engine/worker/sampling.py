@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from llaisys.common.sampling import DEFAULT_SAMPLERS, FIELDS, SamplerKind
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
 from llaisys.common.types import NewSequence
+from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
 
 Array = NDArray[Any]
 
@@ -31,7 +32,21 @@ class _Bans:
     first: int  # position of the first drawn token; words are looked for from there on
     until: int  # position before which `stops` are banned (min_tokens)
     stops: tuple[int, ...]
-    words: tuple[tuple[int, ...], ...]  # sequences of two or more tokens
+    words: WordAutomaton | None  # of the words of two or more tokens
+    position: int  # the tokens in [first, position) led to `state`
+    state: int = START
+
+    def at(self, position: int, tokens: Array) -> tuple[int, ...]:
+        """The tokens that may not stand at `position`; `tokens`: those before it."""
+        stops = self.stops if position < self.until else ()
+        if self.words is None:
+            return stops
+        if position < self.position:  # tokens were taken back
+            self.position, self.state = self.first, START
+        for token in tokens[self.position : position].tolist():
+            self.state = self.words.step(self.state, token)
+        self.position = position
+        return stops + self.words.banned(self.state)
 
 
 class SamplingRows:
@@ -83,7 +98,9 @@ class SamplingRows:
         if words or params.min_tokens:
             first = seq.num_prompt_tokens
             until = first + params.min_tokens
-            self._bans[row] = _Bans(first, until, tuple(sorted(seq.stop_token_ids)), words)
+            stops = tuple(sorted(seq.stop_token_ids))
+            automaton = automaton_of(words) if words else None
+            self._bans[row] = _Bans(first, until, stops, automaton, first)
 
     def release(self, row: int) -> None:
         for name, users in self._users.items():
@@ -143,7 +160,8 @@ class SamplingRows:
         biases = []
         for row, position in zip(rows, positions, strict=True):
             ids, values = self._bias.get(row, empty)
-            banned = self._banned(row, position, tokens)
+            bans = self._bans.get(row)
+            banned = () if bans is None else bans.at(position, tokens[row])
             if banned:
                 ids = np.concatenate([ids, np.array(banned, dtype=np.int32)])
                 values = np.concatenate([values, np.full(len(banned), _BAN, dtype=np.float32)])
@@ -152,17 +170,6 @@ class SamplingRows:
             meta.bias_offsets = _offsets([ids for ids, _ in biases])
             meta.bias_ids = np.concatenate([ids for ids, _ in biases])
             meta.bias_values = np.concatenate([values for _, values in biases])
-
-    def _banned(self, row: int, position: int, tokens: Array) -> list[int]:
-        bans = self._bans.get(row)
-        if bans is None:
-            return []
-        banned = list(bans.stops) if position < bans.until else []
-        for word in bans.words:
-            start = position - len(word) + 1
-            if start >= bans.first and tuple(tokens[row, start:position].tolist()) == word[:-1]:
-                banned.append(word[-1])
-        return banned
 
 
 def allowed_mask(token_ids: tuple[int, ...] | list[int], vocab_size: int) -> Array:

@@ -1,0 +1,113 @@
+"""Banned words by automaton: the same tokens as a search of every word, at a cost that does not
+grow with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_fakes import make_engine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import NewSequence
+from llaisys.engine.input_processor import MAX_BAD_WORD_TOKENS
+from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
+from llaisys.engine.worker.sampling import SamplingRows
+
+TOKENS = st.integers(0, 3)
+WORDS = st.lists(st.lists(TOKENS, min_size=2, max_size=5).map(tuple), max_size=12).map(tuple)
+
+
+def naive_bans(words, tokens):
+    """Every word whose tokens but the last are the end of `tokens`."""
+    found = set()
+    for word in words:
+        head = list(word[:-1])
+        if tokens[len(tokens) - len(head) :] == head and len(tokens) >= len(head):
+            found.add(word[-1])
+    return found
+
+
+@given(WORDS, st.lists(TOKENS, max_size=30))
+def test_the_same_tokens_as_a_search_of_every_word(words, tokens):
+    automaton = WordAutomaton(words)
+    state = START
+    for count, token in enumerate(tokens):
+        assert set(automaton.banned(state)) == naive_bans(words, tokens[:count])
+        state = automaton.step(state, token)
+    assert set(automaton.banned(state)) == naive_bans(words, tokens)
+
+
+def rows_with(words, prompt=3, drawn=()):
+    rows = SamplingRows(2, 64)
+    seq = NewSequence(
+        seq_id=1, request_id="r", token_ids=[1] * prompt + list(drawn), num_prompt_tokens=prompt,
+        sampling=SamplingParams().with_defaults(None), seed=0, choice=0,
+        stop_token_ids=frozenset(), bad_words=words,
+    )  # fmt: skip
+    rows.add(1, seq)
+    return rows
+
+
+def bans_of(rows, *drawn, prompt=3):
+    """What may not follow `drawn`."""
+    tokens = np.zeros((2, 32), dtype=np.int64)
+    line = [1] * prompt + list(drawn)
+    tokens[1, : len(line)] = line
+    end = np.array([len(line)], dtype=np.int64)
+    meta = rows.metadata(np.array([1]), np.array([0]), end, np.array([0, 1]), tokens)
+    return set() if meta.bias_ids is None else set(meta.bias_ids.tolist())
+
+
+def test_words_are_looked_for_in_drawn_tokens_only():
+    rows = rows_with(((1, 1, 9), (1, 8)))
+    assert bans_of(rows) == set()  # the prompt ends with 1 1
+    assert bans_of(rows, 1) == {8} and bans_of(rows, 1, 1) == {8, 9}
+
+
+def test_tokens_that_are_taken_back_are_forgotten():
+    rows = rows_with(((5, 6, 7),))
+    assert bans_of(rows, 5, 6) == {7}
+    assert bans_of(rows, 5) == set() and bans_of(rows, 5, 6) == {7}
+    assert bans_of(rows, 5, 6) == {7}  # asked twice in a step
+
+
+def test_a_sequence_that_comes_back_catches_up():
+    rows = rows_with(((5, 6, 7),), drawn=(5, 6))
+    assert bans_of(rows, 5, 6) == {7}
+
+
+def test_choices_share_the_automaton():
+    words = tuple((1, token) for token in range(200))
+    assert automaton_of(words) is automaton_of(tuple(words))
+
+
+class CountingDict(dict):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, key):
+        type(self).asked += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("count", [1, 256])
+def test_a_token_costs_the_same_however_many_words_there_are(count):
+    automaton = WordAutomaton(tuple((1, 2, 3, 4, 100 + i) for i in range(count)))
+    automaton._next = [CountingDict(following) for following in automaton._next]
+    CountingDict.asked = 0
+    state = START
+    for token in [1, 2, 3, 4, 9] * 20:
+        state = automaton.step(state, token)
+    assert CountingDict.asked <= 300
+
+
+def test_too_many_tokens_of_bad_words_are_refused():
+    engine = make_engine()
+    words = [f"{i:03d}" + "x" * 200 for i in range(200)]
+    with pytest.raises(InvalidInputError, match=r"bad_words has [0-9]+ tokens; it must have") as e:
+        engine.submit([1, 2], SamplingParams(bad_words=words))
+    assert e.value.field == "bad_words" and e.value.value > MAX_BAD_WORD_TOKENS
