@@ -22,7 +22,7 @@ from llaisys.server.openai.generation import ClientGone, Generation, unless_disc
 from llaisys.server.openai.prompts import PromptLimit
 from llaisys.server.openai.responses import (
     DONE,
-    Shape,
+    ResponseBuilder,
     TextOffsets,
     TokenNames,
     add_usage,
@@ -81,7 +81,7 @@ class Job:
         count = params.n * len(prompts)
         check_count("n", count, limits.max_n, "n times the number of prompts")
         prefix = "chatcmpl" if self.chat else "cmpl"
-        shape = Shape(
+        builder = ResponseBuilder(
             f"{prefix}-{body.request_id or uuid.uuid4().hex}",
             int(time.time()),
             self.model,
@@ -90,12 +90,16 @@ class Job:
             bool(body.return_token_ids),
             self.turn.session_id if self.turn is not None else None,
         )
-        ids = [shape.response_id, self.request_id, *([body.request_id] if body.request_id else [])]
+        ids = [
+            builder.response_id,
+            self.request_id,
+            *([body.request_id] if body.request_id else []),
+        ]
         generation = self.service.generation(self.owner, ids, count)
         work = self._stream if body.stream else self._whole
         try:
             return await unless_disconnected(
-                self.request.receive, work(generation, shape, prompts, params)
+                self.request.receive, work(generation, builder, prompts, params)
             )
         except ClientGone:
             self.request.scope["state"]["log"]["disconnected"] = True
@@ -109,7 +113,11 @@ class Job:
         await generation.submit(prompts, params, bool(body.stream), body.cache_salt, reuse)
 
     async def _whole(
-        self, generation: Generation, shape: Shape, prompts: list[list[int]], params: SamplingParams
+        self,
+        generation: Generation,
+        builder: ResponseBuilder,
+        prompts: list[list[int]],
+        params: SamplingParams,
     ) -> Response:
         async with generation:
             await self._submit(generation, prompts, params)
@@ -121,26 +129,30 @@ class Job:
         # Names of tokens and their likely neighbours are texts to find: 20 for each token.
         each = 0 if params.logprobs is None else params.logprobs + 1
         body = await self.service.engine.text_work(
-            usage.completion_tokens * each, self._whole_body, shape, outputs, params.n, usage
+            usage.completion_tokens * each, self._whole_body, builder, outputs, params.n, usage
         )
         if self.turn is not None:
             await self.turn.finish(outputs[0].outputs[0], self.model)
         return Response(body, media_type="application/json")
 
     def _whole_body(
-        self, shape: Shape, outputs: list[RequestOutput], n: int, usage: Usage
+        self, builder: ResponseBuilder, outputs: list[RequestOutput], n: int, usage: Usage
     ) -> bytes:
         """Written choice by choice, so that no single call takes long."""
         choices = []
         for number, output in enumerate(outputs):
             echo = self.echoes[number] if self.echoes else ""
             for choice in output.outputs:
-                item = shape.choice(number * n + choice.index, choice, echo)
+                item = builder.choice(number * n + choice.index, choice, echo)
                 choices.append(msgspec.Raw(json_bytes(item)))
-        return json_bytes(shape.whole(choices, usage))
+        return json_bytes(builder.whole(choices, usage))
 
     async def _stream(
-        self, generation: Generation, shape: Shape, prompts: list[list[int]], params: SamplingParams
+        self,
+        generation: Generation,
+        builder: ResponseBuilder,
+        prompts: list[list[int]],
+        params: SamplingParams,
     ) -> Response:
         """The response begins with the first part, so that what goes wrong before it still has its
         own status."""
@@ -157,7 +169,7 @@ class Job:
                 await parts.aclose()
             generation.close(failed=not isinstance(error, ClientGone))
             raise
-        events = self._events(generation, shape, params.n, first, parts)
+        events = self._events(generation, builder, params.n, first, parts)
         return EventStream(events, self._release(generation))
 
     def _release(self, generation: Generation) -> Callable[[], None]:
@@ -173,13 +185,13 @@ class Job:
     async def _events(
         self,
         generation: Generation,
-        shape: Shape,
+        builder: ResponseBuilder,
         n: int,
         first: tuple[int, StreamOutput],
         parts: Any,
     ) -> AsyncGenerator[bytes, None]:
         """Chunks, then for every choice exactly one with a finish_reason, then [DONE]."""
-        writer = ChunkWriter(self, shape, n, generation.num_prompts)
+        writer = ChunkWriter(self, builder, n, generation.num_prompts)
         failed = False
         try:
             item: tuple[int, StreamOutput] | None = first
@@ -224,14 +236,14 @@ class Job:
 class ChunkWriter:
     """Turns parts into events and keeps count of what every choice has been sent."""
 
-    def __init__(self, job: Job, shape: Shape, n: int, num_prompts: int) -> None:
+    def __init__(self, job: Job, builder: ResponseBuilder, n: int, num_prompts: int) -> None:
         self.job = job
-        self.shape = shape
+        self.builder = builder
         self.n = n
         self.num_prompts = num_prompts
         self.body = job.body
         self.open = dict.fromkeys(range(n * num_prompts), False)  # choice -> has begun
-        self._places: dict[int, TextOffsets] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._tokens = 0
 
     def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
@@ -239,7 +251,7 @@ class ChunkWriter:
         events = self._begin(index, number)
         self._tokens += len(part.token_ids)
         ends = part.finish_reason is not None
-        if part.text or part.logprobs or (part.token_ids and self.shape.token_ids):
+        if part.text or part.logprobs or (part.token_ids and self.builder.token_ids):
             events.append(self._event(self._content(index, part)))
         if ends:
             if part.finish_reason == "error":
@@ -247,7 +259,7 @@ class ChunkWriter:
             self.open.pop(index)
             events.append(
                 self._event(
-                    self.shape.chunk(
+                    self.builder.chunk(
                         index, "", finish_reason=part.finish_reason, stop_reason=part.stop_reason
                     )
                 )
@@ -259,17 +271,17 @@ class ChunkWriter:
             return []
         self.open[index] = True
         echo = self.job.echoes[number] if self.job.echoes else ""
-        self._places[index] = TextOffsets(self.shape.names, len(echo))
-        if self.shape.chat:
-            return [self._event(self.shape.chunk(index, "", first=True))]
-        return [self._event(self.shape.chunk(index, echo))] if echo else []
+        self._offsets[index] = TextOffsets(self.builder.names, len(echo))
+        if self.builder.chat:
+            return [self._event(self.builder.chunk(index, "", first=True))]
+        return [self._event(self.builder.chunk(index, echo))] if echo else []
 
     def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
-        return self.shape.chunk(
+        return self.builder.chunk(
             index,
             part.text,
             logprobs=part.logprobs,
-            places=self._places[index],
+            offsets=self._offsets[index],
             token_ids=part.token_ids,
         )
 
@@ -281,13 +293,13 @@ class ChunkWriter:
         return sse(chunk)
 
     def end(self, usage: Usage) -> list[bytes]:
-        events = [sse(self.shape.usage_chunk(usage))] if self.body.include_usage else []
+        events = [sse(self.builder.usage_chunk(usage))] if self.body.include_usage else []
         return [*events, DONE]
 
     def break_off(self) -> list[bytes]:
         """The choices that have not finished end with `error`."""
         events = [
-            sse(self.shape.chunk(index, "", finish_reason="error")) for index in sorted(self.open)
+            sse(self.builder.chunk(index, "", finish_reason="error")) for index in sorted(self.open)
         ]
         self.open.clear()
         return [*events, DONE]

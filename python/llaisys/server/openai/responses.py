@@ -111,25 +111,24 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs] | None, names: TokenNames, places: TextOffsets
+    entries: Sequence[TokenLogprobs] | None, names: TokenNames, offsets: TextOffsets
 ) -> dict[str, Any] | None:
     if entries is None:
         return None
     tokens = [names.text(entry.token_id) for entry in entries]
-    offsets = [places.take(entry.token_id) for entry in entries]
     return {
         "tokens": tokens,
         "token_logprobs": [finite(entry.logprob) for entry in entries],
         "top_logprobs": [
             {names.text(token): finite(value) for token, value in entry.top} for entry in entries
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.take(entry.token_id) for entry in entries],
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How one response looks: a chat's or a completion's, whole or in chunks."""
+class ResponseBuilder:
+    """Builds the JSON of one response: a chat's or a completion's, whole or in chunks."""
 
     response_id: str
     created: int
@@ -153,10 +152,12 @@ class Shape:
             head["session_id"] = self.session_id
         return head
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs] | None, places: TextOffsets | None) -> Any:
+    def _logprobs(
+        self, entries: Sequence[TokenLogprobs] | None, offsets: TextOffsets | None
+    ) -> Any:
         if self.chat:
             return chat_logprobs(entries, self.names)
-        return completion_logprobs(entries, self.names, places or TextOffsets(self.names))
+        return completion_logprobs(entries, self.names, offsets or TextOffsets(self.names))
 
     def whole(self, choices: Sequence[msgspec.Raw], usage: Usage) -> dict[str, Any]:
         return {**self._head(False), "choices": choices, "usage": usage_object(usage)}
@@ -183,14 +184,14 @@ class Shape:
         *,
         first: bool = False,
         logprobs: Sequence[TokenLogprobs] | None = None,
-        places: TextOffsets | None = None,
+        offsets: TextOffsets | None = None,
         token_ids: list[int] | None = None,
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
-            "logprobs": self._logprobs(logprobs, places),
+            "logprobs": self._logprobs(logprobs, offsets),
             "finish_reason": finish_reason,
         }
         if finish_reason is not None:
