@@ -6,6 +6,7 @@ Addresses are plain integers: the callers keep the memory behind them alive duri
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,6 +155,12 @@ class Tensor(Handle):
     def data(self) -> int:
         """Address of the first element; 0 when there is none."""
         return int(lib().llaisysTensorData(self.handle) or 0)
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of a contiguous tensor of the CPU, to be written; dead after close()."""
+        size = math.prod(self.shape) * types.DTYPE_BYTES[self.dtype]
+        return memoryview((ctypes.c_ubyte * size).from_address(self.data)).cast("B")
 
     @property
     def is_contiguous(self) -> bool:

@@ -103,13 +103,19 @@ class DecoderAdapter(NativeAdapter):
 
 
 def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
-    """A matrix is mapped where it can be and converted otherwise. Vectors become f32: that costs
-    and loses nothing, and a loaded model does not keep pages of its file for the sake of them."""
+    """A matrix is read as it is where it can be and converted otherwise. Vectors become f32, which
+    costs and loses nothing."""
     if len(checkpoint.shape(name)) == 1:
         return tensor_from(checkpoint.read(name, "f32"), "f32")
     record = checkpoint.record(name)
     if record is not None and record.dtype == dtype:
-        return Tensor.map(str(record.path), record.offset, record.shape, record.dtype)
+        tensor = Tensor.create(record.shape, dtype)
+        try:
+            record.read_into(tensor.memory)
+        except BaseException:
+            tensor.close()
+            raise
+        return tensor
     return tensor_from(checkpoint.read(name, dtype), dtype)
 
 

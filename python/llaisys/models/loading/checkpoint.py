@@ -9,6 +9,7 @@ from pathlib import Path
 from llaisys.common.closing import Closing
 from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import Array
+from llaisys.models.loading.file_range import FileIdentity, read_range
 from llaisys.tokenization.source import TokenizerSource
 
 TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for past its end
@@ -18,7 +19,7 @@ TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for p
 class TensorRecord:
     """Row-major little-endian elements at [offset, offset + nbytes) of the file at `path`.
 
-    The range was inside the file when the header was read; who maps it checks again.
+    The range was inside the file when the header was read; reading checks again.
     """
 
     name: str  # Hugging Face tensor name
@@ -27,6 +28,22 @@ class TensorRecord:
     path: Path
     offset: int  # from the start of the file; any alignment
     nbytes: int  # product(shape) * element size
+    file: FileIdentity  # the file whose header was read
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill `nbytes` bytes; `ModelLoadError` when the file is no longer what it was."""
+        read_range(self.path, self.offset, target, self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlocks:
+    """A quantised tensor as it lies in the file: rows of whole blocks."""
+
+    type_name: str  # ggml's: 'Q8_0', 'Q4_K', ...
+    block_elements: int
+    block_bytes: int
+    shape: tuple[int, ...]  # in elements
+    rows: Array  # uint8 [product(shape[:-1]), shape[-1] // block_elements * block_bytes]
 
 
 class Checkpoint(Closing, ABC):
@@ -49,9 +66,14 @@ class Checkpoint(Closing, ABC):
 
     @abstractmethod
     def record(self, name: str) -> TensorRecord | None:
-        """Where to map the tensor in place; None when it must go through `read`
+        """Where its elements lie as they are wanted; None when it must go through `read`
         (quantised, or rows in another order). Raises `ModelLoadError` when absent."""
 
     @abstractmethod
     def read(self, name: str, dtype: str) -> Array:
         """A fresh contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
+
+    def read_blocks(self, name: str) -> TensorBlocks | None:
+        """The blocks of a quantised tensor, rows in Hugging Face's order; None when it is none."""
+        self.shape(name)
+        return None

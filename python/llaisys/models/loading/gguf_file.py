@@ -1,7 +1,7 @@
 """GGUF files of the llama and qwen2 architectures as a `Checkpoint` with Hugging Face names.
 
 llama files hold the rows of q and k in the order of interleaved RoPE; they are put back into
-the rotate-half order on reading, so such tensors are not mappable. qwen2 files are not permuted.
+the rotate-half order on reading, so such tensors have no record. qwen2 files are not permuted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from llaisys.common.errors import ClosedError, ModelLoadError
-from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
+from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
 from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.file_range import read_range
 from llaisys.models.loading.gguf_config import config_from_gguf, tokenizer_from_gguf
-from llaisys.models.loading.gguf_reader import GgufTensor, read_gguf_header
+from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor, read_gguf_header
 
-MAPPABLE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Quantised types without a dequantiser in the gguf library, and types that hold no weights.
 UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 
@@ -80,11 +81,12 @@ def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str =
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file. Unquantised tensors that need no reordering are mappable."""
+    """A GGUF file. Unquantised tensors that need no reordering have a record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         header = read_gguf_header(path)
+        self._file = header.file
         self._closed = False
         self._tensors: dict[str, GgufTensor] = {}
         for tensor in header.tensors.values():
@@ -137,18 +139,34 @@ class GgufCheckpoint(Checkpoint):
 
     def record(self, name: str) -> TensorRecord | None:
         tensor = self._find(name)
-        dtype = MAPPABLE.get(tensor.type_name)
+        dtype = PLAIN.get(tensor.type_name)
         if dtype is None or self._permuted_heads(tensor) is not None:
             return None
-        return TensorRecord(name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes)
+        return TensorRecord(
+            name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes, self._file
+        )
+
+    def read_blocks(self, name: str) -> TensorBlocks | None:
+        tensor = self._find(name)
+        type_name, elements, nbytes = GGML_TYPES[tensor.type_id]
+        if type_name in PLAIN:
+            return None
+        rows = self._read_bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
+        heads = self._permuted_heads(tensor)
+        if heads is not None:  # a block never spans rows
+            rows = unpermute_rows(rows, heads)
+        return TensorBlocks(type_name, elements, nbytes, tensor.shape, rows)
+
+    def _read_bytes(self, tensor: GgufTensor) -> Array:
+        data = np.empty(tensor.nbytes, np.uint8)
+        read_range(self.path, tensor.offset, data.data, self._file)
+        return data
 
     def _read_tensor(self, tensor: GgufTensor, dtype: str) -> Array:
         """The tensor as `dtype`, in the file's row order."""
         try:
-            data = np.fromfile(self.path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
-            if data.size != tensor.nbytes:
-                raise ModelLoadError(f"{self.path}: the file ends inside tensor {tensor.name!r}")
-            stored = MAPPABLE.get(tensor.type_name)
+            data = self._read_bytes(tensor)
+            stored = PLAIN.get(tensor.type_name)
             if stored is None:
                 return dequantize(data, tensor.type_name, tensor.shape, dtype)
             return convert(data.view(storage_dtype(stored)).reshape(tensor.shape), stored, dtype)
@@ -163,7 +181,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _read_shaped(self, tensor: GgufTensor, shape: tuple[int, ...]) -> Array:
         """A small tensor as f32; one of another shape is refused before a byte is read."""
-        if tensor.shape != shape or tensor.type_name not in MAPPABLE:
+        if tensor.shape != shape or tensor.type_name not in PLAIN:
             raise ModelLoadError(
                 f"{self.path}: tensor {tensor.name!r} is {tensor.type_name} of shape "
                 f"{list(tensor.shape)}; expected floats of shape {list(shape)}"

@@ -7,7 +7,6 @@ that names the key or tensor.
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.checkpoint import TRUNCATED
+from llaisys.models.loading.file_range import FileIdentity
 
 READ_BYTES = 1 << 20
 MAX_HEADER_BYTES = 256 * 1024 * 1024
@@ -97,6 +97,7 @@ class GgufHeader:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    file: FileIdentity  # what was read
 
 
 class _Cursor:
@@ -108,7 +109,8 @@ class _Cursor:
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self.stream = stream
         self.path = path
-        self.size = os.fstat(stream.fileno()).st_size
+        self.file = FileIdentity.of(stream.fileno())
+        self.size = self.file.size
         self.limit = min(self.size, MAX_HEADER_BYTES)
         self.window = b""
         self.window_start = 0  # of `window` in the file
@@ -304,7 +306,7 @@ def _read(cursor: _Cursor) -> GgufHeader:
             f"general.alignment: {alignment} is not a power of two up to {MAX_ALIGNMENT}"
         )
     infos = [_read_tensor_info(cursor, number, alignment) for number in range(num_tensors)]
-    return GgufHeader(metadata, _place_tensors(cursor, infos, alignment))
+    return GgufHeader(metadata, _place_tensors(cursor, infos, alignment), cursor.file)
 
 
 def read_gguf_header(path: Path) -> GgufHeader:

@@ -1,6 +1,6 @@
 """Hugging Face model directories: config.json and one or several safetensors files.
 
-Only headers are read here; the weights are mapped by the native library from `TensorRecord`s.
+Only headers are read here; the weights go from the file straight into the native library.
 The header rules are those of the safetensors reference implementation: 100 MB cap, no duplicate
 names, byte count equal to shape times element size, and data ranges that tile the file exactly.
 """
@@ -8,7 +8,6 @@ names, byte count equal to shape times element size, and data ranges that tile t
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from llaisys.models.loading.checkpoint import TRUNCATED, Checkpoint, TensorRecor
 from llaisys.models.loading.config import load_config
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.file_range import FileIdentity
 from llaisys.tokenization.json_file import read_json_object
 from llaisys.tokenization.source import TokenizerSource
 
@@ -45,13 +45,13 @@ def read_header(path: Path) -> dict[str, TensorRecord]:
     """
     try:
         with path.open("rb") as stream:
-            file_size = os.fstat(stream.fileno()).st_size
+            file = FileIdentity.of(stream.fileno())
             length = int.from_bytes(stream.read(8), "little")
-            if file_size < 8:
+            if file.size < 8:
                 raise ModelLoadError(
-                    f"{path}: {file_size} bytes is too short for safetensors{TRUNCATED}"
+                    f"{path}: {file.size} bytes is too short for safetensors{TRUNCATED}"
                 )
-            limit = min(MAX_HEADER_BYTES, file_size - 8)
+            limit = min(MAX_HEADER_BYTES, file.size - 8)
             if not 2 <= length <= limit:
                 short = limit < length <= MAX_HEADER_BYTES
                 raise ModelLoadError(
@@ -66,11 +66,11 @@ def read_header(path: Path) -> dict[str, TensorRecord]:
     data_start = 8 + length
     header = _parse_header(raw, path)
     records = [
-        _parse_entry(name, entry, path, data_start, file_size)
+        _parse_entry(name, entry, path, data_start, file)
         for name, entry in header.items()
         if name != "__metadata__"
     ]
-    return _check_tiling(records, path, data_start, file_size)
+    return _check_tiling(records, path, data_start, file)
 
 
 def _parse_header(raw: bytes, path: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _natural(value: object) -> bool:
 
 
 def _parse_entry(
-    name: str, entry: object, path: Path, data_start: int, file_size: int
+    name: str, entry: object, path: Path, data_start: int, file: FileIdentity
 ) -> TensorRecord:
     where = f"{path}: tensor {name!r}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -112,9 +112,9 @@ def _parse_entry(
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
         raise ModelLoadError(f"{where}: data_offsets is not a pair of naturals")
     begin, end = offsets
-    if begin > end or data_start + end > file_size:
+    if begin > end or data_start + end > file.size:
         raise ModelLoadError(
-            f"{where}: bytes {begin}..{end} of the data do not lie in a file of {file_size} bytes"
+            f"{where}: bytes {begin}..{end} of the data do not lie in a file of {file.size} bytes"
             f"{'' if begin > end else TRUNCATED}"
         )
     bits = _BITS[kind]
@@ -127,11 +127,11 @@ def _parse_entry(
             f"{where}: {kind} of shape {shape} is {bits // 8} bytes, the header gives {end - begin}"
         )
     dtype = USABLE.get(kind, kind)
-    return TensorRecord(name, dtype, tuple(shape), path, data_start + begin, end - begin)
+    return TensorRecord(name, dtype, tuple(shape), path, data_start + begin, end - begin, file)
 
 
 def _check_tiling(
-    records: list[TensorRecord], path: Path, data_start: int, file_size: int
+    records: list[TensorRecord], path: Path, data_start: int, file: FileIdentity
 ) -> dict[str, TensorRecord]:
     """The data ranges follow each other without overlap or gap and end with the file."""
     records.sort(key=lambda record: (record.offset, record.nbytes))
@@ -144,8 +144,8 @@ def _check_tiling(
                 f"(expected {expected})"
             )
         expected += record.nbytes
-    if expected != file_size:
-        raise ModelLoadError(f"{path}: the tensors end at byte {expected}, the file at {file_size}")
+    if expected != file.size:
+        raise ModelLoadError(f"{path}: the tensors end at byte {expected}, the file at {file.size}")
     return {record.name: record for record in records}
 
 
@@ -204,7 +204,7 @@ def _no_weights(directory: Path, count: int) -> str:
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A Hugging Face directory. Tensors are always mappable; `read` is for tests and tools."""
+    """A Hugging Face directory. Every tensor has a record."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -246,16 +246,10 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read(self, name: str, dtype: str) -> Array:
         record = self.record(name)
-        try:
-            flat = np.fromfile(
-                record.path,
-                dtype=storage_dtype(record.dtype),
-                count=record.nbytes // storage_dtype(record.dtype).itemsize,
-                offset=record.offset,
-            )
-            return convert(flat.reshape(record.shape), record.dtype, dtype)
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{record.path}: tensor {name!r}: {error}") from error
+        flat = np.empty(record.nbytes, np.uint8)
+        record.read_into(flat.data)
+        stored = flat.view(storage_dtype(record.dtype)).reshape(record.shape)
+        return convert(stored, record.dtype, dtype)
 
     def close(self) -> None:
         self._closed = True

@@ -1,0 +1,52 @@
+"""Bytes of a model file, read and never mapped.
+
+A mapped file that somebody truncates kills the process that touches it (SIGBUS), also long after
+the load. Reading straight into the memory where the bytes are wanted costs no more than mapping
+does, and a file that is cut short or written to meanwhile is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from llaisys.common.errors import ModelLoadError
+
+_PIECE = 1 << 30  # the system reads at most 2 GiB at once
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """What a file was when its header was read."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> Self:
+        status = os.fstat(descriptor)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def read_range(path: Path, offset: int, target: memoryview, expected: FileIdentity) -> None:
+    """Fill `target` with the bytes from `offset` on; `ModelLoadError` unless the file is still
+    the expected one, before and after."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(target) and FileIdentity.of(descriptor) == expected:
+                count = os.preadv(descriptor, [target[done : done + _PIECE]], offset + done)
+                if count == 0:
+                    break
+                done += count
+            if done < len(target) or FileIdentity.of(descriptor) != expected:
+                raise ModelLoadError(f"{path}: the file changed while it was being loaded")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error

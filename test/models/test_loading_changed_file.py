@@ -1,0 +1,122 @@
+"""A model file that is truncated or overwritten: an error during the load, nothing afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import model_files
+import numpy as np
+import pytest
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.sampling import SamplingParams
+from llaisys.entrypoints.llm import LLM
+from llaisys.models.base import AdapterOptions
+from llaisys.models.loading import open_checkpoint
+from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.gguf_file import unpermute_rows
+
+OPTIONS = AdapterOptions(max_model_len=32, n_threads=1, kv_cache_layout="slot")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def overwrite(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(b"\xff" * size)
+
+
+def write_model(directory: Path, kind: str) -> Path:
+    """The file that holds the weights."""
+    if kind == "gguf":
+        model_files.write_gguf(directory / "m.gguf", kind="Q8_0")
+        return directory / "m.gguf"
+    model_files.write_hf_model(directory, model_files.tiny_config())
+    return directory / "model.safetensors"
+
+
+class Meddled:
+    """A checkpoint whose file changes when the n-th tensor is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, at: int, meddle: Callable[[], None]) -> None:
+        self.checkpoint, self.at, self.meddle = checkpoint, at, meddle
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.checkpoint, name)
+
+    def _count(self) -> None:
+        self.asked += 1
+        if self.asked == self.at:
+            self.meddle()
+
+    def record(self, name: str) -> Any:
+        self._count()
+        return self.checkpoint.record(name)
+
+    def read(self, name: str, dtype: str) -> Any:
+        self._count()
+        return self.checkpoint.read(name, dtype)
+
+
+@pytest.mark.parametrize("meddle", [truncate, overwrite])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_file_that_changes_during_the_load_is_an_error(
+    tmp_path: Path, kind: str, meddle: Callable[[Path], None]
+) -> None:
+    for at in (1, 2, 3, 9, 20):
+        path = write_model(tmp_path, kind)
+        with (
+            open_checkpoint(tmp_path) as checkpoint,
+            pytest.raises(ModelLoadError, match=r"changed while it was being loaded"),
+        ):
+            adapter_class = get_adapter_class(checkpoint.config.model_type)
+            meddled = Meddled(checkpoint, at, lambda path=path: meddle(path))  # type: ignore[misc]
+            adapter_class.load(meddled, OPTIONS).close()
+
+
+@pytest.mark.parametrize("meddle", [truncate, overwrite, os.remove])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_loaded_model_does_not_need_its_file(
+    tmp_path: Path, kind: str, meddle: Callable[[Path], None]
+) -> None:
+    path = write_model(tmp_path, kind)
+    with LLM(str(tmp_path), max_model_len=64, warmup=False, num_kv_blocks=16) as llm:
+        prompt = list(range(3, 40))
+        greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        before = llm.generate([prompt], greedy)[0].outputs[0].token_ids
+        meddle(path)
+        prompt = [*prompt[::-1], 100]  # rows of the table that nobody has touched yet
+        after = llm.generate([prompt], greedy)[0].outputs[0].token_ids
+        assert len(before) == len(after) == 8
+        name = str(path)
+        assert all(name not in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+def test_blocks_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    model_files.write_gguf(path, kind=kind)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.read_blocks("model.norm.weight") is None
+        for part, heads in (("self_attn.q_proj", 4), ("self_attn.k_proj", 2), ("mlp.up_proj", 0)):
+            name = f"model.layers.1.{part}.weight"
+            blocks = checkpoint.read_blocks(name)
+            assert blocks is not None and blocks.type_name == kind
+            assert blocks.shape == checkpoint.shape(name)
+            tensor = stored[model_files.gguf_name(name)]
+            sizes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+            assert (blocks.block_elements, blocks.block_bytes) == sizes
+            expected = tensor.data.reshape(blocks.shape[0], -1)
+            if heads:
+                expected = unpermute_rows(expected, heads)
+            np.testing.assert_array_equal(blocks.rows, expected)
