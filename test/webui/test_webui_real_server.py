@@ -115,6 +115,16 @@ def test_real_refusal_names_the_field(real_tester: Person) -> None:
     assert "web-" in card.inner_text() and real_tester.draft() == "hello"
 
 
+def test_real_placeholders_are_the_defaults_of_the_server(real_tester: Person, real: Any) -> None:
+    with real.client() as client:
+        defaults = client.get("/v1/models").json()["data"][0]["default_sampling_params"]
+    page = real_tester.page
+    page.click("#settings-open")
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        shown = page.get_attribute(f"#set-{name}", "placeholder")
+        assert shown == (f"{defaults[name]:g}" if name in defaults else "default"), name
+
+
 def test_real_policy(real_tester: Person) -> None:
     headers = real_tester.page.request.get(real_tester.url).headers
     policy = headers["content-security-policy"]
