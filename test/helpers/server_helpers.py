@@ -338,6 +338,21 @@ def sse_events(response: httpx.Response) -> Iterator[str]:
             yield line[6:]
 
 
+def completion_choices(server: ServerProcess, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """What /v1/completions answers to one prompt: the choice, or with `stream` its chunks."""
+    path = "/v1/completions"
+    with server.client() as client:
+        if not body.get("stream"):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            return list(answer.json()["choices"])
+        with client.stream("POST", path, json=body) as response:
+            assert response.status_code == 200
+            *events, done = list(sse_events(response))
+    assert done == "[DONE]"
+    return [json.loads(event)["choices"][0] for event in events]
+
+
 def make_certificate(folder: Path) -> tuple[Path, Path, Path]:
     """(certificate, key, the authority to trust) for 127.0.0.1."""
     import trustme

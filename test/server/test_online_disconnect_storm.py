@@ -3,7 +3,6 @@ get the text of a quiet day."""
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import threading
@@ -22,11 +21,11 @@ from server_helpers import (
     STEP_SECONDS,
     Gate,
     ServerProcess,
+    completion_choices,
     post_bytes,
     raw_request,
     read_to_end,
     reset,
-    sse_events,
 )
 
 PATH = "/v1/completions"
@@ -173,16 +172,7 @@ class Survivors:
         self.answers = 0
 
     def ask(self, body: dict[str, Any]) -> str:
-        with self.server.client() as client:
-            if not body["stream"]:
-                answer = client.post(PATH, json=body)
-                assert answer.status_code == 200, answer.text
-                return str(answer.json()["choices"][0]["text"])
-            with client.stream("POST", PATH, json=body) as response:
-                assert response.status_code == 200
-                *events, done = list(sse_events(response))
-            assert done == "[DONE]"
-            return text_of(events)
+        return "".join(choice["text"] for choice in completion_choices(self.server, body))
 
     def run(self, number: int, over: Callable[[], bool]) -> int:
         """Until it is over, and once more; how many answers were right."""
@@ -193,10 +183,6 @@ class Survivors:
             if last:
                 return turn + 1
         raise AssertionError
-
-
-def text_of(events: list[str]) -> str:
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
 def test_two_hundred_clients_vanish_and_the_others_do_not_notice(

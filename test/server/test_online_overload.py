@@ -3,7 +3,6 @@ server takes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,23 +10,14 @@ from typing import Any
 
 import httpx
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import CONTEXT, Gate, ServerProcess, sse_events
+from server_helpers import CONTEXT, Gate, ServerProcess, completion_choices
 
 PATH = "/v1/completions"
 
 
 def ask(server: ServerProcess, body: dict[str, Any]) -> list[int]:
     """The token ids of an answer, whole or streamed."""
-    with server.client() as client:
-        if not body.get("stream"):
-            answer = client.post(PATH, json=body)
-            assert answer.status_code == 200, answer.text
-            return list(answer.json()["choices"][0]["token_ids"])
-        with client.stream("POST", PATH, json=body) as response:
-            assert response.status_code == 200
-            *events, done = list(sse_events(response))
-    assert done == "[DONE]"
-    choices = [json.loads(event)["choices"][0] for event in events]
+    choices = completion_choices(server, body)
     assert choices[-1]["finish_reason"] == "length"
     return [token for choice in choices for token in choice.get("token_ids", [])]
 
