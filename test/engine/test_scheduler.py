@@ -64,6 +64,10 @@ def step(scheduler: RequestScheduler) -> SchedulerOutputs:
     return plan
 
 
+def preempt_latest(scheduler: RequestScheduler) -> None:
+    scheduler._preempt(_Step(SchedulerOutputs(99)), scheduler.queue.largest(scheduler.running))
+
+
 def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:
     return dict(zip(plan.request_ids, plan.counts, strict=True))
 
@@ -283,7 +287,7 @@ def test_late_result_of_a_preempted_request_is_kept():
         scheduler.update_from_output(answer(plan, 1))
     out = scheduler.schedule()
     assert set(out.request_ids) == {"old", "young"} or young.num_preemptions
-    scheduler._preempt_latest(_Step(SchedulerOutputs(99)))
+    preempt_latest(scheduler)
     before = young.num_output_tokens
     scheduler.update_from_output(answer(out, 9))
     assert young.num_output_tokens == before + ("young" in out.request_ids)
@@ -297,7 +301,7 @@ def test_a_token_that_is_drawn_twice_counts_once():
     scheduler = make_scheduler()
     request = add(scheduler, "a", [1, 2, 3], max_tokens=3)
     first = scheduler.schedule()
-    scheduler._preempt_latest(_Step(SchedulerOutputs(99)))
+    preempt_latest(scheduler)
     again = scheduler.schedule()  # computes the same tokens, the first result is still out
     assert again.request_ids == ["a"] and again.samples == [True]
     assert scheduler.update_from_output(answer(first, 5)) == []  # of a run that was given up
@@ -309,7 +313,7 @@ def test_a_late_result_says_nothing_about_blocks_taken_after_a_preemption():
     scheduler = make_scheduler(budget=4, seats=4)
     add(scheduler, "a", list(range(12)))
     first = scheduler.schedule()
-    scheduler._preempt_latest(_Step(SchedulerOutputs(99)))
+    preempt_latest(scheduler)
     scheduler.schedule()
     scheduler.update_from_output(answer(first))
     twin = Request("twin", list(range(12)), SamplingParams())

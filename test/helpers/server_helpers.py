@@ -66,9 +66,10 @@ class OffLoopTokenizer(FakeTokenizer):
 
 
 class FaultAdapter(FakeAdapter):
-    """`FakeAdapter` that does what the fault file says: `raise`, `hang`, `exit`, `wait` for as long
-    as it says so, or `prefill N`: wait where a prompt is not complete. What it is waiting for then
-    stands in the file `*.held`. `load DONE TOTAL`: stand there with loading. See `Gate`."""
+    """`FakeAdapter` that does what the fault file says: `raise`, `raise once`, `hang`, `exit`,
+    `wait` for as long as it says so, or `prefill N`: wait where a prompt is not complete. What it
+    is waiting for then stands in the file `*.held`. `load DONE TOTAL`: stand there with loading.
+    See `Gate`."""
 
     max_len = CONTEXT
 
@@ -92,7 +93,9 @@ class FaultAdapter(FakeAdapter):
             held = fault
             Path(os.environ[FAULT_FILE] + ".held").write_text(held)
             time.sleep(0.002)
-        if fault == "raise":
+        if fault == "raise once":
+            Path(os.environ[FAULT_FILE]).unlink()
+        if fault.startswith("raise"):
             raise RuntimeError("secret detail at 0x7f00deadbeef in /root/model")
         if fault == "hang":
             time.sleep(3600)

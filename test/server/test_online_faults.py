@@ -177,13 +177,57 @@ def test_stopped_engine(scene: Scene) -> None:
     scene.finish(running=503)
 
 
-def test_raising_forward(scene: Scene) -> None:
-    """The requests of the step get 500, those that waited 503."""
-    start = time.monotonic()
-    scene.gate.order("raise")
-    scene.health_turns_red(start)
-    scene.finish(running=500)
-    assert any("0x7f00deadbeef" in line for line in scene.server.log)  # for the operator only
+def test_raising_forward(tmp_path: Path) -> None:
+    """The requests of the last step that may fail get 500, those that waited 503."""
+    scene = Scene(tmp_path, "--max-failed-steps", "1")
+    try:
+        start = time.monotonic()
+        scene.gate.order("raise")
+        scene.health_turns_red(start)
+        scene.finish(running=500)
+        assert any("0x7f00deadbeef" in line for line in scene.server.log)  # for the operator only
+    finally:
+        scene.close()
+
+
+def test_one_failed_step_ends_its_own_requests_and_no_others(tmp_path: Path) -> None:
+    """Those that waited run as if nothing had happened."""
+    scene = Scene(tmp_path, "--drain-timeout", "0.5")
+    try:
+        scene.gate.order("raise once")
+        scene.server.wait_for(
+            lambda: scene.server.metric("num_requests_running") == 3, "the three that waited"
+        )
+        assert scene.server.metric("worker_errors_total") == 1
+        assert scene.health.turned_red is None
+        assert scene.server.stop() == 0
+        for answer in scene.running:
+            check_error(answer.result(30), 500)
+        for stream in scene.streams:
+            check_broken_stream(stream.result(30))
+        for answer in scene.waiting:
+            assert answer.result(30).startswith(b"HTTP/1.1 200")
+    finally:
+        scene.close()
+
+
+def test_the_server_gives_up_after_three_failed_steps_in_a_row(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with (
+        ServerProcess(env=gate.env, session_file=tmp_path / "s.db") as server,
+        server.wait_ready().client() as client,
+    ):
+        for _ in range(2):  # never three in a row
+            gate.order("raise")
+            assert [client.post(PATH, json={"prompt": "x"}).status_code for _ in range(2)] == [
+                500
+            ] * 2
+            gate.open()
+            assert client.post(PATH, json={"prompt": "x"}).status_code == 200
+        gate.order("raise")
+        for _ in range(3):
+            assert client.post(PATH, json={"prompt": "x"}).status_code == 500
+        assert server.process.wait(30) == 1
 
 
 def test_hanging_step(tmp_path: Path) -> None:
@@ -215,13 +259,10 @@ def test_a_stopped_engine_that_comes_back_in_time_is_forgiven(tmp_path: Path) ->
         assert server.stop() == 0
 
 
-def test_failed_steps_can_be_tolerated(tmp_path: Path) -> None:
-    """--max-failed-steps: only the requests of the failed step end, the server goes on."""
+def test_failed_steps_have_a_status_and_are_counted(tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     with (
-        ServerProcess(
-            "--max-failed-steps", "5", env={FAULT_FILE: str(fault)}, session_file=tmp_path / "s.db"
-        ) as server,
+        ServerProcess(env={FAULT_FILE: str(fault)}, session_file=tmp_path / "s.db") as server,
         server.wait_ready().client() as client,
     ):
         fault.write_text("raise")

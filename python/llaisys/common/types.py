@@ -98,6 +98,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # eos (unless ignored) and the request's own
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     cache_salt: str = ""  # prefixes are shared only between equal salts
+    owner: str = ""  # whose request it is: an API key's hash; owners share the engine fairly
+    job: str = ""  # the client's call that it is a part of; so do the jobs of one owner
     max_total_tokens: int = 0  # prompt + output; set by the scheduler when it takes the request
     arrival_time: float = 0.0
     seq_id: int = -1  # set by the scheduler; rises with arrival

@@ -2,13 +2,14 @@
 
 There are no phases: a request has computed tokens that catch up with its tokens, and a step hands
 out one budget of tokens. Every running request keeps one token of it (decoding never stalls), the
-rest goes to longer pieces in order of admission, then to new requests, first come first served.
+rest goes to longer pieces in order of admission, then to new requests in the order of `FairQueue`.
 While another prompt waits, a prompt gets at most half of what is left of the budget, so that a long
 one cannot keep short ones out.
 
-When a running request finds no block, the latest arrival among the running ones is preempted: it
-gives its blocks back and later computes its tokens anew. The oldest request can always go on,
-because `add` refuses what does not fit into an empty pool, so there is no deadlock.
+When a running request finds no block, the latest arrival of whoever has the most is preempted: it
+gives its blocks back and later computes its tokens anew. So it is when another waits for a seat or
+for blocks and has less. The oldest running request can always go on, because `add` refuses what
+does not fit into an empty pool, so there is no deadlock.
 
 Results may come late: `schedule` may be called again before `update_from_output` was called for
 the steps before, whose results then follow in their order. A request whose drawn token is not known
@@ -23,8 +24,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
@@ -37,8 +37,9 @@ from llaisys.common.types import (
     TokenUpdate,
 )
 from llaisys.common.validation import refuse, refuse_count
-from llaisys.engine.block_manager import BlockManager
+from llaisys.engine.block_manager import BlockManager, PrefixMatch
 from llaisys.engine.config import SchedulerConfig
+from llaisys.engine.fair_queue import FairQueue
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -80,8 +81,7 @@ class RequestScheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.num_preemptions = 0
-        self._waiting: OrderedDict[str, Request] = OrderedDict()  # in order of arrival
-        self._preempted: dict[str, Request] = {}  # go before the waiting
+        self.queue = FairQueue()
         self._released: list[int] = []  # sequences that the worker may forget
         self._steps: dict[int, _Step] = {}  # handed out, result not in yet
         self._next_step_id = 0
@@ -107,7 +107,7 @@ class RequestScheduler:
             request.seq_id = self._next_seq_id
             self._next_seq_id += 1
             self.requests[request.request_id] = request
-            self._waiting[request.request_id] = request
+            self.queue.add(request)
 
     def total_tokens_limit(self, num_prompt: int, max_tokens: int | None) -> int:
         """Prompt and output tokens that such a request may have.
@@ -146,7 +146,7 @@ class RequestScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._preempted)
+        return len(self.queue)
 
     def has_unfinished(self) -> bool:
         return bool(self.requests)
@@ -238,33 +238,31 @@ class RequestScheduler:
             added = self.block_manager.append_slot(request, num_tokens)
             if added is not None:
                 break
-            self._preempt_latest(step)
+            self._preempt(step, self.queue.largest(self.running))
         if added:
             step.plan.new_blocks[request.seq_id] = added
         return added is not None
 
     def _admit(self, step: _Step) -> None:
-        """Start requests in order of arrival until the budget, the seats or the blocks run out."""
-        if not self._waiting and not self._preempted:
+        """Start waiting requests until the budget, the seats or the blocks run out. At most a few
+        seats' worth is looked at, so that a long queue behind one prefix costs no more than a short
+        one."""
+        manager, seats = self.block_manager, self.config.max_num_seqs
+        if not self.queue or (len(self.running) >= seats and not self.queue.is_shared):
             return
-        manager = self.block_manager
         budget = self._budget_left(step)
-        for request in self._candidates():
-            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+        for request in self.queue.candidates(2 * seats):
+            if budget <= 0:
                 return
             if manager.is_waiting_for_prefix(request):
                 continue
             match = manager.match_prefix(request)
             if match.pending:
                 continue  # a running request is computing this prefix
-            if not manager.can_allocate(request, match, self._watermark if self.running else 0):
-                if not self.running:
-                    raise RuntimeError(
-                        f"request {request.request_id} needs "
-                        f"{manager.blocks_for(request.num_tokens)} blocks, "
-                        f"{manager.num_free_blocks} of {manager.num_blocks} are free, nothing runs"
-                    )
-                return
+            while len(self.running) >= seats or not self._fits(request, match):
+                if not self._make_room(step, request):
+                    return
+                match = manager.match_prefix(request)
             self._start(step.plan, request, match.num_tokens, manager.allocate(request, match))
             count = self._chunk(step, request, budget, others=bool(self.num_waiting))
             step.requests.append(request)
@@ -273,24 +271,29 @@ class RequestScheduler:
             request.num_computed_tokens += count
             budget -= count
 
-    def _candidates(self) -> Iterator[Request]:
-        """Preempted requests, then waiting ones. At most a few seats' worth is looked at, so that
-        a long queue behind one prefix costs no more than a short one."""
-        limit = 2 * self.config.max_num_seqs
-        yield from sorted(self._preempted.values(), key=lambda request: request.seq_id)
-        names = []
-        for name in self._waiting:
-            names.append(name)
-            if len(names) >= limit:
-                break
-        for name in names:
-            yield self._waiting[name]
+    def _fits(self, request: Request, match: PrefixMatch) -> bool:
+        manager = self.block_manager
+        if manager.can_allocate(request, match, self._watermark if self.running else 0):
+            return True
+        if not self.running:
+            raise RuntimeError(
+                f"request {request.request_id} needs {manager.blocks_for(request.num_tokens)} "
+                f"blocks, {manager.num_free_blocks} of {manager.num_blocks} are free, nothing runs"
+            )
+        return False
+
+    def _make_room(self, step: _Step, request: Request) -> bool:
+        """Preempt a request of somebody who has more than the one that waits; False: nobody has."""
+        victim = self.queue.gives_way(request, self.running)
+        if victim is None:
+            return False
+        self._preempt(step, victim)
+        return True
 
     def _start(
         self, plan: SchedulerOutputs, request: Request, num_cached: int, blocks: list[int]
     ) -> None:
-        self._waiting.pop(request.request_id, None)
-        self._preempted.pop(request.request_id, None)
+        self.queue.start(request)
         request.set_status(RequestStatus.RUNNING)
         request.num_computed_tokens = num_cached
         if request.num_cached_tokens < 0:
@@ -337,23 +340,27 @@ class RequestScheduler:
         self._steps[plan.step_id] = step
         self._next_step_id += 1
 
-    def _preempt_latest(self, step: _Step) -> Request:
-        """Take the latest arrival's blocks, and its place in the step that is being planned."""
-        victim = max(self.running, key=lambda request: request.seq_id)
+    def _preempt(self, step: _Step, victim: Request) -> None:
+        """Take a running request's blocks, and its place in the step that is being planned."""
+        plan = step.plan
         if victim in step.requests:
             index = step.requests.index(victim)
-            del step.requests[index], step.plan.starts[index], step.plan.counts[index]
+            del step.requests[index], plan.starts[index], plan.counts[index]
         step.pieces.pop(victim, None)
-        step.plan.new_blocks.pop(victim.seq_id, None)
-        step.plan.draft_token_ids.pop(victim.seq_id, None)
+        plan.new_blocks.pop(victim.seq_id, None)
+        plan.draft_token_ids.pop(victim.seq_id, None)
         self._leave(victim)
+        if any(
+            seq.seq_id == victim.seq_id for seq in plan.new_seqs
+        ):  # the worker never hears of it
+            plan.new_seqs = [seq for seq in plan.new_seqs if seq.seq_id != victim.seq_id]
+            self._released.remove(victim.seq_id)
+        self.queue.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self._preempted[victim.request_id] = victim
-        logger.debug("request %s preempted: out of KV blocks", victim.request_id)
-        return victim
+        logger.debug("request %s preempted", victim.request_id)
 
     def _leave(self, request: Request) -> None:
         """Out of the running ones: blocks back, and the worker may forget the sequence."""
@@ -459,12 +466,10 @@ class RequestScheduler:
         )
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        running = request.status is RequestStatus.RUNNING
-        request.set_status(status)
-        if running:
+        self.queue.remove(request)
+        if request.status is RequestStatus.RUNNING:
             self._leave(request)
         else:
-            self._waiting.pop(request.request_id, None)
-            self._preempted.pop(request.request_id, None)
             self.block_manager.forget_waiting(request)
+        request.set_status(status)
         del self.requests[request.request_id]

@@ -31,7 +31,8 @@ class Limits:
     """What one client, and all of them together, may ask for. Times are in seconds."""
 
     max_queued: int = 256  # sequences beyond max_num_seqs that may wait
-    max_per_key: int = 0  # open sequences of one API key; 0: no own limit
+    # Open sequences of one API key; None: half of all when there are several keys; 0: no own limit.
+    max_per_key: int | None = None
     queue_timeout: float = 120.0  # a request that was not started by then gets 503; 0: never
     max_body_bytes: int = 8 << 20
     max_body_items: int = 128 << 10  # numbers, texts, lists and objects of a body
@@ -58,8 +59,10 @@ class Limits:
             "max_messages",
         ):
             check_int(name, getattr(self, name), 1, MAX_BYTES)
-        for name in ("max_queued", "max_per_key", "max_sessions"):
+        for name in ("max_queued", "max_sessions"):
             check_int(name, getattr(self, name), 0)
+        if self.max_per_key is not None:
+            check_int("max_per_key", self.max_per_key, 0)
         check_float("queue_timeout", self.queue_timeout, 0)
         check_int("max_session_bytes", self.max_session_bytes, MIN_SESSION_BYTES, MAX_BYTES)
         for name in ("header_timeout", "body_timeout", "send_timeout"):
@@ -77,7 +80,7 @@ class Health:
     dead_after: float = 10.0  # no heartbeat: the engine is killed, the server goes down
     step_limit: float = 300.0  # one turn of the engine loop; longer counts as hanging
     start_limit: float = 1800.0  # loading the model, a download included
-    max_failed_steps: int = 1  # failed steps in a row until the engine gives up
+    max_failed_steps: int = 3  # failed steps in a row until the engine gives up
     exit_delay: float = 1.5  # the dead server answers 503 for so long, then exits
 
     def __post_init__(self) -> None:
@@ -95,6 +98,7 @@ class ServerConfig:
     port: int = 8000  # 0: any free one
     served_model_names: tuple[str, ...] = ()  # () : the model's own name
     api_keys: tuple[str, ...] = ()  # (): everybody may
+    share_prefix_cache: bool = False  # with several keys: between them, too
     allowed_hosts: tuple[str, ...] = ()  # names beside localhost and IP addresses; '*': any
     allowed_origins: tuple[str, ...] = ()  # CORS; '*': any
     ssl_certfile: str | None = None
@@ -119,6 +123,20 @@ class ServerConfig:
         check_choice("log_level", self.log_level, LEVELS)
         check_float("drain_timeout", self.drain_timeout, 0)
 
+    @property
+    def has_private_prefixes(self) -> bool:
+        """Whether a key's prompts are found in the prefix cache by that key only."""
+        return len(self.api_keys) > 1 and not self.share_prefix_cache
+
+    @property
+    def max_per_key(self) -> int:
+        """Open sequences of one API key; 0: no own limit."""
+        if self.limits.max_per_key is not None:
+            return self.limits.max_per_key
+        if len(self.api_keys) < 2:
+            return 0
+        return max(1, (self.engine.scheduler.max_num_seqs + self.limits.max_queued) // 2)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `llaisys serve`; `config_from_args` reads them."""
@@ -136,6 +154,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="repeatable; also LLAISYS_API_KEY (comma separated)",
     )
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key per line")
+    group.add_argument(
+        "--share-prefix-cache",
+        action="store_true",
+        help="let keys reuse each other's prompts; timing then tells what others have asked",
+    )
     group.add_argument(
         "--allowed-host",
         action="append",
@@ -160,7 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log-format", choices=FORMATS, default="text")
     group = parser.add_argument_group("limits")
     for name, value in (
-        ("max_queued", limits.max_queued), ("max_per_key", limits.max_per_key),
+        ("max_queued", limits.max_queued),
         ("queue_timeout", limits.queue_timeout), ("max_body_bytes", limits.max_body_bytes),
         ("max_body_items", limits.max_body_items),
         ("max_header_bytes", limits.max_header_bytes), ("max_connections", limits.max_connections),
@@ -171,6 +194,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):  # fmt: skip
         option = "--" + name.replace("_", "-")
         group.add_argument(option, type=type(value), default=value, metavar=str(value))
+    group.add_argument(
+        "--max-per-key", type=int, metavar="N", help="default: half of all places; 0: no own limit"
+    )
     group.add_argument("--max-prompt-tokens", type=int)
     group.add_argument("--engine-dead-after", type=float, default=health.dead_after)
     group.add_argument("--engine-step-limit", type=float, default=health.step_limit)
@@ -188,6 +214,7 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         port=args.port,
         served_model_names=tuple(args.served_model_name),
         api_keys=_api_keys(args.api_key, args.api_key_file),
+        share_prefix_cache=args.share_prefix_cache,
         allowed_hosts=tuple(args.allowed_host),
         allowed_origins=tuple(args.allowed_origin),
         ssl_certfile=args.ssl_certfile,

@@ -63,7 +63,10 @@ class EngineCollector(Collector):
         yield self._counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits
         )
-        yield self._counter("worker_errors", "Steps that raised.", stats.worker_errors)
+        yield self._counter("worker_errors", "Calls that raised in a worker.", stats.worker_errors)
+        yield self._counter(
+            "executor_timeouts", "Calls that a worker did not answer.", stats.executor_timeouts
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])

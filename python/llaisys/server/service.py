@@ -35,7 +35,9 @@ class Service:
         self.sessions = sessions
         self.metrics = Metrics()
         self.registry = Registry()
-        self.admission = Admission(config.limits, config.engine.scheduler.max_num_seqs)
+        self.admission = Admission(
+            config.limits, config.engine.scheduler.max_num_seqs, config.max_per_key
+        )
         self.admission.on_rejected = self.metrics.request_rejected
         self.model_names: tuple[str, ...] = config.served_model_names
         self.created = int(time.time())

@@ -91,6 +91,7 @@ class AsyncLLMEngine:
         self._inputs: InputProcessor | None = None
         self._outputs = OutputProcessor()
         self._live: dict[str, _Live] = {}
+        self._names_taken: set[str] = set()  # by requests that are still being prepared
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
         self.text_lane = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
@@ -174,24 +175,47 @@ class AsyncLLMEngine:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
+        request_id: str = "",
+        owner: str = "",
         stream: bool = False,
         cache_salt: str | None = None,
     ) -> str:
-        """Send a prompt to the engine and return its id. Raises InvalidInputError for what can be
-        seen to be wrong here; the engine's own refusal (RejectedError) comes from `stream`."""
+        """Send a prompt to the engine and return its name there: the client's request id, made
+        unique where need be. Raises InvalidInputError for what can be seen to be wrong here; the
+        engine's own refusal (RejectedError) comes from `stream`.
+
+        `owner` is whose request it is: owners have equal shares of a full engine, and so have the
+        request ids of one owner. Unless the prefix cache is shared, a prefix is reused by its owner
+        only.
+        """
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        name = f"r{next(self._counter)}"
+        name = self._unique_name(request_id)
         size = len(token_ids)
         if params is not None:  # bad words are texts to tokenise, too
             size += INLINE_CHARS if params.bad_words else len(params.allowed_token_ids or ())
-        entry = await self.text_work(size, inputs.process, token_ids, params, name, cache_salt)
+        self._names_taken.add(name)
+        try:
+            entry = await self.text_work(size, inputs.process, token_ids, params, name, cache_salt)
+        finally:
+            self._names_taken.discard(name)
+        for request in entry.requests:
+            request.owner, request.job = owner, request_id or name
+            if self.config.has_private_prefixes:
+                request.cache_salt = f"{owner}:{request.cache_salt}"
         timeout = self.config.limits.queue_timeout or None
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
         self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)
         names = [request.request_id for request in entry.requests]
         self._live[entry.request_id] = _Live(entry.request_id, names)
         return entry.request_id
+
+    def _unique_name(self, request_id: str) -> str:
+        """Clients may send one id twice, or one that looks like a name made here."""
+        taken = request_id in self._live or request_id in self._names_taken
+        if request_id and not taken and not set(request_id) & set("#~"):
+            return request_id
+        return f"{request_id}~{next(self._counter)}"
 
     async def stream(self, request_id: str) -> AsyncIterator[StreamOutput]:
         """The parts of a request; the last one carries the whole output. Parts that were not

@@ -31,6 +31,8 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     stop_token_ids: list[int]
     bad_words: list[list[int]]
     cache_salt: str
+    owner: str
+    job: str
     arrival_time: float  # time.monotonic(), the same clock in both processes
     queue_timeout: float | None  # seconds until it must have been scheduled
 
@@ -46,6 +48,8 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             sorted(first.stop_token_ids),
             [list(word) for word in first.bad_words],
             first.cache_salt,
+            first.owner,
+            first.job,
             first.arrival_time,
             queue_timeout,
         )
@@ -65,6 +69,8 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 stop_token_ids=stops,
                 bad_words=words,
                 cache_salt=self.cache_salt,
+                owner=self.owner,
+                job=self.job,
                 arrival_time=self.arrival_time,
             )
             for choice, name in enumerate(self.request_ids)
@@ -144,6 +150,7 @@ class EngineStats(Struct, array_like=True):
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     worker_errors: int = 0
+    executor_timeouts: int = 0
 
 
 class Outputs(Struct, tag="outputs"):

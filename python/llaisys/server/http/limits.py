@@ -16,8 +16,8 @@ MAX_RETRY_AFTER = 60
 class Admission:
     """Counts open sequences; refuses with 429 and a Retry-After what is above the caps."""
 
-    def __init__(self, limits: Limits, max_num_seqs: int) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, max_num_seqs: int, max_per_key: int = 0) -> None:
+        self.max_per_key = max_per_key  # 0: no own limit
         self.capacity = max_num_seqs + limits.max_queued
         self.open = 0
         self.num_rejected = 0
@@ -44,8 +44,8 @@ class Admission:
         if self.closed is not None:
             raise ApiError(503, self.closed, code="shutting_down", retry_after=5)
         most = self.capacity
-        if self.limits.max_per_key:
-            most = min(most, self.limits.max_per_key)
+        if self.max_per_key:
+            most = min(most, self.max_per_key)
         if count > most:
             raise ApiError(
                 400, f"the request has {count} sequences; at most {most} are allowed", param="n"
@@ -55,10 +55,10 @@ class Admission:
                 f"the server is full: {self.open} of {self.capacity} sequences are open", "full"
             )
         mine = self._by_owner[owner]
-        if self.limits.max_per_key and mine + count > self.limits.max_per_key:
+        if self.max_per_key and mine + count > self.max_per_key:
             raise self._refusal(
                 f"{mine} sequences of this API key are open; at most "
-                f"{self.limits.max_per_key} are allowed",
+                f"{self.max_per_key} are allowed",
                 "rate_limit_exceeded",
             )
 

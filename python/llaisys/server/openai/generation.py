@@ -110,11 +110,18 @@ class Generation:
         stream: bool,
         cache_salt: str | None,
         reuse_prefix: bool,
+        request_id: str,
     ) -> None:
         """A salt that nobody else has keeps a request from reusing, and from being reused."""
         for prompt in prompts:
-            salt = cache_salt if reuse_prefix else f"once:{uuid.uuid4().hex}"
-            name = await self.engine.submit(prompt, params, stream=stream, cache_salt=salt)
+            name = await self.engine.submit(
+                prompt,
+                params,
+                request_id=request_id,
+                owner=self.owner,
+                stream=stream,
+                cache_salt=cache_salt if reuse_prefix else f"once:{uuid.uuid4().hex}",
+            )
             self._names.append(name)
 
     async def cancel(self) -> bool:

@@ -110,7 +110,9 @@ class Job:
     ) -> None:
         body = self.body
         reuse = body.reuse_prefix is not False
-        await generation.submit(prompts, params, bool(body.stream), body.cache_salt, reuse)
+        await generation.submit(
+            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id
+        )
 
     async def _whole(
         self,

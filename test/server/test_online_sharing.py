@@ -1,0 +1,109 @@
+"""Clients beside each other: what one of them may learn of another's prompts, how much of a full
+engine each of them has, and that a request is found in the logs of both processes by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from server_helpers import LONG, STEP_SECONDS, ServerProcess
+
+from llaisys.server.config import Limits, ServerConfig
+
+PATH = "/v1/completions"
+KEY, OTHER = "key-one", "key-two"
+PROMPT = "a prompt of some length that fills more than one block of the cache"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Four run at once."""
+    with ServerProcess(
+        "--api-key", KEY, "--api-key", OTHER, "--log-level", "debug",
+        "--max-num-seqs", "4", "--max-num-batched-tokens", "256",
+        env={STEP_SECONDS: "0.005"},
+        session_file=tmp_path_factory.mktemp("sharing") / "s.db",
+    ) as process:  # fmt: skip
+        yield process.wait_ready()
+
+
+def cached_tokens(server: ServerProcess, key: str, **fields: Any) -> int:
+    with server.client(key) as client:
+        answer = client.post(PATH, json={"prompt": PROMPT, "max_tokens": 2, **fields})
+    count: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def test_a_key_does_not_see_what_another_has_asked(server: ServerProcess) -> None:
+    assert cached_tokens(server, KEY) == 0
+    assert cached_tokens(server, KEY) > 0
+    hits = server.metric("prefix_cache_hits_total", KEY)
+    assert cached_tokens(server, OTHER) == 0
+    assert cached_tokens(server, OTHER, cache_salt="x") == 0
+    assert server.metric("prefix_cache_hits_total", KEY) == hits
+    assert cached_tokens(server, OTHER, cache_salt="x") > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "shared", "private"),
+    [
+        ((), False, False),
+        (("a",), False, False),
+        (("a", "b"), False, True),
+        (("a", "b"), True, False),
+    ],
+)
+def test_prefixes_are_private_when_there_are_several_keys(
+    keys: tuple[str, ...], shared: bool, private: bool
+) -> None:
+    config = ServerConfig(api_keys=keys, share_prefix_cache=shared)
+    assert config.has_private_prefixes is private
+
+
+def test_one_of_several_keys_cannot_take_all_places() -> None:
+    several = ServerConfig(api_keys=("a", "b"))
+    assert several.max_per_key == (256 + 256) // 2
+    assert ServerConfig(api_keys=("a",)).max_per_key == 0
+    assert ServerConfig(api_keys=("a", "b"), limits=Limits(max_per_key=0)).max_per_key == 0
+    assert ServerConfig(limits=Limits(max_per_key=7)).max_per_key == 7
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER])
+def test_a_call_of_many_choices_lets_others_through(server: ServerProcess, key: str) -> None:
+    """A second call of the same key as well as one of another key."""
+    with (
+        server.client(KEY) as greedy,
+        server.client(key) as modest,
+        ThreadPoolExecutor(1) as pool,
+        greedy.stream("POST", PATH, json={**LONG, "n": 64, "stream": True}) as stream,
+    ):
+        assert stream.status_code == 200  # it has begun, with all four places
+        answer = pool.submit(
+            modest.post, PATH, json={"prompt": "x", "max_tokens": 20, "ignore_eos": True}
+        )
+        assert answer.result(20).json()["usage"]["completion_tokens"] == 20
+        server.wait_for(lambda: server.metric("num_requests_running", KEY) == 4, "full again")
+    server.wait_idle(KEY)
+
+
+def test_the_clients_request_id_is_in_the_logs_of_both_processes(server: ServerProcess) -> None:
+    with server.client(KEY) as client:
+        headers = {"X-Request-Id": "trace-77"}
+        assert client.post(PATH, json={"prompt": "x", "n": 2}, headers=headers).status_code == 200
+
+    def loggers() -> set[str]:
+        return {event["logger"] for event in server.events() if "trace-77" in str(event)}
+
+    server.wait_for(lambda: loggers() >= {"llaisys.server", "llaisys.engine"}, "the log lines")
+
+
+def test_one_request_id_may_be_used_twice_at_once(server: ServerProcess) -> None:
+    body = {"prompt": "x", "max_tokens": 30, "n": 2, "ignore_eos": True}
+    with server.client(KEY) as client, ThreadPoolExecutor(6) as pool:
+        answers = [
+            pool.submit(client.post, PATH, json=body, headers={"X-Request-Id": name})
+            for name in ("same", "same", "same#0", "same~1", "same")
+        ]
+        assert [answer.result(30).status_code for answer in answers] == [200] * 5
