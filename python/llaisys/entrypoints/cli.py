@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from llaisys.common.errors import LlaisysError
 from llaisys.common.version import __version__
-from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_tools
-from llaisys.server.config import add_arguments as add_server_arguments
-from llaisys.server.config import config_from_args
+from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_serve, cli_tools
 
 DESCRIPTION = (
     "NovaInfer: run Qwen2-family language models. With no model named, a small one is used."
@@ -22,21 +20,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llaisys", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"llaisys {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve a model over HTTP, with a web chat")
-    add_server_arguments(serve)
-    serve.set_defaults(run=_serve)
+    cli_serve.add_command(commands)
     cli_generate.add_command(commands)
     cli_chat.add_command(commands)
     cli_tools.add_commands(commands)
     cli_bench.add_commands(commands)
     return parser
-
-
-def _serve(options: argparse.Namespace) -> int:
-    config = config_from_args(options)
-    from llaisys.server.http_server import serve
-
-    return serve(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
