@@ -46,9 +46,11 @@ template <> f16_t from_f32<f16_t>(float value) {
 
 bool is_known(DType dtype) { return dtype > LLAISYS_DTYPE_INVALID && dtype < LLAISYS_DTYPE_COUNT; }
 
-bool is_real(DType dtype) {
+bool is_activation(DType dtype) {
     return dtype == LLAISYS_DTYPE_F32 || dtype == LLAISYS_DTYPE_F16 || dtype == LLAISYS_DTYPE_BF16;
 }
+
+bool is_weight(DType dtype) { return is_activation(dtype); }
 
 LlaisysDataTypeTraits traits_of(DType dtype) {
     switch (dtype) {

@@ -99,7 +99,8 @@ void check_params(const LlaisysModelCreateParams &params) {
             "params.world_size must be in [0, 1024], got ", params.world_size);
     require(params.rank >= 0 && params.rank < std::max(1, params.world_size),
             "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
-    require(params.reserved == 0, "params.reserved must be 0, got ", params.reserved);
+    require(params.kv_cache_dtype == LLAISYS_DTYPE_INVALID || is_activation(params.kv_cache_dtype),
+            "params.kv_cache_dtype must be 0, f32, f16 or bf16, got ", int(params.kv_cache_dtype));
     if (params.tensor_parallel_size < 0 || params.tensor_parallel_size > 1) {
         fail(LLAISYS_ERROR_UNSUPPORTED,
              "params.tensor_parallel_size must be 0 or 1 in this build, got ",
@@ -188,7 +189,11 @@ runtime::RunnerOptions LlaisysModel::complete(LlaisysModelCreateParams *params,
     if (params->max_batch_tokens == 0) {
         params->max_batch_tokens = kDefaultBatchTokens;
     }
+    if (params->kv_cache_dtype == LLAISYS_DTYPE_INVALID) {
+        params->kv_cache_dtype = model.kv_spec().dtype;
+    }
     runtime::RunnerOptions options;
+    options.kv_dtype = params->kv_cache_dtype;
     options.layout = LlaisysKvLayout(params->kv_cache_layout);
     options.block_size = params->kv_cache_block_size;
     options.n_slots = params->kv_cache_capacity_tokens;

@@ -38,7 +38,8 @@ double llama3_frequency(double frequency, const LlaisysQwen2Meta &meta) {
 } // namespace
 
 void check_hyper_params(const LlaisysQwen2Meta &meta) {
-    require(is_real(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ", name_of(meta.dtype));
+    require(is_weight(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ",
+            name_of(meta.dtype));
     check_size("nlayer", meta.nlayer, 1024);
     check_size("hs", meta.hs, size_t(1) << 20);
     check_size("nh", meta.nh, 4096);

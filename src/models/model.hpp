@@ -17,8 +17,8 @@ struct KvSpec {
     int64_t n_layers = 0;
     int64_t n_heads = 0; // key/value heads of this rank
     int64_t head_dim = 0;
-    DType dtype = LLAISYS_DTYPE_INVALID;
-    Tensor inv_freq; // f32 [head_dim / 2]: rotates keys when positions move
+    DType dtype = LLAISYS_DTYPE_INVALID; // unless the caller asks for another
+    Tensor inv_freq;                     // f32 [head_dim / 2]: rotates keys when positions move
 };
 
 // One micro-batch: n tokens, r of which get logits.

@@ -31,7 +31,7 @@ void Checks::device(const char *argument, const Tensor &tensor) const {
 }
 
 void Checks::real(const char *argument, const Tensor &tensor) const {
-    if (!is_real(tensor.dtype())) {
+    if (!is_activation(tensor.dtype())) {
         fault(op, argument, "got dtype ", name_of(tensor.dtype()), ", expected f32, f16 or bf16");
     }
 }

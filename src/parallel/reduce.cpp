@@ -120,7 +120,7 @@ const char *op_name(ReduceOpType op) {
 }
 
 bool is_reducible(DType dtype) {
-    return is_real(dtype) || dtype == LLAISYS_DTYPE_I32 || dtype == LLAISYS_DTYPE_I64;
+    return is_activation(dtype) || dtype == LLAISYS_DTYPE_I32 || dtype == LLAISYS_DTYPE_I64;
 }
 
 void reduce(void *out, const void *const *in, int n_inputs, int64_t count, DType dtype,

@@ -24,6 +24,7 @@ from native_helpers import (
     Shape,
 )
 
+from llaisys.libllaisys import types
 from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.libllaisys.library import lib
 
@@ -60,6 +61,14 @@ def test_block_capacity_is_rounded_up_and_slot_capacity_is_not() -> None:
         assert stats.bytes == 48 * 2 * model.shape.nkvh * model.shape.dh * 4
     with MockModel(kv_cache_capacity_tokens=33) as model:
         assert model.params.kv_cache_capacity_tokens == model.kv_stats().capacity_slots == 33
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("auto", 4), ("f32", 4), ("f16", 2), ("bf16", 2)])
+def test_the_dtype_of_the_kv_cache_is_a_setting_of_its_own(dtype: str, width: int) -> None:
+    code = 0 if dtype == "auto" else types.DTYPES[dtype]
+    with MockModel(kv_cache_capacity_tokens=16, kv_cache_dtype=code) as model:
+        assert model.params.kv_cache_dtype == types.DTYPES["f32" if dtype == "auto" else dtype]
+        assert model.kv_stats().bytes == 16 * 2 * model.shape.nkvh * model.shape.dh * width
 
 
 # -- Steps against the maths ----------------------------------------------------------------------

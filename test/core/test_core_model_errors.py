@@ -54,6 +54,8 @@ def refuse(words: str, code: int = types.ERROR_INVALID, meta: Any = None, **fiel
         ("max_model_len", {"max_model_len": 513}),
         ("kv_cache_capacity_tokens", {"kv_cache_capacity_tokens": -1}),
         ("kv_cache_capacity_tokens", {"kv_cache_capacity_tokens": 1 << 40}),
+        ("kv_cache_dtype", {"kv_cache_dtype": 5}),
+        ("kv_cache_dtype", {"kv_cache_dtype": 99}),
         ("max_batch_tokens", {"max_batch_tokens": -1}),
         ("n_threads", {"n_threads": -1}),
         ("pipeline_parallel_size", {"pipeline_parallel_size": 2}),

@@ -61,7 +61,6 @@ TEST(an_operator_without_a_kernel_for_the_device_says_so) {
     check_unsupported("embedding", [&] { ops::embedding(stream, x, ids, x); });
     check_unsupported("kv_store", [&] { ops::kv_store(stream, kv, heads, &heads, slots); });
     check_unsupported("kv_load", [&] { ops::kv_load(stream, heads, &heads, kv, slots); });
-    check_unsupported("linear", [&] { ops::linear(stream, x, nullptr, 0); });
     check_unsupported("linear_weight", [&] { ops::LinearWeight::pack(stream, x); });
     check_unsupported("rearrange", [&] { ops::rearrange(stream, x, x); });
     check_unsupported("rms_norm", [&] { ops::rms_norm(stream, x, x, row, 1e-6f); });

@@ -160,7 +160,8 @@ TEST(traits_and_names_cover_every_type) {
     const char *const names[] = {"invalid", "f32", "f16", "bf16", "i64", "i32", "i8", "u8"};
     for (int i = 1; i < LLAISYS_DTYPE_COUNT; ++i) {
         CHECK(is_known(DType(i)));
-        CHECK_EQ(is_real(DType(i)), i <= 3);
+        CHECK_EQ(is_activation(DType(i)), i <= 3);
+        CHECK_EQ(is_weight(DType(i)), i <= 3);
         CHECK_EQ(traits_of(DType(i)).block_elements, 1);
         CHECK_EQ(traits_of(DType(i)).block_bytes, expected[i]);
         CHECK_EQ(std::string(name_of(DType(i))), names[i]);
@@ -168,7 +169,7 @@ TEST(traits_and_names_cover_every_type) {
         CHECK_EQ(bytes_of(DType(i), 0), 0);
     }
     for (const DType unknown : {LLAISYS_DTYPE_INVALID, LLAISYS_DTYPE_COUNT}) {
-        CHECK(!is_known(unknown) && !is_real(unknown));
+        CHECK(!is_known(unknown) && !is_activation(unknown) && !is_weight(unknown));
         CHECK_EQ(std::string(name_of(unknown)), "invalid");
         CHECK_THROWS(traits_of(unknown), "unknown dtype");
         CHECK_THROWS(bytes_of(unknown, 1), "unknown dtype");

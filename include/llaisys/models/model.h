@@ -53,7 +53,7 @@ typedef struct LlaisysModelCreateParams {
     uint32_t struct_size;     /* sizeof(LlaisysModelCreateParams) */
     int32_t n_threads;        /* of the handle's own pool, the caller included; 0: one a core */
     int32_t max_batch_tokens; /* a larger step is run in pieces of at most this many; 0: 512 */
-    int32_t reserved;         /* 0 */
+    llaisysDataType_t kv_cache_dtype; /* f32, f16 or bf16; 0: the meta's dtype */
 } LlaisysModelCreateParams;
 
 typedef struct LlaisysModel LlaisysModel;

@@ -13,20 +13,21 @@ typedef enum LLAISYS_INT32_ENUM {
 } LlaisysRopeScaling;
 
 typedef struct LlaisysQwen2Meta {
-    llaisysDataType_t dtype; /* of weights and KV: f32, f16 or bf16 */
-    size_t nlayer;           /* decoder layers */
-    size_t hs;               /* hidden size */
-    size_t nh;               /* attention heads */
-    size_t nkvh;             /* key/value heads; nh is a multiple of it */
-    size_t dh;               /* head size, even */
-    size_t di;               /* intermediate size of the MLP */
-    size_t maxseq;           /* longest position + 1 */
-    size_t voc;              /* vocabulary */
-    float epsilon;           /* of the RMS norms */
-    float theta;             /* rotary base */
-    int64_t end_token;       /* kept for the seeds' form; the engine decides when to stop */
-    int64_t sliding_window;  /* a token sees this many positions, itself included; 0: all */
-    int32_t rope_scaling;    /* LlaisysRopeScaling */
+    llaisysDataType_t
+        dtype;              /* of the weights, and of KV unless asked otherwise: f32, f16 or bf16 */
+    size_t nlayer;          /* decoder layers */
+    size_t hs;              /* hidden size */
+    size_t nh;              /* attention heads */
+    size_t nkvh;            /* key/value heads; nh is a multiple of it */
+    size_t dh;              /* head size, even */
+    size_t di;              /* intermediate size of the MLP */
+    size_t maxseq;          /* longest position + 1 */
+    size_t voc;             /* vocabulary */
+    float epsilon;          /* of the RMS norms */
+    float theta;            /* rotary base */
+    int64_t end_token;      /* kept for the seeds' form; the engine decides when to stop */
+    int64_t sliding_window; /* a token sees this many positions, itself included; 0: all */
+    int32_t rope_scaling;   /* LlaisysRopeScaling */
     float rope_factor;
     float rope_low_freq_factor;
     float rope_high_freq_factor;

@@ -87,6 +87,9 @@ class CacheConfig:
         True, Switch(), "compute every prompt anew, also where a beginning is known"
     )
     prefix_cache_min_match: int = option(0, Integer(0), "tokens; a shorter match is not used")
+    kv_cache_dtype: str = option(
+        "auto", Choice(DTYPES, DTYPE_NAMES), "of keys and values; auto: the model's dtype"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -54,7 +54,7 @@ class LlaisysModelCreateParams(Structure):
         ("struct_size", c_uint32),
         ("n_threads", c_int32),
         ("max_batch_tokens", c_int32),
-        ("reserved", c_int32),
+        ("kv_cache_dtype", c_int),
     )
 
 

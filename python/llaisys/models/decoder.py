@@ -52,7 +52,8 @@ class DecoderAdapter(NativeAdapter):
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Checkpoint, options: AdapterOptions) -> int:
         config = checkpoint.config
-        dtype = _dtype(config, options)
+        dtype = options.kv_cache_dtype
+        dtype = _dtype(config, options) if dtype == "auto" else dtype
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
 
     @classmethod

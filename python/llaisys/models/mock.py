@@ -42,7 +42,7 @@ class MockAdapter(NativeAdapter):
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
         shape = _shape(checkpoint)
-        dtype = "f32" if options.dtype == "auto" else options.dtype
+        dtype = next((d for d in (options.kv_cache_dtype, options.dtype) if d != "auto"), "f32")
         return 2 * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
 
     @classmethod

@@ -21,7 +21,7 @@ from llaisys.common.step import (
     SamplingMetadata,
 )
 from llaisys.libllaisys import arrays, types
-from llaisys.libllaisys.handles import Model, Tensor
+from llaisys.libllaisys.handles import Model, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
 from llaisys.libllaisys.kv_cache import LAYOUTS
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
@@ -269,6 +269,8 @@ def _create_params(
         n_threads=options.n_threads,
         max_batch_tokens=options.max_batch_tokens,
     )
+    if options.kv_cache_dtype != "auto":
+        params.kv_cache_dtype = dtype_code(options.kv_cache_dtype)
     for name in PARALLEL_FIELDS:  # the same names in C
         value = getattr(options.parallel, name)
         setattr(params, name, value.encode() if isinstance(value, str) else int(value))

@@ -14,11 +14,27 @@ namespace llaisys::ops::cpu {
 
 constexpr int64_t kPiece = 512; // values converted at a time: 2 KiB of f32
 
+[[noreturn]] inline void no_rows(DType dtype) {
+    fail(LLAISYS_ERROR_INTERNAL, "rows of dtype ", name_of(dtype), " cannot be computed on");
+}
+
+inline int64_t bytes_of_one(DType dtype) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_F32:
+        return 4;
+    case LLAISYS_DTYPE_F16:
+    case LLAISYS_DTYPE_BF16:
+        return 2;
+    default:
+        no_rows(dtype);
+    }
+}
+
 inline const std::byte *at(const std::byte *p, DType dtype, int64_t offset) {
-    return p + offset * (dtype == LLAISYS_DTYPE_F32 ? 4 : 2);
+    return p + offset * bytes_of_one(dtype);
 }
 inline std::byte *at(std::byte *p, DType dtype, int64_t offset) {
-    return p + offset * (dtype == LLAISYS_DTYPE_F32 ? 4 : 2);
+    return p + offset * bytes_of_one(dtype);
 }
 
 // The start of row i (of the first dimension), or of head j of row i.
@@ -39,8 +55,10 @@ inline const float *read(const Kernels &kernels, const std::byte *p, DType dtype
     case LLAISYS_DTYPE_BF16:
         kernels.widen_bf16(buffer, reinterpret_cast<const bf16_t *>(p), n);
         return buffer;
-    default:
+    case LLAISYS_DTYPE_F32:
         return reinterpret_cast<const float *>(p);
+    default:
+        no_rows(dtype);
     }
 }
 
@@ -51,12 +69,18 @@ inline float *target(std::byte *p, DType dtype, float *buffer) {
 }
 inline void finish(const Kernels &kernels, std::byte *p, DType dtype, const float *values,
                    int64_t n) {
-    if (dtype == LLAISYS_DTYPE_F16) {
-        kernels.narrow_f16(reinterpret_cast<f16_t *>(p), values, n);
-    } else if (dtype == LLAISYS_DTYPE_BF16) {
-        kernels.narrow_bf16(reinterpret_cast<bf16_t *>(p), values, n);
-    } else if (reinterpret_cast<float *>(p) != values) {
-        std::memcpy(p, values, size_t(n) * sizeof(float));
+    switch (dtype) {
+    case LLAISYS_DTYPE_F16:
+        return kernels.narrow_f16(reinterpret_cast<f16_t *>(p), values, n);
+    case LLAISYS_DTYPE_BF16:
+        return kernels.narrow_bf16(reinterpret_cast<bf16_t *>(p), values, n);
+    case LLAISYS_DTYPE_F32:
+        if (reinterpret_cast<float *>(p) != values) {
+            std::memcpy(p, values, size_t(n) * sizeof(float));
+        }
+        return;
+    default:
+        no_rows(dtype);
     }
 }
 
@@ -64,7 +88,7 @@ inline void finish(const Kernels &kernels, std::byte *p, DType dtype, const floa
 inline void convert(const Kernels &kernels, std::byte *out, DType out_dtype, const std::byte *in,
                     DType in_dtype, int64_t n) {
     if (out_dtype == in_dtype) {
-        std::memcpy(out, in, size_t(n) * (out_dtype == LLAISYS_DTYPE_F32 ? 4 : 2));
+        std::memcpy(out, in, size_t(n * bytes_of_one(out_dtype)));
         return;
     }
     float buffer[kPiece];

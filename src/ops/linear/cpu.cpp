@@ -2,6 +2,8 @@
 
 #include "ops/cpu/rows.hpp"
 
+#include <iterator>
+
 namespace llaisys::ops {
 
 namespace {
@@ -67,7 +69,7 @@ struct Plan {
 };
 
 int64_t groups_of(const LinearPart &part, int64_t group) {
-    const int64_t panels = (part.weight->out_features() + kPanel - 1) / kPanel;
+    const int64_t panels = (part.weight->out_features + kPanel - 1) / kPanel;
     return (panels + group - 1) / group;
 }
 
@@ -98,24 +100,26 @@ void run_task(const cpu::Kernels &kernels, DType dtype, const cpu::LinearTask &t
         return kernels.linear_f16(task);
     case LLAISYS_DTYPE_BF16:
         return kernels.linear_bf16(task);
-    default:
+    case LLAISYS_DTYPE_F32:
         return kernels.linear_f32(task);
+    default:
+        fail(LLAISYS_ERROR_INTERNAL, "linear: no kernel for panels of ", name_of(dtype));
     }
 }
 
 // Group `number` of the part's panels for rows [first_row, first_row + m).
 void run_chunk(const cpu::Kernels &kernels, const Input &input, const LinearPart &part,
                int64_t group, int64_t number, int64_t first_row, int64_t m) {
-    const DType dtype = part.weight->dtype();
+    const DType dtype = part.weight->bytes.dtype();
     const int64_t first = number * group * kPanel;
-    const int64_t n = std::min(group * kPanel, part.weight->out_features() - first);
+    const int64_t n = std::min(group * kPanel, part.weight->out_features - first);
     const Tensor &out = *part.out;
     cpu::LinearTask task;
     task.x = input.x + first_row * input.ldx;
     task.ldx = input.ldx;
     task.m = m;
     task.k = input.k;
-    task.w = cpu::at(part.weight->packed().data(), dtype, first * input.k);
+    task.w = cpu::at(part.weight->bytes.data(), dtype, first * input.k);
     task.n = n;
     task.bias =
         part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
@@ -126,9 +130,7 @@ void run_chunk(const cpu::Kernels &kernels, const Input &input, const LinearPart
     run_task(kernels, dtype, task);
 }
 
-} // namespace
-
-Tensor linear_pack_cpu(const device::Stream &stream, const Tensor &weight) {
+void pack_panels(const device::Stream &stream, const Tensor &weight, LinearWeight *result) {
     const int64_t n = weight.size(0);
     const int64_t k = weight.size(1);
     const int64_t panels = (n + kPanel - 1) / kPanel;
@@ -143,10 +145,10 @@ Tensor linear_pack_cpu(const device::Stream &stream, const Tensor &weight) {
             }
         });
     });
-    return packed;
+    result->bytes = packed;
 }
 
-void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
+void run_panels(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
                 int n_parts, const Tensor *rows) {
     static thread_local cpu::Scratch scratch;
     const Input input = input_of(stream, in, rows, scratch);
@@ -167,10 +169,10 @@ void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart
     });
 }
 
-void linear_rows_cpu(const device::Stream &stream, const Tensor &out, const Tensor &index,
-                     const LinearWeight &weight) {
-    const int64_t k = weight.in_features();
-    const DType dtype = weight.dtype();
+void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                    const LinearWeight &weight) {
+    const int64_t k = weight.in_features;
+    const DType dtype = weight.bytes.dtype();
     cpu::for_rows(stream, out.size(0), k, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
             const int64_t row = index.as<int64_t>()[i];
@@ -180,7 +182,7 @@ void linear_rows_cpu(const device::Stream &stream, const Tensor &out, const Tens
                 visit_real(out.dtype(), [&](auto to) {
                     using From = decltype(from);
                     using To = decltype(to);
-                    const From *in = weight.packed().as<From>() + start;
+                    const From *in = weight.bytes.as<From>() + start;
                     To *values = out.as<To>() + i * k;
                     for (int64_t j = 0; j < k; ++j) {
                         values[j] = from_f32<To>(to_f32(in[j * cpu::kPanel]));
@@ -189,6 +191,17 @@ void linear_rows_cpu(const device::Stream &stream, const Tensor &out, const Tens
             });
         }
     });
+}
+
+} // namespace
+
+LinearFormats linear_formats_cpu() {
+    static constexpr LinearFormat kFormats[] = {
+        {"f32 panels", LLAISYS_DTYPE_F32, pack_panels, run_panels, rows_of_panels},
+        {"f16 panels", LLAISYS_DTYPE_F16, pack_panels, run_panels, rows_of_panels},
+        {"bf16 panels", LLAISYS_DTYPE_BF16, pack_panels, run_panels, rows_of_panels},
+    };
+    return {kFormats, int(std::size(kFormats))};
 }
 
 } // namespace llaisys::ops

@@ -1,17 +1,11 @@
-// The CPU side of linear. Arguments have been checked.
+// The formats of the CPU.
 #pragma once
 
-#include "ops/linear/op.hpp"
+#include "ops/linear/format.hpp"
 
 namespace llaisys::ops {
 
-// weight [out, in] in panels [ceil(out / 32), in, 32]; see ops/cpu/kernels.hpp.
-Tensor linear_pack_cpu(const device::Stream &stream, const Tensor &weight);
-
-void linear_cpu(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
-                int n_parts, const Tensor *rows);
-
-void linear_rows_cpu(const device::Stream &stream, const Tensor &out, const Tensor &index,
-                     const LinearWeight &weight);
+// f32, f16 and bf16, each as panels [ceil(out / 32), in, 32] of its own dtype (ops/cpu/kernels.hpp).
+LinearFormats linear_formats_cpu();
 
 } // namespace llaisys::ops

@@ -3,20 +3,43 @@
 #include "ops/checks.hpp"
 #include "ops/linear/cpu.hpp"
 
+#include <string>
+
 namespace llaisys::ops {
 
 namespace {
+
+// The row of the device's table for weights of this dtype.
+const LinearFormat &format_of(const Checks &check, DType dtype) {
+    LinearFormats formats{};
+    switch (check.stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        formats = linear_formats_cpu();
+        break;
+    default:
+        check.no_kernel();
+    }
+    std::string names;
+    for (int i = 0; i < formats.count; ++i) {
+        if (formats.rows[i].dtype == dtype) {
+            return formats.rows[i];
+        }
+        names += (i == 0 ? "" : ", ") + std::string(name_of(formats.rows[i].dtype));
+    }
+    fail(LLAISYS_ERROR_INVALID, check.op, ": weight: got dtype ", name_of(dtype),
+         ", expected one of ", names);
+}
 
 void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64_t in_features) {
     if (part.weight == nullptr || !part.weight->defined()) {
         fail(LLAISYS_ERROR_INVALID, check.op, ": weight: got none, expected a packed weight");
     }
-    check.device("weight", part.weight->packed());
-    if (part.weight->in_features() != in_features) {
+    check.device("weight", part.weight->bytes);
+    if (part.weight->in_features != in_features) {
         fail(LLAISYS_ERROR_INVALID, check.op, ": in: got ", in_features,
-             " columns, expected the in_features of the weight, ", part.weight->in_features());
+             " columns, expected the in_features of the weight, ", part.weight->in_features);
     }
-    const int64_t n = part.weight->out_features();
+    const int64_t n = part.weight->out_features;
     if (part.bias != nullptr) {
         check.real_rows("bias", *part.bias, 1);
         check.shape("bias", *part.bias, {n});
@@ -32,18 +55,14 @@ void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64
 
 LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight) {
     const Checks check{"linear_weight", stream};
-    check.real_rows("weight", weight, 2);
+    check.device("weight", weight);
     LinearWeight result;
-    result.out_features_ = weight.size(0);
-    result.in_features_ = weight.size(1);
-    result.dtype_ = weight.dtype();
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        result.packed_ = linear_pack_cpu(stream, weight);
-        break;
-    default:
-        check.no_kernel();
-    }
+    result.format = &format_of(check, weight.dtype());
+    check.ndim("weight", weight, 2);
+    check.dense_rows("weight", weight);
+    result.out_features = weight.size(0);
+    result.in_features = weight.size(1);
+    result.format->pack(stream, weight, &result);
     if (weight.is_mapped()) {
         weight.storage()->drop_pages(); // the copy is what will be read
     }
@@ -67,11 +86,14 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
     for (int p = 0; p < n_parts; ++p) {
         check_part(check, parts[p], r, in.size(1));
     }
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return linear_cpu(stream, in, parts, n_parts, rows);
-    default:
-        check.no_kernel();
+    for (int first = 0; first < n_parts;) { // parts that one function can run go together
+        const auto run = parts[first].weight->format->run;
+        int end = first + 1;
+        while (end < n_parts && parts[end].weight->format->run == run) {
+            ++end;
+        }
+        run(stream, in, parts + first, end - first, rows);
+        first = end;
     }
 }
 
@@ -81,18 +103,13 @@ void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &
     if (!weight.defined()) {
         fail(LLAISYS_ERROR_INVALID, "linear_rows: weight: got none, expected a packed weight");
     }
-    check.device("weight", weight.packed());
+    check.device("weight", weight.bytes);
     check.real_output("out", out, 2);
     check.contiguous("out", out);
-    check.shape("out", out, {out.size(0), weight.in_features()});
+    check.shape("out", out, {out.size(0), weight.in_features});
     check.vector("index", index, LLAISYS_DTYPE_I64, out.size(0));
-    check.index_range("index", index, weight.out_features());
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return linear_rows_cpu(stream, out, index, weight);
-    default:
-        check.no_kernel();
-    }
+    check.index_range("index", index, weight.out_features);
+    weight.format->rows(stream, out, index, weight);
 }
 
 } // namespace llaisys::ops

@@ -7,26 +7,21 @@
 
 namespace llaisys::ops {
 
-// A weight [out_features, in_features] in the layout that the device's kernels want. Cheap to copy
+struct LinearFormat;
+
+// A weight [out_features, in_features] in the format that the device's kernels want. Cheap to copy
 // (shares its bytes). Made once: the kernel family is chosen here, never by the number of rows.
-class LinearWeight {
-public:
-    LinearWeight() = default; // defined() is false
+struct LinearWeight {
+    const LinearFormat *format = nullptr; // null: not defined()
+    int64_t out_features = 0;
+    int64_t in_features = 0;
+    Tensor bytes;  // as the format lays them out
+    Tensor scales; // not defined when the format has none
 
-    // Lays `weight` (real, [out, in], row-major) out anew, in parallel on the stream.
+    // Lays `weight` ([out, in], row-major, of a dtype that the device has a format for) out anew,
+    // in parallel on the stream.
     static LinearWeight pack(const device::Stream &stream, const Tensor &weight);
-
-    bool defined() const { return packed_.defined(); }
-    int64_t out_features() const { return out_features_; }
-    int64_t in_features() const { return in_features_; }
-    DType dtype() const { return dtype_; }
-    const Tensor &packed() const { return packed_; }
-
-private:
-    int64_t out_features_ = 0;
-    int64_t in_features_ = 0;
-    DType dtype_ = LLAISYS_DTYPE_INVALID;
-    Tensor packed_;
+    bool defined() const { return format != nullptr; }
 };
 
 // One product over the common input: out = in * weight^T + bias.

@@ -6,8 +6,10 @@ namespace llaisys::runtime {
 
 namespace {
 
-KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec, int64_t n_slots) {
-    return KvStorage(stream, spec.n_layers, n_slots, spec.n_heads, spec.head_dim, spec.dtype,
+KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
+                       const RunnerOptions &options) {
+    const DType dtype = options.kv_dtype != LLAISYS_DTYPE_INVALID ? options.kv_dtype : spec.dtype;
+    return KvStorage(stream, spec.n_layers, options.n_slots, spec.n_heads, spec.head_dim, dtype,
                      spec.inv_freq);
 }
 
@@ -26,7 +28,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
     : stream_(stream), model_(model), options_(options),
       preparer_({model.vocabulary(), options.max_positions, options.max_ubatch}),
       metadata_(stream, model.sliding_window()),
-      storage_(make_storage(stream, model.kv_spec(), options.n_slots)),
+      storage_(make_storage(stream, model.kv_spec(), options)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
              [&model](const GraphParams &params) {

@@ -23,9 +23,10 @@ namespace llaisys::runtime {
 struct RunnerOptions {
     LlaisysKvLayout layout = LLAISYS_KV_LAYOUT_SLOT;
     int32_t block_size = 16;
-    int64_t n_slots = 0;       // BLOCK: a whole number of blocks
-    int64_t max_positions = 0; // at most what the model allows
-    int32_t max_ubatch = 512;  // tokens of one forward
+    DType kv_dtype = LLAISYS_DTYPE_INVALID; // INVALID: the one of the model's KvSpec
+    int64_t n_slots = 0;                    // BLOCK: a whole number of blocks
+    int64_t max_positions = 0;              // at most what the model allows
+    int32_t max_ubatch = 512;               // tokens of one forward
 };
 
 class ModelRunner {

@@ -66,7 +66,7 @@ void WeightTable::check(const Field &field, int layer, const LlaisysTensor *hand
     const Tensor &tensor = handle->tensor;
     require(tensor.shape() == field.shape, place, ": shape must be ", field.shape, ", got ",
             tensor.shape());
-    require(is_real(tensor.dtype()), place, ": dtype must be f32, f16 or bf16, got ",
+    require(is_weight(tensor.dtype()), place, ": dtype must be f32, f16 or bf16, got ",
             name_of(tensor.dtype()));
     if (tensor.defined()) {
         require(tensor.device() == device_ && tensor.device_id() == device_id_, place,

@@ -146,6 +146,7 @@ class Worker:
             device=config.device,
             device_ids=tuple(parallel.tensor_parallel_device_ids or (0,)),
             dtype=config.dtype,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
             kv_cache_layout="block",
             kv_cache_block_size=config.cache.block_size,
             max_model_len=config.max_model_len or 0,
