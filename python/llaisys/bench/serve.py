@@ -164,7 +164,7 @@ def _reason_of_body(body: bytes) -> str:
     return _reason(document) if isinstance(document, dict) else "no reason given"
 
 
-class Load:
+class LoadGenerator:
     """Asks a server for completions and measures them."""
 
     def __init__(self, options: ServeOptions) -> None:
@@ -183,8 +183,8 @@ class Load:
         self._path = "/v1/chat/completions" if options.chat else "/v1/completions"
 
     def _body(self, number: int, words: int, new_tokens: int) -> bytes:
-        chance = random.Random(f"{self._seed} {number}")
-        text = " ".join(chance.choices(WORDS, k=words))
+        rng = random.Random(f"{self._seed} {number}")
+        text = " ".join(rng.choices(WORDS, k=words))
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": new_tokens,
@@ -282,12 +282,12 @@ class Load:
         await asyncio.gather(*[client() for _ in range(clients)])
 
     async def _open_loop(self, rate: float) -> None:
-        chance = random.Random(self._seed)
+        rng = random.Random(self._seed)
         due, tasks = time.perf_counter(), []
         for number in range(self.options.requests):
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tasks.append(asyncio.create_task(self._one(number)))
-            due += chance.expovariate(rate)
+            due += rng.expovariate(rate)
         await asyncio.gather(*tasks)
 
 
@@ -318,7 +318,7 @@ class ServeResult:
     ignored_eos: bool
 
 
-def summarise(load: Load, seconds: float) -> ServeResult:
+def summarise(load: LoadGenerator, seconds: float) -> ServeResult:
     """Latencies and tokens are of the requests that succeeded."""
     options = load.options
     good = [sample for sample in load.samples if sample.error is None]
@@ -343,7 +343,7 @@ def summarise(load: Load, seconds: float) -> ServeResult:
 
 
 async def _run(options: ServeOptions) -> ServeResult:
-    load = Load(options)
+    load = LoadGenerator(options)
     try:
         await load.prepare()
         return summarise(load, await load.run())
