@@ -72,14 +72,14 @@ async function refusal(response, requestId) {
 	return new ApiError(message, fields);
 }
 
-/** null: the model is there. Else {percent} while the server loads it, null where that is not known. */
+/** null: the model is there. Else what the server does to load it: {stage, percent}, null if not known. */
 export async function loading() {
 	const response = await fetch(new URL("health", ROOT), { cache: "no-store" }).catch(() => {
 		throw unreachable();
 	});
-	const { status, progress } = await response.json().catch(() => ({}));
+	const { status, stage, progress } = await response.json().catch(() => ({}));
 	if (status !== "loading") return null;
-	return { percent: Number.isFinite(progress) ? Math.floor(100 * progress) : null };
+	return { stage: stage ?? null, percent: Number.isFinite(progress) ? Math.floor(100 * progress) : null };
 }
 
 /** [{id, maxLength, defaults}]; `defaults` has the parameters that the server uses by itself. */

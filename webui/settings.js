@@ -63,7 +63,8 @@ export class Settings {
 			const progress = await api.loading();
 			this.#models = progress ? [] : await api.models();
 			if (this.#models.length) return this.#title();
-			shown = progress?.percent == null ? "loading the model…" : `loading the model… ${progress.percent} %`;
+			shown = `${progress?.stage ?? "loading the model"}…`;
+			if (progress?.percent != null) shown += ` ${progress.percent} %`;
 		} catch (error) {
 			if (error.status === 401) return this.askForKey(true);
 			shown = error.status ? error.message : "no connection";

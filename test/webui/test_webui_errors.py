@@ -130,9 +130,13 @@ def test_the_page_shows_how_far_the_model_is_and_comes_alive_by_itself(
     page.set_default_timeout(TIMEOUT)
     page.goto(fake.url)
     page.locator("#model-name", has_text=re.compile("loading the model…$")).wait_for()
-    for progress, percent in ((0.0, "0 %"), (0.429, "42 %")):
-        fake.loading = {"status": "loading", "stage": "loading weights", "progress": progress}
-        page.locator("#model-name", has_text=f"loading the model… {percent}").wait_for()
+    for stage, progress, shown in (
+        ("fetching the model", None, "fetching the model…$"),
+        ("loading weights", 0.0, "loading weights… 0 %$"),
+        ("loading weights", 0.429, "loading weights… 42 %$"),
+    ):
+        fake.loading = {"status": "loading", "stage": stage, "progress": progress}
+        page.locator("#model-name", has_text=re.compile(shown)).wait_for()
     fake.loading = None
     page.locator("#model-name", has_text="SmolLM2").wait_for()
     page.fill("#prompt", "hi")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from server_helpers import ServerProcess
+from server_helpers import Gate, ServerProcess
 from webui_fake_server import WEBUI
 from webui_page import Person
 
@@ -123,6 +124,23 @@ def test_real_placeholders_are_the_defaults_of_the_server(real_tester: Person, r
     for name in ("temperature", "top_p", "top_k", "min_p"):
         shown = page.get_attribute(f"#set-{name}", "placeholder")
         assert shown == (f"{defaults[name]:g}" if name in defaults else "default"), name
+
+
+def test_real_page_comes_alive_when_the_model_is_there(browser: Any, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.order("load 1 4")
+    with ServerProcess("--webui", str(WEBUI), env=gate.env) as server:
+
+        def urls() -> list[str]:
+            return [event["url"] for event in server.events() if event["message"] == "listening"]
+
+        server.wait_for(lambda: bool(urls()), "the address in the log")
+        page = browser.new_page()
+        page.goto(urls()[0])
+        page.locator("#model-name", has_text="loading").wait_for()
+        gate.open()
+        page.locator("#model-name", has_text="fake").wait_for()
+        page.close()
 
 
 def test_real_policy(real_tester: Person) -> None:

@@ -65,6 +65,7 @@ class Lifecycle:
         return self.status
 
     async def _announce(self) -> None:
+        log_event(logger, logging.INFO, "listening", url=self.url)  # the page is there already
         await self._show_loading()
         if not self.service.engine.is_ready:
             return
