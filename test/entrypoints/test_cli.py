@@ -141,7 +141,7 @@ def test_generate_in_a_terminal_prints_every_part_as_it_comes(
             output = RequestOutput("r", None, [1], [choice]) if last else None
             yield StreamOutput("r", 0, text, [1], "stop" if last else None, output=output)
 
-    llm = SimpleNamespace(stream=stream, tokenizer=None)
+    llm = SimpleNamespace(stream=stream, tokenizer=None, default_sampling={})
     monkeypatch.setattr(
         "llaisys.entrypoints.cli_generate.open_llm", lambda options: contextlib.nullcontext(llm)
     )

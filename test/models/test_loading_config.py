@@ -86,9 +86,11 @@ def test_generation_config_is_merged() -> None:
     generation = {"eos_token_id": [5, 2], "temperature": 0.7, "top_p": 0.8, "top_k": 20}
     config = parse_config(model_files.tiny_config(eos_token_id=[2, 9]), generation)
     assert config.eos_token_ids == (5, 2, 9) and config.bos_token_id == 1
-    found = config.generation
-    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.7, 0.8, 20, None)
-    assert parse_config(model_files.tiny_config(), {"do_sample": False}).generation.temperature == 0
+    assert config.generation == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    greedy = parse_config(model_files.tiny_config(), {"do_sample": False, "top_p": 0.0})
+    assert greedy.generation == {"temperature": 0.0}
+    typical = parse_config(model_files.tiny_config(), {"typical_p": 0.9, "min_p": 0.1})
+    assert typical.generation == {"typical_p": 0.9, "min_p": 0.1}
 
 
 REQUIRED = (

@@ -311,3 +311,10 @@ def test_many_clients_at_once_lose_and_mix_nothing(server: ServerProcess) -> Non
         for number, tokens in pool.map(ask, range(300)):
             assert tokens == reply(f"client {number}", 12)
     server.wait_idle(KEYS[0])
+
+
+def test_the_model_card_shows_what_is_used_when_nothing_is_sent(client: httpx.Client) -> None:
+    card = client.get("/v1/models").json()["data"][0]
+    assert card["default_sampling_params"] == {
+        "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+    }  # fmt: skip

@@ -255,10 +255,12 @@ class SamplingParams:
     def with_defaults(self, defaults: Mapping[str, Any] | None) -> SamplingParams:
         """The same with each of the fields that a model may set and that is None set from
         `defaults`, or else to its neutral value."""
+        known = defaults or {}
         missing = [name for name in NEUTRAL if getattr(self, name) is None]
-        if not missing:
+        chain = known.get("samplers") if self.samplers is None else None
+        if not missing and chain is None:
             return self
-        result, known = object.__new__(SamplingParams), defaults or {}
+        result = object.__new__(SamplingParams)
         put = _Setter(result)
         for name in FIELDS:
             put(name, getattr(self, name))
@@ -267,6 +269,8 @@ class SamplingParams:
             put(name, NEUTRAL[name] if value is None else FIELDS[name].kind.check(name, value))
         if result.top_k == -1:
             put("top_k", 0)
+        if chain is not None:
+            put("samplers", FIELDS["samplers"].kind.check("samplers", chain))
         return result
 
     def clone(self, **changes: Any) -> SamplingParams:
@@ -315,3 +319,23 @@ FIELDS: dict[str, SamplingOption] = {
 NEUTRAL: dict[str, float | int] = {
     name: about.neutral for name, about in FIELDS.items() if about.from_model
 }
+# What those who run a model may set for requests that do not say.
+DEFAULTED = (*NEUTRAL, "samplers")
+# What a chat is sampled with when neither the request nor the model's generation_config.json says.
+HOUSE_DEFAULTS: dict[str, float | int] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
+
+
+def starting_defaults(
+    model: Mapping[str, Any], chosen: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Defaults for people who name no parameters: `chosen`, then the model's own, and where it has
+    none of HOUSE_DEFAULTS' fields, those."""
+    said = {name: value for name, value in model.items() if value is not None}
+    if not HOUSE_DEFAULTS.keys() & said.keys():
+        said = HOUSE_DEFAULTS | said
+    return said | dict(chosen or {})

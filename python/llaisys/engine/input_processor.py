@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.sampling import BIAS_KEY, SamplingParams
+from llaisys.common.sampling import BIAS_KEY, SamplingParams, starting_defaults
 from llaisys.common.types import ModelInfo, Request
 from llaisys.common.validation import (
     MAX_INT,
@@ -53,8 +53,16 @@ class InputProcessor:
     """Stateless but for the generator of seeds, the counter of request ids and the last bad words.
     `process` may run in any thread."""
 
-    def __init__(self, info: ModelInfo, tokenizer: Any = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Any = None,
+        seed: int | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`defaults`: for sampling fields that a request leaves out; None: the model's own."""
         self.info = info
+        self.defaults = info.generation_defaults if defaults is None else defaults
         self.tokenizer = tokenizer
         own = tuple(tokenizer.eos_token_ids) if tokenizer is not None else ()
         # A tokenizer may name tokens that the model has no row for.
@@ -91,7 +99,8 @@ class InputProcessor:
             raise refuse_count("prompt", 0, "tokens", "at least 1")
         if params is not None and not isinstance(params, SamplingParams):
             raise refuse("sampling_params", params, "SamplingParams")
-        sampling = (params or SamplingParams()).with_defaults(self.info.generation_defaults)
+        defaults = self.defaults if params is not None else starting_defaults(self.defaults)
+        sampling = (params or SamplingParams()).with_defaults(defaults)
         self._check_params(sampling)
         salt = cache_salt or ""
         if not isinstance(salt, str):

@@ -48,7 +48,7 @@ def _chat(options: argparse.Namespace) -> int:
     params = sampling_of(options)
     with open_llm(options) as llm:
         print(GREETING)
-        chat = Chat(llm, params, options.system)
+        chat = Chat(llm, params.with_defaults(llm.default_sampling), options.system)
         while (text := _ask()) is not None:
             if COMMAND.fullmatch(text.partition(" ")[0]):
                 chat.command(text)

@@ -61,7 +61,8 @@ def _generate(options: argparse.Namespace) -> int:
         for where, job in jobs:
             try:
                 prompts.append(_prompt_of(job, llm, options.raw))
-                params.append(sampling_of(options, **job))
+                chosen = sampling_of(options, **job)
+                params.append(chosen.with_defaults(llm.default_sampling))
             except InvalidInputError as error:
                 raise InvalidInputError(f"{where}{error}") from error
         one_text = len(jobs) == 1 and params[0].n == 1 and not options.json

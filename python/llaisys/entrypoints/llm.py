@@ -18,7 +18,7 @@ from typing import Any
 
 from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.common.sampling import SamplingParams
+from llaisys.common.sampling import SamplingParams, starting_defaults
 from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.common.validation import refuse, refuse_count
 from llaisys.engine.config import EngineConfig, engine_parameters
@@ -61,6 +61,16 @@ class LLM(Closing):
     def model_info(self) -> Any:
         """Limits and sizes: a `llaisys.common.types.ModelInfo`."""
         return self._open().model_info
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """What `generate`, `chat` and `stream` sample with when no SamplingParams are given: the
+        model's generation_config.json, or else temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
+
+        In SamplingParams of your own, a field that is left out has the model's value or else the
+        neutral one (temperature 1, no truncation); `.with_defaults(llm.default_sampling)` fills it
+        in from here instead."""
+        return starting_defaults(self.model_info.generation_defaults)
 
     @property
     def tokenizer(self) -> Any:

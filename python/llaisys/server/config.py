@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_argument import add_model_argument
+from llaisys.common.options import add_flags, given_flags, options_of
+from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import check_choice, check_float, check_int
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.server.logs import FORMATS, LEVELS
@@ -109,12 +112,16 @@ class ServerConfig:
     drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
     log_level: str = "info"
     log_format: str = "text"
+    # Sampling fields (DEFAULTED) for requests that leave them out, before the model's own.
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     health: Health = field(default_factory=Health)
     engine_module: str = ENGINE_MODULE  # what runs as the engine process; tests put faults in one
 
     def __post_init__(self) -> None:
         check_int("port", self.port, 0, 65535)
+        checked = SamplingParams.from_wire(self.sampling).to_wire()
+        object.__setattr__(self, "sampling", checked)
         if any(not key or not key.isascii() or len(key) > 512 for key in self.api_keys):
             raise InvalidInputError("an API key must have 1 to 512 ASCII characters")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
@@ -202,11 +209,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine-step-limit", type=float, default=health.step_limit)
     group.add_argument("--max-failed-steps", type=int, default=health.max_failed_steps)
     add_engine_flags(parser)
+    group = parser.add_argument_group("sampling, for requests that do not say")
+    add_flags(group, [row for row in options_of(SamplingParams) if row[0] in DEFAULTED])
 
 
 def config_from_args(args: argparse.Namespace) -> ServerConfig:
     """Raises InvalidInputError with the option's name and value."""
     engine = EngineConfig.of(model=args.model, **given_engine_options(args))
+    sampling = given_flags(args, SamplingParams)
     limits = {name: getattr(args, name) for name in Limits.__slots__ if hasattr(args, name)}
     return ServerConfig(
         engine=engine,
@@ -225,6 +235,7 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         drain_timeout=args.drain_timeout,
         log_level=args.log_level,
         log_format=args.log_format,
+        sampling={name: value for name, value in sampling.items() if name in DEFAULTED},
         limits=Limits(**limits),
         health=Health(
             dead_after=args.engine_dead_after,

@@ -84,11 +84,7 @@ class Service:
             "created": self.created,
             "owned_by": "llaisys",
             "max_model_len": self.info.max_model_len,
-            "default_sampling_params": {
-                field: value
-                for field, value in self.info.generation_defaults.items()
-                if value is not None
-            },
+            "default_sampling_params": self.engine.inputs.defaults,
         }
 
     def generation(self, owner: str, public_ids: Sequence[str], count: int) -> Generation:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,11 +93,6 @@ class Worker:
         options = replace(options, kv_cache_capacity_tokens=capacity)
         self.adapter = adapter = adapter_class.load(checkpoint, options)
         block_size = self.config.cache.block_size
-        defaults: dict[str, Any] = {}
-        if checkpoint is not None:
-            defaults = asdict(checkpoint.config.generation)
-        if not defaults.get("top_p"):
-            defaults.pop("top_p", None)
         self.info = ModelInfo(
             model_path=path,
             model_type=model_type,
@@ -107,7 +102,7 @@ class Worker:
             num_blocks=adapter.kv_capacity_tokens // block_size,
             block_size=block_size,
             kv_bytes_per_token=per_token,
-            generation_defaults=defaults,
+            generation_defaults={} if checkpoint is None else checkpoint.config.generation,
             tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
         )
         if self.info.num_blocks < 1:

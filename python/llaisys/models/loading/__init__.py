@@ -2,7 +2,6 @@
 
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.config import (
-    GenerationDefaults,
     LinearRopeScaling,
     Llama3RopeScaling,
     ModelConfig,
@@ -15,7 +14,6 @@ from llaisys.models.loading.resolve import DEFAULT_MODEL, open_checkpoint, resol
 __all__ = [
     "DEFAULT_MODEL",
     "Checkpoint",
-    "GenerationDefaults",
     "LinearRopeScaling",
     "Llama3RopeScaling",
     "ModelConfig",

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.common.options import Integer, Number
+from llaisys.common.sampling import FIELDS
 from llaisys.models.loading.fields import Fields
 from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
 
@@ -46,17 +48,6 @@ RopeScaling = LinearRopeScaling | Llama3RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling defaults that the model ships with; None: the model does not say."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Validated once, at load; every size is positive and the heads divide."""
 
@@ -83,7 +74,7 @@ class ModelConfig:
     # 'f32' | 'f16' | 'bf16': what to compute in; 'auto' until the checkpoint has seen the weights,
     # where config.json does not say.
     dtype: str
-    generation: GenerationDefaults
+    generation: dict[str, float | int]  # sampling fields that the model sets
 
     def layer_window(self, layer: int) -> int | None:
         """The attention window of one layer in tokens; None: full attention."""
@@ -253,15 +244,20 @@ def _dtype(fields: Fields) -> str:
     return DTYPES[name]
 
 
-def parse_generation(fields: Fields) -> GenerationDefaults:
-    """Sampling defaults of generation_config.json; `do_sample: false` means temperature 0."""
-    temperature = fields.number("temperature", 0.0, 100.0, None)
+def parse_generation(fields: Fields) -> dict[str, float | int]:
+    """Sampling defaults of generation_config.json: the fields of SamplingParams that a model may
+    set. `do_sample: false` means temperature 0; a top_p of 0, as some files have it, is none."""
+    found: dict[str, float | int] = {}
+    for name, about in FIELDS.items():
+        kind = about.kind
+        if not about.from_model or not isinstance(kind, (Integer, Number)):
+            continue
+        if isinstance(kind, Integer):
+            value = fields.integer(name, kind.low, kind.high, None)
+        else:
+            value = fields.number(name, kind.low, kind.high, None)
+        if value is not None and not (isinstance(kind, Number) and kind.above_low and value == 0):
+            found[name] = value
     if not fields.boolean("do_sample", True):
-        temperature = 0.0
-    return GenerationDefaults(
-        temperature=temperature,
-        top_p=fields.number("top_p", 0.0, 1.0, None),
-        top_k=fields.integer("top_k", 0, MAX_VOCAB, None),
-        min_p=fields.number("min_p", 0.0, 1.0, None),
-        repetition_penalty=fields.number("repetition_penalty", 1e-3, 100.0, None),
-    )
+        found["temperature"] = 0.0
+    return found

@@ -11,7 +11,6 @@ import numpy as np
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading import config as limits
 from llaisys.models.loading.config import (
-    GenerationDefaults,
     LinearRopeScaling,
     Llama3RopeScaling,
     ModelConfig,
@@ -83,7 +82,7 @@ def config_from_gguf(
         eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
         bos_token_id=fields.integer("tokenizer.ggml.bos_token_id", 0, vocab - 1, None),
         dtype=_compute_dtype(tensors),
-        generation=GenerationDefaults(),
+        generation={},
     )
     if fields.has(f"{arch}.attention.sliding_window"):
         raise fields.fail(f"{arch}.attention.sliding_window", "is not supported in GGUF files")

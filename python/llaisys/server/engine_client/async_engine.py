@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.common.sampling import SamplingParams
+from llaisys.common.sampling import SamplingParams, starting_defaults
 from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor, open_tokenizer
 from llaisys.engine.output_processor import OutputProcessor
@@ -298,7 +298,8 @@ class AsyncLLMEngine:
         info = message.model_info()
         try:
             tokenizer = await asyncio.to_thread(open_tokenizer, info, self.config.engine.tokenizer)
-            self._inputs = InputProcessor(info, tokenizer, self.config.engine.seed)
+            defaults = starting_defaults(info.generation_defaults, self.config.sampling)
+            self._inputs = InputProcessor(info, tokenizer, self.config.engine.seed, defaults)
         except Exception as error:
             logger.exception("the tokenizer cannot be opened")
             self._link.give_up(f"the tokenizer cannot be opened: {error}")

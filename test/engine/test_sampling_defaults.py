@@ -1,0 +1,88 @@
+"""What is used for sampling fields that nobody named: the model's values, ours, or neutral ones."""
+
+from __future__ import annotations
+
+import pytest
+from engine_fakes import FakeTokenizer, adapter_of, make_engine
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import HOUSE_DEFAULTS, NEUTRAL, SamplingParams, starting_defaults
+from llaisys.common.types import ModelInfo
+from llaisys.engine.input_processor import InputProcessor
+from llaisys.entrypoints.cli import build_parser
+from llaisys.server.config import ServerConfig, config_from_args
+
+OURS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
+def model(**generation):
+    return ModelInfo("m", "mock", 64, 512, (), 16, 16, generation_defaults=generation)
+
+
+def used(info, params=None, defaults=None):
+    """The numbers that a request with these parameters is sampled with."""
+    entry = InputProcessor(info, FakeTokenizer(), defaults=defaults).process([1], params)
+    return {name: getattr(entry.params, name) for name in NEUTRAL}
+
+
+def test_ours_fit_the_table():
+    assert HOUSE_DEFAULTS == OURS and set(OURS) <= set(NEUTRAL)
+    SamplingParams(**HOUSE_DEFAULTS)
+
+
+def test_the_models_own_come_before_ours():
+    assert starting_defaults({}) == OURS == starting_defaults({"temperature": None})
+    assert starting_defaults({"temperature": 0.6}) == {"temperature": 0.6}
+    assert starting_defaults({"repetition_penalty": 1.1}) == OURS | {"repetition_penalty": 1.1}
+
+
+def test_what_is_chosen_comes_before_the_models_own():
+    chosen = {"top_k": 5, "samplers": ("top_k",)}
+    assert starting_defaults({"top_k": 20, "top_p": 0.8}, chosen) == {"top_p": 0.8} | chosen
+    assert starting_defaults({}, chosen) == OURS | chosen
+
+
+def test_without_parameters_a_model_without_own_ones_is_sampled_with_ours():
+    assert used(model()) == NEUTRAL | OURS
+    assert used(model(temperature=0.6)) == NEUTRAL | {"temperature": 0.6}
+
+
+def test_sampling_params_have_the_models_values_or_neutral_ones_where_they_say_nothing():
+    assert used(model(), SamplingParams()) == NEUTRAL
+    assert used(model(), SamplingParams(top_p=0.5)) == NEUTRAL | {"top_p": 0.5}
+    assert used(model(top_k=20), SamplingParams(top_p=0.5)) == NEUTRAL | {"top_p": 0.5, "top_k": 20}
+
+
+def test_values_that_are_sent_are_used_exactly():
+    defaults = starting_defaults({})
+    assert used(model(), SamplingParams(), defaults) == NEUTRAL | OURS
+    sent = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    assert used(model(), SamplingParams(**sent), defaults) == NEUTRAL
+    assert used(model(), SamplingParams(temperature=0), defaults)["temperature"] == 0.0
+
+
+def test_a_default_chain():
+    params = SamplingParams().with_defaults({"samplers": ["top_k", "temperature"]})
+    assert params.samplers == ("top_k", "temperature")
+    assert SamplingParams(samplers=[]).with_defaults({"samplers": ["top_k"]}).samplers == ()
+
+
+def test_they_reach_the_sampler():
+    engine = make_engine()
+    engine.submit([1, 2])
+    engine.step()
+    numbers = adapter_of(engine).last_sampling.numbers
+    assert {name: round(float(values[0]), 6) for name, values in numbers.items()} == OURS
+
+
+def test_serve_takes_them_as_flags():
+    flags = ["--temperature", "0.5", "--top-k", "7", "--repetition-penalty", "1.2", "--typical-p",
+             "0.9", "--samplers", "top_k;temperature", "--seed", "4"]  # fmt: skip
+    config = config_from_args(build_parser().parse_args(["serve", *flags]))
+    assert config.sampling == {
+        "temperature": 0.5, "top_k": 7, "repetition_penalty": 1.2, "typical_p": 0.9,
+        "samplers": ("top_k", "temperature"),
+    }  # fmt: skip
+    assert config.engine.seed == 4
+    with pytest.raises(InvalidInputError, match="temperature is 101"):
+        ServerConfig(sampling={"temperature": 101})
