@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from llaisys.common.errors import ClosedError
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplerKind, SamplingParams
 from llaisys.common.step import ForwardOutput
 from llaisys.common.types import NewSequence, SchedulerOutputs
+from llaisys.engine.executor import UniProcExecutor
 from llaisys.engine.worker import STAGES, Worker
 from llaisys.engine.worker.sampling import allowed_mask
 from llaisys.engine.worker.worker import output_rows
@@ -361,3 +363,34 @@ def test_two_hundred_and_fifty_six_decoding_requests_keep_the_buffers():
         assert engine.core.steps[-1].num_decode_tokens == 256
     assert rows.tokens is tokens and rows.blocks is blocks
     run_all(engine)
+
+
+def test_ranks_agree_on_the_smallest_number_of_blocks(monkeypatch):
+    """Nothing is allocated before every rank has said what it can afford."""
+    asked = []
+
+    class Ranks(UniProcExecutor):
+        def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+            results = super().collective_rpc(method, timeout, args, kwargs)
+            if method == "open_model":
+                assert self.worker.adapter is None
+                asked.extend(results)
+                return [*results, 40, 70]
+            return results
+
+    executor = Ranks(make_config(num_blocks=256))
+    assert asked == [256]
+    assert executor.model_info.num_blocks == 40
+    assert executor.worker.adapter.kv_capacity_tokens == 40 * 4
+    executor.shutdown()
+
+
+def test_a_model_that_was_opened_and_not_loaded_is_closed():
+    closed = []
+    worker = Worker(make_config())
+    worker.open_model()
+    checkpoint = SimpleNamespace(close=lambda: closed.append(True))
+    worker._opened = worker._opened._replace(checkpoint=checkpoint)
+    worker.close()
+    worker.close()
+    assert closed == [True]

@@ -25,6 +25,7 @@ from llaisys.common.types import (
     TokenUpdate,
 )
 from llaisys.engine.input_processor import InputProcessor
+from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import merge_parts
 from llaisys.server.engine_client.link import EngineLink
@@ -36,7 +37,6 @@ from llaisys.server.engine_client.messages import (
     Update,
     decode_from_engine,
     decode_to_engine,
-    encode,
 )
 
 

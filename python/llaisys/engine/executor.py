@@ -79,6 +79,20 @@ class Executor(ABC):
     ) -> list[Any]:
         """Call a method of every worker; the results in order of rank."""
 
+    def _load_models(self) -> ModelInfo:
+        """Load on every rank, with the smallest number of KV blocks that a rank can afford; the
+        driver rank's word on it."""
+        try:
+            num_blocks = min(self.collective_rpc("open_model"))
+            info: ModelInfo = self.collective_rpc("load_model", args=(num_blocks,))[0]
+            if self.config.warmup:
+                self.collective_rpc("warmup")
+        except WorkerError as error:
+            if isinstance(error.__cause__, LlaisysError):
+                raise error.__cause__ from None  # what is wrong with the model or its options
+            raise
+        return info
+
     @abstractmethod
     def shutdown(self) -> None:
         """Close every worker; more than once does nothing."""
@@ -134,9 +148,7 @@ class UniProcExecutor(Executor):
         )
         try:
             self.worker.init_device()
-            self.model_info = self.worker.load_model()
-            if self.config.warmup:
-                self.worker.warmup()
+            self.model_info = self._load_models()
         except BaseException:
             self.worker.close()
             raise

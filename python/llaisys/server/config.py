@@ -15,6 +15,7 @@ from llaisys.common.options import add_flags, given_flags, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import check_choice, check_float, check_int
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
+from llaisys.processes.watchdog import WatchLimits
 from llaisys.server.logs import FORMATS, LEVELS
 
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
@@ -75,20 +76,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """How a sick engine is told from a busy one. Times are in seconds."""
+class Health(WatchLimits):
+    """How a sick engine is told from a busy one: no sign of life turns /health to 503, a longer
+    silence ends the server. Times are in seconds."""
 
-    heartbeat_interval: float = 0.1
-    unresponsive_after: float = 0.6  # no heartbeat: /health says 503
-    dead_after: float = 10.0  # no heartbeat: the engine is killed, the server goes down
-    step_limit: float = 300.0  # one turn of the engine loop; longer counts as hanging
-    start_limit: float = 1800.0  # loading the model, a download included
     max_failed_steps: int = 3  # failed steps in a row until the engine gives up
     exit_delay: float = 1.5  # the dead server answers 503 for so long, then exits
 
     def __post_init__(self) -> None:
-        for name in ("dead_after", "step_limit", "start_limit"):
-            check_float(name, getattr(self, name), 0, above_low=True)
+        WatchLimits.__post_init__(self)
         check_int("max_failed_steps", self.max_failed_steps, 1)
 
 

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,21 @@ DEFAULT_KV_SHARE = 0.4  # of the memory that is available
 MODELS_WITHOUT_FILES = ("mock",)
 
 
+class _OpenedModel(NamedTuple):
+    """A model whose files are open and whose weights are not loaded."""
+
+    path: str
+    model_type: str
+    checkpoint: Any  # None for models without files
+    adapter_class: type[ModelAdapter]
+    options: AdapterOptions
+    kv_bytes_per_token: int
+    affordable_blocks: int
+
+
 class Worker:
-    """Built by an executor: construct, `init_device`, `load_model`, `warmup`, then steps."""
+    """Built by an executor: construct, `init_device`, `open_model`, `load_model`, `warmup`, then
+    steps."""
 
     def __init__(
         self,
@@ -66,6 +79,7 @@ class Worker:
         self.device_id = 0
         self.adapter: ModelAdapter | None = None
         self.info: ModelInfo | None = None
+        self._opened: _OpenedModel | None = None  # between `open_model` and `load_model`
         self._rows: SequenceRows
         self._buffers: StepBuffers
         self._sampling: SamplingRows
@@ -81,18 +95,40 @@ class Worker:
         devices = self.config.parallel.tensor_parallel_device_ids or (0,)
         self.device_id = devices[self.local_rank]
 
-    def load_model(self) -> ModelInfo:
-        """Open the model and its KV cache; says what it is and how many blocks it got."""
+    def open_model(self) -> int:
+        """Open the model's files and say how many KV blocks this rank can afford. Nothing large is
+        allocated before all ranks have agreed on a number; see `load_model`."""
         path, model_type, checkpoint = self._open_checkpoint()
         adapter_class = self.config.adapter_class
         if adapter_class is None:
             adapter_class = get_adapter_class(model_type)
         options = self._adapter_options()
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
-        capacity = self._kv_capacity(checkpoint, per_token)
-        options = replace(options, kv_cache_capacity_tokens=capacity)
-        self.adapter = adapter = adapter_class.load(checkpoint, options)
+        self._opened = opened = _OpenedModel(
+            path,
+            model_type,
+            checkpoint,
+            adapter_class,
+            options,
+            per_token,
+            self._affordable_blocks(checkpoint, per_token),
+        )
+        return opened.affordable_blocks
+
+    def load_model(self, num_blocks: int | None = None) -> ModelInfo:
+        """Load the weights and allocate the KV cache; says what it is and how many blocks it got.
+
+        `num_blocks`: what the ranks have agreed on; None: there is no other rank.
+        """
+        if self._opened is None:
+            self.open_model()
+        assert self._opened is not None
+        path, model_type, checkpoint, adapter_class, options, per_token, affordable = self._opened
+        self._opened = None
+        num_blocks = num_blocks or affordable
         block_size = self.config.cache.block_size
+        options = replace(options, kv_cache_capacity_tokens=num_blocks * block_size)
+        self.adapter = adapter = adapter_class.load(checkpoint, options)
         self.info = ModelInfo(
             model_path=path,
             model_type=model_type,
@@ -150,11 +186,11 @@ class Worker:
             parallel=replace(parallel, rank=self.rank, local_rank=self.local_rank),
         )
 
-    def _kv_capacity(self, checkpoint: Any, bytes_per_token: int) -> int:
-        """Token slots for the KV cache, a multiple of the block size."""
+    def _affordable_blocks(self, checkpoint: Any, bytes_per_token: int) -> int:
+        """KV blocks that were asked for, or that this rank has the memory for."""
         cache = self.config.cache
         if cache.num_kv_blocks is not None:
-            return cache.num_kv_blocks * cache.block_size
+            return cache.num_kv_blocks
         block_bytes = max(1, bytes_per_token) * cache.block_size
         if cache.kv_cache_memory is not None:
             available = available_memory()
@@ -169,13 +205,13 @@ class Worker:
                     f"kv_cache_memory is {cache.kv_cache_memory} bytes; one block of "
                     f"{cache.block_size} tokens needs {block_bytes}"
                 )
-            return int(blocks * cache.block_size)
+            return int(blocks)
         length = self.config.max_model_len or 0
         if checkpoint is not None and not length:
             length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
         wanted = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
         affordable = int(available_memory() * DEFAULT_KV_SHARE) // block_bytes
-        return max(1, min(wanted, affordable)) * cache.block_size
+        return max(1, min(wanted, affordable))
 
     def _make_buffers(self, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
@@ -207,6 +243,9 @@ class Worker:
 
     def close(self) -> None:
         adapter, self.adapter = self.adapter, None
+        opened, self._opened = self._opened, None
+        if opened is not None and opened.checkpoint is not None:
+            opened.checkpoint.close()
         self._begun = None
         if adapter is not None:
             adapter.close()

@@ -8,10 +8,18 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
 import zmq
 import zmq.asyncio
 
+from llaisys.processes.channel import (
+    Context,
+    bind_receiver,
+    connect_sender,
+    decode_or_drop,
+    encode,
+)
+from llaisys.processes.child import EXIT_FAILED
+from llaisys.processes.watchdog import Watchdog
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.messages import (
     EngineStats,
@@ -23,9 +31,8 @@ from llaisys.server.engine_client.messages import (
     Shutdown,
     ToEngine,
     decode_from_engine,
-    encode,
 )
-from llaisys.server.engine_client.start import EXIT_FAILED, EngineProcess
+from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import EngineDeadError
 from llaisys.server.logs import log_event
 
@@ -57,23 +64,17 @@ class EngineLink:
         self._on_message = on_message
         self._on_death = on_death
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
-        self._send_socket = plain.socket(zmq.PUSH)
-        self._receive_socket = self._context.socket(zmq.PULL)
-        self._heard = self._started = time.monotonic()
-        self._ready = False
+        self._plain: Context = zmq.Context.shadow(self._context.underlying)
+        self._send_socket: zmq.Socket[bytes]
+        self._receive_socket: zmq.asyncio.Socket
+        self._watchdog = Watchdog("the engine", config.health, time.monotonic())
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        for socket in (self._send_socket, self._receive_socket):
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-        # Each sender is the one that connects: what it sends before the other side is there waits.
-        self._send_socket.setsockopt(zmq.RECONNECT_IVL, 10)
-        self._send_socket.connect(self.process.input_address)
-        self._receive_socket.bind(self.process.output_address)
-        self._heard = self._started = time.monotonic()
+        self._send_socket = connect_sender(self._plain, self.process.input_address, linger_ms=0)
+        self._receive_socket = bind_receiver(self._context, self.process.output_address)
+        self._watchdog = Watchdog("the engine", self.health, time.monotonic())
         self._tasks = [
             asyncio.create_task(self._receive()),
             asyncio.create_task(self._watch()),
@@ -93,22 +94,12 @@ class EngineLink:
         """Why the engine cannot be called healthy now; None: it can."""
         if self.dead is not None:
             return self.dead
-        silence = time.monotonic() - self._heard
-        if self._has_spoken and silence > self.health.unresponsive_after:
-            return f"no heartbeat from the engine for {silence:.1f} s"
-        if self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
-            return f"the engine loop has not turned for {self.heartbeat.loop_age:.1f} s"
-        return None
-
-    @property
-    def _has_spoken(self) -> bool:
-        """It is up, so silence means something, even before the first heartbeat."""
-        return self._ready or self.heartbeat is not None
+        return self._watchdog.problem(time.monotonic())
 
     async def close(self) -> None:
         """Ask the engine to end, insist if it does not, and leave nothing behind."""
         self._closing = True
-        if self.dead is None and self._ready:
+        if self.dead is None and self._watchdog.is_ready:
             with contextlib.suppress(EngineDeadError):
                 self.send(Shutdown())
             deadline = time.monotonic() + CLOSE_GRACE
@@ -117,8 +108,9 @@ class EngineLink:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._send_socket.close(linger=0)
-        self._receive_socket.close(linger=0)
+        if self._tasks:  # it was started
+            self._send_socket.close(linger=0)
+            self._receive_socket.close(linger=0)
         self._context.term()
         await asyncio.to_thread(self.process.remove)
 
@@ -133,21 +125,19 @@ class EngineLink:
                 await asyncio.sleep(0)
                 resumed = time.monotonic()
             frame: bytes = await self._receive_socket.recv()
-            try:
-                message = decode_from_engine(frame)
-            except (msgspec.MsgspecError, ValueError):
-                logger.error("a message of %d bytes is not one of ours; dropped", len(frame))
+            message = decode_or_drop(decode_from_engine, frame)
+            if message is None:
                 continue
-            self._heard = time.monotonic()
-            if isinstance(message, Heartbeat):
-                self.heartbeat = message
-                if message.stats is not None:
-                    self.stats = message.stats
+            beat = message if isinstance(message, Heartbeat) else None
+            self._watchdog.hear(time.monotonic(), beat.loop_age if beat is not None else None)
+            if beat is not None:
+                self.heartbeat = beat
+                self.stats = beat.stats or self.stats
                 continue
             if isinstance(message, Outputs):
                 self.stats = message.stats
             elif isinstance(message, Ready):
-                self._ready = True
+                self._watchdog.is_ready = True
                 self.stats = EngineStats(kv_blocks=message.num_blocks)
             try:
                 if isinstance(message, Failed):
@@ -166,18 +156,15 @@ class EngineLink:
             await asyncio.sleep(interval)
             now = time.monotonic()
             if now - before > 5 * interval:
-                self._heard = max(self._heard, now - self.health.unresponsive_after / 2)
+                self._watchdog.overslept(now)
             status = self.process.popen.poll()
-            if status is not None and not self._closing:
+            if self._closing:
+                continue
+            if status is not None:
                 await asyncio.sleep(0.05)  # its last words may still be in the socket
-                reason = f"the engine process ended with status {status}"
+            reason = self._watchdog.verdict(now, status)
+            if reason is not None:
                 self.give_up(reason, logged=status == EXIT_FAILED)
-            elif self._has_spoken and now - self._heard > self.health.dead_after:
-                self.give_up(f"no heartbeat from the engine for {now - self._heard:.1f} s")
-            elif self.heartbeat is not None and self.heartbeat.loop_age > self.health.step_limit:
-                self.give_up(f"an engine step takes longer than {self.health.step_limit:g} s")
-            elif not self._ready and now - self._started > self.health.start_limit:
-                self.give_up(f"the model was not loaded within {self.health.start_limit:g} s")
 
     def give_up(self, reason: str, logged: bool = False) -> None:
         """Declare the engine dead, and see to it that it is. `logged`: it has said so itself."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, Request, RequestStatus, TokenLogprobs, TokenUpdate
 from llaisys.engine.config import EngineConfig
+from llaisys.processes.channel import decoder
 from llaisys.tokenization import BpeVocabulary, TokenizerSource
 
 # ---- API process -> engine process ---------------------------------------------------------------
@@ -271,6 +272,5 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
 ToEngine = Submit | Finish | Shutdown
 FromEngine = Outputs | Rejected | Heartbeat | Ready | Failed
 
-encode = msgspec.msgpack.Encoder().encode
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_to_engine = decoder(ToEngine)
+decode_from_engine = decoder(FromEngine)

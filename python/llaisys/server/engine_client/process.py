@@ -2,23 +2,15 @@
 
     python -m llaisys.server.engine_client.process      (started by `start`, never by hand)
 
-Its configuration is one line of JSON on standard input, which stays open: when it ends, the parent
-is gone, and the process removes the socket directory and exits at once. Three threads: the loop
-(main), the heartbeat, and the one that watches standard input.
+Three threads: the loop (main), the heartbeat, and the one that watches standard input.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import resource
-import shutil
 import signal
 import sys
-import threading
-import time
-from typing import BinaryIO
 
 import msgspec
 import zmq
@@ -28,6 +20,15 @@ from llaisys.common.progress import listening
 from llaisys.common.types import RequestStatus, TokenUpdate
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor
+from llaisys.processes.channel import (
+    Context,
+    bind_receiver,
+    connect_sender,
+    decode_or_drop,
+    encode,
+)
+from llaisys.processes.child import EXIT_FAILED, end_with_parent
+from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
 from llaisys.server.engine_client.messages import (
     EngineSetup,
     EngineStats,
@@ -41,24 +42,20 @@ from llaisys.server.engine_client.messages import (
     Submit,
     Update,
     decode_to_engine,
-    encode,
 )
-from llaisys.server.engine_client.start import EXIT_FAILED
 from llaisys.server.logs import setup_logging
 
 logger = logging.getLogger("llaisys.engine_process")
 
-EXIT_ORPHAN = 2
 IDLE_WAIT_MS = 1000
 LAST_WORDS_MS = 10_000  # for a parent that is still starting; when it is gone, so is this process
 
 
-class LoopClock:
+class EngineClock(LoopClock):
     """What the heartbeat tells: how far the model is, then when the loop last turned."""
 
     def __init__(self) -> None:
-        self._turned = time.monotonic()
-        self._busy = False
+        super().__init__()
         self.stats: EngineStats | None = None
         self.loading: tuple[str, int, int] | None = None
 
@@ -66,13 +63,9 @@ class LoopClock:
         """Hears how far the model is."""
         self.loading = (stage, done, total)
 
-    def turn(self, busy: bool) -> None:
-        self._turned = time.monotonic()
-        self._busy = busy
-
-    @property
-    def age(self) -> float:
-        return time.monotonic() - self._turned if self._busy else 0.0
+    def heartbeat(self) -> bytes:
+        message = Heartbeat(self.age, cpu_seconds(), resident_bytes(), self.stats, self.loading)
+        return encode(message)
 
 
 class EngineLoop:
@@ -83,8 +76,8 @@ class EngineLoop:
         core: EngineCore,
         inputs: zmq.Socket[bytes],
         outputs: zmq.Socket[bytes],
-        clock: LoopClock,
-        max_failed_steps: int = 1,
+        clock: EngineClock,
+        max_failed_steps: int,
     ) -> None:
         self.core = core
         self.inputs = inputs
@@ -119,11 +112,7 @@ class EngineLoop:
                 frame = self.inputs.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return updates
-            try:
-                message = decode_to_engine(frame)
-            except (msgspec.MsgspecError, ValueError):
-                logger.error("a message of %d bytes is not one of ours; dropped", len(frame))
-                continue
+            message = decode_or_drop(decode_to_engine, frame)
             if isinstance(message, Submit):
                 self._submit(message)
             elif isinstance(message, Finish):
@@ -168,76 +157,15 @@ class EngineLoop:
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
 
 
-def read_setup(stream: BinaryIO) -> EngineSetup:
-    return msgspec.json.decode(stream.readline(), type=EngineSetup)
-
-
-def exit_when_orphaned(stream: BinaryIO, directory: str) -> None:
-    """Nothing is ever sent after the first line: the next thing to read is the end."""
-    while stream.read(4096):
-        pass
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(EXIT_ORPHAN)
-
-
-def send_heartbeats(
-    address: str,
-    context: zmq.Context[zmq.Socket[bytes]],
-    clock: LoopClock,
-    interval: float,
-    stop: threading.Event,
-) -> None:
-    socket = connect(context, address)
-    try:
-        while True:
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            message = Heartbeat(
-                clock.age,
-                usage.ru_utime + usage.ru_stime,
-                resident_bytes(),
-                clock.stats,
-                clock.loading,
-            )
-            with contextlib.suppress(zmq.Again):
-                socket.send(encode(message), zmq.NOBLOCK)
-            if stop.wait(interval):
-                return
-    finally:
-        socket.close(linger=0)
-
-
-def resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # no /proc: the highest so far
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A socket to send through; what it holds waits until the other side is there."""
-    socket = context.socket(zmq.PUSH)
-    socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 10)
-    socket.connect(address)
-    return socket
-
-
 def serve_engine(setup: EngineSetup) -> int:
     """Load, announce, loop, close; the exit status."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outputs = connect(context, setup.output_address)
-    inputs = context.socket(zmq.PULL)
-    inputs.set_hwm(0)
-    inputs.bind(setup.input_address)
-    clock, stop = LoopClock(), threading.Event()
-    beat = threading.Thread(
-        target=send_heartbeats,
-        args=(setup.output_address, context, clock, setup.heartbeat_interval, stop),
-        daemon=True,
+    context: Context = zmq.Context()
+    outputs = connect_sender(context, setup.output_address, LAST_WORDS_MS)
+    inputs = bind_receiver(context, setup.input_address)
+    clock = EngineClock()
+    heartbeats = HeartbeatSender(
+        context, setup.output_address, setup.heartbeat_interval, clock.heartbeat
     )
-    beat.start()
     core = None
     try:
         config = setup.engine_config()
@@ -254,8 +182,7 @@ def serve_engine(setup: EngineSetup) -> int:
         outputs.send(encode(Failed(f"{type(error).__name__}: {error}")))
         status = EXIT_FAILED
     finally:
-        stop.set()
-        beat.join()
+        heartbeats.stop()
         inputs.close(linger=0)
         outputs.close()
         context.term()
@@ -267,11 +194,9 @@ def serve_engine(setup: EngineSetup) -> int:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     stream = sys.stdin.buffer
-    setup = read_setup(stream)
+    setup = msgspec.json.decode(stream.readline(), type=EngineSetup)
     setup_logging(setup.log_level, setup.log_format)
-    threading.Thread(
-        target=exit_when_orphaned, args=(stream, setup.socket_directory), daemon=True
-    ).start()
+    end_with_parent(stream, setup.socket_directory)
     status = serve_engine(setup)
     logging.shutdown()
     # The watcher holds standard input: a normal exit would wait for its lock.

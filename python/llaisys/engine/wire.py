@@ -1,0 +1,67 @@
+"""A step's plan and result as bytes, for workers in other processes: typed msgpack, nothing else.
+
+The types on the wire are made from the records themselves, so a field that a record gains crosses
+too. What arrives is checked: another frame is a `msgspec.MsgspecError`, and sampling parameters
+that nobody may have are an InvalidInputError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import GenericAlias
+from typing import Any, get_type_hints
+
+import msgspec
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import NewSequence, SchedulerOutputs, StepOutput
+from llaisys.processes.channel import encode
+
+
+def _wire_type(record: type, **other_types: Any) -> Any:
+    """A struct with the fields of a dataclass, some of them of other types."""
+    types = {**get_type_hints(record), **other_types}
+    return msgspec.defstruct(
+        record.__name__,
+        [(field.name, types[field.name]) for field in fields(record)],
+        array_like=True,
+        forbid_unknown_fields=True,
+    )
+
+
+_WireSequence = _wire_type(NewSequence, sampling=dict[str, Any])
+_WirePlan = _wire_type(SchedulerOutputs, new_seqs=GenericAlias(list, (_WireSequence,)))
+_decode_plan = msgspec.msgpack.Decoder(_WirePlan).decode
+_decode_output = msgspec.msgpack.Decoder(StepOutput).decode
+
+
+def encode_plan(plan: SchedulerOutputs) -> bytes:
+    sequences = [
+        _convert(seq, _WireSequence, sampling=seq.sampling.to_wire()) for seq in plan.new_seqs
+    ]
+    return encode(_convert(plan, _WirePlan, new_seqs=sequences))
+
+
+def decode_plan(frame: bytes) -> SchedulerOutputs:
+    plan = _decode_plan(frame)
+    sequences = [
+        _convert(seq, NewSequence, sampling=SamplingParams.from_wire(seq.sampling))
+        for seq in plan.new_seqs
+    ]
+    result: SchedulerOutputs = _convert(plan, SchedulerOutputs, new_seqs=sequences)
+    return result
+
+
+def encode_output(output: StepOutput) -> bytes:
+    return encode(output)
+
+
+def decode_output(frame: bytes) -> StepOutput:
+    output: StepOutput = _decode_output(frame)
+    return output
+
+
+def _convert(value: Any, target: Any, **changed: Any) -> Any:
+    """`value` as a `target`, which has the same fields."""
+    names = getattr(target, "__struct_fields__", None) or [f.name for f in fields(target)]
+    return target(**{name: changed.get(name, getattr(value, name)) for name in names})

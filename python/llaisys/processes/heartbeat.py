@@ -1,0 +1,75 @@
+"""A child's pulse: a thread beside its loop that tells how long the loop has not turned."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from llaisys.processes.channel import Context, connect_sender
+
+
+class LoopClock:
+    """When the loop last turned; written by the loop, read by the heartbeat."""
+
+    def __init__(self) -> None:
+        self._turned = time.monotonic()
+        self._busy = False
+
+    def turn(self, busy: bool) -> None:
+        self._turned = time.monotonic()
+        self._busy = busy
+
+    @property
+    def age(self) -> float:
+        """Seconds since it turned; 0 while it waits for work."""
+        return time.monotonic() - self._turned if self._busy else 0.0
+
+
+class HeartbeatSender:
+    """Sends what `make_frame` returns every `interval` seconds, from the constructor to `stop`."""
+
+    def __init__(
+        self, context: Context, address: str, interval: float, make_frame: Callable[[], bytes]
+    ) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(context, address, interval, make_frame), daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The context may be ended afterwards."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(
+        self, context: Context, address: str, interval: float, make_frame: Callable[[], bytes]
+    ) -> None:
+        socket = connect_sender(context, address, linger_ms=0)
+        try:
+            while True:
+                with contextlib.suppress(zmq.Again):
+                    socket.send(make_frame(), zmq.NOBLOCK)
+                if self._stopped.wait(interval):
+                    return
+        finally:
+            socket.close(linger=0)
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no /proc: the highest so far
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

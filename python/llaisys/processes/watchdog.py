@@ -1,0 +1,70 @@
+"""Tells a sick child from a busy one, by what was heard of it and when.
+
+A judgement and nothing else: no process, no socket, no clock but the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llaisys.common.validation import check_float
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """Seconds."""
+
+    heartbeat_interval: float = 0.1
+    unresponsive_after: float = 0.6  # no heartbeat: it is called unhealthy
+    dead_after: float = 10.0  # no heartbeat: it is given up
+    step_limit: float = 300.0  # one turn of its loop; longer counts as hanging
+    start_limit: float = 1800.0  # until it is ready, a download included
+
+    def __post_init__(self) -> None:
+        for name in ("dead_after", "step_limit", "start_limit"):
+            check_float(name, getattr(self, name), 0, above_low=True)
+
+
+class Watchdog:
+    """Watches one child, which is called `name` in what it says. Times are time.monotonic()."""
+
+    def __init__(self, name: str, limits: WatchLimits, now: float) -> None:
+        self.name = name
+        self.limits = limits
+        self.is_ready = False  # set by whoever hears that it is
+        self._started = self._heard = now
+        self._has_spoken = False  # it is up, so silence means something
+        self._loop_age = 0.0
+
+    def hear(self, now: float, loop_age: float | None = None) -> None:
+        """A message has come; a heartbeat has the age of the child's loop."""
+        self._heard = now
+        self._has_spoken = True
+        if loop_age is not None:
+            self._loop_age = loop_age
+
+    def overslept(self, now: float) -> None:
+        """The watching process was the one that slept: what the child sent may still be unread."""
+        self._heard = max(self._heard, now - self.limits.unresponsive_after / 2)
+
+    def problem(self, now: float) -> str | None:
+        """Why the child cannot be called healthy; None: it can."""
+        silence = now - self._heard
+        if self._has_spoken and silence > self.limits.unresponsive_after:
+            return f"no heartbeat from {self.name} for {silence:.1f} s"
+        if self._loop_age > self.limits.step_limit:
+            return f"the loop of {self.name} has not turned for {self._loop_age:.1f} s"
+        return None
+
+    def verdict(self, now: float, exit_status: int | None) -> str | None:
+        """Why the child must be given up; None: it need not be."""
+        limits, silence = self.limits, now - self._heard
+        if exit_status is not None:
+            return f"the process of {self.name} ended with status {exit_status}"
+        if self._has_spoken and silence > limits.dead_after:
+            return f"no heartbeat from {self.name} for {silence:.1f} s"
+        if self._loop_age > limits.step_limit:
+            return f"a step of {self.name} takes longer than {limits.step_limit:g} s"
+        if not self.is_ready and now - self._started > limits.start_limit:
+            return f"{self.name} was not ready within {limits.start_limit:g} s"
+        return None

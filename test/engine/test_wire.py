@@ -1,0 +1,97 @@
+"""Plans and results cross a process whole, and nothing else does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from engine_fakes import EOS, expected_tokens, greedy, make_engine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import (
+    NewSequence,
+    Request,
+    SchedulerOutputs,
+    StepOutput,
+    TokenLogprobs,
+)
+from llaisys.engine.wire import decode_output, decode_plan, encode_output, encode_plan
+
+SEQUENCE = NewSequence(
+    seq_id=7,
+    request_id="trace-1#0",
+    token_ids=[1, 2, 3],
+    num_prompt_tokens=2,
+    sampling=SamplingParams(
+        n=2, temperature=0.5, top_k=7, logit_bias={3: 1.5}, bad_words=["x"], stop=["a", "b"],
+        allowed_token_ids=[1, 2], samplers=["top_k", "temperature"], logprobs=2, max_tokens=9,
+    ).with_defaults(None),
+    seed=(1 << 64) - 1,
+    choice=1,
+    stop_token_ids=frozenset({0, 9}),
+    bad_words=((4, 5), (6,)),
+)  # fmt: skip
+PLAN = SchedulerOutputs(
+    step_id=3,
+    seq_ids=[7, 9],
+    request_ids=["trace-1#0", "b"],
+    starts=[0, 12],
+    counts=[3, 2],
+    samples=[True, True],
+    draft_token_ids={9: [5]},
+    new_seqs=[SEQUENCE],
+    new_blocks={7: [1], 9: [4]},
+    released_seq_ids=[2],
+    num_prefill_tokens=3,
+    num_decode_tokens=2,
+)
+
+
+def test_a_plan_crosses_whole():
+    assert decode_plan(encode_plan(PLAN)) == PLAN
+    for record in (PLAN, SEQUENCE):  # no field at its default, so that each has crossed
+        empty = type(record).__dataclass_fields__
+        assert all(getattr(record, name) not in (None, 0, [], {}) for name in empty)
+
+
+def test_a_result_crosses_whole():
+    output = StepOutput(
+        3, {7: [1, 2], 9: [5]}, {7: [TokenLogprobs(1, -0.5, 1, [(1, -0.5)])]}, {8: "nothing left"}
+    )
+    assert decode_output(encode_output(output)) == output
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1" * 9, b"\x80", b"\x93\x01\x02\x03", b"cos\nsystem"])
+def test_other_frames_are_refused(frame):
+    for decode in (decode_plan, decode_output):
+        with pytest.raises(msgspec.MsgspecError):
+            decode(frame)
+
+
+def test_parameters_that_nobody_may_have_are_refused():
+    frame = encode_plan(PLAN).replace(msgspec.msgpack.encode(0.5), msgspec.msgpack.encode(-0.5))
+    with pytest.raises(InvalidInputError, match="temperature"):
+        decode_plan(frame)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), min_size=1, max_size=6),
+    num_blocks=st.integers(6, 14),
+)
+def test_a_worker_behind_the_wire_draws_the_same(prompts, num_blocks):
+    """Every plan and every result is turned into bytes and back, preemptions included."""
+    core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
+    requests = [
+        Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))
+        for i, prompt in enumerate(prompts)
+    ]
+    core.add_requests(requests)
+    while core.has_unfinished():
+        plan = decode_plan(encode_plan(core.scheduler.schedule()))
+        output = core.executor.execute_step(plan)
+        core.scheduler.update_from_output(decode_output(encode_output(output)))
+    for request in requests:
+        assert request.output_token_ids == expected_tokens(request.prompt_token_ids, 10)

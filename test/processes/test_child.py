@@ -1,0 +1,116 @@
+"""Child processes: they get their setup, answer, and never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from llaisys.processes.channel import bind_receiver, connect_sender, decode_or_drop, decoder, encode
+from llaisys.processes.child import EXIT_ORPHAN, ChildProcess
+from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
+
+CHILD = """
+import sys, time, zmq, json
+from llaisys.processes.channel import connect_sender, encode
+from llaisys.processes.child import end_with_parent
+stream = sys.stdin.buffer
+setup = json.loads(stream.readline())
+end_with_parent(stream, setup["socket_directory"])
+socket = connect_sender(zmq.Context(), setup["output_address"], 1000)
+socket.send(encode(setup["word"]))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChildProcess:
+    (tmp_path / "the_child.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    process = ChildProcess("the_child", {"word": "hello"})
+    yield process
+    process.remove()
+
+
+def hear(process: ChildProcess) -> str:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = bind_receiver(context, process.output_address)
+    try:
+        assert socket.poll(30_000)
+        return decoder(str)(socket.recv())
+    finally:
+        socket.close()
+        context.term()
+
+
+def test_a_child_gets_its_setup_and_answers(child: ChildProcess):
+    assert child.directory.stat().st_mode & 0o777 == 0o700
+    assert hear(child) == "hello"
+    child.remove()
+    child.remove()
+    assert child.popen.poll() is not None and not child.directory.exists()
+
+
+def test_a_child_ends_with_its_parent_and_takes_the_sockets_along(child: ChildProcess):
+    hear(child)
+    child.popen.stdin.close()
+    assert child.popen.wait(30) == EXIT_ORPHAN
+    assert not child.directory.exists()
+
+
+def test_a_child_that_cannot_start_leaves_nothing_behind(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("llaisys.processes.child.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("llaisys.processes.child.module_command", lambda module: ["/no/such/file"])
+    with pytest.raises(OSError):
+        ChildProcess("the_child", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_that_are_not_ours_are_dropped(caplog):
+    class Word(msgspec.Struct, tag="word"):
+        text: str
+
+    decode = decoder(Word)
+    assert decode_or_drop(decode, encode(Word("a"))) == Word("a")
+    for frame in (b"", b"\xc1", encode({"type": "word"}), encode(["word", "a"])):
+        assert decode_or_drop(decode, frame) is None
+    assert caplog.text.count("not one of ours") == 4
+
+
+def test_heartbeats_come_until_they_are_stopped(tmp_path: Path):
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = bind_receiver(context, f"ipc://{tmp_path}/out")
+    clock = LoopClock()
+    clock.turn(busy=True)
+    sender = HeartbeatSender(context, f"ipc://{tmp_path}/out", 0.001, lambda: encode(clock.age))
+    ages = [decoder(float)(socket.recv()) for _ in range(3)]
+    assert 0 < ages[0] < ages[1] < ages[2]
+    clock.turn(busy=False)
+    assert clock.age == 0.0
+    sender.stop()
+    socket.close()
+    context.term()
+
+
+def test_the_usage_of_a_process_is_told():
+    before = cpu_seconds()
+    deadline = time.monotonic() + 30
+    while cpu_seconds() == before:
+        assert time.monotonic() < deadline
+    assert resident_bytes() > 1 << 20
+
+
+def test_a_sender_keeps_what_it_has_until_the_other_side_is_there(tmp_path: Path):
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender = connect_sender(context, f"ipc://{tmp_path}/in", 1000)
+    sender.send(encode("early"))
+    receiver = bind_receiver(context, f"ipc://{tmp_path}/in")
+    assert receiver.poll(30_000) and decoder(str)(receiver.recv()) == "early"
+    sender.close()
+    receiver.close()
+    context.term()
