@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from server_helpers import LONG, STEP_SECONDS, ServerProcess
 
+from llaisys.engine.worker import STAGES
 from llaisys.server.config import Limits, ServerConfig
 
 PATH = "/v1/completions"
@@ -97,6 +98,17 @@ def test_the_clients_request_id_is_in_the_logs_of_both_processes(server: ServerP
         return {event["logger"] for event in server.events() if "trace-77" in str(event)}
 
     server.wait_for(lambda: loggers() >= {"llaisys.server", "llaisys.engine"}, "the log lines")
+
+
+def test_the_time_of_each_stage_is_in_the_metrics(server: ServerProcess) -> None:
+    def stages() -> set[str]:
+        with server.client(KEY) as client:
+            client.post(PATH, json={"prompt": "x", "max_tokens": 2})
+            lines = client.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith("llaisys:engine_stage_seconds_total{")]
+        return {stage for stage in STAGES for line in found if f'stage="{stage}"' in line}
+
+    server.wait_for(lambda: stages() == set(STAGES), "the stages")
 
 
 def test_one_request_id_may_be_used_twice_at_once(server: ServerProcess) -> None:

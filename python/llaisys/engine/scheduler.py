@@ -436,7 +436,7 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
         step = self._steps.pop(step_id)
-        # The worker may never have seen this plan; to be told twice is harmless.
+        # The worker may not have had this plan; to be told twice is harmless.
         self._released[:0] = step.plan.released_seq_ids
         return [self._end(r, status, error) for r in step.requests if not r.finished]
 

@@ -68,6 +68,13 @@ class EngineCollector(Collector):
             "executor_timeouts", "Calls that a worker did not answer.", stats.executor_timeouts
         )
 
+        stages = CounterMetricFamily(
+            PREFIX + "engine_stage_seconds", "Time in a stage.", labels=["model_name", "stage"]
+        )
+        for stage, seconds in stats.stage_seconds.items():
+            stages.add_metric([self.model, stage], seconds)
+        yield stages
+
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
         family.add_metric([self.model], value)

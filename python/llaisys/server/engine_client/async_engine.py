@@ -64,7 +64,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class _Live:
+class _OpenRequest:
     """A request between `submit` and the end of its stream."""
 
     request_id: str
@@ -90,7 +90,7 @@ class AsyncLLMEngine:
         )
         self._inputs: InputProcessor | None = None
         self._outputs = OutputProcessor()
-        self._live: dict[str, _Live] = {}
+        self._requests: dict[str, _OpenRequest] = {}
         self._names_taken: set[str] = set()  # by requests that are still being prepared
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class AsyncLLMEngine:
 
     @property
     def num_open(self) -> int:
-        return len(self._live)
+        return len(self._requests)
 
     @property
     def stats(self) -> EngineStats:
@@ -207,12 +207,12 @@ class AsyncLLMEngine:
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
         self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)
         names = [request.request_id for request in entry.requests]
-        self._live[entry.request_id] = _Live(entry.request_id, names)
+        self._requests[entry.request_id] = _OpenRequest(entry.request_id, names)
         return entry.request_id
 
     def _unique_name(self, request_id: str) -> str:
         """Clients may send one id twice, or one that looks like a name made here."""
-        taken = request_id in self._live or request_id in self._names_taken
+        taken = request_id in self._requests or request_id in self._names_taken
         if request_id and not taken and not set(request_id) & set("#~"):
             return request_id
         return f"{request_id}~{next(self._counter)}"
@@ -220,49 +220,49 @@ class AsyncLLMEngine:
     async def stream(self, request_id: str) -> AsyncIterator[StreamOutput]:
         """The parts of a request; the last one carries the whole output. Parts that were not
         fetched in time are put together. Leaving the iterator early cancels the request."""
-        live = self._live.get(request_id)
-        if live is None or live.stage is not Stage.OPEN:
-            stage = "gone" if live is None else live.stage.value
+        request = self._requests.get(request_id)
+        if request is None or request.stage is not Stage.OPEN:
+            stage = "gone" if request is None else request.stage.value
             logger.error("request %s: stream while %s", request_id, stage)
             raise UnknownRequestError(f"request {request_id} cannot be read: it is {stage}")
-        live.stage = Stage.STREAMING
+        request.stage = Stage.STREAMING
         try:
             while True:
-                while live.parts:
-                    part = merge_parts(live.parts)
+                while request.parts:
+                    part = merge_parts(request.parts)
                     yield part
                     if part.output is not None:
                         return
-                if live.error is not None:
-                    raise live.error
-                live.wake.clear()
-                await live.wake.wait()
+                if request.error is not None:
+                    raise request.error
+                request.wake.clear()
+                await request.wake.wait()
         finally:
-            live.stage = Stage.DONE
-            self._live.pop(request_id, None)
-            if not live.ended:
-                self._abort(live)
+            request.stage = Stage.DONE
+            self._requests.pop(request_id, None)
+            if not request.ended:
+                self._abort(request)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream finishes with reason `abort`. False: it had ended before."""
-        live = self._live.get(request_id)
-        if live is None or live.ended:
+        request = self._requests.get(request_id)
+        if request is None or request.ended:
             return False
-        self._abort(live)
+        self._abort(request)
         return True
 
     def drop(self, request_id: str) -> None:
         """Cancel a request that nobody is going to read."""
-        live = self._live.pop(request_id, None)
-        if live is not None and live.stage is Stage.OPEN and not live.ended:
-            self._abort(live)
+        request = self._requests.pop(request_id, None)
+        if request is not None and request.stage is Stage.OPEN and not request.ended:
+            self._abort(request)
 
-    def _abort(self, live: _Live) -> None:
+    def _abort(self, request: _OpenRequest) -> None:
         if self._link.dead is None:
             try:
-                self._link.send(Finish(live.names))
+                self._link.send(Finish(request.names))
             except EngineDeadError:
-                logger.warning("request %s: the engine is gone", live.request_id)
+                logger.warning("request %s: the engine is gone", request.request_id)
 
     # ---- what the engine says ------------------------------------------------------------------
 
@@ -272,13 +272,13 @@ class AsyncLLMEngine:
         elif isinstance(message, Rejected):
             ends = [TokenUpdate(name, [], ABORTED) for name in message.request_ids]
             self._outputs.process(ends)  # forget them
-            live = self._live.get(message.group)
-            if live is not None:
+            request = self._requests.get(message.group)
+            if request is not None:
                 text = message.error
                 fault: LlaisysError = QueueTimeoutError(text)
                 if not message.timed_out:
                     fault = RejectedError(text, field=message.field, code=message.code)
-                self._end(live, fault)
+                self._end(request, fault)
         elif isinstance(message, Ready):
             self._opening = asyncio.create_task(self._open(message))
 
@@ -287,12 +287,12 @@ class AsyncLLMEngine:
         if stopped:
             self._link.send(Finish(stopped, stopped=True))
         for part in parts:
-            live = self._live.get(part.request_id)
-            if live is None:
+            request = self._requests.get(part.request_id)
+            if request is None:
                 continue
-            live.parts.append(part)
-            live.ended = part.output is not None
-            live.wake.set()
+            request.parts.append(part)
+            request.ended = part.output is not None
+            request.wake.set()
 
     async def _open(self, message: Ready) -> None:
         info = message.model_info()
@@ -315,14 +315,14 @@ class AsyncLLMEngine:
             callback(reason)
 
     def _fail_all(self, reason: str) -> None:
-        for live in list(self._live.values()):
-            if not live.ended:
-                self._end(live, EngineDeadError(reason))
+        for request in list(self._requests.values()):
+            if not request.ended:
+                self._end(request, EngineDeadError(reason))
 
-    def _end(self, live: _Live, error: LlaisysError) -> None:
-        live.error = error
-        live.ended = True
-        live.wake.set()
+    def _end(self, request: _OpenRequest, error: LlaisysError) -> None:
+        request.error = error
+        request.ended = True
+        request.wake.set()
 
 
 def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:

@@ -152,6 +152,7 @@ class EngineStats(Struct, array_like=True):
     prefix_cache_hits: int = 0
     worker_errors: int = 0
     executor_timeouts: int = 0
+    stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
 
 
 class Outputs(Struct, tag="outputs"):

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 
 import msgspec
 import zmq
@@ -48,6 +49,7 @@ from llaisys.server.logs import setup_logging
 logger = logging.getLogger("llaisys.engine_process")
 
 IDLE_WAIT_MS = 1000
+PROFILE_SECONDS = 0.5  # how often the worker is asked for its times
 LAST_WORDS_MS = 10_000  # for a parent that is still starting; when it is gone, so is this process
 
 
@@ -85,6 +87,8 @@ class EngineLoop:
         self.clock = clock
         self.max_failed_steps = max_failed_steps
         self._closing = False
+        self._profiled = 0.0  # when the worker was last asked
+        self._stage_seconds: dict[str, float] = {}
 
     def run(self) -> None:
         """Until `Shutdown`. Raises when the engine cannot go on."""
@@ -153,7 +157,11 @@ class EngineLoop:
             raise RuntimeError(f"{failed} steps in a row failed in the worker")
 
     def _stats(self) -> EngineStats:
-        stats = self.core.stats()
+        now = time.monotonic()
+        if now - self._profiled > PROFILE_SECONDS and not self.core.failed_steps:
+            self._profiled = now
+            self._stage_seconds = self.core.executor.profile()["stages"]
+        stats = {**self.core.stats(), "stage_seconds": self._stage_seconds}
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
 
 
