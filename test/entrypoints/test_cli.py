@@ -22,6 +22,7 @@ from llaisys.bench import ops
 from llaisys.bench.machine import cpu_name_of
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.version import __version__
+from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import build_parser, main
 from llaisys.tokenization import Tokenizer
 
@@ -323,7 +324,17 @@ def test_bench_throughput_has_the_promised_fields(
     assert {
         "prompt_tokens", "new_tokens", "decode_tok_s", "total_tok_s", "outside_native_ms_per_step",
     } <= set(result["runs"][0])  # fmt: skip
-    assert "prefix_cache" in result
+    assert "prefix_cache" in result and "stage_ms_per_step" not in result["runs"][0]
+
+
+def test_bench_throughput_profiles_the_stages(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "throughput", "--model", model, "--json", "--concurrency", "2"]
+    arguments += ["--prompt-tokens", "20", "--new-tokens", "4", "--repeats", "1", "--profile"]
+    assert main(arguments) == 0
+    stages = json.loads(capsys.readouterr().out)["runs"][0]["stage_ms_per_step"]
+    assert set(stages) == set(STAGES) and all(value > 0 for value in stages.values())
 
 
 def test_bench_throughput_refuses_what_the_cache_cannot_hold(

@@ -27,6 +27,7 @@ class ThroughputRun:
     decode_tok_s: float  # steps in which every request decodes
     total_tok_s: float  # generated tokens over the whole time, prompts included
     outside_native_ms_per_step: float
+    stage_ms_per_step: dict[str, float]  # of each stage of the worker
 
 
 def run_throughput(
@@ -35,8 +36,9 @@ def run_throughput(
     prompt_tokens: int = 128,
     new_tokens: int = 64,
     repeats: int = 5,
+    profile: bool = False,
 ) -> dict[str, Any]:
-    """Medians of interleaved runs."""
+    """Medians of interleaved runs; `profile`: with the time of each stage."""
     for concurrency in concurrencies:
         _check_room(llm, concurrency, prompt_tokens + new_tokens)
     rng = np.random.default_rng(0)
@@ -44,8 +46,12 @@ def run_throughput(
     for _ in range(repeats):
         for concurrency in concurrencies:
             samples[concurrency].append(_one(llm, rng, concurrency, prompt_tokens, new_tokens))
+    results = [_median(runs) for runs in samples.values()]
+    if not profile:
+        for result in results:
+            del result["stage_ms_per_step"]
     return {
-        "runs": [_median(runs) for runs in samples.values()],
+        "runs": results,
         "prefix_cache": _prefix_cache(llm, rng),
     }
 
@@ -98,6 +104,9 @@ def _one(
         decode_tok_s=decode_tokens / decode_seconds if decode_seconds else 0.0,
         total_tok_s=concurrency * new_tokens / seconds,
         outside_native_ms_per_step=profile["outside_native_ms_per_step"],
+        stage_ms_per_step={
+            stage: 1e3 * seconds / profile["steps"] for stage, seconds in profile["stages"].items()
+        },
     )
 
 
@@ -105,6 +114,10 @@ def _median(runs: list[ThroughputRun]) -> dict[str, Any]:
     result: dict[str, Any] = asdict(runs[0])
     for name in ("decode_tok_s", "total_tok_s", "outside_native_ms_per_step"):
         result[name] = round(statistics.median(getattr(run, name) for run in runs), 3)
+    result["stage_ms_per_step"] = {
+        stage: round(statistics.median(run.stage_ms_per_step[stage] for run in runs), 4)
+        for stage in runs[0].stage_ms_per_step
+    }
     return result
 
 

@@ -45,6 +45,7 @@ def add_commands(commands: Any) -> None:
     throughput.add_argument("--prompt-tokens", type=int, default=128)
     throughput.add_argument("--new-tokens", type=int, default=64)
     throughput.add_argument("--repeats", type=int, default=5)
+    throughput.add_argument("--profile", action="store_true", help="with the time of each stage")
     throughput.add_argument("--json", action="store_true")
     throughput.set_defaults(run=_throughput)
     _add_serve(kinds)
@@ -139,7 +140,12 @@ def _throughput(options: argparse.Namespace) -> int:
         options.model = str(shape_model_path(options.shape, options.dtype or "auto"))
     with open_llm(options) as llm:
         result = run_throughput(
-            llm, concurrencies, options.prompt_tokens, options.new_tokens, options.repeats
+            llm,
+            concurrencies,
+            options.prompt_tokens,
+            options.new_tokens,
+            options.repeats,
+            options.profile,
         )
     if options.json:
         json.dump(result, sys.stdout, indent=1)
