@@ -8,18 +8,12 @@ from collections import Counter
 from engine_fakes import EOS, expected_tokens, greedy, make_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_helpers import make_scheduler, step
 
-from llaisys.common.types import Request, RequestStatus, StepOutput
-from llaisys.engine.block_manager import BlockManager
-from llaisys.engine.config import SchedulerConfig
+from llaisys.common.types import Request, RequestStatus
 from llaisys.engine.scheduler import RequestScheduler
 
 ENDLESS = 180
-
-
-def make_scheduler(seats: int = 8, blocks: int = 4000, budget: int = 64) -> RequestScheduler:
-    config = SchedulerConfig(seats, budget, min_prefill_chunk=4)
-    return RequestScheduler(config, BlockManager(blocks, 4), 200)
 
 
 def add_job(
@@ -47,12 +41,6 @@ def add_job(
     return requests
 
 
-def step(scheduler: RequestScheduler) -> None:
-    plan = scheduler.schedule()
-    drawn = {s: [7] for s, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
-    scheduler.update_from_output(StepOutput(plan.step_id, drawn))
-
-
 def steps_until_done(scheduler: RequestScheduler, requests: list[Request], most: int) -> int:
     for count in range(most):
         if all(request.finished for request in requests):
@@ -66,7 +54,7 @@ def running(scheduler: RequestScheduler) -> Counter[str]:
 
 
 def test_a_call_of_many_choices_makes_room_at_once():
-    scheduler = make_scheduler(seats=8)
+    scheduler = make_scheduler(4000, seats=8, budget=64)
     add_job(scheduler, "many", 128)
     step(scheduler)
     assert running(scheduler) == {"many": 8}
@@ -76,7 +64,7 @@ def test_a_call_of_many_choices_makes_room_at_once():
 
 
 def test_two_calls_of_many_choices_have_half_each_and_leave_it_at_that():
-    scheduler = make_scheduler(seats=8)
+    scheduler = make_scheduler(4000, seats=8, budget=64)
     add_job(scheduler, "first", 32)
     step(scheduler)
     add_job(scheduler, "second", 32)
@@ -87,7 +75,7 @@ def test_two_calls_of_many_choices_have_half_each_and_leave_it_at_that():
 
 
 def test_keys_share_evenly_however_many_calls_they_make():
-    scheduler = make_scheduler(seats=8)
+    scheduler = make_scheduler(4000, seats=8, budget=64)
     for index in range(20):
         add_job(scheduler, f"job{index}", owner="busy")
     step(scheduler)
@@ -97,7 +85,7 @@ def test_keys_share_evenly_however_many_calls_they_make():
 
 
 def test_what_was_preempted_does_not_go_first():
-    scheduler = make_scheduler(seats=2)
+    scheduler = make_scheduler(4000, seats=2, budget=64)
     many = add_job(scheduler, "many", 4)
     step(scheduler)
     (first,) = add_job(scheduler, "first", max_tokens=3)
@@ -110,7 +98,7 @@ def test_what_was_preempted_does_not_go_first():
 
 
 def test_a_call_of_many_choices_is_not_starved_by_single_ones():
-    scheduler = make_scheduler(seats=4)
+    scheduler = make_scheduler(4000, seats=4, budget=64)
     many = add_job(scheduler, "many", 12, max_tokens=20)
     for index in range(2000):
         if all(request.finished for request in many):
@@ -122,7 +110,7 @@ def test_a_call_of_many_choices_is_not_starved_by_single_ones():
 
 
 def test_an_owner_with_many_calls_is_not_starved_by_one_with_few():
-    scheduler = make_scheduler(seats=2)
+    scheduler = make_scheduler(4000, seats=2, budget=64)
     mine = [add_job(scheduler, f"job{i}", owner="busy", max_tokens=10)[0] for i in range(10)]
     for index in range(600):
         if all(request.finished for request in mine):
@@ -135,7 +123,7 @@ def test_an_owner_with_many_calls_is_not_starved_by_one_with_few():
 
 def test_blocks_are_shared_like_seats():
     """The choices of one call fill the pool; another call does not wait until one has finished."""
-    scheduler = make_scheduler(seats=64, blocks=64, budget=128)
+    scheduler = make_scheduler(64, seats=64, budget=128)
     add_job(scheduler, "many", 16, max_tokens=150)
     while scheduler.block_manager.num_free_blocks > 1:
         step(scheduler)
@@ -145,7 +133,7 @@ def test_blocks_are_shared_like_seats():
 
 
 def test_requests_that_name_nobody_come_and_go_in_their_order():
-    scheduler = make_scheduler(seats=2)
+    scheduler = make_scheduler(4000, seats=2, budget=64)
     requests = add_job(scheduler, "", 6, max_tokens=4)
     order = []
     while scheduler.has_unfinished():
@@ -156,7 +144,7 @@ def test_requests_that_name_nobody_come_and_go_in_their_order():
 
 
 def test_nothing_is_kept_of_owners_and_jobs_that_are_gone():
-    scheduler = make_scheduler(seats=2)
+    scheduler = make_scheduler(4000, seats=2, budget=64)
     jobs = [add_job(scheduler, f"j{i}", 3, owner=f"o{i % 3}", max_tokens=3) for i in range(6)]
     scheduler.finish(jobs[5][2].request_id, RequestStatus.FINISHED_ABORTED)
     while scheduler.has_unfinished():

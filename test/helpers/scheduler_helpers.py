@@ -1,0 +1,53 @@
+"""A scheduler without an engine: requests in, plans out, and made-up results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import Request, SchedulerOutputs, StepOutput
+from llaisys.engine.block_manager import BlockManager
+from llaisys.engine.config import SchedulerConfig
+from llaisys.engine.scheduler import RequestScheduler, _Step
+
+
+def make_scheduler(
+    blocks: int = 64,
+    size: int = 4,
+    seats: int = 8,
+    budget: int = 32,
+    limit: int = 200,
+    steps_ahead: int = 0,
+    **other: Any,
+) -> RequestScheduler:
+    config = SchedulerConfig(seats, budget, min_prefill_chunk=4)
+    return RequestScheduler(config, BlockManager(blocks, size, **other), limit, steps_ahead)
+
+
+def add(
+    scheduler: RequestScheduler, name: str, prompt: int | list[int], max_tokens: int | None = 8
+) -> Request:
+    tokens = list(range(prompt)) if isinstance(prompt, int) else prompt
+    request = Request(name, tokens, SamplingParams(max_tokens=max_tokens))
+    scheduler.add([request])
+    return request
+
+
+def answer(plan: SchedulerOutputs, token: int = 7) -> StepOutput:
+    sampled = {s: [token] for s, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples}
+    return StepOutput(plan.step_id, sampled)
+
+
+def step(scheduler: RequestScheduler) -> SchedulerOutputs:
+    plan = scheduler.schedule()
+    if plan.batch_size:
+        scheduler.update_from_output(answer(plan))
+    return plan
+
+
+def preempt_latest(scheduler: RequestScheduler) -> None:
+    scheduler._preempt(_Step(SchedulerOutputs(99)), scheduler.queue.largest(scheduler.running))
+
+
+def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:
+    return dict(zip(plan.request_ids, plan.counts, strict=True))
