@@ -18,6 +18,7 @@ from llaisys.models.loading import (
     DEFAULT_MODEL,
     LinearRopeScaling,
     Llama3RopeScaling,
+    check_coverage,
     open_checkpoint,
     resolve_model,
 )
@@ -237,6 +238,7 @@ def open_or_refuse(path: Path, data: bytes) -> float:
     started = time.perf_counter()
     try:
         with open_checkpoint(path) as checkpoint:
+            check_coverage(checkpoint)
             for name in checkpoint.names()[:3]:
                 checkpoint.read(name, "f32")
             Tokenizer.from_source(checkpoint.tokenizer_source)
@@ -307,7 +309,7 @@ def test_metadata_that_does_not_fit_is_named(
             data += bytes(64)
     path.write_bytes(data)
     with pytest.raises(ModelLoadError) as caught:
-        open_checkpoint(path)
+        check_coverage(open_checkpoint(path))
     assert message in str(caught.value)
 
 

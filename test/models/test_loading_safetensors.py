@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llaisys.common.errors import ClosedError, ModelLoadError
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.loading import check_coverage, open_checkpoint
 from llaisys.models.loading.convert import bf16_to_f32, f32_to_bf16
 from llaisys.models.loading.safetensors_dir import read_header
 
@@ -167,24 +167,24 @@ def test_tensors_that_do_not_fit_the_config_are_named(tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.k_proj.weight"
     model_files.write_safetensors(file, {k: v for k, v in weights.items() if k != name})
     with pytest.raises(ModelLoadError, match=rf"'{name}' is missing"):
-        open_checkpoint(tmp_path)
+        check_coverage(open_checkpoint(tmp_path))
     model_files.write_safetensors(file, {**weights, name: weights[name].T.copy()})
     with pytest.raises(ModelLoadError, match=rf"'{name}' has shape \[64, 32\], .*\[32, 64\]"):
-        open_checkpoint(tmp_path)
+        check_coverage(open_checkpoint(tmp_path))
     model_files.write_safetensors(file, weights)
     data = file.read_bytes().replace(b'"F32"', b'"I32"')
     file.write_bytes(data)
     with pytest.raises(ModelLoadError, match="element type I32; usable: F32"):
-        open_checkpoint(tmp_path)
+        check_coverage(open_checkpoint(tmp_path))
 
 
 def test_directories_without_weights_say_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
-        open_checkpoint(tmp_path)
+        check_coverage(open_checkpoint(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(model_files.tiny_config()))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin is a pickle"):
-        open_checkpoint(tmp_path)
+        check_coverage(open_checkpoint(tmp_path))
     with pytest.raises(ModelLoadError, match="no such file"):
         open_checkpoint(tmp_path / "absent")
 

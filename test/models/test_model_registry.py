@@ -25,7 +25,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "name"),
-    [("qwen2", "Qwen2Adapter"), ("llama", "LlamaAdapter"), ("mock", "MockAdapter")],
+    [("qwen2", "DecoderAdapter"), ("llama", "DecoderAdapter"), ("mock", "MockAdapter")],
 )
 def test_a_type_is_routed_by_its_name(model_type: str, name: str) -> None:
     adapter = get_adapter_class(model_type)

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
 from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import DecoderAdapter
 from llaisys.models.loading import open_checkpoint
-from llaisys.models.qwen2 import Qwen2Adapter
 
 pytestmark = pytest.mark.parity
 
@@ -95,7 +95,7 @@ def test_unknown_dtype_and_layout_are_refused(directory: Path) -> None:
 
 def test_kv_bytes_per_token(directory: Path) -> None:
     with open_checkpoint(directory) as checkpoint:
-        size = Qwen2Adapter.kv_bytes_per_token(checkpoint, AdapterOptions(dtype="bf16"))
+        size = DecoderAdapter.kv_bytes_per_token(checkpoint, AdapterOptions(dtype="bf16"))
     assert size == 2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 2
 
 
@@ -117,4 +117,4 @@ def test_use_after_close_is_an_exception(directory: Path) -> None:
 
 def open_and_load(directory: Path, **options: object) -> None:
     with open_checkpoint(directory) as checkpoint:
-        Qwen2Adapter.load(checkpoint, AdapterOptions(**options)).close()  # type: ignore[arg-type]
+        DecoderAdapter.load(checkpoint, AdapterOptions(**options)).close()  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 # model_type -> "module:class". A further model is a further line here (docs/adding_a_model.md).
 MODEL_REGISTRY: dict[str, str] = {
-    "qwen2": "llaisys.models.qwen2:Qwen2Adapter",
-    "llama": "llaisys.models.llama:LlamaAdapter",
+    "qwen2": "llaisys.models.decoder:DecoderAdapter",
+    "llama": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

@@ -1,4 +1,4 @@
-"""The adapter for the decoder family (Qwen2, Llama): hyper-parameters and weights by name."""
+"""The adapter of every decoder: hyper-parameters and weights by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from typing import ClassVar, Self
+from typing import Self
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.progress import report
@@ -14,40 +14,18 @@ from llaisys.libllaisys.handles import Tensor, dtype_code
 from llaisys.libllaisys.qwen2 import ROPE_SCALING, LlaisysQwen2Meta
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
+from llaisys.models.families.decoder import slot_of
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
-from llaisys.models.loading.coverage import expected_tensors
+from llaisys.models.loading.coverage import check_coverage, expected_tensors
 from llaisys.models.native import NativeAdapter, tensor_from
 
-# Hugging Face name within a layer -> slot of LlaisysQwen2Weights.
-_LAYER_FIELDS = {
-    "input_layernorm.weight": "attn_norm_w",
-    "self_attn.q_proj.weight": "attn_q_w",
-    "self_attn.q_proj.bias": "attn_q_b",
-    "self_attn.k_proj.weight": "attn_k_w",
-    "self_attn.k_proj.bias": "attn_k_b",
-    "self_attn.v_proj.weight": "attn_v_w",
-    "self_attn.v_proj.bias": "attn_v_b",
-    "self_attn.o_proj.weight": "attn_o_w",
-    "self_attn.o_proj.bias": "attn_o_b",
-    "post_attention_layernorm.weight": "mlp_norm_w",
-    "mlp.gate_proj.weight": "mlp_gate_w",
-    "mlp.up_proj.weight": "mlp_up_w",
-    "mlp.down_proj.weight": "mlp_down_w",
-}
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
 _READ_AHEAD = 4  # tensors that wait at most: bounds the memory
-_GLOBAL_FIELDS = {
-    "model.embed_tokens.weight": "in_embed",
-    "model.norm.weight": "out_norm_w",
-    "lm_head.weight": "out_embed",
-}
 
 
 class DecoderAdapter(NativeAdapter):
-    """Subclasses name the model type; everything else is in the checkpoint."""
-
-    model_type: ClassVar[str]
+    """The model's family (models/families) and its checkpoint say everything."""
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Checkpoint, options: AdapterOptions) -> int:
@@ -58,8 +36,9 @@ class DecoderAdapter(NativeAdapter):
 
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
+        check_coverage(checkpoint)
         config = checkpoint.config
-        adapter = cls(cls.model_type, _meta(config, _dtype(config, options)), options)
+        adapter = cls(config.model_type, _meta(config, _dtype(config, options)), options)
         adapter.eos_token_ids = config.eos_token_ids
         return adapter
 
@@ -69,14 +48,7 @@ class DecoderAdapter(NativeAdapter):
         """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
         other threads while the library lays out what came before."""
         dtype = _dtype(checkpoint.config, options)
-        names = []
-        for name, shape in expected_tensors(checkpoint.config):
-            if checkpoint.shape(name) != shape:
-                raise ModelLoadError(
-                    f"tensor {name!r} has shape {list(checkpoint.shape(name))}, the config asks "
-                    f"for {list(shape)}"
-                )
-            names.append(name)
+        names = [name for name, _ in expected_tensors(checkpoint.config)]
         loaded, total = 0, sum(prod(checkpoint.shape(name)) for name in names)  # elements
         with ThreadPoolExecutor(_READERS) as pool:
             pending: deque[Future[Tensor]] = deque()
@@ -98,7 +70,7 @@ class DecoderAdapter(NativeAdapter):
 
     def _put(self, tensor: Tensor, name: str, tied: bool) -> None:
         """Give one tensor to the model, in all its slots."""
-        field, layer = _slot(name)
+        field, layer = slot_of(name)
         also = [("out_embed", 0)] if tied and field == "in_embed" else []
         self.native.replace_weight(field, layer, tensor, *also)
 
@@ -118,14 +90,6 @@ def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
             raise
         return tensor
     return tensor_from(checkpoint.read(name, dtype), dtype)
-
-
-def _slot(name: str) -> tuple[str, int]:
-    """Slot and layer of a Hugging Face tensor name."""
-    if name in _GLOBAL_FIELDS:
-        return _GLOBAL_FIELDS[name], 0
-    _, _, layer, rest = name.split(".", 3)
-    return _LAYER_FIELDS[rest], int(layer)
 
 
 def _dtype(config: ModelConfig, options: AdapterOptions) -> str:

@@ -8,7 +8,7 @@ from llaisys.models.loading.config import (
     load_config,
     parse_config,
 )
-from llaisys.models.loading.coverage import expected_tensors
+from llaisys.models.loading.coverage import check_coverage, expected_tensors
 from llaisys.models.loading.resolve import DEFAULT_MODEL, open_checkpoint, resolve_model
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Llama3RopeScaling",
     "ModelConfig",
     "TensorRecord",
+    "check_coverage",
     "expected_tensors",
     "load_config",
     "open_checkpoint",

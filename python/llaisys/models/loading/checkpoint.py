@@ -49,10 +49,12 @@ class TensorBlocks:
 class Checkpoint(Closing, ABC):
     """An open model: configuration, tensors by Hugging Face name, tokenizer.
 
-    Opening reads headers only. The object holds no file descriptor between calls, is safe to
+    Opening reads headers only; whether the tensors are those that a model needs is for its adapter
+    to check. The object holds no file descriptor between calls, is safe to
     read from several threads, and after `close()` every tensor call raises `ClosedError`.
     """
 
+    where: str  # names it in errors
     config: ModelConfig
     tokenizer_source: TokenizerSource
 

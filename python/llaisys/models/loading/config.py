@@ -10,10 +10,10 @@ from typing import Any
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.options import Integer, Number
 from llaisys.common.sampling import FIELDS
+from llaisys.models.families import family_of
 from llaisys.models.loading.fields import Fields
 from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
 
-KNOWN_MODEL_TYPES = ("llama", "qwen2")
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 # Caps that no real model comes near; they keep a damaged file from asking for absurd memory.
@@ -51,7 +51,7 @@ RopeScaling = LinearRopeScaling | Llama3RopeScaling
 class ModelConfig:
     """Validated once, at load; every size is positive and the heads divide."""
 
-    model_type: str  # one of KNOWN_MODEL_TYPES
+    model_type: str  # a key of FAMILIES
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -65,7 +65,8 @@ class ModelConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool  # q, k, v have a bias
-    output_bias: bool  # o_proj has one too (llama with attention_bias)
+    output_bias: bool  # o_proj has one too
+    qk_norm: bool  # each head of q and k is normed before it is rotated
     # The window of the layers listed in window_layers (all of them or a part); None: no layer.
     sliding_window: int | None
     window_layers: tuple[int, ...]
@@ -115,27 +116,32 @@ def parse_config(
 ) -> ModelConfig:
     """Build a `ModelConfig` from the dictionaries of a Hugging Face model directory."""
     fields = Fields(config, where)
-    model_type = _model_type(fields)
+    family = family_of(fields.string("model_type"), fields.where)
     _refuse_variants(fields)
     hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
     layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
-    if not fields.has("head_dim") and hidden % heads:
-        raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
+    default_head_dim = family.default_head_dim
+    if default_head_dim is None:
+        if not fields.has("head_dim") and hidden % heads:
+            raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
+        default_head_dim = hidden // heads
     theta, scaling = parse_rope(fields)
-    window, window_layers = _sliding_window(fields, model_type, layers)
-    bias = model_type == "qwen2" or fields.boolean("attention_bias", False)
+    window, window_layers = _sliding_window(fields, layers) if family.has_windows else (None, ())
+    bias = family.attention_bias
+    if bias is None:
+        bias = fields.boolean("attention_bias", False)
     extra = Fields(generation or {}, "generation_config.json")
     eos = extra.id_list("eos_token_id", vocab) + fields.id_list("eos_token_id", vocab)
     bos = fields.id_list("bos_token_id", vocab) or extra.id_list("bos_token_id", vocab)
     result = ModelConfig(
-        model_type=model_type,
+        model_type=family.name,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, heads),
-        head_dim=fields.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads),
+        head_dim=fields.integer("head_dim", 2, MAX_HEAD_DIM, default_head_dim),
         intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE),
         vocab_size=vocab,
         rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
@@ -144,7 +150,8 @@ def parse_config(
         max_position_embeddings=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
         attention_bias=bias,
-        output_bias=model_type == "llama" and bias,
+        output_bias=bias and family.output_bias,
+        qk_norm=family.qk_norm,
         sliding_window=window,
         window_layers=window_layers,
         eos_token_ids=tuple(dict.fromkeys(eos)),
@@ -154,14 +161,6 @@ def parse_config(
     )
     result.check(where)
     return result
-
-
-def _model_type(fields: Fields) -> str:
-    name = fields.string("model_type")
-    if name not in KNOWN_MODEL_TYPES:
-        known = ", ".join(KNOWN_MODEL_TYPES)
-        raise ModelLoadError(f"{fields.where}: unknown architecture {name!r}; known: {known}")
-    return str(name)
 
 
 def _refuse_variants(fields: Fields) -> None:
@@ -210,11 +209,9 @@ def parse_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     raise section.fail("rope_type", f"{kind!r} is not supported; known: default, linear, llama3")
 
 
-def _sliding_window(
-    fields: Fields, model_type: str, layers: int
-) -> tuple[int | None, tuple[int, ...]]:
-    """(window, layers that use it). qwen2: layers from max_window_layers on, when switched on."""
-    if model_type != "qwen2" or not fields.boolean("use_sliding_window", False):
+def _sliding_window(fields: Fields, layers: int) -> tuple[int | None, tuple[int, ...]]:
+    """(window, layers that use it): those from max_window_layers on, when switched on."""
+    if not fields.boolean("use_sliding_window", False):
         return None, ()
     window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)
     if window is None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.models.families import DecoderFamily, family_of
+from llaisys.models.families.decoder import EMBEDDING, OUTPUT
 from llaisys.models.loading import config as limits
 from llaisys.models.loading.config import (
     LinearRopeScaling,
@@ -21,13 +23,17 @@ from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.gguf_reader import GgufTensor
 from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
 
-_EMBEDDING = "model.embed_tokens.weight"
 _END_KEYS = ("eot", "eom")  # further tokens that end a turn, beside eos
 _ARRAY_KINDS = {"i": int, "u": int, "f": float}  # by numpy's kind of dtype
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
 
+def family_from_gguf(metadata: Mapping[str, Any], where: str) -> DecoderFamily:
+    return family_of(Fields(metadata, where).string("general.architecture"), where)
+
+
 def config_from_gguf(
+    family: DecoderFamily,
     metadata: Mapping[str, Any],
     tensors: Mapping[str, GgufTensor],
     read_rope_factors: Callable[[tuple[int, ...]], Array] | None,
@@ -36,18 +42,15 @@ def config_from_gguf(
     """`tensors` by Hugging Face name; `read_rope_factors` reads the tensor rope_freqs.weight, if
     there is one, provided that it has the given shape."""
     fields = Fields(metadata, where)
-    arch = fields.string("general.architecture")
-    if arch not in limits.KNOWN_MODEL_TYPES:
-        known = ", ".join(limits.KNOWN_MODEL_TYPES)
-        raise ModelLoadError(f"{where}: unknown architecture {arch!r}; known: {known}")
+    arch = family.name
     if fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0):
         raise fields.fail(f"{arch}.expert_count", "is not 0; mixtures of experts are not supported")
     hidden = fields.integer(f"{arch}.embedding_length", 1, limits.MAX_HIDDEN)
     heads = fields.integer(f"{arch}.attention.head_count", 1, limits.MAX_HEADS)
-    if _EMBEDDING not in tensors:
+    if EMBEDDING not in tensors:
         raise ModelLoadError(f"{where}: tensor 'token_embd.weight' is missing")
     # The embedding has the final word on the vocabulary: files may pad it.
-    vocab = tensors[_EMBEDDING].shape[0]
+    vocab = tensors[EMBEDDING].shape[0]
     if vocab > limits.MAX_VOCAB:
         raise ModelLoadError(f"{where}: 'token_embd.weight' has {vocab} rows")
     head_dim = _head_dim(fields, arch, hidden, heads)
@@ -74,9 +77,10 @@ def config_from_gguf(
             None if read_rope_factors is None else read_rope_factors((head_dim // 2,)),
         ),
         max_position_embeddings=fields.integer(f"{arch}.context_length", 1, limits.MAX_POSITIONS),
-        tie_word_embeddings="lm_head.weight" not in tensors,
+        tie_word_embeddings=OUTPUT not in tensors,
         attention_bias=f"{first}.q_proj.bias" in tensors,
         output_bias=f"{first}.o_proj.bias" in tensors,
+        qk_norm=family.qk_norm,
         sliding_window=None,
         window_layers=(),
         eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
@@ -167,7 +171,7 @@ def llama3_from_factors(
 
 
 def tokenizer_from_gguf(
-    metadata: Mapping[str, Any], eos_token_ids: tuple[int, ...], where: str
+    family: DecoderFamily, metadata: Mapping[str, Any], eos_token_ids: tuple[int, ...], where: str
 ) -> TokenizerSource:
     """The tokenizer's metadata, type-checked; building it is left to `Tokenizer`."""
     fields = Fields(metadata, where)
@@ -176,7 +180,7 @@ def tokenizer_from_gguf(
         known = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
         why = f"{where}: tokenizer.ggml.model {model!r} is not supported; known: {known}"
         return TokenizerSource(missing=why)
-    vocabulary = _byte_level(fields) if model == "gpt2" else _sentencepiece(fields)
+    vocabulary = _byte_level(fields, family) if model == "gpt2" else _sentencepiece(fields)
     tokens = vocabulary.tokens
     kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     special_ids = []
@@ -192,9 +196,8 @@ def tokenizer_from_gguf(
     )
 
 
-def _byte_level(fields: Fields) -> BpeVocabulary:
-    default_pre = "qwen2" if fields.values.get("general.architecture") == "qwen2" else "default"
-    pre = fields.string("tokenizer.ggml.pre", default_pre)
+def _byte_level(fields: Fields, family: DecoderFamily) -> BpeVocabulary:
+    pre = fields.string("tokenizer.ggml.pre", family.gguf_pre_tokenizer)
     tokens = _array(fields, "tokenizer.ggml.tokens", str)
     return BpeVocabulary(
         tokens=tokens,

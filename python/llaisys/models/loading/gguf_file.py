@@ -1,4 +1,4 @@
-"""GGUF files of the llama and qwen2 architectures as a `Checkpoint` with Hugging Face names.
+"""GGUF files as a `Checkpoint` with Hugging Face names.
 
 llama files hold the rows of q and k in the order of interleaved RoPE; they are put back into
 the rotate-half order on reading, so such tensors have no record. qwen2 files are not permuted.
@@ -7,7 +7,6 @@ the rotate-half order on reading, so such tensors have no record. qwen2 files ar
 from __future__ import annotations
 
 import math
-import re
 from functools import partial
 from pathlib import Path
 
@@ -16,42 +15,17 @@ import numpy as np
 from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
-from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.file_range import read_range
-from llaisys.models.loading.gguf_config import config_from_gguf, tokenizer_from_gguf
+from llaisys.models.loading.gguf_config import (
+    config_from_gguf,
+    family_from_gguf,
+    tokenizer_from_gguf,
+)
 from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor, read_gguf_header
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Quantised types without a dequantiser in the gguf library, and types that hold no weights.
 UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
-
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_PATTERN = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
-
-
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor; None for one this family does not have."""
-    if name in _GLOBAL_NAMES:
-        return _GLOBAL_NAMES[name]
-    match = _LAYER_PATTERN.fullmatch(name)
-    if match is None or match[2] not in _LAYER_NAMES:
-        return None
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
 
 def unpermute_rows(values: Array, num_heads: int) -> Array:
@@ -85,27 +59,30 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.where = str(path)
         header = read_gguf_header(path)
         self._file = header.file
         self._closed = False
+        self.family = family_from_gguf(header.metadata, str(path))
         self._tensors: dict[str, GgufTensor] = {}
         for tensor in header.tensors.values():
-            name = hf_name(tensor.name)
+            name = self.family.name_from_gguf(tensor.name)
             if name is not None:
                 self._tensors[name] = tensor
         factors = header.tensors.get("rope_freqs.weight")
         read_factors = None if factors is None else partial(self._read_shaped, factors)
-        self.config = config_from_gguf(header.metadata, self._tensors, read_factors, str(path))
+        self.config = config_from_gguf(
+            self.family, header.metadata, self._tensors, read_factors, str(path)
+        )
         self._check_layers(header.tensors)
         self.tokenizer_source = tokenizer_from_gguf(
-            header.metadata, self.config.eos_token_ids, str(path)
+            self.family, header.metadata, self.config.eos_token_ids, str(path)
         )
-        check_coverage(self, str(path))
 
     def _check_layers(self, tensors: dict[str, GgufTensor]) -> None:
         """Refuse tensors inside a layer that this decoder would leave out (MoE, q/k norms)."""
         for name in tensors:
-            if name.startswith("blk.") and hf_name(name) is None:
+            if name.startswith("blk.") and self.family.name_from_gguf(name) is None:
                 raise ModelLoadError(
                     f"{self.path}: tensor {name!r} is not part of a {self.config.model_type} layer"
                 )
@@ -126,21 +103,13 @@ class GgufCheckpoint(Checkpoint):
             )
         return tensor
 
-    def _permuted_heads(self, tensor: GgufTensor) -> int | None:
-        """The number of heads whose rows must be put back in order; None: rows are in order."""
-        if self.config.model_type != "llama":
-            return None
-        if ".attn_q." in tensor.name:
-            return self.config.num_heads
-        return self.config.num_kv_heads if ".attn_k." in tensor.name else None
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name).shape
 
     def record(self, name: str) -> TensorRecord | None:
         tensor = self._find(name)
         dtype = PLAIN.get(tensor.type_name)
-        if dtype is None or self._permuted_heads(tensor) is not None:
+        if dtype is None or self.family.permuted_heads(name, self.config) is not None:
             return None
         return TensorRecord(
             name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes, self._file
@@ -152,10 +121,21 @@ class GgufCheckpoint(Checkpoint):
         if type_name in PLAIN:
             return None
         rows = self._read_bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
-        heads = self._permuted_heads(tensor)
-        if heads is not None:  # a block never spans rows
-            rows = unpermute_rows(rows, heads)
-        return TensorBlocks(type_name, elements, nbytes, tensor.shape, rows)
+        # A block never spans rows, so that rows of blocks are put in order like rows of elements.
+        return TensorBlocks(
+            type_name, elements, nbytes, tensor.shape, self._in_order(name, tensor, rows)
+        )
+
+    def _in_order(self, name: str, tensor: GgufTensor, rows: Array) -> Array:
+        """Rows [n, ...] in Hugging Face's order."""
+        heads = self.family.permuted_heads(name, self.config)
+        if heads is None:
+            return rows
+        if len(rows) % (2 * heads):
+            raise ModelLoadError(
+                f"{self.path}: tensor {tensor.name!r} has {len(rows)} rows for {heads} heads"
+            )
+        return unpermute_rows(rows, heads)
 
     def _read_bytes(self, tensor: GgufTensor) -> Array:
         data = np.empty(tensor.nbytes, np.uint8)
@@ -191,9 +171,7 @@ class GgufCheckpoint(Checkpoint):
     def read(self, name: str, dtype: str) -> Array:
         storage_dtype(dtype)  # refuses an unknown name before anything is read
         tensor = self._find(name)
-        values = self._read_tensor(tensor, dtype)
-        heads = self._permuted_heads(tensor)
-        return values if heads is None else unpermute_rows(values, heads)
+        return self._in_order(name, tensor, self._read_tensor(tensor, dtype))
 
     def close(self) -> None:
         self._closed = True

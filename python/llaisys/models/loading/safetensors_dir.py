@@ -18,7 +18,6 @@ from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.loading.checkpoint import TRUNCATED, Checkpoint, TensorRecord
 from llaisys.models.loading.config import load_config
 from llaisys.models.loading.convert import Array, convert, storage_dtype
-from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.file_range import FileIdentity
 from llaisys.tokenization.json_file import read_json_object
 from llaisys.tokenization.source import TokenizerSource
@@ -208,13 +207,13 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.where = str(directory)
         self.config = load_config(directory)
         self._tensors = find_tensors(directory)
         self._closed = False
         if self.config.dtype == "auto":
             self.config = replace(self.config, dtype=self._weights_dtype())
         self.tokenizer_source = _tokenizer_source(directory, self.config.eos_token_ids)
-        check_coverage(self, str(directory))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)

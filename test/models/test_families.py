@@ -1,0 +1,56 @@
+"""The records of the model families: names on both sides, shapes, slots."""
+
+from __future__ import annotations
+
+import model_files
+import pytest
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.common.model_registry import MODEL_REGISTRY
+from llaisys.libllaisys.model import MODEL_TYPES
+from llaisys.libllaisys.qwen2 import LlaisysQwen2Weights
+from llaisys.models.families import FAMILIES, family_of
+from llaisys.models.families.decoder import slot_of
+from llaisys.models.loading import parse_config
+
+SLOTS = {name for name, _ in LlaisysQwen2Weights._fields_}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_tensor_has_a_slot_and_comes_back_from_its_gguf_name(name: str) -> None:
+    family = FAMILIES[name]
+    config = parse_config(model_files.tiny_config(name))
+    used = set()
+    for tensor, shape in family.tensors(config):
+        slot, layer = slot_of(tensor)
+        assert slot in SLOTS and 0 <= layer < config.num_layers
+        assert (slot, layer) not in used and shape and all(size > 0 for size in shape)
+        used.add((slot, layer))
+        assert family.name_from_gguf(model_files.gguf_name(tensor)) == tensor
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_known_everywhere(name: str) -> None:
+    assert FAMILIES[name].name == name
+    assert name in MODEL_REGISTRY and name in MODEL_TYPES
+
+
+def test_tensors_of_other_models_have_no_name() -> None:
+    for family in FAMILIES.values():
+        for name in ("blk.0.ffn_gate_exps.weight", "blk.0.attn_qkv.weight", "blk.x.attn_q.weight"):
+            assert family.name_from_gguf(name) is None
+    assert FAMILIES["qwen2"].name_from_gguf("blk.0.attn_q_norm.weight") is None
+
+
+def test_only_llama_files_are_permuted() -> None:
+    config = parse_config(model_files.tiny_config("llama"))
+    name = "model.layers.0.self_attn.{}_proj.weight"
+    found = {f: FAMILIES[f].permuted_heads(name.format("q"), config) for f in FAMILIES}
+    assert found.pop("llama") == 4 and set(found.values()) == {None}
+    assert FAMILIES["llama"].permuted_heads(name.format("k"), config) == 2
+    assert FAMILIES["llama"].permuted_heads(name.format("v"), config) is None
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ModelLoadError, match=r"f: unknown architecture 'gpt9'; known: llama, qwen"):
+        family_of("gpt9", "f")
