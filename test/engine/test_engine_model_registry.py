@@ -32,5 +32,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(
         raise AssertionError("fetched before the type was checked")
 
     monkeypatch.setattr("llaisys.models.loading.resolve_model", fetch)
-    with pytest.raises(InvalidInputError, match=r"model_type must be one of .*qwen2.*'gpt-7'"):
+    with pytest.raises(
+        InvalidInputError, match=r"model_type is 'gpt-7'; it must be one of .*qwen2"
+    ):
         LLM(model_type="gpt-7")

@@ -23,6 +23,7 @@ from llaisys.engine.config import (
 from llaisys.entrypoints.cli import build_parser
 from llaisys.entrypoints.llm import LLM
 from llaisys.libllaisys.arrays import int32_copy
+from llaisys.libllaisys.handles import dtype_code
 from llaisys.libllaisys.model import LlaisysModelCreateParams
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter
@@ -34,7 +35,8 @@ OTHER: dict[str, Any] = {
     "max_model_len": 77, "n_threads": 3, "seed": 5, "step_timeout": 2.5, "warmup": False,
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
     "kv_cache_memory": 1 << 33, "num_kv_blocks": 11, "enable_prefix_caching": False,
-    "prefix_cache_min_match": 32, "tensor_parallel_size": 2, "master_addr": "10.0.0.7",
+    "prefix_cache_min_match": 32, "kv_cache_dtype": "f16", "tensor_parallel_size": 2,
+    "master_addr": "10.0.0.7",
     "master_port": 1234, "tp_group_name": "G", "init_method": "tcp://there:1",
     "tensor_parallel_device_ids": (3, 4),
 }  # fmt: skip
@@ -125,6 +127,7 @@ def test_every_create_parameter_reaches_the_library():
     options = AdapterOptions(
         kv_cache_layout="block", kv_cache_block_size=8, kv_cache_capacity_tokens=64,
         max_model_len=32, max_batch_tokens=24, n_threads=1, parallel=parallel,
+        kv_cache_dtype="f16",
     )  # fmt: skip
     adapter = MockAdapter.load(None, options)
     try:
@@ -138,6 +141,7 @@ def test_every_create_parameter_reaches_the_library():
         assert (params.kv_cache_layout, params.kv_cache_block_size) == (1, 8)
         assert (params.max_model_len, params.kv_cache_capacity_tokens) == (32, 64)
         assert (params.n_threads, params.max_batch_tokens) == (1, 24)
+        assert params.kv_cache_dtype == dtype_code("f16")
     finally:
         adapter.close()
     ours = {"model_type", "meta", "device", "device_ids", "ndevice", "kv_cache_layout",

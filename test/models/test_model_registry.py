@@ -47,7 +47,9 @@ def test_registering() -> None:
     register_model("echo", "llaisys.models.mock:MockAdapter")
     assert get_adapter_class("echo") is MockAdapter
     for taken in ("echo", "qwen2"):
-        with pytest.raises(InvalidInputError, match=f"'{taken}' is registered already"):
+        with pytest.raises(
+            InvalidInputError, match=f"model_type is '{taken}'; it must be one that is not"
+        ):
             register_model(taken, "llaisys.models.mock:MockAdapter")
     for location in ("", "module", "a:b:c", "module.Class"):
         with pytest.raises(InvalidInputError, match="module:class"):

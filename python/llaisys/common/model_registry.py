@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import refuse
 
 if TYPE_CHECKING:
     from llaisys.models.base import ModelAdapter
@@ -21,9 +21,9 @@ MODEL_REGISTRY: dict[str, str] = {
 def register_model(model_type: str, location: str) -> None:
     """Add an adapter, given as "module:class". A type that is taken is refused."""
     if model_type in MODEL_REGISTRY:
-        raise InvalidInputError(f"model_type {model_type!r} is registered already")
+        raise refuse("model_type", model_type, "one that is not registered yet")
     if location.count(":") != 1:
-        raise InvalidInputError(f"location must be 'module:class', got {location!r}")
+        raise refuse("location", location, "'module:class'")
     MODEL_REGISTRY[model_type] = location
 
 
@@ -32,7 +32,7 @@ def get_adapter_class(model_type: str) -> type[ModelAdapter]:
     location = MODEL_REGISTRY.get(model_type)
     if location is None:
         known = ", ".join(sorted(MODEL_REGISTRY))
-        raise InvalidInputError(f"model_type must be one of {known}; got {model_type!r}")
+        raise refuse("model_type", model_type, f"one of {known}")
     module, name = location.split(":")
     adapter: type[ModelAdapter] = getattr(import_module(module), name)
     return adapter

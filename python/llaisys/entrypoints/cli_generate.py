@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import refuse
 from llaisys.entrypoints.cli_options import (
     SEED,
     add_model_options,
@@ -118,7 +119,7 @@ def _prompt_of(job: dict[str, Any], llm: LLM, raw: bool) -> Any:
     messages, prompt = job.pop("messages", None), job.pop("prompt", None)
     if messages is None:
         if not isinstance(prompt, str):
-            raise InvalidInputError(f"prompt is {prompt!r}; it must be a string")
+            raise refuse("prompt", prompt, "a string")
         if raw or llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             return prompt
         messages = [{"role": "user", "content": prompt}]
