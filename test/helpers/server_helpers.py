@@ -47,9 +47,14 @@ FAULT_FILE = "LLAISYS_TEST_FAULT_FILE"
 STEP_SECONDS = "LLAISYS_TEST_STEP_SECONDS"
 CONTEXT = 2048
 START_SECONDS = 90.0
+PANIC = "the tokenizer panics"
 UNTOUCHABLE = "not to be tokenised"
 INLINE_CHARS = 4096  # what the server tokenises at once
 LONG = {"prompt": "long", "max_tokens": CONTEXT - 100, "ignore_eos": True, "temperature": 0}
+
+
+class PanicException(BaseException):
+    """As PyO3 raises it."""
 
 
 class OffLoopTokenizer(FakeTokenizer):
@@ -62,6 +67,8 @@ class OffLoopTokenizer(FakeTokenizer):
             raise AssertionError(f"{len(text)} characters were tokenised on the event loop")
         if text == UNTOUCHABLE:
             raise AssertionError("this text was tokenised")
+        if text.startswith(PANIC):
+            raise PanicException("a panic inside Rust")
         return super().encode(text, add_special_tokens)
 
 

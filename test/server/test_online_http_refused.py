@@ -316,10 +316,12 @@ def test_every_number_is_taken_or_refused_by_name(
 def test_a_refused_request_is_logged_with_its_reason(
     client: httpx.Client, server: ServerProcess
 ) -> None:
-    """The routes', the guards' and the framework's: what the client was told stands in the log."""
+    """The routes', the guards' and the framework's: the code and the field, not the words, which
+    may be the client's own."""
     refused = [
         client.post(CHAT, json=chat(temperature=-1)),
         client.post(CHAT, json=chat(model="nobody")),
+        client.post(CHAT, json=chat(tools=[{"secret": 1}])),
         client.post(CHAT, content=b"text"),
         client.get("/v1/nothing"),
         client.get("/v1/models", headers={"Authorization": "Bearer wrong"}),
@@ -327,13 +329,18 @@ def test_a_refused_request_is_logged_with_its_reason(
     ]
     for response in refused:
         said = response.json()["error"]
-        wanted = (said["request_id"], response.status_code, said["message"])
+        reason = said["code"] or said["type"]
+        wanted = (said["request_id"], response.status_code, reason, said["param"])
 
-        def logged() -> list[tuple[str, int, str]]:
+        def logged() -> list[tuple[Any, ...]]:
             requests = [event for event in server.events() if event["message"] == "request"]
-            return [(e["request_id"], e["status"], e.get("error", "")) for e in requests]
+            names = ("request_id", "status", "error", "param")
+            return [tuple(event.get(name) for name in names) for event in requests]
 
         server.wait_for(lambda wanted=wanted: wanted in logged(), f"{wanted} in the log")
+    odd = client.post(CHAT, json=chat(**{"my secret field": 1}))
+    assert odd.json()["error"]["param"] == "my secret field"
+    assert not any("nobody" in line or "secret" in line for line in server.log)
     fine = client.get("/v1/models")
     server.wait_for(
         lambda: any(

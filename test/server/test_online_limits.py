@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 import ssl
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -20,7 +21,7 @@ from llaisys.server.config import Health, Limits, ServerConfig
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.limits import Admission
-from llaisys.server.http_server import check_tls, serve
+from llaisys.server.http_server import check_tls, fit_connections, serve
 from llaisys.server.sessions.store import SessionStore
 
 LONG = {"prompt": "long", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
@@ -368,3 +369,40 @@ def test_a_connection_too_many_gets_a_503_and_the_others_do_not_notice(tmp_path:
             server.wait_for(lambda: other.get("/health").status_code == 200, "a free place")
         for connection in held:
             connection.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "most", "raised"),
+    [
+        ((4096, 8192), 2048, 2048, None),
+        ((1024, 8192), 2048, 2048, 2112),
+        ((256, 1024), 2048, 960, 1024),
+        ((256, resource.RLIM_INFINITY), 2048, 2048, 2112),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 9999, 9999, None),
+    ],
+)
+def test_connections_are_fitted_to_the_files_that_may_be_open(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limits: tuple[int, int],
+    wanted: int,
+    most: int,
+    raised: int | None,
+) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: calls.append(values))
+    config = ServerConfig(limits=Limits(max_connections=wanted))
+    with caplog.at_level("INFO", "llaisys.server"):
+        assert fit_connections(config).limits.max_connections == most
+    assert calls == ([] if raised is None else [(raised, limits[1])])
+    (record,) = caplog.records
+    assert record.fields["max_connections"] == most  # type: ignore[attr-defined]
+    assert record.levelname == ("INFO" if most == wanted else "WARNING")
+
+
+def test_too_few_files_are_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (32, 32))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: None)
+    with pytest.raises(InvalidInputError, match=r"32 files .*ulimit -n"):
+        fit_connections(ServerConfig())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
+import httpx
 from server_helpers import PACKAGE, ROOT, Gate, ServerProcess
 from terminal import Terminal
 
@@ -49,3 +51,31 @@ def test_a_model_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
         assert server.process.wait(60) == 1
     told = [event for event in server.events() if event["level"] == "error"]
     assert len(told) == 1 and missing in told[0]["message"]
+
+
+def test_health_is_red_until_the_model_is_there(tmp_path: Path) -> None:
+    """What waits for it (compose files, proxies) must not send too early; /live is for the
+    process alone."""
+    gate = Gate(tmp_path)
+    gate.order("load 1 4")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with ServerProcess("--port", str(port), "--api-key", "k", env=gate.env) as server:
+
+        def health() -> tuple[int, dict[str, object]]:
+            try:
+                answer = httpx.get(f"{url}/health")
+            except httpx.ConnectError:
+                return 0, {}
+            return answer.status_code, answer.json()
+
+        body = {"status": "loading", "stage": "loading weights", "progress": 0.25}
+        server.wait_for(lambda: health() == (503, body), "the progress")
+        assert httpx.get(f"{url}/health").headers["retry-after"] == "1"
+        assert httpx.get(f"{url}/live").json() == {"status": "alive"}
+        gate.open()
+        server.wait_ready()
+        assert health() == (200, {"status": "ok"})
+        assert httpx.get(f"{url}/live").status_code == 200

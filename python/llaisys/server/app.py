@@ -11,14 +11,15 @@ from starlette.types import ASGIApp
 
 from llaisys.server.errors import ApiError
 from llaisys.server.http import faults
-from llaisys.server.http.security import BodyGuard, HostGuard, KeyGuard, RequestContext
+from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.openai import routes as openai_routes
+from llaisys.server.openai.responses import json_bytes, json_response
 from llaisys.server.service import Service
 from llaisys.server.sessions import routes as session_routes
 
-PUBLIC = frozenset({"/health"})
+PUBLIC = frozenset({"/health", "/live"})
 
 try:
     VERSION = metadata.version("llaisys")
@@ -52,7 +53,9 @@ def make_app(service: Service) -> ASGIApp:
     def count(method: str, route: str, status: int) -> None:
         service.metrics.http_requests.labels(method, route, str(status)).inc()
 
-    guarded: ASGIApp = BodyGuard(app, limits.max_body_bytes, limits.body_timeout)
+    guarded: ASGIApp = BodyGuard(
+        app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_bodies_bytes)
+    )
     guarded = KeyGuard(guarded, config.api_keys, is_public)
     if config.allowed_origins:
         guarded = CORSMiddleware(
@@ -70,11 +73,24 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     engine = service.engine
 
     @app.get("/health", tags=["status"])
-    async def health() -> dict[str, str]:
-        """200 while the engine's heart beats, loading included; 503 otherwise."""
+    async def health() -> Response:
+        """200 when the model is loaded and the engine's heart beats; 503 otherwise, while it loads
+        with `status: loading`, the stage and how much of it is done (0 to 1, null: not known)."""
         if engine.problem is not None:
             raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
-        return {"status": "ok" if engine.is_ready else "loading"}
+        if engine.is_ready:
+            return json_response({"status": "ok"})
+        stage, done, total = engine.loading or ("starting", 0, 0)
+        progress = round(done / total, 3) if total else None
+        body = {"status": "loading", "stage": stage, "progress": progress}
+        return Response(
+            json_bytes(body), 503, headers={"Retry-After": "1"}, media_type="application/json"
+        )
+
+    @app.get("/live", tags=["status"])
+    async def live() -> dict[str, str]:
+        """200 as long as this process answers, whatever the engine does."""
+        return {"status": "alive"}
 
     @app.get("/ready", tags=["status"])
     async def ready() -> dict[str, str]:

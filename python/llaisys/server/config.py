@@ -39,6 +39,7 @@ class Limits:
     max_per_key: int | None = None
     queue_timeout: float = 120.0  # a request that was not started by then gets 503; 0: never
     max_body_bytes: int = 8 << 20
+    max_bodies_bytes: int = 256 << 20  # of all bodies that are on their way
     max_body_items: int = 128 << 10  # numbers, texts, lists and objects of a body
     max_header_bytes: int = 64 << 10
     max_connections: int = 2048
@@ -55,6 +56,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in (
             "max_body_bytes",
+            "max_bodies_bytes",
             "max_body_items",
             "max_header_bytes",
             "max_connections",
@@ -188,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, value in (
         ("max_queued", limits.max_queued),
         ("queue_timeout", limits.queue_timeout), ("max_body_bytes", limits.max_body_bytes),
-        ("max_body_items", limits.max_body_items),
+        ("max_body_items", limits.max_body_items), ("max_bodies_bytes", limits.max_bodies_bytes),
         ("max_header_bytes", limits.max_header_bytes), ("max_connections", limits.max_connections),
         ("header_timeout", limits.header_timeout), ("body_timeout", limits.body_timeout),
         ("send_timeout", limits.send_timeout), ("max_n", limits.max_n),

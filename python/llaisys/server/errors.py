@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
@@ -54,6 +55,22 @@ class ApiError(LlaisysError):
         return error_body(self.status, self.message, self.param, self.code, request_id)
 
 
+def error_type(status: int) -> str:
+    return TYPES.get(status, "server_error" if status >= 500 else TYPES[400])
+
+
+def internal_error() -> ApiError:
+    """Says nothing of what happened: the log has it, under the request's id."""
+    return ApiError(500, "internal error", code="internal_error")
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether something went wrong, rather than somebody wanting to stop. A panic inside a library
+    written in Rust is no `Exception`, but a fault all the same."""
+    wanted = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+    return not isinstance(error, wanted)
+
+
 def error_body(
     status: int,
     message: str,
@@ -64,7 +81,7 @@ def error_body(
     return {
         "error": {
             "message": message,
-            "type": TYPES.get(status, "server_error" if status >= 500 else TYPES[400]),
+            "type": error_type(status),
             "param": param,
             "code": code,
             "request_id": request_id,

@@ -7,7 +7,9 @@ meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import ServerConfig, add_arguments, config_from_args
 from llaisys.server.engine_client.start import EngineProcess
-from llaisys.server.logs import setup_logging
+from llaisys.server.logs import log_event, setup_logging
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,6 +27,7 @@ __all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
 
 logger = logging.getLogger("llaisys.server")
 
+OWN_FILES = 64  # beside connections: the engine's sockets, the database, what libraries open
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -35,6 +38,7 @@ def serve(config: ServerConfig) -> int:
     if config.host not in LOCAL_HOSTS and not config.api_keys:
         logger.warning("listening on %s without an API key: anyone may use it", config.host)
     check_tls(config)
+    config = fit_connections(config)
     listener = bind(config.host, config.port)
     process = EngineProcess(config)
     try:
@@ -48,6 +52,27 @@ def serve(config: ServerConfig) -> int:
     finally:
         listener.close()
         process.remove()
+
+
+def fit_connections(config: ServerConfig) -> ServerConfig:
+    """With no more connections than there may be open files, which are raised as far as they may
+    be: a server without one can neither take a connection nor open its database."""
+    wanted = config.limits.max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    if not unlimited and soft < wanted + OWN_FILES:
+        more = wanted + OWN_FILES
+        soft = more if hard == resource.RLIM_INFINITY else min(hard, more)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = wanted if unlimited else min(wanted, soft - OWN_FILES)
+    if most < 1:
+        raise InvalidInputError(
+            f"{soft} files may be open (ulimit -n); at least {OWN_FILES + 1} are needed"
+        )
+    level = logging.INFO if most == wanted else logging.WARNING
+    log_event(logger, level, "connections", max_connections=most, wanted=wanted, open_files=soft)
+    limits = dataclasses.replace(config.limits, max_connections=most)
+    return dataclasses.replace(config, limits=limits)
 
 
 def bind(host: str, port: int) -> socket.socket:

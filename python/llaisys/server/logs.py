@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
+
+
+# What ends a line somewhere, or writes over one: controls (ECMA-48), U+2028 and U+2029, and the
+# characters that turn the direction of text. Line feed and tab are the formatters' own.
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def shown_as_escapes(text: str) -> str:
+    return HIDDEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,7 +37,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return shown_as_escapes(json.dumps(entry, ensure_ascii=False, default=str))
 
 
 def _one_word(value: object) -> str:
@@ -41,8 +51,12 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = record.message.replace("\n", "\\n")
+        return super().formatMessage(record)
+
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = shown_as_escapes(super().format(record))
         fields = getattr(record, "fields", None)
         if fields:
             pairs = " ".join(f"{key}={_one_word(value)}" for key, value in fields.items())

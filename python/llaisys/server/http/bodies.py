@@ -89,11 +89,11 @@ def parse_body(schema: type[BaseModel], body: bytes, max_items: int) -> BaseMode
 
 
 class ParsedRequest(Request):
-    """A request whose body has been checked; FastAPI takes it as it is."""
+    """A request whose body has been checked; FastAPI takes it as it is. None: there was none."""
 
-    def __init__(self, request: Request, parsed: BaseModel) -> None:
+    def __init__(self, request: Request, parsed: BaseModel | None) -> None:
         super().__init__(request.scope, request.receive, request._send)
-        self._body = b"parsed"
+        self._body = b"" if parsed is None else b"parsed"
         self._parsed = parsed
 
     async def json(self) -> Any:
@@ -111,15 +111,15 @@ class CheckedRoute(APIRoute):
         assert isinstance(schema, type) and issubclass(schema, BaseModel)
 
         async def parse_and_handle(request: Request) -> Response:
-            body = await request.body()
-            if not body:
-                return await handle(request)  # which says what is missing
+            body = b"".join([chunk async for chunk in request.stream() if chunk])
             service = request.app.state.service
-            if len(body) <= INLINE_BYTES:
-                parsed = parse_body(schema, body, service.max_items)
-            else:
+            parsed: BaseModel | None = None  # then FastAPI says what is missing
+            if len(body) > INLINE_BYTES:
                 parsed = await service.body_lane.run(parse_body, schema, body, service.max_items)
+            elif body:
+                parsed = parse_body(schema, body, service.max_items)
             del body
+            request.scope["state"]["body_parsed"]()
             return await handle(ParsedRequest(request, parsed))
 
         return parse_and_handle

@@ -20,7 +20,9 @@ from llaisys.server.errors import (
     EngineNotReadyError,
     QueueTimeoutError,
     UnknownRequestError,
+    internal_error,
 )
+from llaisys.server.http.security import note_refusal
 from llaisys.server.openai.responses import json_bytes
 from llaisys.server.openai.schemas import REFUSED, UNSUPPORTED
 from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
@@ -74,7 +76,7 @@ def error_of(error: BaseException) -> ApiError:
     if isinstance(error, UnknownRequestError):
         return ApiError(409, "this request has been read already")
     logger.error("unexpected: %s", type(error).__name__, exc_info=error)
-    return ApiError(500, "internal error", code="internal_error")
+    return internal_error()
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
@@ -144,7 +146,7 @@ def shown(value: Any) -> str:
 
 
 def respond(request: Request, error: ApiError) -> Response:
-    request.scope["state"]["error"] = error.message  # for the log
+    note_refusal(request.scope, error)
     body = error.body(request.scope["state"]["request_id"])
     return Response(
         json_bytes(body), error.status, headers=error.headers, media_type="application/json"
@@ -168,6 +170,10 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return respond(request, internal_error())  # `RequestContext` logs it
+
+    app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     for kind in (

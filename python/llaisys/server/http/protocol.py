@@ -9,6 +9,7 @@ import socket
 import struct
 from typing import Any
 
+import httptools
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -18,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
-from llaisys.server.http.security import RequestContext, send_error
+from llaisys.server.http.security import RequestContext, refuse
+from llaisys.server.logs import log_event
 from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")
@@ -53,7 +55,7 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(
         503, "too many connections are open", code="too_many_connections", retry_after=1
     )
-    await send_error(send_and_close, error, scope["state"]["request_id"])
+    await refuse(scope, send_and_close, error)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -67,6 +69,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = True
+        self._resuming = False  # the parser is fed what it has seen already
         self._fed = 0  # bytes since the last head was complete or the last piece of a body came
         self._open: list[RequestResponseCycle] = []  # not answered yet, in order
         self._read_timer: asyncio.TimerHandle | None = None
@@ -108,14 +111,52 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
             piece, data = data[:room], data[room:]
             self._fed += len(piece)
-            super().data_received(piece)
+            self._feed(piece)
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade()
+            if rest := data[upgrade.args[0] :]:
+                self._feed(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _ignore_upgrade(self) -> None:
+        """The parser takes a request that offers another protocol (h2c: curl --http2, Java) for its
+        last, and the body for that protocol. A new parser goes on behind the head, of which it is
+        told no more than where the body ends."""
+        framing = [
+            name + b": " + value + b"\r\n"
+            for name, value in self.headers
+            if name in (b"content-length", b"transfer-encoding")
+        ]
+        version = self.parser.get_http_version().encode()
+        self.parser = httptools.HttpRequestParser(self)
+        self._resuming = True
+        self._feed(b"POST / HTTP/%b\r\n%b\r\n" % (version, b"".join(framing)))
+        self._resuming = False
+
+    def on_url(self, url: bytes) -> None:
+        if not self._resuming:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head and not self._resuming:  # trailers are not headers
+            super().on_header(name, value)
 
     def on_message_begin(self) -> None:
+        if self._resuming:
+            return
         super().on_message_begin()
         if self._read_timer is None:  # it came in one piece with the one before
             self._start_read_timer()
 
     def on_headers_complete(self) -> None:
+        if self._resuming:
+            return
         self._in_head = False
         self._fed = 0
         self._stop_read_timer()
@@ -131,6 +172,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():  # so it says, before the body
+            return
         self._in_head = True
         self._fed = 0
         super().on_message_complete()
@@ -147,6 +190,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         if self.transport.is_closing():
             return
+        log_event(logger, logging.INFO, "refused", status=status, reason=message)
         body = json_bytes(error_body(status, message))
         self.transport.write(
             STATUS_LINE[status]

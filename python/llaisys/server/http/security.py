@@ -18,12 +18,15 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llaisys.server.errors import ApiError, error_body
+from llaisys.server.errors import ApiError, error_type, internal_error, is_fault
 from llaisys.server.logs import log_event
 from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")
 
+LOGGED_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+BODIES_FULL = "too_many_bodies"
+FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 ANONYMOUS = "anonymous"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -47,16 +50,27 @@ async def send_error(send: Send, error: ApiError, request_id: str | None) -> Non
         (b"content-length", str(len(body)).encode()),
         *((key.lower().encode(), value.encode()) for key, value in error.headers.items()),
     ]
-    if error.status in (408, 413):  # the rest of the body is not worth reading
+    if (
+        error.status in (408, 413) or error.code == BODIES_FULL
+    ):  # the rest of the body is not worth reading
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
-    """Answer with an error, and leave its words for the log."""
-    scope["state"]["error"] = error.message
+    """Answer with an error, and leave its reason for the log."""
+    note_refusal(scope, error)
     await send_error(send, error, scope["state"]["request_id"])
+
+
+def note_refusal(scope: Scope, error: ApiError) -> None:
+    """For the request's line in the log: why, and which field. Not the words of the answer, which
+    may have the client's in them (the name of a model, what a template says)."""
+    state = scope["state"]
+    state["error"] = error.code or error_type(error.status)
+    if error.param and LOGGED_FIELD.fullmatch(error.param):
+        state["param"] = error.param
 
 
 class RequestContext:
@@ -90,11 +104,12 @@ class RequestContext:
 
         try:
             await self.app(scope, receive, send_with_id)
-        except Exception:
-            logger.exception("request %s failed", request_id)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            logger.error("request %s failed", request_id, exc_info=error)
             if not status:
-                body = error_body(500, "internal error", request_id=request_id)
-                await send_error(send_with_id, ApiError(500, body["error"]["message"]), request_id)
+                await refuse(scope, send_with_id, internal_error())
         finally:
             self._note(scope, request_id, status, time.monotonic() - start)
 
@@ -111,6 +126,7 @@ class RequestContext:
             status=status or 499,
             latency_ms=round(1e3 * seconds, 1),
             error=scope["state"].get("error"),
+            param=scope["state"].get("param"),
             **scope["state"].get("log", {}),
         )
 
@@ -205,32 +221,64 @@ class KeyGuard:
         return digest.hex() if found and scheme.lower() == "bearer" else None
 
 
-class BodyGuard:
-    """Bodies are JSON, of bounded size, and arrive in bounded time."""
+class BodyBudget:
+    """Bytes of all bodies that have arrived and are not parsed yet. What is small does not count:
+    large bodies never keep small requests out, and connections bound how many there are."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+
+    def fits(self, count: int) -> bool:
+        return self.used + max(0, count - FREE_BODY_BYTES) <= self.max_bytes
+
+
+class BodyGuard:
+    """Bodies are JSON, of bounded size, arrive in bounded time, and share one budget."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float, budget: BodyBudget) -> None:
         self.app = app
         self.max_bytes = max_bytes
         self.timeout = timeout
+        self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             await self.app(scope, receive, send)
             return
+        counted = 0
+
+        def count(size: int) -> None:
+            """The bytes of this body are now `size`."""
+            nonlocal counted
+            large = max(0, size - FREE_BODY_BYTES)
+            self.budget.used += large - counted
+            counted = large
+
         try:
-            body = await self._read(scope, receive)
+            body = await self._read(scope, receive, count)
         except ApiError as error:
+            count(0)
             await refuse(scope, send, error)
             return
-        if body is not None:
-            await self.app(scope, replay(body, receive), send)
+        try:
+            if body is not None:
+                scope["state"]["body_parsed"] = lambda: count(0)
+                waiting, body = replay(body, receive), None
+                await self.app(scope, waiting, send)
+        finally:
+            count(0)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read(
+        self, scope: Scope, receive: Receive, count: Callable[[int], None]
+    ) -> bytearray | None:
         """The whole body; None when the client hung up."""
         length = header(scope, b"content-length")
         if length is not None and (not length.isdigit() or int(length[:20]) > self.max_bytes):
             raise self._too_large()
-        chunks, size, deadline = [], 0, time.monotonic() + self.timeout
+        if length is not None and not self.budget.fits(int(length)):
+            raise self._full()
+        body, deadline = bytearray(), time.monotonic() + self.timeout
         more = True
         while more:
             try:
@@ -239,18 +287,28 @@ class BodyGuard:
             except TimeoutError:
                 raise ApiError(408, f"the body was not complete after {self.timeout:g} s") from None
             if message["type"] == "http.disconnect":
+                count(0)
                 return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self.max_bytes:
+            body += message.get("body", b"")
+            if len(body) > self.max_bytes:
                 raise self._too_large()
-            chunks.append(chunk)
+            count(len(body))
+            if not self.budget.fits(0):
+                raise self._full()
             more = message.get("more_body", False)
-        if size:
+        if body:
             kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise ApiError(415, "the body must be JSON: Content-Type: application/json")
-        return b"".join(chunks)
+        return body
+
+    def _full(self) -> ApiError:
+        return ApiError(
+            503,
+            f"too many bodies are on their way; at most {self.budget.max_bytes} bytes are taken",
+            code=BODIES_FULL,
+            retry_after=1,
+        )
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -260,15 +318,14 @@ class BodyGuard:
         )
 
 
-def replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """A `receive` that hands out the body once, then waits for the disconnect."""
-    given = False
+def replay(body: bytearray, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """A `receive` that hands out the body once, keeps nothing of it, then waits for the
+    disconnect."""
+    waiting = [body]
 
     async def next_message() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+        if waiting:
+            return {"type": "http.request", "body": bytes(waiting.pop()), "more_body": False}
         return await receive()
 
     return next_message

@@ -16,6 +16,7 @@ from starlette.types import Receive
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.errors import is_fault
 from llaisys.server.http.limits import Admission
 from llaisys.server.metrics import Metrics
 
@@ -88,9 +89,7 @@ class Generation:
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        self.close(
-            failed=exc[0] is not None and not issubclass(exc[0], (ClientGone, GeneratorExit))
-        )
+        self.close(failed=exc[1] is not None and is_fault(exc[1]))
 
     def close(self, failed: bool = False) -> None:
         """More than once does nothing."""

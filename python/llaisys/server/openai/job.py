@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
-from llaisys.server.errors import ApiError
+from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.faults import error_of
 from llaisys.server.http.limits import check_count
@@ -169,7 +169,7 @@ class Job:
         except BaseException as error:
             if parts is not None:
                 await parts.aclose()
-            generation.close(failed=not isinstance(error, ClientGone))
+            generation.close(failed=is_fault(error))
             raise
         events = self._events(generation, builder, params.n, first, parts)
         return EventStream(events, self._release(generation))
@@ -207,7 +207,9 @@ class Job:
             usage = add_usage([output.usage for output in generation.outputs.values()])
             for event in writer.end(usage):
                 yield event
-        except Exception as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             failed = True
             yield sse(error_of(error).body(self.request_id))
             for event in writer.break_off():

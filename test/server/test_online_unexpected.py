@@ -1,0 +1,103 @@
+"""What nobody foresaw: OpenAI's error object, the truth in the log and in the metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from http_helpers import CHAT, chat, error_of
+from server_helpers import (
+    INLINE_CHARS,
+    LONG,
+    PANIC,
+    UNTOUCHABLE,
+    Gate,
+    ServerProcess,
+    raw_request,
+    reset,
+)
+
+from llaisys.server.logs import JsonFormatter, TextFormatter
+
+
+@pytest.mark.parametrize("text", [UNTOUCHABLE, PANIC, PANIC + "!" * INLINE_CHARS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_a_500_for_the_client_and_in_the_log(
+    server: ServerProcess, client: httpx.Client, text: str, stream: bool
+) -> None:
+    """A panic inside a Rust library is no `Exception`; on the loop or beside it."""
+    body = {"prompt": text, "stream": stream}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.headers["content-type"] == "application/json"
+    error = error_of(answer, 500)
+    assert (error["message"], error["code"]) == ("internal error", "internal_error")
+
+    def logged() -> list[dict[str, Any]]:
+        events = server.events()
+        return [event for event in events if event.get("request_id") == error["request_id"]]
+
+    server.wait_for(lambda: bool(logged()), "the request's line")
+    assert [event["status"] for event in logged()] == [500]
+    assert logged()[0]["error"] == "internal_error"
+    assert client.post(CHAT, json=chat()).status_code == 200
+
+
+def test_hang_ups_are_counted_as_abort(tmp_path: Path) -> None:
+    """Whole or streamed, before the first token or after it."""
+    gate = Gate(tmp_path)
+    with ServerProcess(env=gate.env, session_file=tmp_path / "s.db") as server:
+        server.wait_ready()
+        for stream, hang_up in (
+            (s, h) for s in (False, True) for h in (socket.socket.close, reset)
+        ):
+            gate.order("wait")
+            held = raw_request(server, {**LONG, "n": 2, "stream": stream})
+            gate.hold()  # the engine has it
+            hang_up(held)
+            server.wait_for(lambda: server.num_connections == 0, "the hang-up to be noticed")
+            gate.open()
+            server.wait_idle()
+        running = raw_request(server, {**LONG, "stream": True})
+        assert running.recv(1 << 16).startswith(b"HTTP/1.1 200")  # with its first token
+        running.close()
+        server.wait_idle()
+        server.wait_for(lambda: reasons(server) == {"abort": 9.0}, "nine aborts", 10)
+
+
+def reasons(server: ServerProcess) -> dict[str, float]:
+    with server.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("llaisys:request_success_total{"):
+            reason = line.partition('finished_reason="')[2].partition('"')[0]
+            found[reason] = float(line.rsplit(" ", 1)[1])
+    return found
+
+
+HIDDEN = "a\nb\rc\u2028d\u2029e\x85f\x9bg\x1b[2Jh\u202ei\u2066j\x00k"
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_no_text_of_a_client_breaks_a_line_of_the_log(formatter: logging.Formatter) -> None:
+    """As a field, in a message, in the text of an exception."""
+    try:
+        raise ValueError(HIDDEN.replace("\n", ""))
+    except ValueError:
+        info = sys.exc_info()
+    record = logging.LogRecord("llaisys", logging.INFO, "f", 1, "said %s", (HIDDEN,), info)
+    record.fields = {"user": HIDDEN, "param": HIDDEN}
+    text = formatter.format(record)
+    first, *rest = text.split("\n")
+    assert not any(c in text for c in "\r\u2028\u2029\x85\x9b\x1b\u202e\u2066\x00\x7f")
+    assert text.splitlines() == [first, *rest]
+    if isinstance(formatter, JsonFormatter):
+        assert rest == [] and json.loads(first)["user"] == HIDDEN
+    else:
+        assert "user=" in first and rest[0].startswith("Traceback")
