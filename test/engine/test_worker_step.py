@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -390,7 +391,7 @@ def test_a_model_that_was_opened_and_not_loaded_is_closed():
     worker = Worker(make_config())
     worker.open_model()
     checkpoint = SimpleNamespace(close=lambda: closed.append(True))
-    worker._opened = worker._opened._replace(checkpoint=checkpoint)
+    worker._opened = replace(worker._opened, checkpoint=checkpoint)
     worker.close()
     worker.close()
     assert closed == [True]

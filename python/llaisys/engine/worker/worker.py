@@ -15,23 +15,22 @@ told it about each sequence. It decides nothing about who runs.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
-from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
+from llaisys.engine.worker.opening import OpenedModel, open_model
 from llaisys.engine.worker.sampling import SamplingRows
-from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.base import ModelAdapter
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -42,21 +41,6 @@ STAGES = (
     "sample",
     "postprocess",
 )
-DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
-DEFAULT_KV_SHARE = 0.4  # of the memory that is available
-MODELS_WITHOUT_FILES = ("mock",)
-
-
-class _OpenedModel(NamedTuple):
-    """A model whose files are open and whose weights are not loaded."""
-
-    path: str
-    model_type: str
-    checkpoint: Any  # None for models without files
-    adapter_class: type[ModelAdapter]
-    options: AdapterOptions
-    kv_bytes_per_token: int
-    affordable_blocks: int
 
 
 class Worker:
@@ -79,7 +63,7 @@ class Worker:
         self.device_id = 0
         self.adapter: ModelAdapter | None = None
         self.info: ModelInfo | None = None
-        self._opened: _OpenedModel | None = None  # between `open_model` and `load_model`
+        self._opened: OpenedModel | None = None  # between `open_model` and `load_model`
         self._rows: SequenceRows
         self._buffers: StepBuffers
         self._sampling: SamplingRows
@@ -98,21 +82,7 @@ class Worker:
     def open_model(self) -> int:
         """Open the model's files and say how many KV blocks this rank can afford. Nothing large is
         allocated before all ranks have agreed on a number; see `load_model`."""
-        path, model_type, checkpoint = self._open_checkpoint()
-        adapter_class = self.config.adapter_class
-        if adapter_class is None:
-            adapter_class = get_adapter_class(model_type)
-        options = self._adapter_options()
-        per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
-        self._opened = opened = _OpenedModel(
-            path,
-            model_type,
-            checkpoint,
-            adapter_class,
-            options,
-            per_token,
-            self._affordable_blocks(checkpoint, per_token),
-        )
+        self._opened = opened = open_model(self.config, self.rank, self.local_rank)
         return opened.affordable_blocks
 
     def load_model(self, num_blocks: int | None = None) -> ModelInfo:
@@ -123,21 +93,20 @@ class Worker:
         if self._opened is None:
             self.open_model()
         assert self._opened is not None
-        path, model_type, checkpoint, adapter_class, options, per_token, affordable = self._opened
-        self._opened = None
-        num_blocks = num_blocks or affordable
-        block_size = self.config.cache.block_size
-        options = replace(options, kv_cache_capacity_tokens=num_blocks * block_size)
-        self.adapter = adapter = adapter_class.load(checkpoint, options)
+        opened, self._opened = self._opened, None
+        checkpoint, block_size = opened.checkpoint, self.config.cache.block_size
+        capacity = (num_blocks or opened.affordable_blocks) * block_size
+        options = replace(opened.options, kv_cache_capacity_tokens=capacity)
+        self.adapter = adapter = opened.adapter_class.load(checkpoint, options)
         self.info = ModelInfo(
-            model_path=path,
-            model_type=model_type,
+            model_path=opened.path,
+            model_type=opened.model_type,
             vocab_size=adapter.vocab_size,
             max_model_len=adapter.max_model_len,
             eos_token_ids=tuple(adapter.eos_token_ids),
             num_blocks=adapter.kv_capacity_tokens // block_size,
             block_size=block_size,
-            kv_bytes_per_token=per_token,
+            kv_bytes_per_token=opened.kv_bytes_per_token,
             generation_defaults={} if checkpoint is None else checkpoint.config.generation,
             tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
         )
@@ -148,70 +117,6 @@ class Worker:
             )
         self._make_buffers(self.info)
         return self.info
-
-    def _open_checkpoint(self) -> tuple[str, str, Any]:
-        """(path, model type, checkpoint); the checkpoint is None for models without files."""
-        config = self.config
-        model = config.model
-        kind = config.model_type or (model if model in MODELS_WITHOUT_FILES else None)
-        if kind is not None and config.adapter_class is None:
-            get_adapter_class(kind)  # refused before anything is fetched
-        if kind in MODELS_WITHOUT_FILES or (model is None and config.adapter_class is not None):
-            name = kind or config.adapter_class.__name__
-            return name, name, None
-        from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
-
-        report("opening the model")
-        path = resolve_model(model or DEFAULT_MODEL)
-        checkpoint = open_checkpoint(path)
-        found = checkpoint.config.model_type
-        if kind is not None and kind != found:
-            checkpoint.close()
-            raise ModelLoadError(f"model_type is {kind!r}; {path} holds a {found!r} model")
-        return str(path), found, checkpoint
-
-    def _adapter_options(self) -> AdapterOptions:
-        config = self.config
-        parallel = config.parallel
-        return AdapterOptions(
-            device=config.device,
-            device_ids=tuple(parallel.tensor_parallel_device_ids or (0,)),
-            dtype=config.dtype,
-            kv_cache_dtype=config.cache.kv_cache_dtype,
-            kv_cache_layout="block",
-            kv_cache_block_size=config.cache.block_size,
-            max_model_len=config.max_model_len or 0,
-            max_batch_tokens=config.scheduler.max_num_batched_tokens,
-            n_threads=config.n_threads,
-            parallel=replace(parallel, rank=self.rank, local_rank=self.local_rank),
-        )
-
-    def _affordable_blocks(self, checkpoint: Any, bytes_per_token: int) -> int:
-        """KV blocks that were asked for, or that this rank has the memory for."""
-        cache = self.config.cache
-        if cache.num_kv_blocks is not None:
-            return cache.num_kv_blocks
-        block_bytes = max(1, bytes_per_token) * cache.block_size
-        if cache.kv_cache_memory is not None:
-            available = available_memory()
-            if cache.kv_cache_memory > available:
-                raise InvalidInputError(
-                    f"kv_cache_memory is {cache.kv_cache_memory} bytes; this machine has "
-                    f"{available} available"
-                )
-            blocks = cache.kv_cache_memory // block_bytes
-            if blocks < 1:
-                raise InvalidInputError(
-                    f"kv_cache_memory is {cache.kv_cache_memory} bytes; one block of "
-                    f"{cache.block_size} tokens needs {block_bytes}"
-                )
-            return int(blocks)
-        length = self.config.max_model_len or 0
-        if checkpoint is not None and not length:
-            length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
-        wanted = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
-        affordable = int(available_memory() * DEFAULT_KV_SHARE) // block_bytes
-        return max(1, min(wanted, affordable))
 
     def _make_buffers(self, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
@@ -244,8 +149,8 @@ class Worker:
     def close(self) -> None:
         adapter, self.adapter = self.adapter, None
         opened, self._opened = self._opened, None
-        if opened is not None and opened.checkpoint is not None:
-            opened.checkpoint.close()
+        if opened is not None:
+            opened.close()
         self._begun = None
         if adapter is not None:
             adapter.close()
@@ -427,15 +332,3 @@ def output_rows(forward: ForwardOutput, wanted: NDArray[np.int64]) -> NDArray[np
             f"the model kept rows for tokens {ids.tolist()[:8]}, wanted {wanted.tolist()[:8]}"
         )
     return found
-
-
-def available_memory() -> int:
-    """Bytes that can be used without pushing others out, as far as the system says."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

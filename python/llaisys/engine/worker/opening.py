@@ -1,0 +1,128 @@
+"""From a model's name to open files: what it is, and how many KV blocks this rank can afford.
+
+Nothing large is allocated here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.progress import report
+from llaisys.engine.config import EngineConfig
+from llaisys.models.base import AdapterOptions, ModelAdapter
+
+DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
+DEFAULT_KV_SHARE = 0.4  # of the memory that is available
+MODELS_WITHOUT_FILES = ("mock",)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """Its files are open, its weights are not loaded. Whoever loads it owns the checkpoint."""
+
+    path: str
+    model_type: str
+    checkpoint: Any  # None for models without files
+    adapter_class: type[ModelAdapter]
+    options: AdapterOptions
+    kv_bytes_per_token: int
+    affordable_blocks: int
+
+    def close(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+
+def open_model(config: EngineConfig, rank: int, local_rank: int) -> OpenedModel:
+    path, model_type, checkpoint = _open_checkpoint(config)
+    try:
+        adapter_class = config.adapter_class or get_adapter_class(model_type)
+        options = _adapter_options(config, rank, local_rank)
+        per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
+        blocks = _affordable_blocks(config, checkpoint, per_token)
+    except BaseException:
+        if checkpoint is not None:
+            checkpoint.close()
+        raise
+    return OpenedModel(path, model_type, checkpoint, adapter_class, options, per_token, blocks)
+
+
+def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Any]:
+    """(path, model type, checkpoint); the checkpoint is None for models without files."""
+    model = config.model
+    kind = config.model_type or (model if model in MODELS_WITHOUT_FILES else None)
+    if kind is not None and config.adapter_class is None:
+        get_adapter_class(kind)  # refused before anything is fetched
+    if kind in MODELS_WITHOUT_FILES or (model is None and config.adapter_class is not None):
+        name = kind or config.adapter_class.__name__
+        return name, name, None
+    from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
+
+    report("opening the model")
+    path = resolve_model(model or DEFAULT_MODEL)
+    checkpoint = open_checkpoint(path)
+    found = checkpoint.config.model_type
+    if kind is not None and kind != found:
+        checkpoint.close()
+        raise ModelLoadError(f"model_type is {kind!r}; {path} holds a {found!r} model")
+    return str(path), found, checkpoint
+
+
+def _adapter_options(config: EngineConfig, rank: int, local_rank: int) -> AdapterOptions:
+    parallel = config.parallel
+    return AdapterOptions(
+        device=config.device,
+        device_ids=tuple(parallel.tensor_parallel_device_ids or (0,)),
+        dtype=config.dtype,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        kv_cache_layout="block",
+        kv_cache_block_size=config.cache.block_size,
+        max_model_len=config.max_model_len or 0,
+        max_batch_tokens=config.scheduler.max_num_batched_tokens,
+        n_threads=config.n_threads,
+        parallel=replace(parallel, rank=rank, local_rank=local_rank),
+    )
+
+
+def _affordable_blocks(config: EngineConfig, checkpoint: Any, bytes_per_token: int) -> int:
+    """KV blocks that were asked for, or that this rank has the memory for."""
+    cache = config.cache
+    if cache.num_kv_blocks is not None:
+        return cache.num_kv_blocks
+    block_bytes = max(1, bytes_per_token) * cache.block_size
+    if cache.kv_cache_memory is not None:
+        available = available_memory()
+        if cache.kv_cache_memory > available:
+            raise InvalidInputError(
+                f"kv_cache_memory is {cache.kv_cache_memory} bytes; this machine has "
+                f"{available} available"
+            )
+        blocks = cache.kv_cache_memory // block_bytes
+        if blocks < 1:
+            raise InvalidInputError(
+                f"kv_cache_memory is {cache.kv_cache_memory} bytes; one block of "
+                f"{cache.block_size} tokens needs {block_bytes}"
+            )
+        return int(blocks)
+    length = config.max_model_len or 0
+    if checkpoint is not None and not length:
+        length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
+    wanted = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
+    affordable = int(available_memory() * DEFAULT_KV_SHARE) // block_bytes
+    return max(1, min(wanted, affordable))
+
+
+def available_memory() -> int:
+    """Bytes that can be used without pushing others out, as far as the system says."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
