@@ -22,6 +22,7 @@
 #include "llaisys/runtime/infer_types.h"
 #include "llaisys/runtime/kv_cache.h"
 
+#include "llaisys/models/decoder.h"
 #include "llaisys/models/model.h"
 #include "llaisys/models/qwen2.h"
 

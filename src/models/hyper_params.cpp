@@ -21,7 +21,7 @@ void check_positive(const char *name, float value) {
 
 // Llama 3: wavelengths beyond the original context are stretched by the factor, short ones are
 // kept, and those between move smoothly from one to the other.
-double llama3_frequency(double frequency, const LlaisysQwen2Meta &meta) {
+double llama3_frequency(double frequency, const LlaisysDecoderMeta &meta) {
     const double original = double(meta.rope_original_maxseq);
     const double wavelength = 2 * kPi / frequency;
     if (wavelength < original / meta.rope_high_freq_factor) {
@@ -37,7 +37,7 @@ double llama3_frequency(double frequency, const LlaisysQwen2Meta &meta) {
 
 } // namespace
 
-void check_hyper_params(const LlaisysQwen2Meta &meta) {
+void check_hyper_params(const LlaisysDecoderMeta &meta) {
     require(is_weight(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ",
             name_of(meta.dtype));
     check_size("nlayer", meta.nlayer, 1024);
@@ -55,6 +55,10 @@ void check_hyper_params(const LlaisysQwen2Meta &meta) {
     check_positive("theta", meta.theta);
     require(meta.sliding_window >= 0, "meta.sliding_window must not be negative, got ",
             meta.sliding_window);
+    for (size_t i = 0; meta.layer_windows != nullptr && i < meta.nlayer; ++i) {
+        require(meta.layer_windows[i] >= 0, "meta.layer_windows[", i,
+                "] must not be negative, got ", meta.layer_windows[i]);
+    }
     require(meta.rope_scaling >= LLAISYS_ROPE_PLAIN && meta.rope_scaling <= LLAISYS_ROPE_LLAMA3,
             "meta.rope_scaling must be in [0, 2], got ", meta.rope_scaling);
     if (meta.rope_scaling != LLAISYS_ROPE_PLAIN) {
@@ -71,7 +75,14 @@ void check_hyper_params(const LlaisysQwen2Meta &meta) {
     }
 }
 
-Tensor rotary_frequencies(const LlaisysQwen2Meta &meta, DeviceType device, int device_id) {
+std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
+    if (meta.layer_windows != nullptr) {
+        return {meta.layer_windows, meta.layer_windows + meta.nlayer};
+    }
+    return std::vector<int64_t>(meta.nlayer, meta.sliding_window);
+}
+
+Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id) {
     std::vector<float> frequencies(meta.dh / 2);
     for (size_t i = 0; i < frequencies.size(); ++i) {
         double frequency = std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh));

@@ -2,15 +2,20 @@
 // frequencies.
 #pragma once
 
-#include "llaisys/models/qwen2.h"
+#include "llaisys/models/decoder.h"
 #include "tensor/tensor.hpp"
+
+#include <vector>
 
 namespace llaisys::models {
 
 // Throws naming the field, the value and the limit.
-void check_hyper_params(const LlaisysQwen2Meta &meta);
+void check_hyper_params(const LlaisysDecoderMeta &meta);
+
+// The attention window of each layer, 0: none.
+std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta);
 
 // f32 [dh / 2] with the scaling that the meta asks for.
-Tensor rotary_frequencies(const LlaisysQwen2Meta &meta, DeviceType device, int device_id);
+Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id);
 
 } // namespace llaisys::models

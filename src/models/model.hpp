@@ -10,6 +10,8 @@
 #include "runtime/workspace/workspace.hpp"
 #include "tensor/tensor.hpp"
 
+#include <vector>
+
 namespace llaisys::models {
 
 // What the KV cache must hold for a model.
@@ -32,9 +34,12 @@ struct ModelInput {
 
 // Where this micro-batch writes its keys and values, and what each token sees of the cache.
 struct AttentionMetadata {
-    Tensor slots; // i32 [n]
-    ops::AttentionLists lists;
-    const ops::KvLayer *kv = nullptr; // [n_layers]
+    Tensor slots;                               // i32 [n]
+    const ops::AttentionLists *lists = nullptr; // one for each distinct window
+    const int32_t *list_of_layer = nullptr;     // [n_layers]
+    const ops::KvLayer *kv = nullptr;           // [n_layers]
+
+    const ops::AttentionLists &lists_of(size_t layer) const { return lists[list_of_layer[layer]]; }
 };
 
 struct ForwardOutput {
@@ -50,7 +55,8 @@ public:
     virtual int64_t vocabulary() const = 0;
     virtual int64_t hidden_size() const = 0;
     virtual int64_t max_positions() const = 0;
-    virtual int64_t sliding_window() const = 0; // 0: none
+    // The attention window of each layer, [n_layers]; 0: none.
+    virtual const std::vector<int64_t> &windows() const = 0;
 
     // The public slot table of this model type.
     virtual void *weights() = 0;

@@ -12,25 +12,23 @@ struct Entry {
     std::unique_ptr<Model> (*create)(const void *meta, DeviceType device, int device_id);
 };
 
-const LlaisysQwen2Meta &as_qwen2(const void *meta) {
-    return *static_cast<const LlaisysQwen2Meta *>(meta);
+const LlaisysDecoderMeta &as_decoder(const void *meta) {
+    return *static_cast<const LlaisysDecoderMeta *>(meta);
+}
+
+template <LlaisysModelType type>
+std::unique_ptr<Model> create_decoder(const void *meta, DeviceType device, int device_id) {
+    return std::make_unique<DecoderModel>(type, as_decoder(meta), device, device_id);
 }
 
 // A further model type is a further line here.
 const Entry kEntries[] = {
-    {LLAISYS_MODEL_TYPE_QWEN2,
-     [](const void *meta, DeviceType device, int device_id) -> std::unique_ptr<Model> {
-         return std::make_unique<DecoderModel>(LLAISYS_MODEL_TYPE_QWEN2, as_qwen2(meta), device,
-                                               device_id);
-     }},
-    {LLAISYS_MODEL_TYPE_LLAMA,
-     [](const void *meta, DeviceType device, int device_id) -> std::unique_ptr<Model> {
-         return std::make_unique<DecoderModel>(LLAISYS_MODEL_TYPE_LLAMA, as_qwen2(meta), device,
-                                               device_id);
-     }},
+    {LLAISYS_MODEL_TYPE_QWEN2, create_decoder<LLAISYS_MODEL_TYPE_QWEN2>},
+    {LLAISYS_MODEL_TYPE_LLAMA, create_decoder<LLAISYS_MODEL_TYPE_LLAMA>},
+    {LLAISYS_MODEL_TYPE_QWEN3, create_decoder<LLAISYS_MODEL_TYPE_QWEN3>},
     {LLAISYS_MODEL_TYPE_MOCK,
      [](const void *meta, DeviceType device, int device_id) -> std::unique_ptr<Model> {
-         return std::make_unique<MockModel>(as_qwen2(meta), device, device_id);
+         return std::make_unique<MockModel>(as_decoder(meta), device, device_id);
      }},
 };
 
@@ -44,8 +42,8 @@ std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta, Dev
             return entry.create(meta, device, device_id);
         }
     }
-    fail(LLAISYS_ERROR_INVALID, "params.model_type must be qwen2 (1), mock (2) or llama (3), got ",
-         int(type));
+    fail(LLAISYS_ERROR_INVALID,
+         "params.model_type must be qwen2 (1), mock (2), llama (3) or qwen3 (4), got ", int(type));
 }
 
 } // namespace llaisys::models

@@ -91,6 +91,10 @@ Tensor Tensor::on(std::shared_ptr<Storage> storage, int64_t offset, const Shape 
     return Tensor(std::move(storage), data, shape, dense_strides(shape), dtype);
 }
 
+Tensor Tensor::described(const Shape &shape, DType dtype) {
+    return Tensor(nullptr, nullptr, shape, dense_strides(shape), dtype);
+}
+
 Tensor Tensor::map(const std::string &path, uint64_t offset, const Shape &shape, DType dtype) {
     const int64_t bytes = bytes_of(dtype, shape.elements());
     auto file = FileMapping::open(path);
@@ -185,13 +189,6 @@ Tensor Tensor::permute(const int *order) const {
         strides[dim] = strides_[from];
     }
     return Tensor(storage_, data_, shape, strides, dtype_);
-}
-
-Tensor Tensor::without_storage() const {
-    Tensor empty = *this;
-    empty.storage_.reset();
-    empty.data_ = nullptr;
-    return empty;
 }
 
 void Tensor::check_copy(const char *name, size_t n_bytes) const {

@@ -55,6 +55,9 @@ public:
     static Tensor on(std::shared_ptr<Storage> storage, int64_t offset, const Shape &shape,
                      DType dtype);
 
+    // Shape and dtype alone; defined() is false.
+    static Tensor described(const Shape &shape, DType dtype);
+
     bool defined() const { return storage_ != nullptr; }
     int ndim() const { return shape_.ndim(); }
     const Shape &shape() const { return shape_; }
@@ -81,8 +84,7 @@ public:
     Tensor view(const Shape &shape) const;
     Tensor slice(int dim, int64_t start, int64_t end) const;
     Tensor permute(const int *order) const;
-    // Shape and dtype alone; defined() is false.
-    Tensor without_storage() const;
+    Tensor without_storage() const { return described(shape_, dtype_); }
 
     // Copy n_bytes, the size of the tensor, which must be contiguous, between it and host memory, in
     // order with the work of a stream of its device: load has read `data` when it returns, store has

@@ -19,12 +19,12 @@ import pytest
 from native_helpers import ROOT, is_sanitized
 
 from llaisys.common import sampling
-from llaisys.libllaisys import infer_types, kv_cache, model, ops, qwen2, runtime, tensor, types
+from llaisys.libllaisys import decoder, infer_types, kv_cache, model, ops, runtime, tensor, types
 from llaisys.libllaisys.library import lib, library_path
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
-MIRRORS = (types, runtime, tensor, ops, infer_types, kv_cache, model, qwen2)
+MIRRORS = (types, runtime, tensor, ops, infer_types, kv_cache, model, decoder)
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 
 
@@ -271,7 +271,7 @@ def test_enumerations_have_the_same_values(values: dict[str, int]) -> None:
     assert values_of("LlaisysKvStatus", "LLAISYS_KV_", values) == {
         status.name: status.value for status in kv_cache.KvStatus
     }
-    assert values_of("LlaisysRopeScaling", "LLAISYS_ROPE_", values) == upper(qwen2.ROPE_SCALING)
+    assert values_of("LlaisysRopeScaling", "LLAISYS_ROPE_", values) == upper(decoder.ROPE_SCALING)
     kinds = values_of("LlaisysSamplerKind", "LLAISYS_SAMPLER_", values)
     assert kinds.pop("COUNT") == len(kinds)
     assert kinds == {kind.name: kind.value for kind in sampling.SamplerKind}

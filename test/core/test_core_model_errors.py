@@ -43,7 +43,6 @@ def refuse(words: str, code: int = types.ERROR_INVALID, meta: Any = None, **fiel
     ("words", "fields"),
     [
         ("model_type", {"model_type": "unknown"}),
-        ("model_type", {"model_type": "qwen3"}),
         ("ndevice", {"ndevice": -1}),
         ("ndevice", {"ndevice": 2147483647}),
         ("device_ids", {"ndevice": 1}),

@@ -22,9 +22,9 @@ from native_helpers import (
 )
 
 from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.libllaisys.handles import Model, Tensor
 from llaisys.libllaisys.library import lib
-from llaisys.libllaisys.qwen2 import LlaisysQwen2Weights
 
 SHAPE = Shape(voc=11, nh=2, nkvh=1, dh=4, maxseq=32)
 N_LAYERS = 2
@@ -38,12 +38,12 @@ def decoder_shapes() -> dict[str, tuple[int, ...]]:
         "attn_norm_w": (hs,), "attn_q_w": (hs, hs), "attn_k_w": (kv, hs), "attn_v_w": (kv, hs),
         "attn_o_w": (hs, hs), "mlp_norm_w": (hs,), "mlp_gate_w": (DI, hs), "mlp_up_w": (DI, hs),
         "mlp_down_w": (hs, DI), "attn_q_b": (hs,), "attn_k_b": (kv,), "attn_v_b": (kv,),
-        "attn_o_b": (hs,),
+        "attn_o_b": (hs,), "attn_q_norm_w": (SHAPE.dh,), "attn_k_norm_w": (SHAPE.dh,),
     }  # fmt: skip
 
 
 GLOBAL = ("in_embed", "out_embed", "out_norm_w")
-OPTIONAL = ("attn_q_b", "attn_k_b", "attn_v_b", "attn_o_b")
+OPTIONAL = ("attn_q_b", "attn_k_b", "attn_v_b", "attn_o_b", "attn_q_norm_w", "attn_k_norm_w")
 
 
 class Decoder(MockModel):
@@ -227,8 +227,8 @@ def test_mapped_weights_are_used_in_place_and_outlive_the_file(tmp_path: Path) -
 # -- The slot table, written directly -------------------------------------------------------------
 
 
-def slots_of(model: Model) -> LlaisysQwen2Weights:
-    return LlaisysQwen2Weights.from_address(lib().llaisysModelWeights(model.handle))
+def slots_of(model: Model) -> LlaisysDecoderWeights:
+    return LlaisysDecoderWeights.from_address(lib().llaisysModelWeights(model.handle))
 
 
 def test_a_slot_written_directly_is_taken_over_at_the_next_step() -> None:
@@ -258,7 +258,7 @@ def test_a_wrong_tensor_written_directly_is_refused_at_the_step() -> None:
 def test_per_layer_slots_are_arrays_of_layers(decoder: Decoder) -> None:
     decoder.fill()
     slots = slots_of(decoder)
-    for field, _ in LlaisysQwen2Weights._fields_:
+    for field, _ in LlaisysDecoderWeights._fields_:
         if field in GLOBAL:
             assert getattr(slots, field)
         else:

@@ -28,13 +28,15 @@ struct Seen {
     Shape table_shape;
     int32_t block_size = 0;
     std::vector<Ints> visible; // for each token the keys that it sees, in order
+    Ints begin_of_layer_1;
+    bool shares_lists = false;
 };
 
 // Keys are the token id (or the first number of the embedding) in layer 0, 1000 more in layer 1;
 // values are the position. The logits of a token have their maximum at the token after it.
 class FakeModel final : public models::Model {
 public:
-    explicit FakeModel(int64_t sliding_window = 0) : sliding_window_(sliding_window) {
+    explicit FakeModel(std::vector<int64_t> windows = {0, 0}) : windows_(std::move(windows)) {
         spec_ = {2, 1, 2, LLAISYS_DTYPE_F32, Tensor::create({1}, LLAISYS_DTYPE_F32)};
     }
     LlaisysModelType type() const override { return LLAISYS_MODEL_TYPE_UNKNOWN; }
@@ -42,7 +44,7 @@ public:
     int64_t vocabulary() const override { return kVocabulary; }
     int64_t hidden_size() const override { return kHidden; }
     int64_t max_positions() const override { return 1000; }
-    int64_t sliding_window() const override { return sliding_window_; }
+    const std::vector<int64_t> &windows() const override { return windows_; }
     void *weights() override { return nullptr; }
     void replace_weight(const device::Stream &, const char *, int, llaisysTensor_t) override {}
     void prepare_weights(const device::Stream &) override {
@@ -95,12 +97,14 @@ private:
         now.positions = list_of<int64_t>(input.positions);
         now.output_rows = list_of<int32_t>(input.output_rows);
         now.slots = list_of<int32_t>(attention.slots);
-        now.rows = list_of<int32_t>(attention.lists.q_rows);
-        now.begin = list_of<int32_t>(attention.lists.begin);
-        now.end = list_of<int32_t>(attention.lists.end);
-        now.tables = list_of<int32_t>(attention.lists.tables);
-        now.table_shape = attention.lists.tables.shape();
-        now.block_size = attention.lists.block_size;
+        now.rows = list_of<int32_t>(attention.lists_of(0).q_rows);
+        now.begin = list_of<int32_t>(attention.lists_of(0).begin);
+        now.begin_of_layer_1 = list_of<int32_t>(attention.lists_of(1).begin);
+        now.shares_lists = &attention.lists_of(0) == &attention.lists_of(1);
+        now.end = list_of<int32_t>(attention.lists_of(0).end);
+        now.tables = list_of<int32_t>(attention.lists_of(0).tables);
+        now.table_shape = attention.lists_of(0).tables.shape();
+        now.block_size = attention.lists_of(0).block_size;
         if (input.embeddings.defined()) {
             const float *values = input.embeddings.as<float>();
             now.embeddings.assign(values, values + input.embeddings.elements());
@@ -124,7 +128,7 @@ private:
         }
     }
     models::KvSpec spec_;
-    int64_t sliding_window_;
+    std::vector<int64_t> windows_;
 };
 
 // A step that owns its arrays; those left empty are NULL.
@@ -162,7 +166,9 @@ struct Step {
 
 struct Rig {
     explicit Rig(int32_t max_ubatch = 512, int64_t window = 0, bool is_block = false)
-        : model(window), runner(stream, model, options(max_ubatch, is_block)) {}
+        : Rig(max_ubatch, std::vector<int64_t>{window, window}, is_block) {}
+    Rig(int32_t max_ubatch, std::vector<int64_t> windows, bool is_block)
+        : model(std::move(windows)), runner(stream, model, options(max_ubatch, is_block)) {}
     static RunnerOptions options(int32_t max_ubatch, bool is_block) {
         RunnerOptions options;
         options.layout = is_block ? LLAISYS_KV_LAYOUT_BLOCK : LLAISYS_KV_LAYOUT_SLOT;

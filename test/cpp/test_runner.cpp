@@ -119,6 +119,25 @@ TEST(the_sliding_window_is_a_begin_in_both_layouts) {
     CHECK(slot.model.seen[1].visible[0] == Ints({5, 6}));
 }
 
+TEST(every_layer_sees_through_its_own_window) {
+    Rig mixed(512, std::vector<int64_t>{0, 2}, false);
+    CHECK_EQ(mixed.step(tokens({1, 2, 3, 4})), LLAISYS_DECODE_OK);
+    const Seen &seen = mixed.model.seen[0];
+    CHECK(!seen.shares_lists && seen.begin == Ints({0, 0, 0, 0}));
+    CHECK(seen.begin_of_layer_1 == Ints({0, 0, 1, 2}));
+    Rig same(512, 2);
+    CHECK_EQ(same.step(tokens({1, 2, 3, 4})), LLAISYS_DECODE_OK);
+    CHECK(same.model.seen[0].shares_lists); // one list for each distinct window
+}
+
+TEST(the_largest_step_is_reserved_at_the_start) {
+    Rig rig;
+    CHECK_EQ(rig.runner.graph().counters().reserved, 1);
+    CHECK_EQ(rig.step(tokens({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})),
+             LLAISYS_DECODE_OK);
+    CHECK_EQ(rig.runner.graph().counters().allocated, 0);
+}
+
 TEST(block_tables_are_handed_through_with_rows_and_ends) {
     Rig rig(3, 0, true);
     Step step = tokens({1, 2, 3, 30, 31}); // a prefill and two tokens of a sequence that goes on

@@ -257,6 +257,15 @@ TEST(workspace_only_grows_and_old_tensors_stay_valid) {
     CHECK_EQ(workspace.allocations(), 2);
 }
 
+TEST(a_measuring_workspace_counts_and_has_no_memory) {
+    Workspace workspace = Workspace::measuring();
+    const Tensor x = workspace.take({3, 7}, LLAISYS_DTYPE_F32);
+    CHECK(!x.defined() && x.shape() == Shape({3, 7}) && x.dtype() == LLAISYS_DTYPE_F32);
+    workspace.take({1}, LLAISYS_DTYPE_F16);
+    CHECK_EQ(workspace.used(), 128 + 64);
+    CHECK_EQ(workspace.capacity(), 0);
+}
+
 TEST(workspace_sizes_are_rounded_to_its_alignment) {
     CHECK_EQ(Workspace::bytes_for({0}, LLAISYS_DTYPE_F32), 0);
     CHECK_EQ(Workspace::bytes_for({1}, LLAISYS_DTYPE_F32), 64);

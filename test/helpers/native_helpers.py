@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import LinearWeight, Model, Stream, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
 from llaisys.libllaisys.library import check, last_error, lib
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
-from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
 
 ROOT = Path(__file__).resolve().parents[2]
 REALS = ("f32", "f16", "bf16")
@@ -192,13 +192,13 @@ class Shape:
     def table(self) -> NDArray[np.float32]:
         return np.random.default_rng(self.seed).standard_normal((self.voc, self.hs), np.float32)
 
-    def meta(self, **changes: Any) -> LlaisysQwen2Meta:
+    def meta(self, **changes: Any) -> LlaisysDecoderMeta:
         values: dict[str, Any] = dict(
             dtype=dtype_code(self.dtype), nlayer=1, hs=self.hs, nh=self.nh, nkvh=self.nkvh,
             dh=self.dh, di=1, maxseq=self.maxseq, voc=self.voc, epsilon=1e-6, theta=self.theta,
             end_token=-1, sliding_window=self.window,
         )  # fmt: skip
-        return LlaisysQwen2Meta(**(values | changes))
+        return LlaisysDecoderMeta(**(values | changes))
 
     # The maths, on one token at a time.
 
@@ -241,7 +241,7 @@ TOLERANCE = {"f32": 2e-4, "f16": 2e-2, "bf16": 1.5e-1}
 
 
 def create_params(
-    meta: LlaisysQwen2Meta | None, model_type: str = "mock", **fields: Any
+    meta: LlaisysDecoderMeta | None, model_type: str = "mock", **fields: Any
 ) -> LlaisysModelCreateParams:
     params = LlaisysModelCreateParams(
         model_type=MODEL_TYPES[model_type],

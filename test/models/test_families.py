@@ -7,13 +7,13 @@ import pytest
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import MODEL_REGISTRY
+from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.libllaisys.model import MODEL_TYPES
-from llaisys.libllaisys.qwen2 import LlaisysQwen2Weights
 from llaisys.models.families import FAMILIES, family_of
 from llaisys.models.families.decoder import slot_of
 from llaisys.models.loading import parse_config
 
-SLOTS = {name for name, _ in LlaisysQwen2Weights._fields_}
+SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,7 +15,7 @@ typedef enum LlaisysModelType LLAISYS_INT32_ENUM {
     LLAISYS_MODEL_TYPE_QWEN2 = 1,
     LLAISYS_MODEL_TYPE_MOCK = 2,
     LLAISYS_MODEL_TYPE_LLAMA = 3,
-    LLAISYS_MODEL_TYPE_QWEN3 = 4 /* reserved */
+    LLAISYS_MODEL_TYPE_QWEN3 = 4
 } LlaisysModelType;
 
 typedef enum LLAISYS_INT32_ENUM {
@@ -27,7 +27,7 @@ typedef enum LLAISYS_INT32_ENUM {
 /* The first 23 fields and their order are fixed; later ones are appended. */
 typedef struct LlaisysModelCreateParams {
     LlaisysModelType model_type;
-    const void *meta; /* LlaisysQwen2Meta for QWEN2, LLAMA and MOCK; copied */
+    const void *meta; /* LlaisysDecoderMeta, for all types; copied */
     llaisysDeviceType_t device;
     const int32_t *device_ids; /* [ndevice]; NULL with ndevice 0: device 0 */
     int32_t ndevice;
@@ -66,7 +66,7 @@ LLAISYS_API LlaisysModelType llaisysModelType(const LlaisysModel *model); /* UNK
 /* The parameters that are in force, defaults filled in (strings: valid as long as the model). */
 LLAISYS_API int32_t llaisysModelParams(const LlaisysModel *model, LlaisysModelCreateParams *params);
 
-/* The slot table: LlaisysQwen2Weights * for QWEN2, LLAMA and MOCK. Lives as long as the model. A
+/* The slot table: LlaisysDecoderWeights *, for all types. Lives as long as the model. A
  * slot written directly is checked and taken over at the next step; a handle that was in it before
  * is the writer's to free. */
 LLAISYS_API void *llaisysModelWeights(LlaisysModel *model);

@@ -10,8 +10,8 @@ from typing import Self
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.progress import report
+from llaisys.libllaisys.decoder import ROPE_SCALING, LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
-from llaisys.libllaisys.qwen2 import ROPE_SCALING, LlaisysQwen2Meta
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.families.decoder import slot_of
@@ -99,13 +99,13 @@ def _dtype(config: ModelConfig, options: AdapterOptions) -> str:
     return dtype
 
 
-def _meta(config: ModelConfig, dtype: str) -> LlaisysQwen2Meta:
+def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:
     if config.sliding_window and len(config.window_layers) not in (0, config.num_layers):
         raise ModelLoadError(
             f"sliding_window on {len(config.window_layers)} of {config.num_layers} layers: a "
             "mixture of windowed and full layers is not supported"
         )
-    meta = LlaisysQwen2Meta(
+    meta = LlaisysDecoderMeta(
         dtype=dtype_code(dtype),
         nlayer=config.num_layers,
         hs=config.hidden_size,

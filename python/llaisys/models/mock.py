@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
-from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.native import NativeAdapter, tensor_from
@@ -50,7 +50,7 @@ class MockAdapter(NativeAdapter):
         """`checkpoint`: a MockShape, or None for the default one."""
         shape = _shape(checkpoint)
         dtype = "f32" if options.dtype == "auto" else options.dtype
-        meta = LlaisysQwen2Meta(
+        meta = LlaisysDecoderMeta(
             dtype=dtype_code(dtype),
             nlayer=1,
             hs=shape.hidden_size,

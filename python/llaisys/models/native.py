@@ -21,11 +21,11 @@ from llaisys.common.step import (
     SamplingMetadata,
 )
 from llaisys.libllaisys import arrays, types
+from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Model, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
 from llaisys.libllaisys.kv_cache import LAYOUTS
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
-from llaisys.libllaisys.qwen2 import LlaisysQwen2Meta
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.uninterrupted import Uninterrupted
 
@@ -120,7 +120,7 @@ class NativeAdapter(ModelAdapter):
     def _fill(self, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> None:
         """Give the model its weights; `check()` between them raises when nobody waits any more."""
 
-    def __init__(self, model_type: str, meta: LlaisysQwen2Meta, options: AdapterOptions) -> None:
+    def __init__(self, model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions) -> None:
         self.native = Model(_create_params(model_type, meta, options))
         params = self.native.params
         self.vocab_size = int(meta.voc)
@@ -250,7 +250,7 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
 
 
 def _create_params(
-    model_type: str, meta: LlaisysQwen2Meta, options: AdapterOptions
+    model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions
 ) -> LlaisysModelCreateParams:
     layout = LAYOUTS.get(options.kv_cache_layout)
     device = types.DEVICES.get(options.device)

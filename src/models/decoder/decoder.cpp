@@ -13,10 +13,12 @@
 
 namespace llaisys::models {
 
-DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysQwen2Meta &meta, DeviceType device,
+DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, DeviceType device,
                            int device_id)
     : type_(type), meta_(meta), table_(device, device_id) {
     check_hyper_params(meta);
+    windows_ = windows_of(meta);
+    meta_.layer_windows = nullptr;
     layers_.resize(meta.nlayer);
     register_slots();
     kv_spec_ = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
@@ -36,7 +38,7 @@ void DecoderModel::register_slots() {
     table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden});
     linear_slots_.push_back({&weights_.out_embed, &head_});
 
-    constexpr int kLayerFields = 13;
+    constexpr int kLayerFields = 15;
     layer_slots_.reserve(kLayerFields);
     const auto add = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                          bool is_optional = false) {
@@ -60,6 +62,9 @@ void DecoderModel::register_slots() {
     add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
     add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
     add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
+    const bool has_no_norms = type_ != LLAISYS_MODEL_TYPE_QWEN3;
+    add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, has_no_norms);
+    add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, has_no_norms);
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden});
     add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate);
     add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up);
@@ -135,18 +140,16 @@ DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &wor
     act.q = workspace.take(q_shape, LLAISYS_DTYPE_F32);
     act.k = workspace.take(kv_shape, LLAISYS_DTYPE_F32);
     act.v = workspace.take(kv_shape, LLAISYS_DTYPE_F32);
-    act.seen = workspace.take(q_shape, LLAISYS_DTYPE_F32);
+    act.attn_out = workspace.take(q_shape, LLAISYS_DTYPE_F32);
     act.gate = workspace.take({n, inner}, LLAISYS_DTYPE_F32);
     act.up = workspace.take({n, inner}, LLAISYS_DTYPE_F32);
     return act;
 }
 
 int64_t DecoderModel::workspace_bytes(int64_t n, int64_t) const {
-    const auto bytes = [](int64_t rows, size_t columns) {
-        return runtime::Workspace::bytes_for({rows, int64_t(columns)}, LLAISYS_DTYPE_F32);
-    };
-    return 2 * bytes(n, meta_.hs) + 2 * bytes(n, meta_.nh * meta_.dh) +
-           2 * bytes(n, meta_.nkvh * meta_.dh) + 2 * bytes(n, meta_.di);
+    runtime::Workspace workspace = runtime::Workspace::measuring();
+    take_activations(workspace, n);
+    return workspace.used();
 }
 
 void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &workspace,
@@ -183,6 +186,14 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
     }
 }
 
+void DecoderModel::norm_heads(const device::Stream &stream, const Tensor &x,
+                              llaisysTensor_t weight) const {
+    if (weight != nullptr) {
+        const Tensor heads = x.view({x.size(0) * x.size(1), x.size(2)});
+        ops::rms_norm(stream, heads, heads, weight->tensor, meta_.epsilon);
+    }
+}
+
 void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInput &input,
                           const AttentionMetadata &attention, const Activations &act) const {
     const int64_t n = input.n_tokens;
@@ -198,13 +209,15 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
                                    {&layer.k.weight, bias(weights_.attn_k_b), &k},
                                    {&layer.v.weight, bias(weights_.attn_v_b), &v}};
     ops::linear(stream, act.normed, qkv, 3);
+    norm_heads(stream, act.q, weights_.attn_q_norm_w[i]);
+    norm_heads(stream, act.k, weights_.attn_k_norm_w[i]);
     ops::rope(stream, act.q, act.q, input.positions, kv_spec_.inv_freq);
     ops::rope(stream, act.k, act.k, input.positions, kv_spec_.inv_freq);
     ops::kv_store(stream, kv, act.k, &act.v, attention.slots);
-    ops::attention(stream, act.seen, act.q, kv, attention.lists,
+    ops::attention(stream, act.attn_out, act.q, kv, attention.lists_of(i),
                    1.0f / std::sqrt(float(kv_spec_.head_dim)));
     const ops::LinearPart o{&layer.o.weight, bias(weights_.attn_o_b), &act.normed};
-    ops::linear(stream, act.seen.view(q.shape()), &o, 1);
+    ops::linear(stream, act.attn_out.view(q.shape()), &o, 1);
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i,

@@ -1,12 +1,13 @@
-// The decoder that Qwen2 and Llama share: they differ in which weights exist (Qwen2 has q/k/v
-// biases) and in the rotary frequencies, both of which come with the weights and the meta.
+// The decoder that Qwen2, Llama and Qwen3 share: they differ in which weights exist (Qwen2 has q/k/v
+// biases, Qwen3 norms of q and k) and in the rotary frequencies and windows, all of which come with
+// the weights and the meta.
 #pragma once
 
 #include "models/model.hpp"
 #include "ops/linear/op.hpp"
 #include "runtime/weights/weights.hpp"
 
-#include "llaisys/models/qwen2.h"
+#include "llaisys/models/decoder.h"
 
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace llaisys::models {
 
 class DecoderModel final : public Model {
 public:
-    DecoderModel(LlaisysModelType type, const LlaisysQwen2Meta &meta, DeviceType device,
+    DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, DeviceType device,
                  int device_id);
 
     LlaisysModelType type() const override { return type_; }
@@ -22,7 +23,7 @@ public:
     int64_t vocabulary() const override { return int64_t(meta_.voc); }
     int64_t hidden_size() const override { return int64_t(meta_.hs); }
     int64_t max_positions() const override { return int64_t(meta_.maxseq); }
-    int64_t sliding_window() const override { return meta_.sliding_window; }
+    const std::vector<int64_t> &windows() const override { return windows_; }
     void *weights() override { return &weights_; }
     void replace_weight(const device::Stream &stream, const char *field, int layer,
                         llaisysTensor_t handle) override;
@@ -40,7 +41,7 @@ private:
         Tensor q;        // [n, nh, dh]
         Tensor k;        // [n, nkvh, dh]
         Tensor v;        // [n, nkvh, dh]
-        Tensor seen;     // [n, nh, dh]: what attention gave
+        Tensor attn_out; // [n, nh, dh]
         Tensor gate;     // [n, di]
         Tensor up;       // [n, di]
     };
@@ -63,13 +64,16 @@ private:
     void pack(const device::Stream &stream, const LinearSlot &linear);
     Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
+    // RMS norm of each head of x [n, heads, dh] in place; a null weight: none.
+    void norm_heads(const device::Stream &stream, const Tensor &x, llaisysTensor_t weight) const;
     void attend(const device::Stream &stream, size_t index, const ModelInput &input,
                 const AttentionMetadata &attention, const Activations &act) const;
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act) const;
 
     LlaisysModelType type_;
-    LlaisysQwen2Meta meta_;
-    LlaisysQwen2Weights weights_{};
+    LlaisysDecoderMeta meta_; // its layer_windows are not kept
+    std::vector<int64_t> windows_;
+    LlaisysDecoderWeights weights_{};
     std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_
     std::vector<Layer> layers_;
     Packed head_;

@@ -10,9 +10,11 @@
 
 namespace llaisys::models {
 
-MockModel::MockModel(const LlaisysQwen2Meta &meta, DeviceType device, int device_id)
+MockModel::MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int device_id)
     : meta_(meta), table_(device, device_id) {
     check_hyper_params(meta);
+    windows_ = windows_of(meta);
+    meta_.layer_windows = nullptr;
     require(meta.nlayer == 1, "meta.nlayer must be 1 for a mock model, got ", meta.nlayer);
     require(meta.nh * meta.dh == meta.hs, "meta.hs must be nh * dh for a mock model, got ",
             meta.hs);
@@ -37,36 +39,46 @@ void MockModel::prepare_weights(const device::Stream &stream) {
     head_serial_ = table->serial;
 }
 
-int64_t MockModel::workspace_bytes(int64_t n_tokens, int64_t) const {
-    return 3 * runtime::Workspace::bytes_for({n_tokens, hidden_size()}, LLAISYS_DTYPE_F32);
+MockModel::Activations MockModel::take_activations(runtime::Workspace &workspace, int64_t n) const {
+    const Shape shape{n, int64_t(meta_.nh), int64_t(meta_.dh)};
+    Activations act;
+    act.x = workspace.take(shape, LLAISYS_DTYPE_F32);
+    act.q = workspace.take(shape, LLAISYS_DTYPE_F32);
+    act.attn_out = workspace.take(shape, LLAISYS_DTYPE_F32);
+    return act;
+}
+
+int64_t MockModel::workspace_bytes(int64_t n, int64_t) const {
+    runtime::Workspace workspace = runtime::Workspace::measuring();
+    take_activations(workspace, n);
+    return workspace.used();
 }
 
 void MockModel::forward(const device::Stream &stream, runtime::Workspace &workspace,
                         const ModelInput &input, const AttentionMetadata &attention,
                         ForwardOutput *output) {
     const int64_t n = input.n_tokens;
-    const int64_t heads = int64_t(meta_.nh);
     const int64_t kv_heads = kv_spec_.n_heads;
     const int64_t dim = kv_spec_.head_dim;
     const ops::KvLayer &kv = attention.kv[0];
 
-    Tensor x = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
+    const Activations act = take_activations(workspace, n);
+    const Tensor &x = act.x;
+    const Tensor &q = act.q;
     if (input.token_ids.defined()) {
         ops::embedding(stream, x.view({n, hidden_size()}), input.token_ids,
                        weights_.in_embed->tensor);
     } else {
         ops::rearrange(stream, x.view({n, hidden_size()}), input.embeddings);
     }
-    Tensor q = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
     ops::rope(stream, q, x, input.positions, kv_spec_.inv_freq);
     const Tensor v = x.slice(1, 0, kv_heads);
     ops::kv_store(stream, kv, q.slice(1, 0, kv_heads), &v, attention.slots);
-
-    Tensor seen = workspace.take({n, heads, dim}, LLAISYS_DTYPE_F32);
-    ops::attention(stream, seen, q, kv, attention.lists, 1.0f / std::sqrt(float(dim)));
+    ops::attention(stream, act.attn_out, q, kv, attention.lists_of(0),
+                   1.0f / std::sqrt(float(dim)));
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&head_, nullptr, &output->logits};
-        ops::linear(stream, seen.view({n, hidden_size()}), &head, 1, &input.output_rows);
+        ops::linear(stream, act.attn_out.view({n, hidden_size()}), &head, 1, &input.output_rows);
     }
 }
 

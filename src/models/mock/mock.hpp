@@ -10,20 +10,20 @@
 #include "ops/linear/op.hpp"
 #include "runtime/weights/weights.hpp"
 
-#include "llaisys/models/qwen2.h"
+#include "llaisys/models/decoder.h"
 
 namespace llaisys::models {
 
 class MockModel final : public Model {
 public:
-    MockModel(const LlaisysQwen2Meta &meta, DeviceType device, int device_id);
+    MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int device_id);
 
     LlaisysModelType type() const override { return LLAISYS_MODEL_TYPE_MOCK; }
     const KvSpec &kv_spec() const override { return kv_spec_; }
     int64_t vocabulary() const override { return int64_t(meta_.voc); }
     int64_t hidden_size() const override { return int64_t(meta_.hs); }
     int64_t max_positions() const override { return int64_t(meta_.maxseq); }
-    int64_t sliding_window() const override { return meta_.sliding_window; }
+    const std::vector<int64_t> &windows() const override { return windows_; }
     void *weights() override { return &weights_; }
     void replace_weight(const device::Stream &stream, const char *field, int layer,
                         llaisysTensor_t handle) override;
@@ -34,8 +34,15 @@ public:
                  ForwardOutput *output) override;
 
 private:
-    LlaisysQwen2Meta meta_;
-    LlaisysQwen2Weights weights_{};
+    // Every buffer of a forward over n tokens, f32 [n, nh, dh].
+    struct Activations {
+        Tensor x, q, attn_out;
+    };
+    Activations take_activations(runtime::Workspace &workspace, int64_t n) const;
+
+    LlaisysDecoderMeta meta_; // its layer_windows are not kept
+    std::vector<int64_t> windows_;
+    LlaisysDecoderWeights weights_{};
     runtime::WeightTable table_;
     KvSpec kv_spec_;
     ops::LinearWeight head_;

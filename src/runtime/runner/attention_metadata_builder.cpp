@@ -16,9 +16,18 @@ Tensor IntBuffer::upload(const int32_t *values, int64_t n) {
 }
 
 AttentionMetadataBuilder::AttentionMetadataBuilder(const device::Stream &stream,
-                                                   int64_t sliding_window)
-    : sliding_window_(sliding_window), slots_(stream), q_rows_(stream), begin_(stream),
-      end_(stream), tables_(stream) {}
+                                                   const std::vector<int64_t> &windows)
+    : slots_(stream), q_rows_(stream), end_(stream), tables_(stream) {
+    for (const int64_t window : windows) {
+        const auto known = std::find_if(groups_.begin(), groups_.end(),
+                                        [&](const Group &group) { return group.window == window; });
+        group_of_layer_.push_back(int32_t(known - groups_.begin()));
+        if (known == groups_.end()) {
+            groups_.push_back({window, IntBuffer(stream), {}});
+        }
+    }
+    lists_of_group_.resize(groups_.size());
+}
 
 // Index of the list of the token's set of sequences; made when it is the first of its kind.
 int32_t AttentionMetadataBuilder::list_of(const PreparedStep &step, int32_t token,
@@ -47,18 +56,22 @@ models::AttentionMetadata AttentionMetadataBuilder::build_slot(const PreparedSte
                                                                const std::vector<int32_t> &slots) {
     n_lists_ = 0;
     host_rows_.resize(size_t(range.n));
-    host_begin_.resize(size_t(range.n));
     host_end_.resize(size_t(range.n));
+    for (Group &group : groups_) {
+        group.host_begin.resize(size_t(range.n));
+    }
     for (int32_t i = 0; i < range.n; ++i) {
         const int32_t row = list_of(step, range.first + i, cells);
         const std::vector<int64_t> &positions = lists_[size_t(row)].positions;
         const int64_t position = step.positions[size_t(range.first + i)];
         const auto end = std::upper_bound(positions.begin(), positions.end(), position);
-        const auto begin = sliding_window_ > 0 ? std::upper_bound(positions.begin(), end,
-                                                                  position - sliding_window_)
-                                               : positions.begin();
+        for (Group &group : groups_) {
+            const auto begin =
+                group.window > 0 ? std::upper_bound(positions.begin(), end, position - group.window)
+                                 : positions.begin();
+            group.host_begin[size_t(i)] = int32_t(begin - positions.begin());
+        }
         host_rows_[size_t(i)] = row;
-        host_begin_[size_t(i)] = int32_t(begin - positions.begin());
         host_end_[size_t(i)] = int32_t(end - positions.begin());
     }
     size_t width = 1;
@@ -79,12 +92,16 @@ models::AttentionMetadata AttentionMetadataBuilder::build_block(const PreparedSt
                                                                 int32_t block_size,
                                                                 const std::vector<int32_t> &rows) {
     host_rows_.assign(rows.begin() + range.first, rows.begin() + range.first + range.n);
-    host_begin_.resize(size_t(range.n));
     host_end_.resize(size_t(range.n));
+    for (Group &group : groups_) {
+        group.host_begin.resize(size_t(range.n));
+    }
     for (int32_t i = 0; i < range.n; ++i) {
         const int64_t position = step.positions[size_t(range.first + i)];
-        const int64_t first = sliding_window_ > 0 ? position + 1 - sliding_window_ : 0;
-        host_begin_[size_t(i)] = int32_t(std::max<int64_t>(0, first));
+        for (Group &group : groups_) {
+            const int64_t first = group.window > 0 ? position + 1 - group.window : 0;
+            group.host_begin[size_t(i)] = int32_t(std::max<int64_t>(0, first));
+        }
         host_end_[size_t(i)] = int32_t(position + 1);
     }
     return upload(blocks.slot_mapping + range.first, range.n, blocks.block_tables, blocks.n_seq,
@@ -96,11 +113,17 @@ models::AttentionMetadata AttentionMetadataBuilder::upload(const int32_t *slots,
                                                            int64_t width, int32_t block_size) {
     models::AttentionMetadata metadata;
     metadata.slots = slots_.upload(slots, n);
-    metadata.lists.q_rows = q_rows_.upload(host_rows_.data(), n);
-    metadata.lists.begin = begin_.upload(host_begin_.data(), n);
-    metadata.lists.end = end_.upload(host_end_.data(), n);
-    metadata.lists.tables = tables_.upload(tables, n_rows * width).view({n_rows, width});
-    metadata.lists.block_size = block_size;
+    ops::AttentionLists lists;
+    lists.q_rows = q_rows_.upload(host_rows_.data(), n);
+    lists.end = end_.upload(host_end_.data(), n);
+    lists.tables = tables_.upload(tables, n_rows * width).view({n_rows, width});
+    lists.block_size = block_size;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        lists_of_group_[g] = lists;
+        lists_of_group_[g].begin = groups_[g].begin.upload(groups_[g].host_begin.data(), n);
+    }
+    metadata.lists = lists_of_group_.data();
+    metadata.list_of_layer = group_of_layer_.data();
     return metadata;
 }
 

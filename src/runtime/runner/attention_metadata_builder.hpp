@@ -27,8 +27,9 @@ private:
 
 class AttentionMetadataBuilder {
 public:
-    // sliding_window 0: none.
-    AttentionMetadataBuilder(const device::Stream &stream, int64_t sliding_window);
+    // windows [n_layers]: the attention window of each layer, 0: none. Layers of one window share
+    // their lists.
+    AttentionMetadataBuilder(const device::Stream &stream, const std::vector<int64_t> &windows);
 
     // SLOT, after the cells of the micro-batch were taken: one list of cells for each distinct set
     // of sequences among its tokens, sorted by position and cell. slots: [range.n].
@@ -45,11 +46,19 @@ private:
     models::AttentionMetadata upload(const int32_t *slots, int32_t n, const int32_t *tables,
                                      int64_t n_rows, int64_t width, int32_t block_size);
 
-    int64_t sliding_window_;
-    IntBuffer slots_, q_rows_, begin_, end_, tables_;
+    // The layers that see through one window.
+    struct Group {
+        int64_t window;
+        IntBuffer begin;
+        std::vector<int32_t> host_begin;
+    };
+    std::vector<Group> groups_;
+    std::vector<int32_t> group_of_layer_;
+    std::vector<ops::AttentionLists> lists_of_group_; // what the metadata points to
+    IntBuffer slots_, q_rows_, end_, tables_;
 
     // Host scratch, grow-only.
-    std::vector<int32_t> host_rows_, host_begin_, host_end_, host_tables_;
+    std::vector<int32_t> host_rows_, host_end_, host_tables_;
     struct CellList {
         std::vector<int64_t> seq_ids; // the set, rising
         std::vector<int32_t> slots;

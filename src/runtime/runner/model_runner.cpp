@@ -27,8 +27,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
       preparer_({model.vocabulary(), options.max_positions, options.max_ubatch}),
-      metadata_(stream, model.sliding_window()),
-      storage_(make_storage(stream, model.kv_spec(), options)),
+      metadata_(stream, model.windows()), storage_(make_storage(stream, model.kv_spec(), options)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
              [&model](const GraphParams &params) {
@@ -41,6 +40,8 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
     } else {
         blocks_.emplace(options.block_size, int32_t(options.n_slots), options.max_positions);
     }
+    const int64_t largest = std::min<int64_t>(options.max_ubatch, options.n_slots);
+    graph_.reserve({largest, largest}); // so that no step has to allocate
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {

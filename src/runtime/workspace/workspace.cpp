@@ -20,8 +20,18 @@ void Workspace::reserve(int64_t bytes) {
     ++allocations_;
 }
 
+Workspace Workspace::measuring() {
+    Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+    workspace.is_measuring_ = true;
+    return workspace;
+}
+
 Tensor Workspace::take(const Shape &shape, DType dtype) {
     const int64_t bytes = bytes_for(shape, dtype);
+    if (is_measuring_) {
+        used_ += bytes;
+        return Tensor::described(shape, dtype);
+    }
     ensure(arena_ && bytes <= arena_->bytes() - used_, "workspace of ", capacity(), " bytes has ",
            capacity() - used_, " left, ", bytes, " are needed");
     Tensor tensor = Tensor::on(arena_, used_, shape, dtype);

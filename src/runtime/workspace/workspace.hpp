@@ -12,6 +12,9 @@ class Workspace {
 public:
     Workspace(DeviceType device, int device_id) : device_(device), device_id_(device_id) {}
 
+    // One that has no memory: take() gives tensors without storage and counts what they would use.
+    static Workspace measuring();
+
     // Makes room for at least `bytes`. Tensors taken before stay valid (they share the old arena).
     void reserve(int64_t bytes);
 
@@ -24,6 +27,7 @@ public:
     // What take() will use of the arena for this tensor.
     static int64_t bytes_for(const Shape &shape, DType dtype);
 
+    int64_t used() const { return used_; } // bytes taken since begin()
     int64_t capacity() const { return arena_ ? arena_->bytes() : 0; }
     int64_t allocations() const { return allocations_; } // of the arena, since the beginning
 
@@ -33,6 +37,7 @@ private:
     std::shared_ptr<Storage> arena_;
     int64_t used_ = 0;
     int64_t allocations_ = 0;
+    bool is_measuring_ = false;
 };
 
 } // namespace llaisys::runtime

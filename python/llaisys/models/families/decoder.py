@@ -23,7 +23,7 @@ class Part:
 
     hf: str  # name within a layer, or of the whole model, without '.weight'
     gguf: str
-    slot: str  # of LlaisysQwen2Weights, without '_w'
+    slot: str  # of LlaisysDecoderWeights, without '_w'
     shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'head'
     bias: str = ""  # the switch of ModelConfig that says whether there is one
     only_if: str = ""  # the switch that says whether there is such a weight at all
@@ -110,7 +110,7 @@ class DecoderFamily:
 
 
 def slot_of(name: str) -> tuple[str, int]:
-    """Slot of LlaisysQwen2Weights and layer of a Hugging Face tensor name."""
+    """Slot of LlaisysDecoderWeights and layer of a Hugging Face tensor name."""
     if name in _GLOBAL:
         return _GLOBAL[name][1], 0
     _, _, layer, rest = name.split(".", 3)

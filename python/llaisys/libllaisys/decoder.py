@@ -1,4 +1,4 @@
-"""include/llaisys/models/qwen2.h"""
+"""include/llaisys/models/decoder.h"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_size_t, c_void
 ROPE_SCALING = {"plain": 0, "linear": 1, "llama3": 2}
 
 
-class LlaisysQwen2Meta(Structure):
+class LlaisysDecoderMeta(Structure):
     _fields_ = (
         ("dtype", c_int),
         ("nlayer", c_size_t),
@@ -27,10 +27,11 @@ class LlaisysQwen2Meta(Structure):
         ("rope_low_freq_factor", c_float),
         ("rope_high_freq_factor", c_float),
         ("rope_original_maxseq", c_int64),
+        ("layer_windows", c_void_p),
     )
 
 
-class LlaisysQwen2Weights(Structure):
+class LlaisysDecoderWeights(Structure):
     _fields_ = (
         ("in_embed", c_void_p),
         ("out_embed", c_void_p),
@@ -48,4 +49,6 @@ class LlaisysQwen2Weights(Structure):
         ("mlp_up_w", c_void_p),
         ("mlp_down_w", c_void_p),
         ("attn_o_b", c_void_p),
+        ("attn_q_norm_w", c_void_p),
+        ("attn_k_norm_w", c_void_p),
     )
