@@ -121,7 +121,7 @@ ABUSES: dict[str, tuple[str, dict[str, Any], int]] = {
     "bad words": (
         TEXT,
         {"prompt": "a", "bad_words": [f"{n}😀" * 100 for n in range(256)], "max_tokens": 1},
-        200,
+        400,
     ),
     "allowed tokens": (
         TEXT,
@@ -162,7 +162,6 @@ def test_health_answers_while_one_client(server: ServerProcess, quiet: float, na
         while time.monotonic() < deadline:
             answer = client.post(path, content=content)
             assert answer.status_code == status, answer.text[:500]
-    print(f"{name}: p50 {probe.at(0.5):.3f} p99 {probe.at(0.99):.3f} s of {len(probe.times)}")
     assert probe.at(0.99) < PROMISE + 2 * quiet, (
         f"of {len(probe.times)} answers; quiet: {quiet:.3f} s"
     )
