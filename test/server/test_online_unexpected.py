@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -18,11 +20,16 @@ from server_helpers import (
     PANIC,
     UNTOUCHABLE,
     Gate,
+    PanicException,
     ServerProcess,
     raw_request,
     reset,
 )
 
+from llaisys.processes.channel import encode
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.link import EngineLink
+from llaisys.server.engine_client.messages import Rejected
 from llaisys.server.logs import JsonFormatter, TextFormatter
 
 
@@ -101,3 +108,31 @@ def test_no_text_of_a_client_breaks_a_line_of_the_log(formatter: logging.Formatt
         assert rest == [] and json.loads(first)["user"] == HIDDEN
     else:
         assert "user=" in first and rest[0].startswith("Traceback")
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), PanicException("a panic")])
+def test_a_message_that_cannot_be_handled_ends_the_engine_and_is_told(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """Else nobody would listen to the engine any more, and every request would wait for ever."""
+    told: list[str] = []
+
+    def fail(message: object) -> None:
+        raise error
+
+    class Frames:
+        async def recv(self) -> bytes:
+            return encode(Rejected("group", ["r"], "no"))
+
+    async def receive() -> None:
+        link = EngineLink(ServerConfig(), MagicMock(), fail, told.append)
+        link._receive_socket = Frames()  # type: ignore[assignment]
+        task = asyncio.create_task(link._receive())
+        while not told:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        link._context.term()
+
+    asyncio.run(asyncio.wait_for(receive(), 10))
+    assert len(told) == 1 and str(error) in told[0]
+    assert "could not be handled" in caplog.text

@@ -33,7 +33,7 @@ from llaisys.server.engine_client.messages import (
     decode_from_engine,
 )
 from llaisys.server.engine_client.start import EngineProcess
-from llaisys.server.errors import EngineDeadError
+from llaisys.server.errors import EngineDeadError, is_fault
 from llaisys.server.logs import log_event
 
 logger = logging.getLogger("llaisys.server")
@@ -144,8 +144,10 @@ class EngineLink:
                     self.give_up(f"the engine failed: {message.error}", logged=True)
                 else:
                     self._on_message(message)
-            except Exception as error:
-                logger.exception("a message from the engine could not be handled")
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                logger.error("a message from the engine could not be handled", exc_info=error)
                 self.give_up(f"a message from the engine could not be handled: {error}")
 
     async def _watch(self) -> None:
