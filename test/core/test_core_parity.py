@@ -27,6 +27,7 @@ MODELS = {
     "qwen2-tied": Tiny(tied=True, heads=4, kv_heads=4, head_dim=14),
     "qwen2-one-kv-head": Tiny(heads=7, kv_heads=1, head_dim=18, hidden=77, intermediate=203),
     "qwen2-window": Tiny(window=7),
+    "qwen2-window-on-some-layers": Tiny(window=7, full_layers=2),
     "llama": Tiny(kind="llama"),
     "llama-tied-llama3-rope": Tiny(kind="llama", tied=True, llama3_rope=True, head_dim=16),
 }

@@ -36,6 +36,7 @@ class Tiny:
     vocab: int = 313
     tied: bool = False
     window: int = 0
+    full_layers: int = 0  # the first ones, which have no window
     llama3_rope: bool = False
 
 
@@ -55,7 +56,7 @@ def make_reference(tiny: Tiny, seed: int = 0) -> Any:
     }
     if tiny.window:
         common |= {"use_sliding_window": True, "sliding_window": tiny.window}
-        common |= {"max_window_layers": 0}
+        common |= {"max_window_layers": tiny.full_layers}
     if tiny.llama3_rope:
         common["rope_parameters"] = {
             "rope_type": "llama3",
@@ -66,10 +67,12 @@ def make_reference(tiny: Tiny, seed: int = 0) -> Any:
             "original_max_position_embeddings": 64,
         }
     torch.manual_seed(seed)
-    if tiny.kind == "qwen2":
-        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common))
-    else:
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common))
+    model_class, config_class = {
+        "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
+        "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
+    }[tiny.kind]
+    model = model_class(config_class(**common))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -29,6 +29,14 @@ def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
 
 def keep_int32(owner: Any, field: str, values: Sequence[int]) -> None:
     """Point a `c_void_p` field at a new int32 array with these values, kept alive with it."""
-    array = (ctypes.c_int32 * max(1, len(values)))(*values)
+    _keep(owner, field, (ctypes.c_int32 * max(1, len(values)))(*values))
+
+
+def keep_int64(owner: Any, field: str, values: Sequence[int]) -> None:
+    """The same with int64."""
+    _keep(owner, field, (ctypes.c_int64 * max(1, len(values)))(*values))
+
+
+def _keep(owner: Any, field: str, array: Any) -> None:
     setattr(owner, field, ctypes.addressof(array))
     setattr(owner, f"_{field}_kept", array)

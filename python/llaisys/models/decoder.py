@@ -8,8 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from typing import Self
 
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.progress import report
+from llaisys.libllaisys import arrays
 from llaisys.libllaisys.decoder import ROPE_SCALING, LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
 from llaisys.libllaisys.types import DTYPE_BYTES
@@ -100,11 +101,6 @@ def _dtype(config: ModelConfig, options: AdapterOptions) -> str:
 
 
 def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:
-    if config.sliding_window and len(config.window_layers) not in (0, config.num_layers):
-        raise ModelLoadError(
-            f"sliding_window on {len(config.window_layers)} of {config.num_layers} layers: a "
-            "mixture of windowed and full layers is not supported"
-        )
     meta = LlaisysDecoderMeta(
         dtype=dtype_code(dtype),
         nlayer=config.num_layers,
@@ -118,8 +114,9 @@ def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:
         epsilon=config.rms_norm_eps,
         theta=config.rope_theta,
         end_token=config.eos_token_ids[0] if config.eos_token_ids else -1,
-        sliding_window=config.layer_window(0) or 0,
     )
+    windows = [config.layer_window(layer) or 0 for layer in range(config.num_layers)]
+    arrays.keep_int64(meta, "layer_windows", windows)
     scaling = config.rope_scaling
     if isinstance(scaling, LinearRopeScaling):
         meta.rope_scaling = ROPE_SCALING["linear"]
