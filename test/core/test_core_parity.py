@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import model_files
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,8 @@ MODELS = {
     "qwen2-one-kv-head": Tiny(heads=7, kv_heads=1, head_dim=18, hidden=77, intermediate=203),
     "qwen2-window": Tiny(window=7),
     "qwen2-window-on-some-layers": Tiny(window=7, full_layers=2),
+    "qwen3": Tiny(kind="qwen3", head_dim=14),
+    "qwen3-tied-window": Tiny(kind="qwen3", tied=True, head_dim=18, window=9, full_layers=1),
     "llama": Tiny(kind="llama"),
     "llama-tied-llama3-rope": Tiny(kind="llama", tied=True, llama3_rope=True, head_dim=16),
 }
@@ -45,7 +48,7 @@ def test_f32_logits_are_those_of_transformers_at_every_position(name: str, tmp_p
     assert np.abs(ours - reference_logits(model, tokens)).max() < F32_TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 def test_f32_logits_hold_over_2000_positions(kind: str, tmp_path: Path) -> None:
     tiny = Tiny(kind=kind, layers=2)
     model = make_reference(tiny)
@@ -57,7 +60,7 @@ def test_f32_logits_hold_over_2000_positions(kind: str, tmp_path: Path) -> None:
     assert difference.max() < F32_TOLERANCE, f"worst at position {difference.argmax()}"
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_16_bit_models_stay_as_near_to_f32_as_transformers_does(
     kind: str, dtype: str, tmp_path: Path
@@ -77,7 +80,7 @@ def test_16_bit_models_stay_as_near_to_f32_as_transformers_does(
     assert rms_ours <= 1.5 * rms_theirs, f"ours {rms_ours}, transformers {rms_theirs}"
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 def test_decoding_step_by_step_chooses_the_tokens_of_transformers(
     kind: str, tmp_path: Path
 ) -> None:
@@ -108,3 +111,18 @@ def test_decoding_step_by_step_chooses_the_tokens_of_transformers(
                 for i, (piece, token) in enumerate(zip(pieces, drawn, strict=True))
             ]
     assert sequences == expected
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_a_gguf_file_gives_the_logits_of_the_directory(kind: str, tmp_path: Path) -> None:
+    """The same weights in both kinds of files: names, order of rows and head size agree."""
+    head_dim = {"head_dim": 24} if kind == "qwen3" else {}
+    config = model_files.tiny_config(kind, **head_dim)
+    model_files.write_hf_model(tmp_path / "hf", config)
+    model_files.write_gguf(tmp_path / "m.gguf", config)
+    tokens = random_tokens(40, config["vocab_size"])
+    found = []
+    for path in (tmp_path / "hf", tmp_path / "m.gguf"):
+        with opened(path, kv_cache_layout="slot", max_model_len=64) as adapter:
+            found.append(run_slot(adapter, [Piece(0, tokens)]))
+    np.testing.assert_array_equal(found[0], found[1])

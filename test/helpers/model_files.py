@@ -139,6 +139,8 @@ GGUF_LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -191,6 +193,10 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
+    head_dim = parse_config(config).head_dim
+    if head_dim * config["num_attention_heads"] != config["hidden_size"]:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     (add_tokenizer or _add_gguf_tokenizer)(writer, config)
@@ -218,7 +224,7 @@ def _add_gguf_tokenizer(writer: Any, config: Mapping[str, Any]) -> None:
     tokens += [f"[PAD{i}]" for i in range(len(tokens), config["vocab_size"])]
     types = [3] * 3 + [1] * 258 + [5] * (len(tokens) - 261)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2" if config["model_type"] == "qwen2" else "smollm")
+    writer.add_tokenizer_pre("smollm" if config["model_type"] == "llama" else "qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(["h e", "l l"])

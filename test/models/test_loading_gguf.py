@@ -32,7 +32,7 @@ from llaisys.tokenization import Tokenizer
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "TQ2_0", "MXFP4"])
 def test_tensors_equal_the_library(tmp_path: Path, arch: str, kind: str) -> None:
     path = tmp_path / "m.gguf"

@@ -25,7 +25,12 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "name"),
-    [("qwen2", "DecoderAdapter"), ("llama", "DecoderAdapter"), ("mock", "MockAdapter")],
+    [
+        ("qwen2", "DecoderAdapter"),
+        ("llama", "DecoderAdapter"),
+        ("qwen3", "DecoderAdapter"),
+        ("mock", "MockAdapter"),
+    ],
 )
 def test_a_type_is_routed_by_its_name(model_type: str, name: str) -> None:
     adapter = get_adapter_class(model_type)
@@ -33,7 +38,7 @@ def test_a_type_is_routed_by_its_name(model_type: str, name: str) -> None:
     assert issubclass(adapter, ModelAdapter)
 
 
-@pytest.mark.parametrize("model_type", ["", "gpt2", "QWEN2", "qwen2 ", "unknown", "qwen3"])
+@pytest.mark.parametrize("model_type", ["", "gpt2", "QWEN2", "qwen2 ", "unknown", "qwen9"])
 def test_an_unknown_type_is_refused_with_the_known_ones(model_type: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         get_adapter_class(model_type)

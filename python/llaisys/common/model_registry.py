@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MODEL_REGISTRY: dict[str, str] = {
     "qwen2": "llaisys.models.decoder:DecoderAdapter",
     "llama": "llaisys.models.decoder:DecoderAdapter",
+    "qwen3": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

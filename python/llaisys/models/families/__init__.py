@@ -6,10 +6,11 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.llama import LLAMA
 from llaisys.models.families.qwen2 import QWEN2
+from llaisys.models.families.qwen3 import QWEN3
 
 __all__ = ["FAMILIES", "DecoderFamily", "family_of"]
 
-FAMILIES: dict[str, DecoderFamily] = {family.name: family for family in (QWEN2, LLAMA)}
+FAMILIES: dict[str, DecoderFamily] = {family.name: family for family in (QWEN2, LLAMA, QWEN3)}
 
 
 def family_of(model_type: object, where: str) -> DecoderFamily:
