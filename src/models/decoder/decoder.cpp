@@ -8,14 +8,13 @@
 #include "ops/rope/op.hpp"
 #include "ops/swiglu/op.hpp"
 
-#include <algorithm>
 #include <cmath>
 
 namespace llaisys::models {
 
 DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, DeviceType device,
                            int device_id)
-    : type_(type), meta_(meta), table_(device, device_id) {
+    : type_(type), meta_(meta), table_(device, device_id), packed_(table_) {
     check_hyper_params(meta);
     windows_ = windows_of(meta);
     meta_.layer_windows = nullptr;
@@ -36,7 +35,8 @@ void DecoderModel::register_slots() {
     table_.add_global("in_embed", &weights_.in_embed, embedding);
     table_.add_global("out_embed", &weights_.out_embed, embedding);
     table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden});
-    linear_slots_.push_back({&weights_.out_embed, &head_});
+    packed_.add_lookup(&weights_.in_embed, &in_embed_);
+    packed_.add(&weights_.out_embed, &head_);
 
     constexpr int kLayerFields = 15;
     layer_slots_.reserve(kLayerFields);
@@ -47,10 +47,10 @@ void DecoderModel::register_slots() {
         table_.add_layers(name, *slots, n_layers, shape, is_optional);
     };
     const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
-                                Packed Layer::*packed) {
+                                runtime::PackedWeight Layer::*packed) {
         add(name, slots, shape);
         for (size_t i = 0; i < layers_.size(); ++i) {
-            linear_slots_.push_back({*slots + i, &(layers_[i].*packed)});
+            packed_.add(*slots + i, &(layers_[i].*packed));
         }
     };
     add("attn_norm_w", &weights_.attn_norm_w, {hidden});
@@ -69,63 +69,6 @@ void DecoderModel::register_slots() {
     add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate);
     add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up);
     add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
-}
-
-void DecoderModel::replace_weight(const device::Stream &stream, const char *field, int layer,
-                                  llaisysTensor_t handle) {
-    table_.replace(field, layer, handle);
-    const runtime::WeightTable::Field &target = table_.field(field);
-    const llaisysTensor_t *slot = target.slots + (target.is_per_layer ? layer : 0);
-    for (const LinearSlot &linear : linear_slots_) {
-        if (linear.slot == slot) {
-            pack(stream, linear);
-        }
-    }
-}
-
-// The packed copy replaces the original, for a tied embedding too: an owned tensor is let go (the
-// pages of a mapped one are dropped by packing).
-void DecoderModel::pack(const device::Stream &stream, const LinearSlot &linear) {
-    LlaisysTensor *handle = *linear.slot;
-    if (linear.packed->serial == handle->serial) {
-        return;
-    }
-    if (handle->tensor.defined()) {
-        linear.packed->weight = ops::LinearWeight::pack(stream, handle->tensor);
-        linear.packed->serial = handle->serial;
-    } else { // another slot has packed this handle: share its copy
-        const auto other =
-            std::find_if(linear_slots_.begin(), linear_slots_.end(), [&](const LinearSlot &slot) {
-                return slot.packed->serial == handle->serial;
-            });
-        require(other != linear_slots_.end(), "a weight has lost its values: replace it");
-        *linear.packed = *other->packed;
-    }
-    if (linear.packed == &head_ && weights_.in_embed == handle) {
-        tied_ = head_;
-    }
-    if (handle->tensor.defined() && !handle->tensor.is_mapped()) {
-        handle->tensor = handle->tensor.without_storage();
-    }
-}
-
-void DecoderModel::prepare_weights(const device::Stream &stream) {
-    const uint64_t fingerprint = table_.fingerprint();
-    if (fingerprint == prepared_) {
-        return;
-    }
-    table_.check_complete();
-    for (const LinearSlot &linear : linear_slots_) {
-        pack(stream, linear);
-    }
-    if (weights_.in_embed->serial == head_.serial) {
-        tied_ = head_;
-    } else if (weights_.in_embed->serial != tied_.serial) {
-        tied_ = {};
-    }
-    require(tied_.weight.defined() || weights_.in_embed->tensor.defined(),
-            "weight in_embed has lost its values: replace it");
-    prepared_ = fingerprint;
 }
 
 DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &workspace,
@@ -179,8 +122,8 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
                          const Tensor &out) const {
     if (!input.token_ids.defined()) {
         ops::rearrange(stream, out, input.embeddings);
-    } else if (tied_.weight.defined()) {
-        ops::linear_rows(stream, out, input.token_ids, tied_.weight);
+    } else if (in_embed_.weight.defined()) {
+        ops::linear_rows(stream, out, input.token_ids, in_embed_.weight);
     } else {
         ops::embedding(stream, out, input.token_ids, weights_.in_embed->tensor);
     }

@@ -4,8 +4,7 @@
 #pragma once
 
 #include "models/model.hpp"
-#include "ops/linear/op.hpp"
-#include "runtime/weights/weights.hpp"
+#include "runtime/weights/packed_weights.hpp"
 
 #include "llaisys/models/decoder.h"
 
@@ -26,8 +25,10 @@ public:
     const std::vector<int64_t> &windows() const override { return windows_; }
     void *weights() override { return &weights_; }
     void replace_weight(const device::Stream &stream, const char *field, int layer,
-                        llaisysTensor_t handle) override;
-    void prepare_weights(const device::Stream &stream) override;
+                        llaisysTensor_t handle) override {
+        packed_.replace(stream, field, layer, handle);
+    }
+    void prepare_weights(const device::Stream &stream) override { packed_.prepare(stream); }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,
@@ -46,22 +47,11 @@ private:
         Tensor up;       // [n, di]
     };
 
-    // A weight of a product, laid out for the device, and the handle it was made from.
-    struct Packed {
-        ops::LinearWeight weight;
-        uint64_t serial = 0;
-    };
     struct Layer {
-        Packed q, k, v, o, gate, up, down;
-    };
-    // A slot whose tensor is used through its packed form.
-    struct LinearSlot {
-        llaisysTensor_t *slot;
-        Packed *packed;
+        runtime::PackedWeight q, k, v, o, gate, up, down;
     };
 
     void register_slots();
-    void pack(const device::Stream &stream, const LinearSlot &linear);
     Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
     // RMS norm of each head of x [n, heads, dh] in place; a null weight: none.
@@ -76,12 +66,11 @@ private:
     LlaisysDecoderWeights weights_{};
     std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_
     std::vector<Layer> layers_;
-    Packed head_;
-    Packed tied_; // what in_embed reads when it came with the head: the same bytes
-    std::vector<LinearSlot> linear_slots_;
+    runtime::PackedWeight head_;
+    runtime::PackedWeight in_embed_; // not defined where in_embed is read as a tensor
     runtime::WeightTable table_;
+    runtime::PackedWeights packed_;
     KvSpec kv_spec_;
-    uint64_t prepared_ = 0; // fingerprint of the slots that forward may run on
 };
 
 } // namespace llaisys::models

@@ -1,7 +1,6 @@
 #include "models/mock/mock.hpp"
 
 #include "models/hyper_params.hpp"
-#include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
@@ -11,7 +10,7 @@
 namespace llaisys::models {
 
 MockModel::MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int device_id)
-    : meta_(meta), table_(device, device_id) {
+    : meta_(meta), table_(device, device_id), packed_(table_) {
     check_hyper_params(meta);
     windows_ = windows_of(meta);
     meta_.layer_windows = nullptr;
@@ -19,24 +18,9 @@ MockModel::MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int devi
     require(meta.nh * meta.dh == meta.hs, "meta.hs must be nh * dh for a mock model, got ",
             meta.hs);
     table_.add_global("in_embed", &weights_.in_embed, {int64_t(meta.voc), int64_t(meta.hs)});
+    packed_.add(&weights_.in_embed, &embed_);
     kv_spec_ = {1, int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
                 rotary_frequencies(meta, device, device_id)};
-}
-
-void MockModel::replace_weight(const device::Stream &stream, const char *field, int layer,
-                               llaisysTensor_t handle) {
-    table_.replace(field, layer, handle);
-    prepare_weights(stream);
-}
-
-void MockModel::prepare_weights(const device::Stream &stream) {
-    const llaisysTensor_t table = weights_.in_embed;
-    if (table != nullptr && table->serial == head_serial_) {
-        return;
-    }
-    table_.check_complete();
-    head_ = ops::LinearWeight::pack(stream, table->tensor);
-    head_serial_ = table->serial;
 }
 
 MockModel::Activations MockModel::take_activations(runtime::Workspace &workspace, int64_t n) const {
@@ -66,8 +50,7 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     const Tensor &x = act.x;
     const Tensor &q = act.q;
     if (input.token_ids.defined()) {
-        ops::embedding(stream, x.view({n, hidden_size()}), input.token_ids,
-                       weights_.in_embed->tensor);
+        ops::linear_rows(stream, x.view({n, hidden_size()}), input.token_ids, embed_.weight);
     } else {
         ops::rearrange(stream, x.view({n, hidden_size()}), input.embeddings);
     }
@@ -77,7 +60,7 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     ops::attention(stream, act.attn_out, q, kv, attention.lists_of(0),
                    1.0f / std::sqrt(float(dim)));
     if (input.output_rows.defined()) {
-        const ops::LinearPart head{&head_, nullptr, &output->logits};
+        const ops::LinearPart head{&embed_.weight, nullptr, &output->logits};
         ops::linear(stream, act.attn_out.view({n, hidden_size()}), &head, 1, &input.output_rows);
     }
 }

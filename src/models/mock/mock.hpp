@@ -7,8 +7,7 @@
 #pragma once
 
 #include "models/model.hpp"
-#include "ops/linear/op.hpp"
-#include "runtime/weights/weights.hpp"
+#include "runtime/weights/packed_weights.hpp"
 
 #include "llaisys/models/decoder.h"
 
@@ -26,8 +25,10 @@ public:
     const std::vector<int64_t> &windows() const override { return windows_; }
     void *weights() override { return &weights_; }
     void replace_weight(const device::Stream &stream, const char *field, int layer,
-                        llaisysTensor_t handle) override;
-    void prepare_weights(const device::Stream &stream) override;
+                        llaisysTensor_t handle) override {
+        packed_.replace(stream, field, layer, handle);
+    }
+    void prepare_weights(const device::Stream &stream) override { packed_.prepare(stream); }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,
@@ -43,10 +44,10 @@ private:
     LlaisysDecoderMeta meta_; // its layer_windows are not kept
     std::vector<int64_t> windows_;
     LlaisysDecoderWeights weights_{};
+    runtime::PackedWeight embed_; // of in_embed: read by rows, and the head
     runtime::WeightTable table_;
+    runtime::PackedWeights packed_;
     KvSpec kv_spec_;
-    ops::LinearWeight head_;
-    uint64_t head_serial_ = 0; // of the handle that head_ was made from
 };
 
 } // namespace llaisys::models

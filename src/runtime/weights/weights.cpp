@@ -54,7 +54,7 @@ const WeightTable::Field &WeightTable::field(const std::string &name) const {
 
 namespace {
 
-std::string place_of(const WeightTable::Field &field, int layer) {
+std::string name_of_slot(const WeightTable::Field &field, int layer) {
     return field.is_per_layer ? text("weight ", field.name, " of layer ", layer)
                               : text("weight ", field.name);
 }
@@ -62,7 +62,7 @@ std::string place_of(const WeightTable::Field &field, int layer) {
 } // namespace
 
 void WeightTable::check(const Field &field, int layer, const LlaisysTensor *handle) const {
-    const std::string place = place_of(field, layer);
+    const std::string place = name_of_slot(field, layer);
     const Tensor &tensor = handle->tensor;
     require(tensor.shape() == field.shape, place, ": shape must be ", field.shape, ", got ",
             tensor.shape());
@@ -76,19 +76,35 @@ void WeightTable::check(const Field &field, int layer, const LlaisysTensor *hand
     }
 }
 
-void WeightTable::replace(const std::string &name, int layer, llaisysTensor_t handle) {
+std::string WeightTable::place_of(const llaisysTensor_t *slot) const {
+    for (const Field &field : fields_) {
+        for (int layer = 0; layer < field.count; ++layer) {
+            if (field.slots + layer == slot) {
+                return name_of_slot(field, layer);
+            }
+        }
+    }
+    return "a weight of no field";
+}
+
+llaisysTensor_t *WeightTable::checked_slot(const std::string &name, int layer,
+                                           llaisysTensor_t handle) const {
     const Field &target = field(name);
-    require(handle != nullptr, place_of(target, layer), ": tensor is NULL");
+    require(handle != nullptr, name_of_slot(target, layer), ": tensor is NULL");
     const int index = target.is_per_layer ? layer : 0;
     require(index >= 0 && index < target.count, "weight ", name, ": layer must be in [0, ",
             target.count, "), got ", layer);
     const std::vector<llaisysTensor_t *> slots = all_slots();
     const bool is_ours = std::any_of(slots.begin(), slots.end(),
                                      [&](const llaisysTensor_t *slot) { return *slot == handle; });
-    require(handle->tensor.defined() || is_ours, place_of(target, layer),
+    require(handle->tensor.defined() || is_ours, name_of_slot(target, layer),
             ": the values of this tensor were taken by another model");
     check(target, layer, handle);
-    replace_slot(target.slots + index, handle, slots);
+    return target.slots + index;
+}
+
+void WeightTable::put(llaisysTensor_t *slot, llaisysTensor_t handle) {
+    replace_slot(slot, handle, all_slots());
 }
 
 void WeightTable::check_complete() const {
@@ -97,7 +113,7 @@ void WeightTable::check_complete() const {
             if (field.slots[layer] != nullptr) {
                 check(field, layer, field.slots[layer]);
             } else {
-                require(field.is_optional, place_of(field, layer), " is missing");
+                require(field.is_optional, name_of_slot(field, layer), " is missing");
             }
         }
     }

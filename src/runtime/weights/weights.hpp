@@ -42,7 +42,14 @@ public:
                     const Shape &shape, bool is_optional = false);
 
     // Throws with what is wrong and leaves everything as it was, or takes the handle over.
-    void replace(const std::string &field, int layer, llaisysTensor_t handle);
+    void replace(const std::string &field, int layer, llaisysTensor_t handle) {
+        put(checked_slot(field, layer, handle), handle);
+    }
+    // The two halves of replace: the slot if it may hold the tensor, or what is wrong; then the
+    // handle is taken over.
+    llaisysTensor_t *checked_slot(const std::string &field, int layer,
+                                  llaisysTensor_t handle) const;
+    void put(llaisysTensor_t *slot, llaisysTensor_t handle);
 
     // Throws naming field and layer of the first slot that is empty or holds a wrong tensor.
     void check_complete() const;
@@ -50,9 +57,10 @@ public:
     // Changes whenever a slot gets another handle.
     uint64_t fingerprint() const;
 
-    const Field &field(const std::string &name) const; // throws, listing the names
+    std::string place_of(const llaisysTensor_t *slot) const; // "weight attn_q_w of layer 3"
 
 private:
+    const Field &field(const std::string &name) const; // throws, listing the names
     void check(const Field &field, int layer, const LlaisysTensor *handle) const;
     std::vector<llaisysTensor_t *> all_slots() const;
 

@@ -1,0 +1,59 @@
+#include "runtime/weights/packed_weights.hpp"
+
+#include <algorithm>
+
+namespace llaisys::runtime {
+
+void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisysTensor_t handle) {
+    if (slot.packed->serial == handle->serial) {
+        return;
+    }
+    const auto known = std::find_if(slots_.begin(), slots_.end(), [&](const Slot &other) {
+        return other.packed->serial == handle->serial;
+    });
+    if (known != slots_.end()) {
+        *slot.packed = *known->packed;
+        return;
+    }
+    require(handle->tensor.defined(), table_.place_of(slot.slot),
+            " has lost its values: replace it");
+    if (slot.is_lookup && is_activation(handle->tensor.dtype())) {
+        *slot.packed = {};
+        return;
+    }
+    slot.packed->weight = ops::LinearWeight::pack(stream, handle->tensor);
+    slot.packed->serial = handle->serial;
+    for (const Slot &other : slots_) {
+        if (*other.slot == handle) {
+            *other.packed = *slot.packed;
+        }
+    }
+    if (!handle->tensor.is_mapped()) {
+        handle->tensor = handle->tensor.without_storage();
+    }
+}
+
+void PackedWeights::replace(const device::Stream &stream, const char *field, int layer,
+                            llaisysTensor_t handle) {
+    llaisysTensor_t *target = table_.checked_slot(field, layer, handle);
+    for (const Slot &slot : slots_) {
+        if (slot.slot == target) {
+            pack(stream, slot, handle);
+        }
+    }
+    table_.put(target, handle);
+}
+
+void PackedWeights::prepare(const device::Stream &stream) {
+    const uint64_t fingerprint = table_.fingerprint();
+    if (fingerprint == prepared_) {
+        return;
+    }
+    table_.check_complete();
+    for (const Slot &slot : slots_) {
+        pack(stream, slot, *slot.slot);
+    }
+    prepared_ = fingerprint;
+}
+
+} // namespace llaisys::runtime
