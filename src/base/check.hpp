@@ -45,4 +45,14 @@ template <typename... Args> void ensure(bool condition, const Args &...args) {
     }
 }
 
+// Runs body(); the text of an Error out of it gets the place before it: "layer 3: ...". Costs nothing
+// while nothing fails.
+template <typename Body> void at_place(const char *name, size_t index, const Body &body) {
+    try {
+        body();
+    } catch (const Error &error) {
+        fail(error.status(), name, ' ', index, ": ", error.what());
+    }
+}
+
 } // namespace llaisys

@@ -102,15 +102,17 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
     embed(stream, input, act.residual);
     ops::rms_norm(stream, act.normed, act.residual, weights_.attn_norm_w[0]->tensor, meta_.epsilon);
     for (size_t i = 0; i < layers_.size(); ++i) {
-        attend(stream, i, input, attention, act);
-        ops::add_rms_norm(stream, act.normed, act.residual, act.normed,
-                          weights_.mlp_norm_w[i]->tensor, meta_.epsilon);
-        feed_forward(stream, i, act);
-        const bool is_last = i + 1 == layers_.size();
-        const llaisysTensor_t next_norm =
-            is_last ? weights_.out_norm_w : weights_.attn_norm_w[i + 1];
-        ops::add_rms_norm(stream, act.normed, act.residual, act.normed, next_norm->tensor,
-                          meta_.epsilon);
+        at_place("layer", i, [&] {
+            attend(stream, i, input, attention, act);
+            ops::add_rms_norm(stream, act.normed, act.residual, act.normed,
+                              weights_.mlp_norm_w[i]->tensor, meta_.epsilon);
+            feed_forward(stream, i, act);
+            const bool is_last = i + 1 == layers_.size();
+            const llaisysTensor_t next_norm =
+                is_last ? weights_.out_norm_w : weights_.attn_norm_w[i + 1];
+            ops::add_rms_norm(stream, act.normed, act.residual, act.normed, next_norm->tensor,
+                              meta_.epsilon);
+        });
     }
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&head_.weight, nullptr, &output->logits};
