@@ -53,6 +53,8 @@ logger = logging.getLogger("llaisys.server")
 INLINE_CHARS = 4096
 TEXT_THREADS = 2
 MAX_WAITING_TEXTS = 64
+TEMPLATE_THREADS = 1  # templates with a client's variables, each up to half a second of Python
+MAX_WAITING_TEMPLATES = 256  # all but those of an attack take a millisecond
 
 ABORTED = RequestStatus.FINISHED_ABORTED
 
@@ -95,6 +97,7 @@ class AsyncLLMEngine:
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
         self.text_lane = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
+        self.template_lane = Lane("template", TEMPLATE_THREADS, MAX_WAITING_TEMPLATES)
 
     async def start(self) -> None:
         """Begin to listen; `ready` is set when the model has been loaded."""
@@ -104,6 +107,7 @@ class AsyncLLMEngine:
         """End the engine process; requests that are still open end with EngineDeadError."""
         self._fail_all("the server has shut down")
         self.text_lane.close()
+        self.template_lane.close()
         await self._link.close()
 
     # ---- state ---------------------------------------------------------------------------------

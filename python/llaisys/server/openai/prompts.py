@@ -90,16 +90,19 @@ async def encode_messages(
             limit.check_text(tokenizer, "\n".join(message["content"] for message in messages))
         return inputs.encode_chat(messages, **options)
 
-    size = chars + MESSAGE_CHARS * len(messages)
     if options.get("variables"):
-        size += check_variables(options["variables"])
-    ids = await engine.text_work(size, encode)
+        # What a template makes of them is the client's to choose, and no length says how long that
+        # takes: beside the loop, and beside the chats that send none.
+        check_variables(options["variables"])
+        ids = await engine.template_lane.run(encode)
+    else:
+        ids = await engine.text_work(chars + MESSAGE_CHARS * len(messages), encode)
     limit.check_tokens(len(ids))
     return ids
 
 
-def check_variables(variables: dict[str, Any]) -> int:
-    """The size of a template's variables; raises ApiError when there is too much in them."""
+def check_variables(variables: dict[str, Any]) -> None:
+    """Raises ApiError when there is too much in a template's variables."""
     size = len(json_bytes(variables))
     if size > MAX_VARIABLE_BYTES:
         raise ApiError(
@@ -107,7 +110,6 @@ def check_variables(variables: dict[str, Any]) -> int:
             f"chat_template_kwargs has {size} bytes; at most {MAX_VARIABLE_BYTES} are allowed",
             param="chat_template_kwargs",
         )
-    return size
 
 
 async def decode(engine: AsyncLLMEngine, ids: Sequence[int], skip_special: bool = False) -> str:
