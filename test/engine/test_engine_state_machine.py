@@ -342,15 +342,16 @@ def test_kv_cache_memory_becomes_blocks():
 
     engine = LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory=100_000)))
     assert engine.model_info.num_blocks == 100_000 // (16 * 64)
-    with pytest.raises(InvalidInputError, match="kv_cache_memory is 10 bytes"):
+    with pytest.raises(InvalidInputError, match="kv_cache_memory is 10; it must be at least") as e:
         LLMEngine(make_config(cache=CacheConfig(kv_cache_memory=10)))
+    assert (e.value.field, e.value.value) == ("kv_cache_memory", 10)
 
 
 def test_kv_cache_memory_beyond_the_machine_is_refused_with_both_numbers(monkeypatch):
     from llaisys.engine.config import CacheConfig
 
     monkeypatch.setattr("llaisys.engine.worker.opening.available_memory", lambda: 99_999)
-    with pytest.raises(InvalidInputError, match="is 100000 bytes; this machine has 99999"):
+    with pytest.raises(InvalidInputError, match="is 100000; it must be at most 99999"):
         LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory=100_000)))
 
 

@@ -89,3 +89,9 @@ def test_lists_are_checked_item_by_item():
 
 def test_long_values_are_cut():
     assert len(str(fault(check_int, "x", "y" * 10_000, 0))) < 200
+
+
+def test_a_long_value_is_cut_and_a_long_list_only_counted():
+    assert str(refuse("x", "a" * 1000, "short")) == f"x is '{'a' * 76}...; it must be short"
+    assert str(refuse("x", [1] * 81, "short")) == "x is a list of 81; it must be short"
+    assert str(refuse("x", [1, 2], "short")) == "x is [1, 2]; it must be short"

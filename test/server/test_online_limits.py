@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import dataclasses
 import math
 import resource
 import ssl
@@ -17,7 +19,14 @@ import pytest
 from server_helpers import STEP_SECONDS, ServerProcess, make_certificate, post_bytes
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.config import Health, Limits, ServerConfig
+from llaisys.server.config import (
+    MIN_SESSION_BYTES,
+    Health,
+    Limits,
+    ServerConfig,
+    add_arguments,
+    config_from_args,
+)
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.limits import Admission
@@ -284,8 +293,27 @@ def test_a_preflight_of_openais_javascript_client_is_let_through(server: ServerP
     ],
 )
 def test_bad_server_settings_are_named(fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError) as caught:
         ServerConfig(**fields)
+    assert caught.value.field in (*fields, "ssl_keyfile")
+
+
+def test_every_limit_is_a_flag_and_reaches_the_config() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    shown = {"dead_after": "--engine-dead-after", "step_limit": "--engine-step-limit"}
+    hidden = {"heartbeat_interval", "unresponsive_after", "start_limit", "exit_delay"}
+    flags, expected = [], {}
+    for owner in (Limits, Health):
+        for index, field in enumerate(dataclasses.fields(owner)):
+            if field.name not in hidden:
+                expected[field.name] = MIN_SESSION_BYTES + index
+                flag = shown.get(field.name, "--" + field.name.replace("_", "-"))
+                flags += [flag, str(expected[field.name])]
+    config = config_from_args(parser.parse_args(flags))
+    found = dataclasses.asdict(config.limits) | dataclasses.asdict(config.health)
+    assert {name: found[name] for name in expected} == expected
+    assert config_from_args(parser.parse_args([])).limits == Limits()
 
 
 @pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit", "max_failed_steps"])

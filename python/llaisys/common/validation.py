@@ -27,6 +27,8 @@ def shown(value: object) -> str:
     """A value in an error's text, cut to a sane length."""
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > MAX_SHOWN:
+        return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
@@ -97,6 +99,12 @@ def check_bool(name: str, value: object) -> bool:
     return value
 
 
+def check_string(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse(name, value, "a string")
+    return value
+
+
 def check_text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise refuse(name, value, "a string that is not empty")
@@ -109,9 +117,9 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def check_count(name: str, count: int, most: int, unit: str) -> None:
+def check_count(name: str, count: int, most: int, unit: str, *, code: str | None = None) -> None:
     if count > most:
-        raise refuse_count(name, count, unit, f"at most {most}")
+        raise refuse_count(name, count, unit, f"at most {most}", code=code)
 
 
 def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tuple[str, ...]:
@@ -123,8 +131,7 @@ def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tupl
         raise refuse(name, value, "a string or a list of strings")
     check_count(name, len(items), max_count, "strings")
     for place, item in enumerate(items):
-        if not isinstance(item, str):
-            raise refuse(f"{name}[{place}]", item, "a string")
+        check_string(f"{name}[{place}]", item)
         if not item:
             raise refuse_count(f"{name}[{place}]", 0, "characters", "at least 1")
         check_count(f"{name}[{place}]", len(item), max_chars, "characters")

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from typing import Self
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.progress import report
+from llaisys.common.validation import check_choice
 from llaisys.libllaisys import arrays
 from llaisys.libllaisys.decoder import ROPE_SCALING, LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
@@ -18,6 +18,7 @@ from llaisys.models.base import AdapterOptions
 from llaisys.models.families.decoder import slot_of
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
+from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage, expected_tensors
 from llaisys.models.native import NativeAdapter, tensor_from
 
@@ -95,9 +96,7 @@ def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
 
 def _dtype(config: ModelConfig, options: AdapterOptions) -> str:
     dtype = config.dtype if options.dtype == "auto" else options.dtype
-    if dtype not in ("f32", "f16", "bf16"):
-        raise InvalidInputError(f"dtype must be one of auto, f32, f16, bf16; got {dtype!r}")
-    return dtype
+    return check_choice("dtype", dtype, tuple(STORAGE))
 
 
 def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.step import (
     ROW_NUMBERS,
@@ -20,6 +19,7 @@ from llaisys.common.step import (
     RowLogprobs,
     SamplingMetadata,
 )
+from llaisys.common.validation import check_choice, refuse, refuse_count
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Model, Tensor, dtype_code
@@ -44,9 +44,7 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
     """A native copy of an array whose elements are already of this dtype (bf16: uint16 bits)."""
     dense = np.ascontiguousarray(array)
     if dense.dtype != _NUMPY_DTYPES[dtype]:
-        raise InvalidInputError(
-            f"array for {dtype} must be {_NUMPY_DTYPES[dtype]}, got {dense.dtype}"
-        )
+        raise refuse("array", dense.dtype, f"of {_NUMPY_DTYPES[dtype]} elements, for {dtype}")
     tensor = Tensor.create(array.shape, dtype)
     try:
         tensor.load(dense.ctypes.data, dense.nbytes)
@@ -59,9 +57,7 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
     """The address of a dense array of this dtype."""
     if array.dtype != dtype or not array.flags.c_contiguous:
-        raise InvalidInputError(
-            f"{name} must be a contiguous {np.dtype(dtype)} array, got {array.dtype}"
-        )
+        raise refuse(name, array.dtype, f"a contiguous array of {np.dtype(dtype)}")
     return array.ctypes.data
 
 
@@ -210,26 +206,25 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
     if attention is not None:
         rows = len(attention.context_lens)
         lengths["slot_mapping"] = len(attention.slot_mapping)
-        if len(attention.batch_seq_ids) != rows or attention.block_tables.shape[:1] != (rows,):
-            raise InvalidInputError(
-                f"batch_seq_ids and block_tables must have {rows} rows like context_lens, got "
-                f"{len(attention.batch_seq_ids)} and {attention.block_tables.shape}"
-            )
-        if attention.block_tables.ndim != 2:
-            raise InvalidInputError(
-                f"block_tables must have 2 dimensions, got {attention.block_tables.ndim}"
-            )
+        tables = attention.block_tables
+        _check_length("batch_seq_ids", len(attention.batch_seq_ids), rows)
+        if tables.ndim != 2 or len(tables) != rows:
+            raise refuse("block_tables", list(tables.shape), f"[{rows}, n], a row per sequence")
     for name, length in lengths.items():
-        if length != n:
-            raise InvalidInputError(f"{name} must have {n} entries like token_ids, got {length}")
+        _check_length(name, length, n)
+
+
+def _check_length(name: str, length: int, wanted: int) -> None:
+    if length != wanted:
+        raise refuse_count(name, length, "entries", str(wanted))
 
 
 def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None:
     """As above; offsets are checked by the C side, but not where they end."""
     n = len(sampling.rows)
     for name, values in sampling.numbers.items():
-        if name not in ROW_NUMBERS or len(values) != n:
-            raise InvalidInputError(f"{name} must have {n} entries, got {len(values)}")
+        check_choice("numbers", name, tuple(ROW_NUMBERS))
+        _check_length(name, len(values), n)
     for name in _SAMPLING_DTYPES:
         values = getattr(sampling, name)
         if values is None or name == "masks":
@@ -242,27 +237,21 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
             if ends is None:
                 continue  # nobody looks at it
             length = int(ends[-1])
-        if len(values) != length:
-            raise InvalidInputError(f"{name} must have {length} entries, got {len(values)}")
+        _check_length(name, len(values), length)
     masks = sampling.masks
     if masks is not None and (masks.ndim != 2 or masks.shape[1] != mask_words):
-        raise InvalidInputError(f"masks must be [n, {mask_words}], got {list(masks.shape)}")
+        raise refuse("masks", list(masks.shape), f"[n, {mask_words}]")
 
 
 def _create_params(
     model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions
 ) -> LlaisysModelCreateParams:
-    layout = LAYOUTS.get(options.kv_cache_layout)
-    device = types.DEVICES.get(options.device)
-    if layout is None or device is None:
-        raise InvalidInputError(
-            f"kv_cache_layout must be one of {', '.join(LAYOUTS)} and device one of "
-            f"{', '.join(types.DEVICES)}; got {options.kv_cache_layout!r} and {options.device!r}"
-        )
+    layout = check_choice("kv_cache_layout", options.kv_cache_layout, tuple(LAYOUTS))
+    device = check_choice("device", options.device, tuple(types.DEVICES))
     params = LlaisysModelCreateParams(
         model_type=MODEL_TYPES[model_type],
-        device=device,
-        kv_cache_layout=layout,
+        device=types.DEVICES[device],
+        kv_cache_layout=LAYOUTS[layout],
         kv_cache_block_size=options.kv_cache_block_size,
         max_model_len=options.max_model_len,
         kv_cache_capacity_tokens=options.kv_cache_capacity_tokens,

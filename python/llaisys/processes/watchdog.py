@@ -7,22 +7,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llaisys.common.validation import check_float
+from llaisys.common.options import Number, check_options, option
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
     """Seconds."""
 
-    heartbeat_interval: float = 0.1
-    unresponsive_after: float = 0.6  # no heartbeat: it is called unhealthy
-    dead_after: float = 10.0  # no heartbeat: it is given up
-    step_limit: float = 300.0  # one turn of its loop; longer counts as hanging
-    start_limit: float = 1800.0  # until it is ready, a download included
+    heartbeat_interval: float = option(
+        0.1, Number(0, above_low=True), "between two signs of life", flag=None
+    )
+    unresponsive_after: float = option(
+        0.6, Number(0, above_low=True), "without a heartbeat until it is unhealthy", flag=None
+    )
+    dead_after: float = option(
+        10.0,
+        Number(0, above_low=True),
+        "seconds without a heartbeat until the engine is given up",
+        flag="--engine-dead-after",
+    )
+    step_limit: float = option(
+        300.0,
+        Number(0, above_low=True),
+        "seconds of one turn of the engine's loop; longer counts as hanging",
+        flag="--engine-step-limit",
+    )
+    start_limit: float = option(
+        1800.0, Number(0, above_low=True), "until it is ready, a download included", flag=None
+    )
 
     def __post_init__(self) -> None:
-        for name in ("dead_after", "step_limit", "start_limit"):
-            check_float(name, getattr(self, name), 0, above_low=True)
+        check_options(self)
 
 
 class Watchdog:

@@ -11,7 +11,15 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_argument import add_model_argument
-from llaisys.common.options import add_flags, given_flags, options_of
+from llaisys.common.options import (
+    Integer,
+    Number,
+    add_flags,
+    check_options,
+    given_flags,
+    option,
+    options_of,
+)
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import check_choice, check_float, check_int
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
@@ -32,62 +40,61 @@ MAX_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client, and all of them together, may ask for. Times are in seconds."""
+    """What one client, and all of them together, may ask for."""
 
-    max_queued: int = 256  # sequences beyond max_num_seqs that may wait
-    # Open sequences of one API key; None: half of all when there are several keys; 0: no own limit.
-    max_per_key: int | None = None
-    queue_timeout: float = 120.0  # a request that was not started by then gets 503; 0: never
-    max_body_bytes: int = 8 << 20
-    max_bodies_bytes: int = 256 << 20  # of all bodies that are on their way
-    max_body_items: int = 128 << 10  # numbers, texts, lists and objects of a body
-    max_header_bytes: int = 64 << 10
-    max_connections: int = 2048
-    header_timeout: float = 20.0  # until the head of a request is complete
-    body_timeout: float = 60.0  # until its body is
-    send_timeout: float = 60.0  # a client that takes next to nothing for so long is dropped
-    max_n: int = 128  # choices of a request: n times its prompts
-    max_prompts: int = 64  # prompts of one /v1/completions request
-    max_messages: int = 4096
-    max_prompt_tokens: int | None = None  # None: what the model holds
-    max_sessions: int = 1000  # of one API key
-    max_session_bytes: int = 1 << 30  # of the session file
+    max_queued: int = option(256, Integer(0), "sequences beyond max_num_seqs that may wait")
+    max_per_key: int | None = option(
+        None,
+        Integer(0),
+        "open sequences of one API key; 0: no own limit; else half of all when there are several",
+    )
+    queue_timeout: float = option(
+        120.0, Number(0), "seconds; a request that was not started by then gets 503; 0: never"
+    )
+    max_body_bytes: int = option(8 << 20, Integer(1, MAX_BYTES), "of one request")
+    max_bodies_bytes: int = option(
+        256 << 20, Integer(1, MAX_BYTES), "of all bodies that are on their way"
+    )
+    max_body_items: int = option(
+        128 << 10, Integer(1), "numbers, texts, lists and objects of a body"
+    )
+    max_header_bytes: int = option(64 << 10, Integer(1), "of the head of a request")
+    max_connections: int = option(2048, Integer(1), "that are open at once")
+    header_timeout: float = option(
+        20.0, Number(0, above_low=True), "seconds until the head of a request is complete"
+    )
+    body_timeout: float = option(
+        60.0, Number(0, above_low=True), "seconds until the body of a request is complete"
+    )
+    send_timeout: float = option(
+        60.0,
+        Number(0, above_low=True),
+        "seconds; a client that takes next to nothing for so long is dropped",
+    )
+    max_n: int = option(128, Integer(1), "choices of a request: n times its prompts")
+    max_prompts: int = option(64, Integer(1), "prompts of one /v1/completions request")
+    max_messages: int = option(4096, Integer(1), "messages of one conversation")
+    max_prompt_tokens: int | None = option(
+        None, Integer(1), "tokens of a prompt; else what the model holds"
+    )
+    max_sessions: int = option(1000, Integer(0), "of one API key")
+    max_session_bytes: int = option(
+        1 << 30, Integer(MIN_SESSION_BYTES, MAX_BYTES), "of the session file"
+    )
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_body_bytes",
-            "max_bodies_bytes",
-            "max_body_items",
-            "max_header_bytes",
-            "max_connections",
-            "max_n",
-            "max_prompts",
-            "max_messages",
-        ):
-            check_int(name, getattr(self, name), 1, MAX_BYTES)
-        for name in ("max_queued", "max_sessions"):
-            check_int(name, getattr(self, name), 0)
-        if self.max_per_key is not None:
-            check_int("max_per_key", self.max_per_key, 0)
-        check_float("queue_timeout", self.queue_timeout, 0)
-        check_int("max_session_bytes", self.max_session_bytes, MIN_SESSION_BYTES, MAX_BYTES)
-        for name in ("header_timeout", "body_timeout", "send_timeout"):
-            check_float(name, getattr(self, name), 0, above_low=True)
-        if self.max_prompt_tokens is not None:
-            check_int("max_prompt_tokens", self.max_prompt_tokens, 1)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Health(WatchLimits):
     """How a sick engine is told from a busy one: no sign of life turns /health to 503, a longer
-    silence ends the server. Times are in seconds."""
+    silence ends the server."""
 
-    max_failed_steps: int = 3  # failed steps in a row until the engine gives up
-    exit_delay: float = 1.5  # the dead server answers 503 for so long, then exits
-
-    def __post_init__(self) -> None:
-        WatchLimits.__post_init__(self)
-        check_int("max_failed_steps", self.max_failed_steps, 1)
+    max_failed_steps: int = option(3, Integer(1), "failed steps in a row until the engine gives up")
+    exit_delay: float = option(
+        1.5, Number(0), "seconds that the dead server answers 503, then it exits", flag=None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +128,14 @@ class ServerConfig:
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
         if any(not key or not key.isascii() or len(key) > 512 for key in self.api_keys):
-            raise InvalidInputError("an API key must have 1 to 512 ASCII characters")
+            raise InvalidInputError(
+                "an API key must have 1 to 512 ASCII characters", field="api_keys"
+            )
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
-            raise InvalidInputError("TLS needs both --ssl-certfile and --ssl-keyfile")
+            missing = "ssl_keyfile" if self.ssl_certfile else "ssl_certfile"
+            raise InvalidInputError(
+                "TLS needs both --ssl-certfile and --ssl-keyfile", field=missing
+            )
         check_choice("log_format", self.log_format, FORMATS)
         check_choice("log_level", self.log_level, LEVELS)
         check_float("drain_timeout", self.drain_timeout, 0)
@@ -145,7 +157,6 @@ class ServerConfig:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `llaisys serve`; `config_from_args` reads them."""
-    limits, health = Limits(), Health()
     add_model_argument(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1")
@@ -187,25 +198,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log-level", choices=LEVELS, default="info")
     group.add_argument("--log-format", choices=FORMATS, default="text")
     group = parser.add_argument_group("limits")
-    for name, value in (
-        ("max_queued", limits.max_queued),
-        ("queue_timeout", limits.queue_timeout), ("max_body_bytes", limits.max_body_bytes),
-        ("max_body_items", limits.max_body_items), ("max_bodies_bytes", limits.max_bodies_bytes),
-        ("max_header_bytes", limits.max_header_bytes), ("max_connections", limits.max_connections),
-        ("header_timeout", limits.header_timeout), ("body_timeout", limits.body_timeout),
-        ("send_timeout", limits.send_timeout), ("max_n", limits.max_n),
-        ("max_prompts", limits.max_prompts), ("max_sessions", limits.max_sessions),
-        ("max_session_bytes", limits.max_session_bytes),
-    ):  # fmt: skip
-        option = "--" + name.replace("_", "-")
-        group.add_argument(option, type=type(value), default=value, metavar=str(value))
-    group.add_argument(
-        "--max-per-key", type=int, metavar="N", help="default: half of all places; 0: no own limit"
-    )
-    group.add_argument("--max-prompt-tokens", type=int)
-    group.add_argument("--engine-dead-after", type=float, default=health.dead_after)
-    group.add_argument("--engine-step-limit", type=float, default=health.step_limit)
-    group.add_argument("--max-failed-steps", type=int, default=health.max_failed_steps)
+    add_flags(group, [*options_of(Limits), *options_of(Health)])
     add_engine_flags(parser)
     group = parser.add_argument_group("sampling, for requests that do not say")
     add_flags(group, [row for row in options_of(SamplingParams) if row[0] in DEFAULTED])
@@ -215,7 +208,6 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
     """Raises InvalidInputError with the option's name and value."""
     engine = EngineConfig.of(model=args.model, **given_engine_options(args))
     sampling = given_flags(args, SamplingParams)
-    limits = {name: getattr(args, name) for name in Limits.__slots__ if hasattr(args, name)}
     return ServerConfig(
         engine=engine,
         host=args.host,
@@ -234,12 +226,8 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         log_level=args.log_level,
         log_format=args.log_format,
         sampling={name: value for name, value in sampling.items() if name in DEFAULTED},
-        limits=Limits(**limits),
-        health=Health(
-            dead_after=args.engine_dead_after,
-            step_limit=args.engine_step_limit,
-            max_failed_steps=args.max_failed_steps,
-        ),
+        limits=Limits(**given_flags(args, Limits)),
+        health=Health(**given_flags(args, Health)),
     )
 
 

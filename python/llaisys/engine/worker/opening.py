@@ -9,9 +9,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.progress import report
+from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 
@@ -95,19 +96,13 @@ def _affordable_blocks(config: EngineConfig, checkpoint: Any, bytes_per_token: i
         return cache.num_kv_blocks
     block_bytes = max(1, bytes_per_token) * cache.block_size
     if cache.kv_cache_memory is not None:
-        available = available_memory()
-        if cache.kv_cache_memory > available:
-            raise InvalidInputError(
-                f"kv_cache_memory is {cache.kv_cache_memory} bytes; this machine has "
-                f"{available} available"
-            )
-        blocks = cache.kv_cache_memory // block_bytes
-        if blocks < 1:
-            raise InvalidInputError(
-                f"kv_cache_memory is {cache.kv_cache_memory} bytes; one block of "
-                f"{cache.block_size} tokens needs {block_bytes}"
-            )
-        return int(blocks)
+        name, asked, available = "kv_cache_memory", cache.kv_cache_memory, available_memory()
+        if asked > available:
+            raise refuse(name, asked, f"at most {available}, the bytes this machine has available")
+        if asked < block_bytes:
+            limit = f"at least {block_bytes}, one block of {cache.block_size} tokens"
+            raise refuse(name, asked, limit)
+        return asked // block_bytes
     length = config.max_model_len or 0
     if checkpoint is not None and not length:
         length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)

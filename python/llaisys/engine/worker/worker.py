@@ -113,7 +113,10 @@ class Worker:
         if self.info.num_blocks < 1:
             raise InvalidInputError(
                 f"the KV cache holds {adapter.kv_capacity_tokens} tokens; one block needs "
-                f"{block_size}: raise kv_cache_memory"
+                f"{block_size}: raise kv_cache_memory",
+                field="kv_cache_memory",
+                value=adapter.kv_capacity_tokens,
+                limit=f"room for {block_size} tokens",
             )
         self._make_buffers(self.info)
         return self.info

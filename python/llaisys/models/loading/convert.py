@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import check_choice, refuse
 
 Array = npt.NDArray[Any]
 
@@ -20,9 +20,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy type that holds elements of `dtype` ('f32' | 'f16' | 'bf16')."""
-    if dtype not in STORAGE:
-        raise InvalidInputError(f"dtype {dtype!r} is unknown; known: {', '.join(STORAGE)}")
-    return STORAGE[dtype]
+    return STORAGE[check_choice("dtype", dtype, tuple(STORAGE))]
 
 
 # Large arrays are converted in pieces that stay in the cache: several times faster.
@@ -51,7 +49,7 @@ def bf16_to_f32(bits: Array) -> Array:
 def convert(values: Array, source: str, target: str) -> Array:
     """`values` holding `source` elements as an array of `target` elements, same shape."""
     if values.dtype != storage_dtype(source):
-        raise InvalidInputError(f"array of {values.dtype} does not hold {source} elements")
+        raise refuse("values", values.dtype, f"an array of {storage_dtype(source)}, for {source}")
     wanted = storage_dtype(target)
     if source == target:
         return values

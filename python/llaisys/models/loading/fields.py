@@ -1,14 +1,25 @@
-"""Typed, range-checked access to untrusted key/value data (config.json, GGUF metadata)."""
+"""Typed, range-checked access to untrusted key/value data (config.json, GGUF metadata).
+
+The checks are those of common/validation. A fault is the file's: a ModelLoadError that names it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from llaisys.common.errors import ModelLoadError
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.validation import (
+    check_bool,
+    check_float,
+    check_int,
+    check_string,
+    check_token_ids,
+    refuse,
+)
 
 T = TypeVar("T")
+MAX_IDS = 1024  # of a list of token ids
 
 
 class _Required:
@@ -32,7 +43,7 @@ class Fields:
         return self.values.get(key) is not None
 
     def fail(self, key: str, why: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {key!r} {why}")
+        return ModelLoadError(f"{self.where}: {key} {why}")
 
     def _get(self, key: str, default: T | _Required) -> Any:
         value = self.values.get(key)
@@ -42,72 +53,42 @@ class Fields:
             raise self.fail(key, "is missing")
         return default
 
+    def _check(self, check: Callable[..., T], key: str, value: Any, *limits: Any) -> T:
+        """What `check` gives for the value; its fault is the file's."""
+        try:
+            return check(key, value, *limits)
+        except InvalidInputError as error:
+            raise ModelLoadError(f"{self.where}: {error}") from None
+
     def integer(
         self, key: str, low: int, high: int, default: int | _Required | None = REQUIRED
     ) -> Any:
         value = self._get(key, default)
-        if value is default:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"must be an integer, found {_shown(value)}")
-        if not low <= value <= high:
-            raise self.fail(key, f"is {_shown(value)}, outside {low}..{high}")
-        return value
+        return value if value is default else self._check(check_int, key, value, low, high)
 
     def number(
         self, key: str, low: float, high: float, default: float | _Required | None = REQUIRED
     ) -> Any:
         value = self._get(key, default)
-        if value is default:
-            return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.fail(key, f"must be a number, found {_shown(value)}")
-        if isinstance(value, int) and abs(value) > 1 << 64:
-            raise self.fail(key, f"is outside {low}..{high}")
-        if not math.isfinite(value) or not low <= value <= high:
-            raise self.fail(key, f"is {value}, outside {low}..{high}")
-        return float(value)
+        return value if value is default else self._check(check_float, key, value, low, high)
 
     def boolean(self, key: str, default: bool | _Required = REQUIRED) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false, found {_shown(value)}")
-        return value
+        return self._check(check_bool, key, self._get(key, default))
 
     def string(self, key: str, default: str | _Required | None = REQUIRED) -> Any:
         value = self._get(key, default)
-        if value is default:
-            return value
-        if not isinstance(value, str):
-            raise self.fail(key, f"must be a string, found {_shown(value)}")
-        return value
+        return value if value is default else self._check(check_string, key, value)
 
     def section(self, key: str) -> Fields:
         """The object under `key` (empty when absent)."""
         value = self._get(key, {})
         if not isinstance(value, Mapping):
-            raise self.fail(key, f"must be an object, found {_shown(value)}")
+            raise ModelLoadError(f"{self.where}: {refuse(key, value, 'an object')}")
         return Fields(value, f"{self.where}: {key}")
 
     def id_list(self, key: str, limit: int) -> tuple[int, ...]:
         """Token ids under `key`: absent, one integer, or a list; each in [0, limit)."""
         value = self._get(key, [])
-        items = value if isinstance(value, list) else [value]
-        if len(items) > 1024:
-            raise self.fail(key, f"lists {len(items)} ids, more than 1024")
-        for item in items:
-            if isinstance(item, bool) or not isinstance(item, int):
-                raise self.fail(key, f"must hold integers, found {_shown(item)}")
-            if not 0 <= item < limit:
-                raise self.fail(key, f"is {_shown(item)}, outside [0, vocab_size={limit})")
-        return tuple(items)
-
-
-def _shown(value: object) -> str:
-    """`value` for an error text, cut to a sane length; big integers are not printed in full."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, (list, dict)):
-        return f"a {type(value).__name__} of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        if isinstance(value, list):
+            return self._check(check_token_ids, key, value, MAX_IDS, limit - 1)
+        return (self._check(check_int, key, value, 0, limit - 1),)

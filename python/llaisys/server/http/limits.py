@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
+from llaisys.common.validation import check_count, check_int
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError
 
@@ -46,10 +48,7 @@ class Admission:
         most = self.capacity
         if self.max_per_key:
             most = min(most, self.max_per_key)
-        if count > most:
-            raise ApiError(
-                400, f"the request has {count} sequences; at most {most} are allowed", param="n"
-            )
+        check_int("n", count, 1, most, called="the number of sequences")
         if self.open + count > self.capacity:
             raise self._refusal(
                 f"the server is full: {self.open} of {self.capacity} sequences are open", "full"
@@ -77,13 +76,6 @@ class Admission:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
-def check_count(field: str, count: int, most: int, what: str = "") -> None:
-    """`what` is counted, if not simply the items of the field."""
-    if count > most:
-        text = f"{what or field}: {count} given; at most {most} are allowed"
-        raise ApiError(400, text, param=field)
-
-
 # No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.
 CHARS_PER_TOKEN = 64
 
@@ -91,21 +83,8 @@ CHARS_PER_TOKEN = 64
 def check_prompt_chars(name: str, chars: int, max_model_len: int) -> None:
     """Before anything is tokenised: a text that cannot fit costs nothing."""
     most = CHARS_PER_TOKEN * max_model_len
-    if chars > most:
-        raise ApiError(
-            400,
-            f"{name} has {chars} characters; at most {most} are allowed "
-            f"({CHARS_PER_TOKEN} for each of {max_model_len} tokens)",
-            param=name,
-            code="context_length_exceeded",
-        )
+    check_count(name, chars, most, "characters", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 def check_prompt_tokens(name: str, count: int, most: int) -> None:
-    if count > most:
-        raise ApiError(
-            400,
-            f"{name} has {count} tokens; at most {most} are allowed",
-            param=name,
-            code="context_length_exceeded",
-        )
+    check_count(name, count, most, "tokens", code=CONTEXT_LENGTH_EXCEEDED)

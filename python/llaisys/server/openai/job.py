@@ -14,10 +14,10 @@ from fastapi.responses import Response
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
+from llaisys.common.validation import check_int
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.faults import error_of
-from llaisys.server.http.limits import check_count
 from llaisys.server.openai.generation import ClientGone, Generation, unless_disconnected
 from llaisys.server.openai.prompts import PromptLimit
 from llaisys.server.openai.responses import (
@@ -79,7 +79,7 @@ class Job:
         limits, body = self.service.config.limits, self.body
         self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         count = params.n * len(prompts)
-        check_count("n", count, limits.max_n, "n times the number of prompts")
+        check_int("n", count, 1, limits.max_n, called="n times the number of prompts")
         prefix = "chatcmpl" if self.chat else "cmpl"
         builder = ResponseBuilder(
             f"{prefix}-{body.request_id or uuid.uuid4().hex}",

@@ -7,11 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.validation import check_token_ids, refuse
+from llaisys.common.validation import check_count, check_token_ids, refuse
 from llaisys.server.errors import ApiError
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
-from llaisys.server.http.limits import check_count
 from llaisys.server.openai.job import Job
 from llaisys.server.openai.prompts import (
     PromptLimit,
@@ -39,7 +38,8 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
     job = Job.of(request, body, chat=True)
     params = await job.sampling(body.to_sampling)
-    check_count("messages", len(body.messages), job.service.config.limits.max_messages)
+    limits = job.service.config.limits
+    check_count("messages", len(body.messages), limits.max_messages, "messages")
     messages = plain_messages(body.messages)
     async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
         job.turn = turn
@@ -83,7 +83,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     job = Job.of(request, body, chat=False)
     params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
-    check_count("prompt", len(prompts), job.service.config.limits.max_prompts)
+    check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
     engine = job.service.engine
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)
@@ -134,7 +134,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     else:
         limit = PromptLimit("messages", length, service.max_items)
         messages = plain_messages(body.messages or ())
-        check_count("messages", len(messages), service.config.limits.max_messages)
+        check_count("messages", len(messages), service.config.limits.max_messages, "messages")
         options: dict[str, Any] = {"variables": body.chat_template_kwargs}
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
@@ -150,7 +150,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids."""
     service = service_of(request)
     service.check_model(body.model)
-    check_count("tokens", len(body.tokens), 16 * service.info.max_model_len)
-    check_token_ids("tokens", body.tokens, len(body.tokens), service.info.vocab_size - 1)
+    info = service.info
+    check_token_ids("tokens", body.tokens, 16 * info.max_model_len, info.vocab_size - 1)
     text = await decode(service.engine, body.tokens, bool(body.skip_special_tokens))
     return json_response({"prompt": text})

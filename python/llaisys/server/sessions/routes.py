@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 
+from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
 from llaisys.server.http.bodies import CheckedRoute
-from llaisys.server.http.limits import check_count
 from llaisys.server.openai.schemas import (
     SESSION_PATTERN,
     SessionPatch,
@@ -43,8 +43,8 @@ async def list_sessions(request: Request) -> dict[str, Any]:
 async def create_session(request: Request, body: SessionRequest) -> dict[str, Any]:
     """An empty session, or one with the `messages` of an export."""
     service = service_of(request)
-    check_count("messages", len(body.messages or ()), service.config.limits.max_messages)
     messages = plain_messages(body.messages or ())
+    check_count("messages", len(messages), service.config.limits.max_messages, "messages")
     name = await service.sessions.create(
         owner_of(request), body.session_id, body.title or "", messages
     )
