@@ -1,5 +1,6 @@
 #include "capi/guard.hpp"
 #include "models/registry.hpp"
+#include "parallel/process_group.hpp"
 #include "runtime/runner/model_runner.hpp"
 
 #include <algorithm>
@@ -48,19 +49,23 @@ private:
 struct LlaisysModel {
     explicit LlaisysModel(const LlaisysModelCreateParams &given)
         : params(given), stream(given.device, device_of(params.get()), given.n_threads),
-          model(models::create_model(given.model_type, given.meta, stream.type(),
-                                     stream.device_id())),
+          group(group_of(params.get())),
+          model(models::create_model(given.model_type, given.meta,
+                                     {stream.type(), stream.device_id(), group})),
           runner(stream, *model, complete(&params.get(), *model)) {}
 
     static int32_t device_of(const LlaisysModelCreateParams &params) {
         return params.device_ids[params.local_rank];
     }
+    // The ranks that hold the other parts of the model.
+    static std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params);
     // Fills the defaults in and gives what the runner needs of them.
     static runtime::RunnerOptions complete(LlaisysModelCreateParams *params,
                                            const models::Model &model);
 
     OwnedParams params;
     device::Stream stream;
+    std::shared_ptr<parallel::ProcessGroup> group;
     std::unique_ptr<models::Model> model;
     runtime::ModelRunner runner;
 };
@@ -69,7 +74,12 @@ namespace {
 
 constexpr int32_t kDefaultBlockSize = 16;
 constexpr int32_t kDefaultBatchTokens = 512;
+constexpr int32_t kMaxRanks = 64;
 constexpr int64_t kMaxSlots = int64_t(1) << 25; // the books of the cache are kept for every slot
+
+std::string text_or(const char *given, const char *otherwise) {
+    return given != nullptr && *given != '\0' ? given : otherwise;
+}
 
 void check_params(const LlaisysModelCreateParams &params) {
     require(params.struct_size == sizeof params, "params.struct_size must be ", sizeof params,
@@ -101,22 +111,32 @@ void check_params(const LlaisysModelCreateParams &params) {
             "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
     require(params.kv_cache_dtype == LLAISYS_DTYPE_INVALID || is_activation(params.kv_cache_dtype),
             "params.kv_cache_dtype must be 0, f32, f16 or bf16, got ", int(params.kv_cache_dtype));
-    if (params.tensor_parallel_size < 0 || params.tensor_parallel_size > 1) {
+    require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
+            "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",
+            params.tensor_parallel_size);
+    require(params.tensor_parallel_size <= 1 || params.world_size == params.tensor_parallel_size,
+            "params.world_size must be params.tensor_parallel_size, ", params.tensor_parallel_size,
+            ", got ", params.world_size);
+    const std::string backend = text_or(params.distributed_executor_backend, "uni");
+    if (backend != "uni" && backend != "mp") {
         fail(LLAISYS_ERROR_UNSUPPORTED,
-             "params.tensor_parallel_size must be 0 or 1 in this build, got ",
-             params.tensor_parallel_size);
-    }
-    const char *backend = params.distributed_executor_backend;
-    if (backend != nullptr && *backend != '\0' && std::strcmp(backend, "uni") != 0) {
-        fail(LLAISYS_ERROR_UNSUPPORTED,
-             "params.distributed_executor_backend must be 'uni' in this build, got '", backend,
-             "'");
+             "params.distributed_executor_backend must be 'uni' or 'mp' in this build, got '",
+             backend, "'");
     }
 }
 
 // A step after which, whatever it returns but 0, there are no rows and there is a text.
+// A wrong input is wrong for every rank; after any other failure the others would wait for this one.
 int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
-    const int32_t code = model->runner.step(input);
+    int32_t code = LLAISYS_OK;
+    try {
+        code = model->runner.step(input);
+    } catch (const Error &error) {
+        if (error.status() != LLAISYS_ERROR_INVALID) {
+            model->group->Abort(text("rank ", model->group->rank(), ": ", error.what()));
+        }
+        throw;
+    }
     if (code == LLAISYS_DECODE_NO_KV_SLOT) {
         set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
     }
@@ -163,6 +183,26 @@ template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) 
 }
 
 } // namespace
+
+std::shared_ptr<parallel::ProcessGroup>
+LlaisysModel::group_of(const LlaisysModelCreateParams &params) {
+    parallel::GroupOptions options;
+    options.name = text_or(params.tp_group_name, "TP0");
+    options.init_method = text_or(params.init_method, "");
+    options.ranks.clear();
+    for (int rank = 0; rank < std::max(1, params.tensor_parallel_size); ++rank) {
+        options.ranks.push_back(rank);
+    }
+    options.rank = params.rank;
+    options.device = params.device;
+    options.device_id = device_of(params);
+    if (options.ranks.size() == 1) { // nobody to meet
+        return std::make_shared<parallel::ProcessGroupOne>(options);
+    }
+    const bool is_uni = text_or(params.distributed_executor_backend, "uni") == "uni";
+    return parallel::ProcessGroupFactory::Instance().GetOrCreate(is_uni ? "threads" : "shm",
+                                                                 options);
+}
 
 runtime::RunnerOptions LlaisysModel::complete(LlaisysModelCreateParams *params,
                                               const models::Model &model) {

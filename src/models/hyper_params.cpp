@@ -82,6 +82,24 @@ std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
     return std::vector<int64_t>(meta.nlayer, meta.sliding_window);
 }
 
+LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site) {
+    const size_t ranks = size_t(site.group->size());
+    const auto check = [&](const char *name, size_t value) {
+        require(value % ranks == 0, "meta.", name,
+                " must be divisible by the number of ranks: tp_size=", ranks,
+                " tp_rank=", site.group->rank(), " global_", name, "=", value, " local_", name, "=",
+                value / ranks, " device_id=", site.device_id);
+    };
+    check("nh", meta.nh);
+    check("nkvh", meta.nkvh);
+    check("di", meta.di);
+    LlaisysDecoderMeta local = meta;
+    local.nh = meta.nh / ranks;
+    local.nkvh = meta.nkvh / ranks;
+    local.di = meta.di / ranks;
+    return local;
+}
+
 Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id) {
     std::vector<float> frequencies(meta.dh / 2);
     for (size_t i = 0; i < frequencies.size(); ++i) {

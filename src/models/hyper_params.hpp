@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llaisys/models/decoder.h"
+#include "models/model.hpp"
 #include "tensor/tensor.hpp"
 
 #include <vector>
@@ -14,6 +15,10 @@ void check_hyper_params(const LlaisysDecoderMeta &meta);
 
 // The attention window of each layer, 0: none.
 std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta);
+
+// The sizes of one rank: attention heads, key/value heads and the inner size divided by the number of
+// ranks. Throws when one of them cannot be, with the numbers.
+LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site);
 
 // f32 [dh / 2] with the scaling that the meta asks for.
 Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id);

@@ -7,12 +7,20 @@
 #include "device/runtime.hpp"
 #include "llaisys/models/model.h"
 #include "ops/attention/op.hpp"
+#include "parallel/process_group.hpp"
 #include "runtime/workspace/workspace.hpp"
 #include "tensor/tensor.hpp"
 
 #include <vector>
 
 namespace llaisys::models {
+
+// Where a model runs, and the ranks that it shares its layers with.
+struct ModelSite {
+    DeviceType device = LLAISYS_DEVICE_CPU;
+    int device_id = 0;
+    std::shared_ptr<const parallel::ProcessGroup> group; // never null; of one: the whole model
+};
 
 // What the KV cache must hold for a model.
 struct KvSpec {

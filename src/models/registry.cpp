@@ -9,7 +9,7 @@ namespace {
 
 struct Entry {
     LlaisysModelType type;
-    std::unique_ptr<Model> (*create)(const void *meta, DeviceType device, int device_id);
+    std::unique_ptr<Model> (*create)(const void *meta, const ModelSite &site);
 };
 
 const LlaisysDecoderMeta &as_decoder(const void *meta) {
@@ -17,8 +17,8 @@ const LlaisysDecoderMeta &as_decoder(const void *meta) {
 }
 
 template <LlaisysModelType type>
-std::unique_ptr<Model> create_decoder(const void *meta, DeviceType device, int device_id) {
-    return std::make_unique<DecoderModel>(type, as_decoder(meta), device, device_id);
+std::unique_ptr<Model> create_decoder(const void *meta, const ModelSite &site) {
+    return std::make_unique<DecoderModel>(type, as_decoder(meta), site);
 }
 
 // A further model type is a further line here.
@@ -27,19 +27,19 @@ const Entry kEntries[] = {
     {LLAISYS_MODEL_TYPE_LLAMA, create_decoder<LLAISYS_MODEL_TYPE_LLAMA>},
     {LLAISYS_MODEL_TYPE_QWEN3, create_decoder<LLAISYS_MODEL_TYPE_QWEN3>},
     {LLAISYS_MODEL_TYPE_MOCK,
-     [](const void *meta, DeviceType device, int device_id) -> std::unique_ptr<Model> {
-         return std::make_unique<MockModel>(as_decoder(meta), device, device_id);
+     [](const void *meta, const ModelSite &site) -> std::unique_ptr<Model> {
+         return std::make_unique<MockModel>(as_decoder(meta), site);
      }},
 };
 
 } // namespace
 
-std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta, DeviceType device,
-                                    int device_id) {
+std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
+                                    const ModelSite &site) {
     for (const Entry &entry : kEntries) {
         if (entry.type == type) {
             require(meta != nullptr, "params.meta is NULL");
-            return entry.create(meta, device, device_id);
+            return entry.create(meta, site);
         }
     }
     fail(LLAISYS_ERROR_INVALID,

@@ -58,6 +58,8 @@ def refuse(words: str, code: int = types.ERROR_INVALID, meta: Any = None, **fiel
         ("max_batch_tokens", {"max_batch_tokens": -1}),
         ("n_threads", {"n_threads": -1}),
         ("pipeline_parallel_size", {"pipeline_parallel_size": 2}),
+        ("tensor_parallel_size", {"tensor_parallel_size": 65, "world_size": 65}),
+        ("world_size", {"tensor_parallel_size": 2, "world_size": 3}),
         ("local_rank", {"local_rank": 1}),
         ("local_rank", {"local_rank": -1}),
     ],
@@ -82,7 +84,7 @@ def test_hyper_parameters_that_are_refused(name: str, value: Any) -> None:
 
 def test_what_this_build_does_not_have() -> None:
     refuse("nvidia", types.ERROR_UNSUPPORTED, device=1)
-    refuse("tensor_parallel_size", types.ERROR_UNSUPPORTED, tensor_parallel_size=2)
+    refuse("one rank", types.ERROR_UNSUPPORTED, tensor_parallel_size=2, world_size=2)
     refuse("'ray'", types.ERROR_UNSUPPORTED, distributed_executor_backend=b"ray")
 
 

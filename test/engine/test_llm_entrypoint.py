@@ -197,8 +197,8 @@ def test_typos_are_type_errors():
 def test_bad_settings_are_refused_before_anything_loads():
     with pytest.raises(InvalidInputError, match="max_num_seqs is 0"):
         make_llm(max_num_seqs=0)
-    with pytest.raises(NotImplementedError, match="mp"):
-        make_llm(distributed_executor_backend="mp")
+    with pytest.raises(NotImplementedError, match="ray"):
+        make_llm(distributed_executor_backend="ray")
 
 
 def test_text_needs_a_tokenizer():

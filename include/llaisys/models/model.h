@@ -35,18 +35,19 @@ typedef struct LlaisysModelCreateParams {
     int32_t kv_cache_block_size;      /* slots a block; 0: 16 */
     int64_t max_model_len;            /* longest position + 1; 0: the meta's maxseq */
     int64_t kv_cache_capacity_tokens; /* slots; 0: max_model_len. BLOCK rounds up to whole blocks */
-    int32_t tensor_parallel_size;     /* 0 or 1; more are refused by this build */
+    int32_t tensor_parallel_size;     /* ranks that share each layer, at most 64; 0: 1 */
     int32_t pipeline_parallel_size;   /* 0 or 1 */
-    int32_t world_size;
-    int32_t rank;
-    int32_t local_rank;
-    const char *distributed_executor_backend; /* NULL or "uni" */
+    int32_t world_size;               /* tensor_parallel_size; 0: 1 */
+    int32_t rank;                     /* of this handle */
+    int32_t local_rank;               /* its place in device_ids */
+    const char *distributed_executor_backend; /* NULL, "uni": ranks are threads; "mp": processes */
     const char *distributed_backend;
     const char *master_addr;
     int32_t master_port;
     int32_t node_rank;
     int32_t nnodes;
-    const char *init_method;
+    const char *init_method; /* where ranks meet. uni: any text, the same for all ranks and for no
+                              * other model of the process; mp: fd://N or shm://NAME */
     const char *tp_group_name;
     int32_t use_single_process_tp;
     /* Ours. */

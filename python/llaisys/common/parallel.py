@@ -17,7 +17,9 @@ class ParallelConfig:
     pipeline_parallel_size: int = option(1, Integer(1), "stages of layers; only 1", flag=None)
     tensor_parallel_size: int = option(1, Integer(1, 1024), "ranks that share each layer")
     distributed_executor_backend: str = option(
-        "uni", Choice(EXECUTOR_BACKENDS), "uni, mp or ray; mp and ray are not there yet"
+        "uni",
+        Choice(EXECUTOR_BACKENDS),
+        "ranks are threads (uni) or processes (mp); ray is not there yet",
     )
     master_addr: str = option("127.0.0.1", Text(), "where the ranks meet", flag=None)
     master_port: int = option(29501, Integer(1, 65535), "where the ranks meet", flag=None)
@@ -45,10 +47,9 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     config = replace(config)
     check_options(config)
     size = config.tensor_parallel_size
-    if config.distributed_executor_backend != "uni":
+    if config.distributed_executor_backend == "ray":
         raise NotImplementedError(
-            f"distributed_executor_backend is {config.distributed_executor_backend!r}; "
-            "only 'uni' is implemented"
+            "distributed_executor_backend is 'ray'; only 'uni' and 'mp' are implemented"
         )
     if config.distributed_backend != "nccl":
         raise NotImplementedError(
@@ -72,6 +73,6 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
         rank=0,
         local_rank=0,
         init_method=config.init_method or f"tcp://{config.master_addr}:{config.master_port}",
-        use_single_process_tp=True,
+        use_single_process_tp=config.distributed_executor_backend == "uni",
         tensor_parallel_device_ids=devices,
     )

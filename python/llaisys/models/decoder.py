@@ -20,7 +20,9 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage, expected_tensors
+from llaisys.models.loading.part import Part
 from llaisys.models.native import NativeAdapter, tensor_from
+from llaisys.models.sharding import part_of
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
 _READ_AHEAD = 4  # tensors that wait at most: bounds the memory
@@ -34,7 +36,8 @@ class DecoderAdapter(NativeAdapter):
         config = checkpoint.config
         dtype = options.kv_cache_dtype
         dtype = _dtype(config, options) if dtype == "auto" else dtype
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype]
+        heads = config.num_kv_heads // options.parallel.tensor_parallel_size  # of this rank
+        return 2 * config.num_layers * heads * config.head_dim * DTYPE_BYTES[dtype]
 
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
@@ -59,7 +62,8 @@ class DecoderAdapter(NativeAdapter):
                     check()
                     while len(pending) < _READ_AHEAD and index + len(pending) < len(names):
                         ahead = names[index + len(pending)]
-                        pending.append(pool.submit(_open_tensor, checkpoint, ahead, dtype))
+                        part = _part(checkpoint, ahead, options)
+                        pending.append(pool.submit(_open_tensor, checkpoint, ahead, dtype, part))
                     report("loading weights", loaded, total)
                     with pending.popleft().result() as tensor:
                         self._put(tensor, name, checkpoint.config.tie_word_embeddings)
@@ -77,13 +81,23 @@ class DecoderAdapter(NativeAdapter):
         self.native.replace_weight(field, layer, tensor, *also)
 
 
-def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
+def _part(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> Part | None:
+    """What this rank holds of a tensor; None: all of it."""
+    slot, _ = slot_of(name)
+    ranks = options.parallel
+    return part_of(name, slot, checkpoint.shape(name), ranks.tensor_parallel_size, ranks.rank)
+
+
+def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str, part: Part | None) -> Tensor:
     """A matrix is read as it is where it can be and converted otherwise. Vectors become f32, which
-    costs and loses nothing."""
-    if len(checkpoint.shape(name)) == 1:
-        return tensor_from(checkpoint.read(name, "f32"), "f32")
-    record = checkpoint.record(name)
-    if record is not None and record.dtype == dtype:
+    costs and loses nothing. Of a part, the bytes are read that belong to it."""
+    is_vector = len(checkpoint.shape(name)) == 1
+    if is_vector:
+        dtype = "f32"
+    record = None if is_vector else checkpoint.record(name)
+    if record is not None and record.dtype == dtype and (part is None or part.dim == 0):
+        if part is not None:
+            record = record.rows(part)
         tensor = Tensor.create(record.shape, dtype)
         try:
             record.read_into(tensor.memory)
@@ -91,6 +105,8 @@ def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str) -> Tensor:
             tensor.close()
             raise
         return tensor
+    if part is not None:
+        return tensor_from(checkpoint.read_part(name, dtype, part), dtype)
     return tensor_from(checkpoint.read(name, dtype), dtype)
 
 

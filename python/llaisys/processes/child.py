@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,9 +34,10 @@ class ChildProcess:
 
     popen: subprocess.Popen[bytes]
 
-    def __init__(self, module: str, setup: Mapping[str, Any]) -> None:
-        """The child reads `setup`, with the two addresses and the directory of the sockets added.
-        A child that cannot be started leaves nothing behind."""
+    def __init__(self, module: str, setup: Mapping[str, Any], pass_fds: Sequence[int] = ()) -> None:
+        """The child reads `setup`, with the two addresses and the directory of the sockets added,
+        and inherits `pass_fds` under their numbers. A child that cannot be started leaves nothing
+        behind."""
         base = tempfile.gettempdir()
         if len(base) > MAX_BASE_CHARS:
             base = "/tmp"
@@ -55,6 +56,7 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C reaches the parent only
+                pass_fds=pass_fds,
             )
             assert self.popen.stdin is not None
             self.popen.stdin.write(json.dumps({**setup, **sockets}).encode() + b"\n")

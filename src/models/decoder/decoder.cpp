@@ -12,16 +12,17 @@
 
 namespace llaisys::models {
 
-DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, DeviceType device,
-                           int device_id)
-    : type_(type), meta_(meta), table_(device, device_id), packed_(table_) {
+DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
+                           const ModelSite &site)
+    : type_(type), group_(site.group), table_(site.device, site.device_id), packed_(table_) {
     check_hyper_params(meta);
     windows_ = windows_of(meta);
+    meta_ = share_of(meta, site);
     meta_.layer_windows = nullptr;
-    layers_.resize(meta.nlayer);
+    layers_.resize(meta_.nlayer);
     register_slots();
-    kv_spec_ = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
-                rotary_frequencies(meta, device, device_id)};
+    kv_spec_ = {int64_t(meta_.nlayer), int64_t(meta_.nkvh), int64_t(meta_.dh), meta_.dtype,
+                rotary_frequencies(meta_, site.device, site.device_id)};
 }
 
 void DecoderModel::register_slots() {
@@ -99,6 +100,12 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
                            const ModelInput &input, const AttentionMetadata &attention,
                            ForwardOutput *output) {
     const Activations act = take_activations(workspace, input.n_tokens);
+    parallel::or_abort(*group_, [&] { run_layers(stream, input, attention, act, output); });
+}
+
+void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &input,
+                              const AttentionMetadata &attention, const Activations &act,
+                              ForwardOutput *output) const {
     embed(stream, input, act.residual);
     ops::rms_norm(stream, act.normed, act.residual, weights_.attn_norm_w[0]->tensor, meta_.epsilon);
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -161,8 +168,11 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
     ops::kv_store(stream, kv, act.k, &act.v, attention.slots);
     ops::attention(stream, act.attn_out, act.q, kv, attention.lists_of(i),
                    1.0f / std::sqrt(float(kv_spec_.head_dim)));
-    const ops::LinearPart o{&layer.o.weight, bias(weights_.attn_o_b), &act.normed};
+    // Of a sum over ranks the bias is one term.
+    const Tensor *o_bias = group_->rank() == 0 ? bias(weights_.attn_o_b) : nullptr;
+    const ops::LinearPart o{&layer.o.weight, o_bias, &act.normed};
     ops::linear(stream, act.attn_out.view(q.shape()), &o, 1);
+    group_->AllReduce(act.normed);
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i,
@@ -174,6 +184,7 @@ void DecoderModel::feed_forward(const device::Stream &stream, size_t i,
     ops::swiglu(stream, act.gate, act.gate, act.up);
     const ops::LinearPart down{&layer.down.weight, nullptr, &act.normed};
     ops::linear(stream, act.gate, &down, 1);
+    group_->AllReduce(act.normed);
 }
 
 } // namespace llaisys::models

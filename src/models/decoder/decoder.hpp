@@ -1,6 +1,11 @@
 // The decoder that Qwen2, Llama and Qwen3 share: they differ in which weights exist (Qwen2 has q/k/v
 // biases, Qwen3 norms of q and k) and in the rotary frequencies and windows, all of which come with
 // the weights and the meta.
+//
+// Ranks of a group hold the same embeddings and norms, and each its own heads and its own part of
+// the inner size: q, k, v, gate and up are cut by rows (outputs), o and down by columns (inputs).
+// What o and down give is a rank's part of a sum; the two sums a layer are the only talk between
+// ranks, and all ranks end with the same logits.
 #pragma once
 
 #include "models/model.hpp"
@@ -14,8 +19,7 @@ namespace llaisys::models {
 
 class DecoderModel final : public Model {
 public:
-    DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, DeviceType device,
-                 int device_id);
+    DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, const ModelSite &site);
 
     LlaisysModelType type() const override { return type_; }
     const KvSpec &kv_spec() const override { return kv_spec_; }
@@ -53,6 +57,9 @@ private:
 
     void register_slots();
     Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens) const;
+    void run_layers(const device::Stream &stream, const ModelInput &input,
+                    const AttentionMetadata &attention, const Activations &act,
+                    ForwardOutput *output) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
     // RMS norm of each head of x [n, heads, dh] in place; a null weight: none.
     void norm_heads(const device::Stream &stream, const Tensor &x, llaisysTensor_t weight) const;
@@ -61,7 +68,8 @@ private:
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act) const;
 
     LlaisysModelType type_;
-    LlaisysDecoderMeta meta_; // its layer_windows are not kept
+    std::shared_ptr<const parallel::ProcessGroup> group_;
+    LlaisysDecoderMeta meta_; // nh, nkvh and di: this rank's share; its layer_windows are not kept
     std::vector<int64_t> windows_;
     LlaisysDecoderWeights weights_{};
     std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_

@@ -9,9 +9,12 @@
 
 namespace llaisys::models {
 
-MockModel::MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int device_id)
-    : meta_(meta), table_(device, device_id), packed_(table_) {
+MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site)
+    : meta_(meta), table_(site.device, site.device_id), packed_(table_) {
     check_hyper_params(meta);
+    if (site.group->size() != 1) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "a mock model runs on one rank, got ", site.group->size());
+    }
     windows_ = windows_of(meta);
     meta_.layer_windows = nullptr;
     require(meta.nlayer == 1, "meta.nlayer must be 1 for a mock model, got ", meta.nlayer);
@@ -20,7 +23,7 @@ MockModel::MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int devi
     table_.add_global("in_embed", &weights_.in_embed, {int64_t(meta.voc), int64_t(meta.hs)});
     packed_.add(&weights_.in_embed, &embed_);
     kv_spec_ = {1, int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
-                rotary_frequencies(meta, device, device_id)};
+                rotary_frequencies(meta, site.device, site.device_id)};
 }
 
 MockModel::Activations MockModel::take_activations(runtime::Workspace &workspace, int64_t n) const {

@@ -15,7 +15,7 @@ namespace llaisys::models {
 
 class MockModel final : public Model {
 public:
-    MockModel(const LlaisysDecoderMeta &meta, DeviceType device, int device_id);
+    MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site);
 
     LlaisysModelType type() const override { return LLAISYS_MODEL_TYPE_MOCK; }
     const KvSpec &kv_spec() const override { return kv_spec_; }

@@ -38,11 +38,13 @@ class OpenedModel:
             self.checkpoint.close()
 
 
-def open_model(config: EngineConfig, rank: int, local_rank: int) -> OpenedModel:
+def open_model(
+    config: EngineConfig, rank: int = 0, local_rank: int = 0, init_method: str = ""
+) -> OpenedModel:
     path, model_type, checkpoint = _open_checkpoint(config)
     try:
         adapter_class = config.adapter_class or get_adapter_class(model_type)
-        options = _adapter_options(config, rank, local_rank)
+        options = _adapter_options(config, rank, local_rank, init_method)
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
         blocks = _affordable_blocks(config, checkpoint, per_token)
     except BaseException:
@@ -73,19 +75,36 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Any]:
     return str(path), found, checkpoint
 
 
-def _adapter_options(config: EngineConfig, rank: int, local_rank: int) -> AdapterOptions:
-    parallel = config.parallel
+def device_ids(config: EngineConfig) -> tuple[int, ...]:
+    """One for each rank of this machine; ranks on the CPU share it."""
+    if config.device == "cpu":
+        return (0,) * config.parallel.tensor_parallel_size
+    return tuple(config.parallel.tensor_parallel_device_ids or (0,))
+
+
+def _threads(config: EngineConfig) -> int:
+    """CPU threads of a rank: what was asked for, or its share of the cores. 0: all of them."""
+    size = config.parallel.tensor_parallel_size
+    if config.n_threads or size == 1:
+        return config.n_threads
+    return max(1, len(os.sched_getaffinity(0)) // size)
+
+
+def _adapter_options(
+    config: EngineConfig, rank: int, local_rank: int, init_method: str
+) -> AdapterOptions:
+    parallel = replace(config.parallel, rank=rank, local_rank=local_rank, init_method=init_method)
     return AdapterOptions(
         device=config.device,
-        device_ids=tuple(parallel.tensor_parallel_device_ids or (0,)),
+        device_ids=device_ids(config),
         dtype=config.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         kv_cache_layout="block",
         kv_cache_block_size=config.cache.block_size,
         max_model_len=config.max_model_len or 0,
         max_batch_tokens=config.scheduler.max_num_batched_tokens,
-        n_threads=config.n_threads,
-        parallel=replace(parallel, rank=rank, local_rank=local_rank),
+        n_threads=_threads(config),
+        parallel=parallel,
     )
 
 
@@ -107,7 +126,10 @@ def _affordable_blocks(config: EngineConfig, checkpoint: Any, bytes_per_token: i
     if checkpoint is not None and not length:
         length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
     wanted = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
-    affordable = int(available_memory() * DEFAULT_KV_SHARE) // block_bytes
+    share = available_memory() * DEFAULT_KV_SHARE
+    if config.device == "cpu":  # whose memory all ranks share
+        share /= config.parallel.tensor_parallel_size
+    affordable = int(share) // block_bytes
     return max(1, min(wanted, affordable))
 
 

@@ -15,6 +15,7 @@ told it about each sequence. It decides nothing about who runs.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
-from llaisys.engine.worker.opening import OpenedModel, open_model
+from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.models.base import ModelAdapter
 
@@ -76,13 +77,14 @@ class Worker:
 
     def init_device(self) -> None:
         """Bind this rank to its device."""
-        devices = self.config.parallel.tensor_parallel_device_ids or (0,)
-        self.device_id = devices[self.local_rank]
+        self.device_id = device_ids(self.config)[self.local_rank]
 
     def open_model(self) -> int:
         """Open the model's files and say how many KV blocks this rank can afford. Nothing large is
         allocated before all ranks have agreed on a number; see `load_model`."""
-        self._opened = opened = open_model(self.config, self.rank, self.local_rank)
+        self._opened = opened = open_model(
+            self.config, self.rank, self.local_rank, self.distributed_init_method
+        )
         return opened.affordable_blocks
 
     def load_model(self, num_blocks: int | None = None) -> ModelInfo:
@@ -119,6 +121,16 @@ class Worker:
                 limit=f"room for {block_size} tokens",
             )
         self._make_buffers(self.info)
+        logger.info(
+            "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d threads=%d",
+            os.getpid(),
+            self.rank,
+            self.local_rank,
+            self.config.device,
+            self.device_id,
+            self.config.parallel.tensor_parallel_size,
+            options.n_threads,
+        )
         return self.info
 
     def _make_buffers(self, info: ModelInfo) -> None:

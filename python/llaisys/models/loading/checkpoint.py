@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from llaisys.common.closing import Closing
 from llaisys.models.loading.config import ModelConfig
-from llaisys.models.loading.convert import Array
-from llaisys.models.loading.file_range import FileIdentity, read_range
+from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
+from llaisys.models.loading.part import Part
 from llaisys.tokenization.source import TokenizerSource
 
 TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for past its end
@@ -33,6 +36,29 @@ class TensorRecord:
     def read_into(self, target: memoryview) -> None:
         """Fill `nbytes` bytes; `ModelLoadError` when the file is no longer what it was."""
         read_range(self.path, self.offset, target, self.file)
+
+    def rows(self, part: Part) -> TensorRecord:
+        """The record of a run of rows (dimension 0)."""
+        size = self.nbytes // self.shape[0] if self.shape[0] else 0  # of a row
+        return replace(
+            self,
+            shape=part.shape_in(self.shape),
+            offset=self.offset + part.start * size,
+            nbytes=(part.stop - part.start) * size,
+        )
+
+    def read_part(self, part: Part) -> Array:
+        """The elements of a part, and no others, read from the file."""
+        shape, kind = part.shape_in(self.shape), storage_dtype(self.dtype)
+        values = np.empty(shape, kind)
+        target = values.reshape(-1).view(np.uint8).data
+        if part.dim == 0:
+            self.rows(part).read_into(target)
+        else:
+            width, stride = shape[-1] * kind.itemsize, self.shape[-1] * kind.itemsize
+            begin = self.offset + part.start * kind.itemsize
+            read_rows(self.path, begin, width, stride, target, self.file)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,13 @@ class Checkpoint(Closing, ABC):
     @abstractmethod
     def read(self, name: str, dtype: str) -> Array:
         """A fresh contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
+
+    def read_part(self, name: str, dtype: str, part: Part) -> Array:
+        """The same for a run of rows or columns; a tensor with a record is not read beyond it."""
+        record = self.record(name)
+        if record is not None:
+            return convert(record.read_part(part), record.dtype, dtype)
+        return np.ascontiguousarray(self.read(name, dtype)[part.index()])
 
     def read_blocks(self, name: str) -> TensorBlocks | None:
         """The blocks of a quantised tensor, rows in Hugging Face's order; None when it is none."""

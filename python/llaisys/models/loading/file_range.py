@@ -35,16 +35,25 @@ class FileIdentity:
 def read_range(path: Path, offset: int, target: memoryview, expected: FileIdentity) -> None:
     """Fill `target` with the bytes from `offset` on; `ModelLoadError` unless the file is still
     the expected one, before and after."""
+    read_rows(path, offset, len(target), 0, target, expected)
+
+
+def read_rows(
+    path: Path, offset: int, width: int, stride: int, target: memoryview, expected: FileIdentity
+) -> None:
+    """The same for rows of `width` bytes that lie `stride` bytes apart from `offset` on."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            done = 0
-            while done < len(target) and FileIdentity.of(descriptor) == expected:
-                count = os.preadv(descriptor, [target[done : done + _PIECE]], offset + done)
-                if count == 0:
-                    break
-                done += count
-            if done < len(target) or FileIdentity.of(descriptor) != expected:
+            whole = FileIdentity.of(descriptor) == expected
+            for row in range(len(target) // width if width else 0):
+                rest = target[row * width : (row + 1) * width]
+                at = offset + row * stride
+                while len(rest) and whole:
+                    count = os.preadv(descriptor, [rest[:_PIECE]], at)
+                    whole = count > 0
+                    rest, at = rest[count:], at + count
+            if not whole or FileIdentity.of(descriptor) != expected:
                 raise ModelLoadError(f"{path}: the file changed while it was being loaded")
         finally:
             os.close(descriptor)

@@ -1,0 +1,19 @@
+"""Carries plans to workers and results back: one process (uni) or one per rank (mp)."""
+
+from llaisys.engine.executor.base import (
+    Executor,
+    ExecutorStats,
+    ExecutorTimeoutError,
+    WorkerError,
+    WorkerLostError,
+)
+from llaisys.engine.executor.uni import UniProcExecutor
+
+__all__ = [
+    "Executor",
+    "ExecutorStats",
+    "ExecutorTimeoutError",
+    "UniProcExecutor",
+    "WorkerError",
+    "WorkerLostError",
+]

@@ -1,0 +1,138 @@
+"""Carries plans to workers and results back; knows nothing of scheduling or of models."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.errors import LlaisysError
+from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.engine.config import EngineConfig
+
+logger = logging.getLogger("llaisys.engine")
+
+
+class WorkerError(LlaisysError, RuntimeError):
+    """A worker raised; the cause is chained. The step had no effect on the requests."""
+
+    def __init__(self, message: str, rank: int, local_rank: int) -> None:
+        super().__init__(f"worker rank {rank} (local rank {local_rank}): {message}")
+        self.rank = rank
+        self.local_rank = local_rank
+
+
+class WorkerLostError(LlaisysError, RuntimeError):
+    """A worker is gone and does not come back: the engine cannot go on."""
+
+
+class ExecutorTimeoutError(LlaisysError, TimeoutError):
+    """A worker did not answer in time; it may still be busy."""
+
+
+@dataclass(slots=True)
+class ExecutorStats:
+    steps: int = 0
+    worker_errors: int = 0
+    timeouts: int = 0  # apart from worker_errors
+
+
+class Executor(ABC):
+    """One step = one call of `execute_step`; `execute_model` and `sample_tokens` are its two halves
+    under the seeds' names."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.stats = ExecutorStats()
+        self.model_info: ModelInfo
+        self._init_executor()
+
+    @staticmethod
+    def get_class(config: EngineConfig) -> type[Executor]:
+        """The executor for `distributed_executor_backend`; ray is not there yet."""
+        from llaisys.engine.executor.mp import MultiprocExecutor
+        from llaisys.engine.executor.uni import UniProcExecutor
+
+        classes: dict[str, type[Executor]] = {"uni": UniProcExecutor, "mp": MultiprocExecutor}
+        backend = config.parallel.distributed_executor_backend
+        if backend not in classes:
+            raise NotImplementedError(
+                f"distributed_executor_backend is {backend!r}; only 'uni' and 'mp' are implemented"
+            )
+        return classes[backend]
+
+    @abstractmethod
+    def _init_executor(self) -> None:
+        """Make the workers, load the model, set `model_info`."""
+
+    @abstractmethod
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker; the results in order of rank."""
+
+    def _load_models(self) -> None:
+        """Load on every rank, with the smallest number of KV blocks that a rank can afford, and
+        take the driver rank's word on it."""
+        try:
+            self.collective_rpc("init_device")
+            num_blocks = min(self.collective_rpc("open_model"))
+            info: ModelInfo = self.collective_rpc("load_model", args=(num_blocks,))[0]
+            if self.config.warmup:
+                self.collective_rpc("warmup")
+        except (WorkerError, WorkerLostError) as error:
+            if isinstance(error.__cause__, LlaisysError):
+                raise error.__cause__ from None  # what is wrong with the model or its options
+            raise
+        self.model_info = info
+        parallel = self.config.parallel
+        logger.info(
+            "executor backend=%s tp_size=%d world_size=%d device=%s model=%s max_model_len=%d "
+            "kv_blocks=%d x %d tokens (%.1f MiB a rank)",
+            parallel.distributed_executor_backend,
+            parallel.tensor_parallel_size,
+            parallel.world_size,
+            self.config.device,
+            info.model_type,
+            info.max_model_len,
+            info.num_blocks,
+            info.block_size,
+            info.num_blocks * info.block_size * info.kv_bytes_per_token / (1 << 20),
+        )
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Close every worker; more than once does nothing."""
+
+    def execute_step(self, plan: SchedulerOutputs) -> StepOutput:
+        """Run a plan on every rank and draw; the driver rank's result."""
+        output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, (plan,))[
+            0
+        ]
+        self.stats.steps += 1
+        return output
+
+    def execute_model(self, outputs: SchedulerOutputs) -> None:
+        """Run the forward pass of a plan on every rank."""
+        self.collective_rpc("execute_model", self.config.step_timeout, (outputs,))
+        self.stats.steps += 1
+
+    def sample_tokens(self) -> StepOutput:
+        """The driver rank's draws for the step that `execute_model` ran."""
+        output: StepOutput = self.collective_rpc("sample_tokens", self.config.step_timeout)[0]
+        return output
+
+    def profile(self, reset: bool = False) -> dict[str, Any]:
+        """The driver rank's times per stage."""
+        result: dict[str, Any] = self.collective_rpc("profile", kwargs={"reset": reset})[0]
+        return result
+
+    def check_health(self) -> None:
+        """Raises when a worker cannot run a step."""
+        self.collective_rpc("check_health")

@@ -1,0 +1,141 @@
+"""All ranks in this process: one is called directly, several run in a thread each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.engine.executor.base import (
+    Executor,
+    ExecutorTimeoutError,
+    WorkerError,
+    WorkerLostError,
+)
+from llaisys.engine.executor.local import LocalRank
+from llaisys.engine.worker import Worker
+
+GRACE = 5.0  # seconds in which ranks that wait for a failed one must have noticed
+
+_groups = itertools.count()  # ranks of different engines of a process must not meet
+
+
+class UniProcExecutor(Executor):
+    """One worker and one model handle per rank. After a failure that ranks do not share the engine
+    cannot go on: they are no longer at the same place."""
+
+    def _init_executor(self) -> None:
+        self._closed = False
+        method, first, _ = self._distributed_args()
+        size = self.config.parallel.tensor_parallel_size
+        self._ranks = [
+            LocalRank(
+                Worker(
+                    self.config,
+                    local_rank=rank,
+                    rank=rank,
+                    distributed_init_method=method,
+                    is_driver_worker=rank == 0,
+                )
+            )
+            for rank in range(first, first + size)
+        ]
+        self.worker = self._ranks[0].worker
+        try:
+            self._load_models()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """(distributed_init_method, rank, local_rank) of the driver rank."""
+        parallel = self.config.parallel
+        method = parallel.init_method
+        if parallel.tensor_parallel_size > 1:
+            method = f"{method}#{next(_groups)}"
+        return method, parallel.rank, parallel.local_rank
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        if self._closed:
+            raise ClosedError("the executor is shut down")
+        try:
+            return self._call(method, timeout, tuple(args), dict(kwargs or {}))
+        except ExecutorTimeoutError:
+            self.stats.timeouts += 1
+            raise
+        except _RankError as failure:
+            self.stats.worker_errors += 1
+            worker, cause = failure.worker, failure.cause
+            error = WorkerError(
+                f"{method}: {type(cause).__name__}: {cause}", worker.rank, worker.local_rank
+            )
+            if failure.is_shared:
+                raise error from cause
+            raise WorkerLostError(str(error)) from cause
+
+    def _call(
+        self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        if len(self._ranks) > 1:
+            return self._call_all(method, timeout, args, kwargs)
+        try:
+            return [self._ranks[0].call(method, timeout, args, kwargs)]
+        except ExecutorTimeoutError:
+            raise
+        except Exception as error:
+            raise _RankError(self.worker, error, is_shared=True) from error
+
+    def _call_all(
+        self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        for rank in self._ranks:
+            rank.settle(timeout)
+        futures = [rank.start(method, args, kwargs) for rank in self._ranks]
+        done, pending = wait_for(futures, timeout, FIRST_EXCEPTION)
+        failed = [i for i, f in enumerate(futures) if f in done and f.exception() is not None]
+        if not failed and pending:
+            raise ExecutorTimeoutError(f"the workers did not answer in {timeout} s")
+        if not failed:
+            return [future.result() for future in futures]
+        first = failed[0]
+        self._release_waiting(futures, first)
+        errors = [future.exception() for future in futures if future.done()]
+        cause = futures[first].exception()
+        if not isinstance(cause, Exception):
+            raise WorkerLostError(f"{method}: {cause!r}")
+        shared = len(errors) == len(futures) and all(
+            isinstance(error, InvalidInputError) for error in errors
+        )
+        raise _RankError(self._ranks[first].worker, cause, shared) from cause
+
+    def _release_waiting(self, futures: list[Future[Any]], failed: int) -> None:
+        """The other ranks fail alike, or wait for the one that failed, which leaves the group."""
+        if wait_for(futures, GRACE / 10).not_done:
+            self._ranks[failed].worker.close()
+            wait_for(futures, GRACE)
+
+    def shutdown(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for rank in sorted(self._ranks, key=lambda rank: rank.is_busy):  # may wait for the others
+            rank.close()
+
+
+class _RankError(Exception):
+    """A worker raised. `is_shared`: all did, for the same reason, before they did anything."""
+
+    def __init__(self, worker: Worker, cause: Exception, is_shared: bool) -> None:
+        super().__init__(str(cause))
+        self.worker = worker
+        self.cause = cause
+        self.is_shared = is_shared

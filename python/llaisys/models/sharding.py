@@ -1,0 +1,35 @@
+"""Which part of each weight a tensor-parallel rank holds (002 section 7.1).
+
+Outputs of q, k, v, gate and up are cut into equal runs of rows, inputs of o and down into equal
+runs of columns; everything else is whole on every rank. The slots of a fused weight are cut one by
+one, so that heads never cross a border.
+"""
+
+from __future__ import annotations
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.models.loading.part import Part
+
+# Slot of LlaisysQwen2Weights -> the dimension that is cut.
+CUT_DIMENSIONS = {
+    "attn_q_w": 0, "attn_q_b": 0, "attn_k_w": 0, "attn_k_b": 0, "attn_v_w": 0, "attn_v_b": 0,
+    "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_down_w": 1,
+}  # fmt: skip
+
+
+def part_of(
+    weight_name: str, slot: str, global_shape: tuple[int, ...], tp_size: int, tp_rank: int
+) -> Part | None:
+    """The part of a weight that `tp_rank` of `tp_size` holds; None: all of it."""
+    dim = CUT_DIMENSIONS.get(slot)
+    if tp_size == 1 or dim is None:
+        return None
+    chunk, rest = divmod(global_shape[dim], tp_size)
+    part = Part(dim, tp_rank * chunk, (tp_rank + 1) * chunk)
+    if rest or not 0 <= tp_rank < tp_size:
+        raise InvalidInputError(
+            f"a weight cannot be cut evenly: weight_name={weight_name} "
+            f"global_shape={list(global_shape)} local_shape={list(part.shape_in(global_shape))} "
+            f"tp_size={tp_size} tp_rank={tp_rank}"
+        )
+    return part

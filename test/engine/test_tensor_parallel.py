@@ -1,0 +1,190 @@
+"""Several ranks give what one gives: threads (uni) and processes (mp), and what happens when a
+rank fails or dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_files import tiny_config, write_hf_model
+
+from llaisys import LLM, SamplingParams
+from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.engine.executor import WorkerLostError
+from llaisys.engine.executor.mp import MultiprocExecutor
+
+PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9] * 9, [3] * 40, [7, 8, 9] * 9 + [11, 12], [250, 17]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen2 in f32 with heads for up to four ranks."""
+    path = tmp_path_factory.mktemp("tp") / "model"
+    write_hf_model(path, tiny_config(num_attention_heads=8, num_key_value_heads=4), tokenizer=False)
+    return path
+
+
+def open_llm(model: Path, tp_size: int, backend: str, **options: Any) -> LLM:
+    defaults: dict[str, Any] = {"max_num_seqs": 4, "num_kv_blocks": 64, "block_size": 4}
+    return LLM(
+        model=str(model),
+        tensor_parallel_size=tp_size,
+        distributed_executor_backend=backend,
+        **{**defaults, **options},
+    )
+
+
+def sampling() -> list[SamplingParams]:
+    """Greedy and seeded, with penalties and without."""
+    seeded = {"temperature": 0.9, "top_k": 20, "seed": 5, "repetition_penalty": 1.2}
+    return [
+        SamplingParams(max_tokens=12 + i, ignore_eos=True, **({"temperature": 0}, seeded)[i % 2])
+        for i in range(len(PROMPTS))
+    ]
+
+
+def tokens_of(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, sampling())
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> Iterator[list[list[int]]]:
+    with open_llm(model, 1, "uni") as llm:
+        yield tokens_of(llm)
+
+
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_all_sizes_give_the_same_tokens(
+    model: Path, expected: list[list[int]], backend: str, tp_size: int
+) -> None:
+    """Prompts in chunks beside decoding, five requests in four seats, a second time from the
+    prefix cache."""
+    with open_llm(model, tp_size, backend, max_num_batched_tokens=16) as llm:
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected
+        assert llm.stats()["prefix_cache_hits"] > 0
+
+
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_preempted_requests_go_on_where_they_were(
+    model: Path, expected: list[list[int]], backend: str
+) -> None:
+    with open_llm(model, 2, backend, num_kv_blocks=22) as llm:
+        assert tokens_of(llm) == expected
+        assert llm.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_heads_that_cannot_be_shared_are_refused_with_the_numbers(
+    tmp_path: Path, backend: str
+) -> None:
+    cases = [(8, 2, 4), (6, 3, 2)]  # fewer key/value heads than ranks; an odd number of them
+    for heads, kv_heads, tp_size in cases:
+        path = tmp_path / f"{kv_heads}"
+        config = tiny_config(
+            num_attention_heads=heads, num_key_value_heads=kv_heads, hidden_size=8 * heads
+        )
+        write_hf_model(path, config, tokenizer=False)
+        with pytest.raises(InvalidInputError) as caught:
+            open_llm(path, tp_size, backend)
+        text = str(caught.value)
+        assert f"tp_size={tp_size} tp_rank=" in text
+        assert f"global_nkvh={kv_heads} local_nkvh={kv_heads // tp_size} device_id=0" in text
+
+
+def test_the_start_says_who_is_where(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "llaisys.engine"), open_llm(model, 2, "uni"):
+        pass
+    for rank in range(2):
+        words = f"worker pid={os.getpid()} rank={rank} local_rank={rank} device=cpu:0 tp_size=2"
+        assert words in caplog.text
+    assert "executor backend=uni tp_size=2 world_size=2" in caplog.text
+
+
+def test_a_rank_thread_that_fails_ends_the_engine_with_its_name(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_llm(model, 2, "uni") as llm:
+        executor: Any = llm._client.engine.core.executor
+        second = executor._ranks[1].worker
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("out of ideas")
+
+        monkeypatch.setattr(second, "run_model_forward", fail)
+        start = time.monotonic()
+        with pytest.raises(WorkerLostError, match=r"worker rank 1 .*out of ideas"):
+            tokens_of(llm)
+        assert time.monotonic() - start < 5 and executor.stats.worker_errors == 1
+
+
+def children_of(llm: LLM) -> list[Any]:
+    executor: Any = llm._client.engine.core.executor
+    assert isinstance(executor, MultiprocExecutor)
+    return executor._children
+
+
+@pytest.mark.parametrize("when", ["idle", "stopped in a step"])
+def test_a_killed_worker_ends_the_engine_in_seconds(model: Path, when: str) -> None:
+    with open_llm(model, 4, "mp") as llm:
+        children = children_of(llm)
+        assert len(children) == 3
+        victim = children[1].popen
+        if when == "idle":
+            victim.kill()
+            victim.wait()
+        else:  # the others wait for it in a collective when it is killed
+            victim.send_signal(signal.SIGSTOP)
+            killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {victim.pid}"])
+        start = time.monotonic()
+        with pytest.raises(LlaisysError, match=r"rank 2 .*status -9"):
+            tokens_of(llm)
+        assert time.monotonic() - start < 5
+        if when != "idle":
+            killer.wait()
+    assert all(child.popen.poll() is not None for child in children)
+
+
+def test_workers_end_when_the_driver_is_killed(model: Path) -> None:
+    program = (
+        "import time; from llaisys import LLM\n"
+        f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2,"
+        " distributed_executor_backend='mp', num_kv_blocks=16)\n"
+        "print(llm._client.engine.core.executor._children[0].popen.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    worker = int(driver.stdout.readline())
+    assert Path(f"/proc/{worker}").exists()
+    driver.kill()
+    driver.wait()
+    deadline = time.monotonic() + 5
+    while _runs(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(worker)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_nothing_stays_behind_in_shared_memory(model: Path) -> None:
+    before = set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))
+    with open_llm(model, 2, "mp") as llm:
+        tokens_of(llm)
+    assert (set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))) == before

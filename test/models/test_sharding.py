@@ -1,0 +1,126 @@
+"""What a tensor-parallel rank reads of each weight: its slices and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_files import tiny_config, write_gguf, write_hf_model, write_safetensors
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.models.loading import open_checkpoint
+from llaisys.models.loading.coverage import expected_tensors
+from llaisys.models.loading.part import Part
+from llaisys.models.sharding import CUT_DIMENSIONS, part_of
+
+LAYER = "model.layers.0."
+# Hugging Face name -> (slot, shape that a rank of two holds) with the sizes of `wide_config`.
+LOCAL_SHAPES = {
+    "self_attn.q_proj.weight": ("attn_q_w", (32, 64)),
+    "self_attn.q_proj.bias": ("attn_q_b", (32,)),
+    "self_attn.k_proj.weight": ("attn_k_w", (16, 64)),
+    "self_attn.k_proj.bias": ("attn_k_b", (16,)),
+    "self_attn.v_proj.weight": ("attn_v_w", (16, 64)),
+    "self_attn.v_proj.bias": ("attn_v_b", (16,)),
+    "self_attn.o_proj.weight": ("attn_o_w", (64, 32)),
+    "mlp.gate_proj.weight": ("mlp_gate_w", (48, 64)),
+    "mlp.up_proj.weight": ("mlp_up_w", (48, 64)),
+    "mlp.down_proj.weight": ("mlp_down_w", (64, 48)),
+}
+WHOLE = ("attn_norm_w", "mlp_norm_w", "attn_o_b", "in_embed", "out_embed", "out_norm_w")
+
+
+def test_every_slot_that_is_cut_has_the_shape_of_the_seed(tmp_path: Path) -> None:
+    assert {slot for slot, _ in LOCAL_SHAPES.values()} == set(CUT_DIMENSIONS)
+    write_hf_model(tmp_path, tiny_config())
+    with open_checkpoint(tmp_path) as checkpoint:
+        shapes = dict(expected_tensors(checkpoint.config))
+        for name, (slot, local) in LOCAL_SHAPES.items():
+            for rank in range(2):
+                part = part_of(name, slot, shapes[LAYER + name], 2, rank)
+                assert part is not None and part.shape_in(shapes[LAYER + name]) == local
+                assert checkpoint.read_part(LAYER + name, "f32", part).shape == local
+    for slot in WHOLE:
+        assert part_of(slot, slot, (64, 64), 2, 1) is None
+    assert part_of("q", "attn_q_w", (64, 64), 1, 0) is None
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("stored", ["f32", "bf16"])
+def test_ranks_hold_runs_that_do_not_overlap_and_leave_nothing_out(
+    tmp_path: Path, tp_size: int, stored: str
+) -> None:
+    write_hf_model(tmp_path, tiny_config(), dtype=stored)
+    with open_checkpoint(tmp_path) as checkpoint:
+        for name, (slot, _) in LOCAL_SHAPES.items():
+            whole = checkpoint.read(LAYER + name, "f32")
+            dim = CUT_DIMENSIONS[slot]
+            parts = []
+            for rank in range(tp_size):
+                part = part_of(name, slot, whole.shape, tp_size, rank)
+                if part is None:
+                    assert tp_size == 1
+                    part = Part(dim, 0, whole.shape[dim])
+                parts.append(checkpoint.read_part(LAYER + name, "f32", part))
+            np.testing.assert_array_equal(np.concatenate(parts, axis=dim), whole)
+
+
+def test_a_rank_takes_the_run_with_its_number(tmp_path: Path) -> None:
+    config = tiny_config()
+    weights = write_hf_model(tmp_path, config)
+    for name, values in weights.items():  # each value says where it lies
+        weights[name] = np.arange(values.size, dtype=np.float32).reshape(values.shape)
+    write_safetensors(tmp_path / "model.safetensors", weights)
+    with open_checkpoint(tmp_path) as checkpoint:
+        gate = checkpoint.read_part(LAYER + "mlp.gate_proj.weight", "f32", Part(0, 48, 96))
+        assert gate[0, 0] == 48 * 64 and gate[-1, -1] == 96 * 64 - 1
+        down = checkpoint.read_part(LAYER + "mlp.down_proj.weight", "f32", Part(1, 48, 96))
+        assert down[0].tolist() == list(range(48, 96)) and down[1, 0] == 96 + 48
+        bias = checkpoint.read_part(LAYER + "self_attn.q_proj.bias", "f32", Part(0, 16, 32))
+        assert bias.tolist() == list(range(16, 32))
+
+
+@pytest.mark.parametrize("part", [Part(0, 24, 48), Part(1, 24, 48)])
+def test_no_byte_outside_of_the_part_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Part
+) -> None:
+    write_hf_model(tmp_path, tiny_config())
+    name = LAYER + ("mlp.gate_proj.weight" if part.dim == 0 else "mlp.down_proj.weight")
+    read = 0
+    preadv = os.preadv
+
+    def counting(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        nonlocal read
+        read += (count := preadv(descriptor, buffers, offset))
+        return count
+
+    with open_checkpoint(tmp_path) as checkpoint:
+        monkeypatch.setattr(os, "preadv", counting)
+        values = checkpoint.read_part(name, "bf16", part)
+    assert read == values.size * 4  # f32 in the file
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_tensors_that_have_to_be_reordered_are_cut_alike(tmp_path: Path, model_type: str) -> None:
+    """llama files hold the rows of q and k in another order."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, tiny_config(model_type))
+    with open_checkpoint(path) as checkpoint:
+        name = LAYER + "self_attn.q_proj.weight"
+        whole = checkpoint.read(name, "f32")
+        np.testing.assert_array_equal(
+            checkpoint.read_part(name, "f32", Part(0, 32, 64)), whole[32:]
+        )
+
+
+@pytest.mark.parametrize(("slot", "shape"), [("attn_q_w", (66, 64)), ("mlp_down_w", (64, 97))])
+def test_a_cut_that_is_not_even_is_refused_with_the_numbers(
+    slot: str, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        part_of("layers.3.w", slot, shape, 4, 1)
+    text = str(caught.value)
+    assert f"weight_name=layers.3.w global_shape={list(shape)} local_shape=" in text
+    assert text.endswith("tp_size=4 tp_rank=1")
