@@ -111,8 +111,8 @@ class FakeAdapter(ModelAdapter):
         self._states = []
         for index in marked.tolist():
             row = row_of[int(step.seq_ids[index])]
-            length = int(attention.context_lens[row])
-            assert step.positions[index] == length - 1
+            length = int(step.positions[index]) + 1
+            assert length <= attention.context_lens[row]
             blocks = tables[row, : -(-length // size)]
             assert blocks.min() >= 0
             seen = self.kv.reshape(-1, size)[blocks].reshape(-1)[:length]

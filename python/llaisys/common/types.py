@@ -228,6 +228,14 @@ class StepOutput:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # where asked for
     failed: dict[int, str] = field(default_factory=dict)  # seq id -> why nothing could be drawn
 
+    def extend(self, later: StepOutput) -> None:
+        """Add what was drawn after accepted drafts. A sequence that failed there keeps the tokens
+        that it has: the next step meets the same failure in its first draw."""
+        for seq_id, tokens in later.sampled.items():
+            self.sampled[seq_id] += tokens
+        for seq_id, logprobs in later.logprobs.items():
+            self.logprobs[seq_id] += logprobs
+
 
 @dataclass(slots=True)
 class StepRecord:

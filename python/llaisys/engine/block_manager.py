@@ -290,6 +290,13 @@ class BlockManager:
             self._node_of[node.block] = node
         holding.nodes.append(node)
 
+    def slots_left(self, request: Request, spare: int) -> int:
+        """Tokens beyond the computed ones that the request's blocks can take, and those blocks that
+        are free beyond `spare`."""
+        blocks = len(self._holdings[request.request_id].blocks)
+        blocks += max(0, self.num_free_blocks - spare)
+        return blocks * self.block_size - request.num_computed_tokens
+
     def append_slot(self, request: Request, num_tokens: int) -> list[int] | None:
         """Make room for `num_tokens` tokens in all: the added blocks, or None when out of blocks.
 

@@ -165,8 +165,10 @@ class OutputProcessor:
             parts.append(piece)
             if stop is not None:
                 surplus = len(update.token_ids) - index - 1
-                if surplus:
-                    del choice.token_ids[-surplus:]
+                if surplus:  # tokens that came with this one and are not wanted any more
+                    del choice.token_ids[-surplus:], update.token_ids[-surplus:]
+                    if update.logprobs:
+                        del update.logprobs[index + 1 :]
                 break
         text = "".join(parts)
         if text:

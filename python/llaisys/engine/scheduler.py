@@ -217,7 +217,9 @@ class RequestScheduler:
                 len(r.token_ids) - r.num_computed_tokens > 1 for r in behind
             )
             return self._chunk(step, request, budget, others)
-        room = min(budget, request.max_total_tokens - request.num_tokens) - 1
+        # Drafts take no block that another request may need in this step.
+        slots = self.block_manager.slots_left(request, spare=len(self.running))
+        room = min(budget, request.max_total_tokens - request.num_tokens, slots) - 1
         draft, request.draft_token_ids = request.draft_token_ids[: max(0, room)], []
         if draft:
             step.plan.draft_token_ids[request.seq_id] = draft

@@ -8,7 +8,7 @@ its place in the gathers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,12 +61,20 @@ class Drawing(NamedTuple):
     """The sequences of a step that draw a token, in the plan's order; d in number."""
 
     rows: NDArray[np.int64]  # [d]
-    ends: NDArray[np.int64]  # [d]: tokens computed after the step
-    tokens: NDArray[np.int64]  # [d]: index of their last token in the step
+    ends: NDArray[np.int64]  # [d]: position of the token that is drawn
+    tokens: NDArray[np.int64]  # [d]: index in the step of the token before it
+    drafts: NDArray[np.int64] | None = None  # [d]: drafts from `ends` on; None: nobody has any
 
-    def only(self, chosen: NDArray[np.int64]) -> Drawing:
-        """Some of them, by index."""
-        return Drawing(self.rows[chosen], self.ends[chosen], self.tokens[chosen])
+    def only(self, chosen: NDArray[Any]) -> Drawing:
+        """Some of them, by index or by mask."""
+        drafts = None if self.drafts is None else self.drafts[chosen]
+        return Drawing(self.rows[chosen], self.ends[chosen], self.tokens[chosen], drafts)
+
+    def following(self, agreed: NDArray[np.bool_]) -> Drawing:
+        """The next draw of those whose draft was drawn."""
+        rows, ends, tokens, drafts = self.only(agreed)
+        assert drafts is not None
+        return Drawing(rows, ends + 1, tokens + 1, drafts - 1)
 
 
 @dataclass(slots=True)
@@ -121,6 +129,9 @@ class StepBuffers:
             positions[:] = self._arange[:n] + (ends - edges).repeat(counts)
             last_tokens = edges - 1
         drawing = Drawing(step_rows, ends, last_tokens)
+        if plan.draft_token_ids:
+            drafts = self._write_drafts(plan, step_rows, ends)
+            drawing = Drawing(step_rows, ends - drafts, last_tokens - drafts, drafts)
         if False in plan.samples:
             drawing = drawing.only(np.flatnonzero(plan.samples))
         token_ids, seq_ids = self.token_ids[:n], self.token_seq_ids[:n]
@@ -129,9 +140,26 @@ class StepBuffers:
         logits_mask = self.logits_mask[:n]
         logits_mask[:] = 0
         logits_mask[drawing.tokens] = 1
+        if drawing.drafts is not None:
+            for index in range(int(drawing.drafts.max(initial=0))):
+                logits_mask[drawing.tokens[drawing.drafts > index] + index + 1] = 1
         return PreparedStep(
             token_ids, positions, seq_ids, logits_mask, token_rows, step_rows, ends, drawing
         )
+
+    def _write_drafts(
+        self, plan: SchedulerOutputs, step_rows: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Put the drafts behind the tokens of their sequences; how many each sequence has. What is
+        drawn overwrites them."""
+        counts = np.zeros(len(step_rows), dtype=np.int64)
+        for index, seq_id in enumerate(plan.seq_ids):
+            ids = plan.draft_token_ids.get(seq_id)
+            if ids:
+                counts[index] = len(ids)
+                end = int(ends[index])
+                self._rows.tokens[step_rows[index], end - len(ids) : end] = ids
+        return counts
 
     def fill_attention(self, step: PreparedStep) -> AttentionMetadata:
         """Where each token of the step is written and what each sequence may look at."""

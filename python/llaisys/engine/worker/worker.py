@@ -210,12 +210,27 @@ class Worker:
         with self._timers["sample"]:
             drawn = self.sample(forward, step.drawing)
         with self._timers["postprocess"]:
-            return self.postprocess(plan, drawn)
+            agreed = self._agreed(drawn)
+            output = self.postprocess(plan, drawn)
+        while agreed is not None and agreed.any():
+            with self._timers["sample"]:
+                drawn = self.sample(forward, drawn.drawing.following(agreed))
+            with self._timers["postprocess"]:
+                agreed = self._agreed(drawn)
+                output.extend(self.postprocess(plan, drawn))
+        return output
+
+    def _agreed(self, drawn: Drawn) -> NDArray[np.bool_] | None:
+        """For which of the sequences the draft is what was drawn, so that the logits behind it are
+        those of the drawn tokens; None when there are no drafts. Before `postprocess`."""
+        rows, ends, _, drafts = drawn.drawing
+        if drafts is None:
+            return None
+        agreed: NDArray[np.bool_] = (self._rows.tokens[rows, ends] == drawn.tokens) & (drafts > 0)
+        return agreed
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
         adapter = self._open_adapter()
-        if plan.draft_token_ids:
-            raise NotImplementedError("this worker does not verify drafts")
         for seq_id in plan.released_seq_ids:
             row = self._rows.release(seq_id)
             if row is not None:
