@@ -56,6 +56,7 @@ export class DebugBar {
 		if (!this.#bar.open) return;
 		const server = this.#server ?? {};
 		const queries = server.prefix_cache_queries_total;
+		const drafts = server.spec_decode_num_draft_tokens_total;
 		const facts = [
 			["First token", time(stats?.firstToken)],
 			["Speed", rate],
@@ -63,6 +64,7 @@ export class DebugBar {
 			["Prompt", count(usage?.prompt, "tokens")],
 			["Cached", usage && `${usage.cached} (${percent(usage.cached / usage.prompt)})`],
 			["Prefix hits", queries ? percent((server.prefix_cache_hits_total ?? 0) / queries) : null],
+			["Drafts right", drafts ? percent((server.spec_decode_num_accepted_tokens_total ?? 0) / drafts) : null],
 			["Running", count(server.num_requests_running)],
 			["Waiting", count(server.num_requests_waiting)],
 			["KV in use", server.kv_cache_usage_perc === undefined ? null : percent(server.kv_cache_usage_perc)],

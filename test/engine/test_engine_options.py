@@ -33,6 +33,7 @@ from llaisys.models.native import PARALLEL_FIELDS
 OTHER: dict[str, Any] = {
     "model": "somewhere", "model_type": "qwen2", "device": "nvidia", "dtype": "bf16",
     "max_model_len": 77, "n_threads": 3, "seed": 5, "step_timeout": 2.5, "warmup": False,
+    "speculative_config": {"prompt_lookup_min": 3},
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
     "kv_cache_memory": 1 << 33, "num_kv_blocks": 11, "enable_prefix_caching": False,
     "prefix_cache_min_match": 32, "kv_cache_dtype": "f16", "tensor_parallel_size": 2,
@@ -92,6 +93,8 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
         arguments.append(flag or "--" + name.replace("_", "-"))
         if isinstance(wanted[name], tuple):
             arguments.append(",".join(map(str, wanted[name])))
+        elif isinstance(wanted[name], dict):
+            arguments.append(json.dumps(wanted[name]))
         elif not isinstance(wanted[name], bool):
             arguments.append(str(wanted[name]))
     given = given_engine_options(parser.parse_args(arguments))

@@ -64,6 +64,7 @@ def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServe
     assert re.fullmatch(r"[\d.]+ tok/s", facts["Speed"])
     assert facts["Answer"] == "30 tokens" and facts["Prompt"] == "80 tokens"
     assert facts["Cached"] == "60 (75 %)" and facts["Prefix hits"] == "75 %"
+    assert facts["Drafts right"] == "75 %"
     assert facts["Running"] == "2" and facts["Waiting"] == "1" and facts["KV in use"] == "25 %"
     fake.metrics["num_requests_waiting"] = 9.0
     try:

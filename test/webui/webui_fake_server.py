@@ -86,6 +86,8 @@ class FakeServer(ThreadingHTTPServer):
             "kv_cache_usage_perc": 0.25,
             "prefix_cache_queries_total": 200.0,
             "prefix_cache_hits_total": 150.0,
+            "spec_decode_num_draft_tokens_total": 40.0,
+            "spec_decode_num_accepted_tokens_total": 30.0,
         }
 
     @property

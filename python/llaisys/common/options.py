@@ -10,6 +10,7 @@ clients (`json_schema`). None is allowed where it is the field's default.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from llaisys.common.validation import (
     check_strings,
     check_text,
     check_token_ids,
+    refuse,
 )
 
 _KEY = "llaisys"  # of the field's metadata
@@ -154,6 +156,30 @@ class Integers(Kind):
 
     def json_schema(self) -> dict[str, Any]:
         return {"type": "array", "items": Integer(0).json_schema(), "maxItems": self.max_count}
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Kind):
+    """The fields of a described dataclass as a mapping, JSON on the command line; its plain form
+    has those that differ from their defaults."""
+
+    owner: type[Any]
+
+    @staticmethod
+    def parse(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise InvalidInputError(f"{text[:80]!r} is not JSON") from None
+
+    def check(self, name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise refuse(name, value, "an object (a mapping of names to values)")
+        return changed(rebuilt(self.owner, value))
+
+    def json_schema(self) -> dict[str, Any]:
+        fields = {n: about.kind.json_schema() for n, about, _ in options_of(self.owner)}
+        return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)

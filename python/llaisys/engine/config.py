@@ -17,6 +17,7 @@ from llaisys.common.options import (
     Integer,
     Number,
     Option,
+    Record,
     Switch,
     Text,
     add_flags,
@@ -35,6 +36,7 @@ __all__ = [
     "EngineConfig",
     "ParallelConfig",
     "SchedulerConfig",
+    "SpeculativeConfig",
     "normalize_parallel_config",
 ]
 
@@ -96,6 +98,28 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Drafts: where they come from and how many; the names are vLLM's. See docs/speculative.md."""
+
+    method: str = option("ngram", Choice(("ngram",)), "ngram: from the request's own tokens")
+    num_speculative_tokens: int = option(8, Integer(1, 64), "drafts of a request and step at most")
+    prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
+    prompt_lookup_min: int = option(2, Integer(1, 64), "tokens in common that a draft needs")
+    disable_by_batch_size: int = option(
+        32, Integer(1, 65536), "running sequences from which on there are no drafts"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise refuse(
+                "prompt_lookup_min",
+                self.prompt_lookup_min,
+                f"at most prompt_lookup_max, {self.prompt_lookup_max}",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything that an engine is built from."""
 
@@ -122,6 +146,9 @@ class EngineConfig:
         None, Number(0, above_low=True), "seconds that a step may take; else as long as it takes"
     )
     warmup: bool = option(True, Switch(), "no step before the first request")
+    speculative_config: dict[str, Any] | None = option(
+        None, Record(SpeculativeConfig), 'drafts as JSON, e.g. {"method": "ngram"}'
+    )
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -129,6 +156,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """`speculative_config` with its defaults; None: no drafts."""
+        given = self.speculative_config
+        return None if given is None else SpeculativeConfig(**given)
 
     @classmethod
     def of(cls, **values: Any) -> EngineConfig:

@@ -25,6 +25,7 @@ from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor import Executor, WorkerLostError
 from llaisys.engine.scheduler import RequestScheduler
+from llaisys.engine.speculative import SpeculativeStats, make_speculator
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -47,6 +48,7 @@ class EngineCore:
             ),
             self.model_info.max_model_len,
         )
+        self.speculator = make_speculator(config.speculative, self.model_info.vocab_size)
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0
         self.failed_steps = 0  # in a row
@@ -62,6 +64,8 @@ class EngineCore:
             updates, self._undelivered = self._undelivered, []
             return updates
         start = time.perf_counter()
+        if self.speculator is not None:
+            self.speculator.propose(self.scheduler.running)
         plan = self.scheduler.schedule()
         if not plan.batch_size:
             if self.scheduler.has_unfinished():
@@ -82,6 +86,8 @@ class EngineCore:
             )
             raise
         self.failed_steps = 0
+        if self.speculator is not None:
+            self.speculator.observe(plan, output, time.perf_counter() - start)
         updates = self.scheduler.update_from_output(output)
         self._record(plan, time.perf_counter() - start)
         return self._checked(updates)
@@ -125,6 +131,7 @@ class EngineCore:
         """Numbers for logs and metrics."""
         scheduler, prefix = self.scheduler.stats(), self.scheduler.block_manager.stats
         executor = self.executor.stats
+        drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
         return {
             "num_steps": self.num_steps,
             "num_running": scheduler.num_running,
@@ -137,6 +144,11 @@ class EngineCore:
             "prefix_cache_hits": prefix.hits,
             "prefix_cache_hit_rate": prefix.hit_rate,
             "prefix_cache_evictions": prefix.evictions,
+            "spec_decode_num_drafts": drafts.num_drafts,
+            "spec_decode_num_draft_tokens": drafts.num_draft_tokens,
+            "spec_decode_num_accepted_tokens": drafts.num_accepted_tokens,
+            "spec_decode_accepted_per_position": list(drafts.accepted_per_position),
+            "spec_decode_mean_accepted_length": drafts.mean_accepted_length,
             "worker_errors": executor.worker_errors,
             "executor_timeouts": executor.timeouts,
         }

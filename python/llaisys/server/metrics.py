@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.messages import EngineStats
 
 PREFIX = "llaisys:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,6 +64,7 @@ class EngineCollector(Collector):
         yield self._counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits
         )
+        yield from self._drafts(stats)
         yield self._counter("worker_errors", "Calls that raised in a worker.", stats.worker_errors)
         yield self._counter(
             "executor_timeouts", "Calls that a worker did not answer.", stats.executor_timeouts
@@ -74,6 +76,32 @@ class EngineCollector(Collector):
         for stage, seconds in stats.stage_seconds.items():
             stages.add_metric([self.model, stage], seconds)
         yield stages
+
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+        yield self._counter(
+            "spec_decode_num_drafts", "Drafts verified.", stats.spec_decode_num_drafts
+        )
+        yield self._counter(
+            "spec_decode_num_draft_tokens", "Their tokens.", stats.spec_decode_num_draft_tokens
+        )
+        yield self._counter(
+            "spec_decode_num_accepted_tokens",
+            "Those that were accepted.",
+            stats.spec_decode_num_accepted_tokens,
+        )
+        yield self._gauge(
+            "spec_decode_mean_accepted_length",
+            "Tokens that a draft brought, the drawn one included.",
+            stats.spec_decode_mean_accepted_length,
+        )
+        positions = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted by their place in the draft.",
+            labels=["model_name", "position"],
+        )
+        for position, accepted in enumerate(stats.spec_decode_accepted_per_position):
+            positions.add_metric([self.model, str(position)], accepted)
+        yield positions
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])

@@ -152,6 +152,11 @@ class EngineStats(Struct, array_like=True):
     prefix_cache_hits: int = 0
     worker_errors: int = 0
     executor_timeouts: int = 0
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    spec_decode_accepted_per_position: list[int] = []
+    spec_decode_mean_accepted_length: float = 0.0  # a gauge
     stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
 
 

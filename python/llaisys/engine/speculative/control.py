@@ -1,0 +1,155 @@
+"""Who gets drafts, how many, and what came of them.
+
+A draft costs time and saves the step of a token when it is accepted. A request's drafts are as long
+as pays best: `rate` is the chance that its next draft is accepted, as its last ones say, and the
+price of one is learned by `DraftCosts`. A request that cannot be guessed tries a single draft now
+and then, more and more rarely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llaisys.common.types import Request, SchedulerOutputs, StepOutput
+from llaisys.engine.config import SpeculativeConfig
+from llaisys.engine.speculative.costs import DraftCosts
+from llaisys.engine.speculative.ngram import NgramProposer
+from llaisys.engine.speculative.proposer import Proposer
+
+FIRST_RATE = 0.7
+LONGEST_PAUSE = 64  # steps
+_SPEED = 0.25  # weight of the newest draft token in the rate
+
+
+@dataclass(slots=True)
+class SpeculativeStats:
+    num_drafts: int = 0  # verified; one a request and step
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)  # drafts accepted up to there
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens that a draft brought, the one that is drawn behind it included."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
+
+
+@dataclass(slots=True)
+class _Course:
+    """How one sequence has been doing."""
+
+    rate: float = FIRST_RATE  # chance that a draft token is accepted when the one before it was
+    misses: int = 0  # drafts in a row of which nothing was accepted
+    pause: int = 0  # steps until a draft is tried
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        self.rate = 1 - (1 - self.rate) * (1 - _SPEED) ** accepted
+        if accepted < drafted:
+            self.rate -= _SPEED * self.rate
+        self.misses = 0 if accepted else self.misses + 1
+        self.pause = min(LONGEST_PAUSE, 1 << self.misses) if self.misses else 0
+
+    def next_length(self, price: float, most: int) -> int:
+        """Of the draft for the next step; 0: none."""
+        length = best_length(self.rate, price, most)
+        if self.pause:
+            self.pause -= 1
+            return 0 if self.pause else max(1, length)
+        if not length:
+            self.pause = LONGEST_PAUSE
+        return length
+
+
+class Speculator:
+    """Puts drafts into requests before a step is planned and learns from its result."""
+
+    def __init__(self, config: SpeculativeConfig, proposer: Proposer, vocab_size: int) -> None:
+        self.config = config
+        self.proposer = proposer
+        self.costs = DraftCosts()
+        self.stats = SpeculativeStats()
+        self.stats.accepted_per_position = [0] * config.num_speculative_tokens
+        self._vocab_size = vocab_size
+        self._courses: dict[int, _Course] = {}
+
+    # ---- before a step -------------------------------------------------------------------------
+
+    def propose(self, running: Sequence[Request]) -> None:
+        """Set `draft_token_ids` of those running requests that can use drafts in the next step."""
+        count = len(running)
+        if count >= self.config.disable_by_batch_size or self.costs.wants_plain_step(count):
+            return
+        price, most = self.costs.price(count), self.config.num_speculative_tokens
+        requests, counts = [], []
+        for request in running:
+            room = request.max_total_tokens - request.num_tokens - 1
+            if room < 1 or request.num_tokens - request.num_computed_tokens != 1:
+                continue
+            course = self._courses.get(request.seq_id)
+            if course is None:
+                course = self._courses[request.seq_id] = _Course()
+            length = course.next_length(price, most)
+            if length:
+                requests.append(request)
+                counts.append(min(room, length))
+        if not requests:
+            return
+        drafts = self.proposer.propose(requests, counts)
+        for request, count, draft in zip(requests, counts, drafts, strict=True):
+            request.draft_token_ids = self._usable(draft, count)
+
+    def _usable(self, draft: Sequence[int], count: int) -> list[int]:
+        """The tokens before the first that the model does not have."""
+        usable = list(draft[:count])
+        for index, token in enumerate(usable):
+            if not 0 <= token < self._vocab_size:
+                return usable[:index]
+        return usable
+
+    # ---- after it ------------------------------------------------------------------------------
+
+    def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float) -> None:
+        """Take in what a step made of its drafts, and forget the sequences that have gone."""
+        for seq_id in plan.released_seq_ids:
+            self._courses.pop(seq_id, None)
+            self.proposer.forget(seq_id)
+        for seq_id, draft in plan.draft_token_ids.items():
+            accepted = len(output.sampled.get(seq_id, ())) - 1
+            if accepted >= 0:  # else nothing could be drawn, and the request ends
+                self._count(len(draft), accepted)
+                self._courses[seq_id].learn(len(draft), accepted)
+        if not plan.num_prefill_tokens:
+            drafts = plan.num_decode_tokens - plan.batch_size
+            self.costs.note(plan.batch_size, drafts, seconds)
+
+    def _count(self, drafted: int, accepted: int) -> None:
+        stats = self.stats
+        stats.num_drafts += 1
+        stats.num_draft_tokens += drafted
+        stats.num_accepted_tokens += accepted
+        for position in range(accepted):
+            stats.accepted_per_position[position] += 1
+
+
+def best_length(rate: float, price: float, most: int) -> int:
+    """The number of draft tokens, up to `most`, that brings the most tokens for the time: n of them
+    bring 1 + rate + .. + rate^n tokens on average and take as long as 1 + n * price."""
+    best, best_speed = 0, 1.0
+    tokens, chance = 1.0, 1.0
+    for count in range(1, most + 1):
+        chance *= rate
+        tokens += chance
+        speed = tokens / (1 + count * price)
+        if speed <= best_speed:
+            break
+        best, best_speed = count, speed
+    return best
+
+
+def make_speculator(config: SpeculativeConfig | None, vocab_size: int) -> Speculator | None:
+    """What a configuration asks for; None: no drafts."""
+    if config is None:
+        return None
+    proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    return Speculator(config, proposer, vocab_size)

@@ -1,0 +1,53 @@
+"""What drafts cost on this machine, learned from the steps themselves.
+
+A step that reads the model's weights for few tokens has arithmetic to spare, one with many has not;
+where the one ends and the other begins depends on the model, the device and the batch. So nobody
+says it: steps with and without drafts are timed.
+"""
+
+from __future__ import annotations
+
+REFRESH = 256  # steps with drafts before one without is timed again
+_SPEED = 0.1  # weight of the newest step
+_UNKNOWN = 0.2  # what a draft is taken to cost before one was timed, in tokens
+_FADING = 0.998  # a high price is believed less with every step in which nobody paid it
+_ODD = 4.0  # a step that took so many times longer than usual had something else to wait for
+
+
+class DraftCosts:
+    """The price of a draft in plain tokens, by the size of the batch (in powers of two)."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}  # seconds of a step without drafts
+        self._draft: dict[int, float] = {}  # seconds that one draft adds
+        self._since_plain: dict[int, int] = {}  # steps with drafts since the last one without
+
+    def wants_plain_step(self, running: int) -> bool:
+        """Whether it is time to see again what a step takes without drafts."""
+        return self._since_plain.get(running.bit_length(), REFRESH) >= REFRESH
+
+    def price(self, running: int) -> float:
+        """Of one draft, as a share of the time that one token takes without drafts; from 1 on no
+        draft is worth its price."""
+        size = running.bit_length()
+        if size not in self._draft:
+            return _UNKNOWN
+        return self._draft[size] * running / self._plain[size]
+
+    def note(self, running: int, drafts: int, seconds: float) -> None:
+        """A step of decoding alone took `seconds`."""
+        size = running.bit_length()
+        usual = self._plain.get(size)
+        if not drafts:
+            self._since_plain[size] = 0
+            if usual is None:
+                self._plain[size] = seconds
+            elif seconds < _ODD * usual:
+                self._plain[size] = usual + _SPEED * (seconds - usual)
+            if size in self._draft:
+                self._draft[size] *= _FADING
+        elif usual is not None:
+            self._since_plain[size] += 1
+            added = min(max(0.0, seconds - usual) / drafts, usual)
+            known = self._draft.get(size, added)
+            self._draft[size] = known + _SPEED * (added - known)

@@ -1,0 +1,22 @@
+"""What a source of drafts is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from llaisys.common.types import Request
+
+
+class Proposer(ABC):
+    """Guesses how requests go on. What it says changes the speed of an answer and nothing else:
+    wrong tokens, ids that the vocabulary does not have and too many of them are all allowed."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
+        """For each request at most `counts[i]` tokens that may follow `token_ids`; none: no idea.
+        The tokens of a request only ever grow between two calls."""
+
+    @abstractmethod
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended, or begins anew after a preemption; it may be unknown."""

@@ -1,0 +1,199 @@
+"""Where drafts come from, what they cost, and how many a request gets."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from scheduler_helpers import add, make_scheduler, step
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import Request, SchedulerOutputs, StepOutput
+from llaisys.engine.config import EngineConfig, SpeculativeConfig
+from llaisys.engine.speculative.control import LONGEST_PAUSE, Speculator, best_length
+from llaisys.engine.speculative.costs import REFRESH, DraftCosts
+from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
+
+
+def request_of(tokens: list[int], seq_id: int = 0) -> Request:
+    request = Request(f"r{seq_id}", tokens, SamplingParams(), seq_id=seq_id)
+    request.max_total_tokens = 1000
+    request.num_computed_tokens = len(tokens) - 1
+    return request
+
+
+# ---- drafts from the request's own tokens --------------------------------------------------------
+
+
+def naive_draft(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """Every earlier place is looked at, the latest ones first."""
+    places = []
+    for end in range(len(tokens) - 1, shortest - 1, -1):
+        length = 0
+        while length < min(longest, end) and tokens[end - 1 - length] == tokens[-1 - length]:
+            length += 1
+        if length >= shortest:
+            places.append((length, end))
+    places = places[:MAX_CANDIDATES]
+    if not places:
+        return []
+    longest_found = max(length for length, _ in places)
+    end = next(end for length, end in places if length == longest_found)
+    return tokens[end : end + count]
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 3), (2, 4), (3, 3)])
+def test_drafts_are_what_followed_the_same_tokens(shortest: int, longest: int):
+    rng = random.Random(shortest)
+    for alphabet in (1, 2, 5, 40):
+        proposer = NgramProposer(shortest, longest)
+        request = request_of([rng.randrange(alphabet) for _ in range(rng.randrange(1, 30))])
+        found = 0
+        for _ in range(120):
+            count = rng.randrange(1, 6)
+            expected = naive_draft(request.token_ids, shortest, longest, count)
+            assert list(proposer.propose([request], [count])[0]) == expected
+            found += bool(expected)
+            request.token_ids += [rng.randrange(alphabet) for _ in range(rng.randrange(3))]
+        assert found or alphabet == 40
+
+
+def test_requests_do_not_see_each_others_tokens_and_are_forgotten():
+    proposer = NgramProposer(2, 4)
+    first, second = request_of([1, 2, 3, 1, 2], 0), request_of([1, 2], 1)
+    assert [list(d) for d in proposer.propose([first, second], [2, 2])] == [[3, 1], []]
+    proposer.forget(0)
+    proposer.forget(77)
+    assert list(proposer._tables) == [1]
+
+
+# ---- how many ------------------------------------------------------------------------------------
+
+
+def test_the_length_is_the_one_that_pays_best():
+    assert best_length(1.0, 0.0, 6) == 6
+    assert best_length(1.0, 0.9, 6) == 6  # every one of them is worth more than it costs
+    assert best_length(0.9, 0.95, 6) == 0
+    assert best_length(0.0, 0.1, 6) == 0
+    for rate in (0.3, 0.6, 0.8, 0.95):
+        for price in (0.01, 0.1, 0.3, 0.6):
+            speeds = [sum(rate**i for i in range(n + 1)) / (1 + n * price) for n in range(9)]
+            assert best_length(rate, price, 8) == speeds.index(max(speeds))
+
+
+def test_the_price_is_learned_from_the_steps():
+    costs = DraftCosts()
+    assert costs.wants_plain_step(1)
+    costs.note(1, 0, 0.010)
+    assert not costs.wants_plain_step(1) and costs.wants_plain_step(4)
+    before = costs.price(1)
+    for _ in range(60):
+        costs.note(1, 4, 0.012)  # each draft adds 5 %
+    assert costs.price(1) == pytest.approx(0.05, rel=0.01) and costs.price(1) < before
+    costs.note(4, 0, 0.010)
+    costs.note(4, 4, 0.020)  # as much as a token of each of the four
+    assert costs.price(4) == pytest.approx(1.0)
+    for _ in range(400):
+        costs.note(4, 0, 0.010)
+    assert costs.price(4) < 0.5  # long ago
+    costs.note(1, 0, 9.0)  # something else was running
+    assert costs.price(1) == pytest.approx(0.05, rel=0.02)
+    for _ in range(REFRESH):
+        costs.note(1, 4, 0.012)
+    assert costs.wants_plain_step(1)
+
+
+class Ones(NgramProposer):
+    """One answer for everybody."""
+
+    def propose(self, requests: Any, counts: Any) -> list[Any]:
+        return [[1] * count for count in counts]
+
+
+def make_speculator(**config: Any) -> Speculator:
+    speculator = Speculator(SpeculativeConfig(**config), Ones(2, 4), vocab_size=64)
+    speculator.costs.note(1, 0, 0.01)
+    return speculator
+
+
+def verified(speculator: Speculator, request: Request, accepted: int) -> None:
+    """A step in which so many of the drafts turned out right; the time went with the tokens."""
+    draft = request.draft_token_ids
+    plan = SchedulerOutputs(0, [request.seq_id], ["r"], num_decode_tokens=1 + len(draft))
+    plan.draft_token_ids = {request.seq_id: draft} if draft else {}
+    output = StepOutput(0, {request.seq_id: [1] * (accepted + 1)})
+    speculator.observe(plan, output, 0.01 + 0.002 * len(draft))
+
+
+def test_a_request_that_cannot_be_guessed_is_left_alone():
+    speculator = make_speculator(num_speculative_tokens=4)
+    request = request_of([1, 2, 3])
+    drafted = 0
+    for _ in range(1000):
+        request.draft_token_ids = []
+        speculator.propose([request])
+        drafted += len(request.draft_token_ids)
+        verified(speculator, request, 0)
+    assert 10 < drafted < 1000 / LONGEST_PAUSE + 25
+    for _ in range(LONGEST_PAUSE + 20):  # and comes back when it can
+        request.draft_token_ids = []
+        speculator.propose([request])
+        verified(speculator, request, len(request.draft_token_ids))
+    assert len(request.draft_token_ids) == 4
+
+
+def test_a_full_batch_and_prompts_get_no_drafts():
+    speculator = make_speculator(disable_by_batch_size=4)
+    requests = [request_of([1, 2, 3], seq_id) for seq_id in range(4)]
+    speculator.costs.note(3, 0, 0.01)
+    speculator.propose(requests)
+    assert not any(request.draft_token_ids for request in requests)
+    requests[0].num_computed_tokens = 0  # a prompt
+    requests[1].max_total_tokens = 4  # the next token is the last
+    speculator.propose(requests[:3])
+    assert [bool(request.draft_token_ids) for request in requests] == [False, False, True, False]
+
+
+def test_sequences_that_have_gone_are_forgotten():
+    speculator = make_speculator()
+    request = request_of([1, 2, 3], 5)
+    speculator.propose([request])
+    assert list(speculator._courses) == [5]
+    speculator.observe(SchedulerOutputs(0, released_seq_ids=[5, 6]), StepOutput(0, {}), 0.01)
+    assert not speculator._courses
+
+
+# ---- drafts in a plan ----------------------------------------------------------------------------
+
+
+def test_drafts_preempt_nobody():
+    scheduler = make_scheduler(blocks=5, size=4, budget=32)
+    first = add(scheduler, "a", [1, 2, 3, 4, 5, 6, 7], max_tokens=9)
+    second = add(scheduler, "b", [8, 9, 10, 11, 12, 13, 14], max_tokens=9)
+    step(scheduler)
+    first.draft_token_ids = [5] * 6
+    plan = scheduler.schedule()
+    assert plan.counts == [1, 1] and scheduler.num_preemptions == 0
+    assert not plan.draft_token_ids and second in scheduler.running
+
+
+# ---- the option ----------------------------------------------------------------------------------
+
+
+def test_the_option_is_checked_field_by_field():
+    assert EngineConfig().speculative is None
+    assert EngineConfig(speculative_config={}).speculative == SpeculativeConfig()
+    given = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 5}
+    config = EngineConfig.of(speculative_config=given)
+    assert config.speculative == SpeculativeConfig(num_speculative_tokens=7, prompt_lookup_max=5)
+    for bad, message in (
+        ({"method": "medusa"}, "method is 'medusa'"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_min is 5"),
+        ({"k": 4}, "unknown field 'k' of SpeculativeConfig"),
+        ("ngram", "speculative_config is 'ngram'"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            EngineConfig(speculative_config=bad)

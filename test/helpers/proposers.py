@@ -1,0 +1,69 @@
+"""Sources of drafts that are as good or as bad as can be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from llaisys.common.types import Request
+from llaisys.engine.speculative import Proposer
+
+
+class Fake(Proposer):
+    """Knows what each request is going to say (prompt and output by request id)."""
+
+    def __init__(self, truth: dict[str, list[int]], vocab_size: int) -> None:
+        self.truth = truth
+        self.vocab_size = vocab_size
+        self.rng = random.Random(5)
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
+        return [self.one(*pair) for pair in zip(requests, counts, strict=True)]
+
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        raise NotImplementedError
+
+    def coming(self, request: Request, count: int) -> list[int]:
+        """What really follows, as far as it goes."""
+        tokens, known = self.truth[request.request_id], len(request.token_ids)
+        assert tokens[:known] == request.token_ids, "the answer is not the one without drafts"
+        return tokens[known : known + count]
+
+    def forget(self, seq_id: int) -> None:
+        pass
+
+
+class AlwaysRight(Fake):
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        return self.coming(request, count)
+
+
+class AlwaysWrong(Fake):
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        return [(token + 1) % self.vocab_size for token in self.coming(request, count)]
+
+
+class SometimesRight(Fake):
+    """Right up to a place that differs each time."""
+
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        tokens = self.coming(request, count)
+        return [t if self.rng.random() < 0.7 else (t + 1) % self.vocab_size for t in tokens]
+
+
+class Garbage(Fake):
+    """Ids that the model does not have, also behind good ones."""
+
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        odd = self.rng.choice([-1, self.vocab_size, 1 << 40, -(1 << 62)])
+        return [*self.coming(request, self.rng.randrange(count + 1)), odd, 1, 2]
+
+
+class TooMany(Fake):
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        return [*self.coming(request, 100 * count), *[1] * 10_000]
+
+
+class NoIdea(Fake):
+    def one(self, request: Request, count: int) -> Sequence[int]:
+        return []
