@@ -200,6 +200,47 @@ def test_a_strided_tensor_and_null_are_refused(decoder: Decoder) -> None:
     assert replace(None, b"attn_q_w", 0, None) == -1
 
 
+def test_a_tensor_that_another_model_holds_is_refused(decoder: Decoder) -> None:
+    """A norm keeps its values, an embedding loses them to packing: both have one owner."""
+    replace = lib().llaisysModelReplaceWeight
+    for field, shape in ("out_norm_w", (SHAPE.hs,)), ("out_embed", (SHAPE.voc, SHAPE.hs)):
+        with Decoder() as other:
+            made = tensor(np.ones(shape, np.float32), "f32")
+            handle = made.handle
+            other.replace_weight(field, 0, made)
+            assert replace(decoder.handle, field.encode(), 0, handle) == -1
+            text = lib().llaisysLastError().decode()
+            assert text == f"weight {field}: the tensor belongs to another model"
+            assert replace(other.handle, field.encode(), 0, handle) == 0  # its own is fine
+        assert not getattr(slots_of(decoder), field)
+
+
+def test_a_tensor_of_another_model_written_into_a_slot_is_refused_and_left_alone() -> None:
+    with MockModel() as owner, MockModel(weights=False) as thief:
+        slots_of(thief).in_embed = slots_of(owner).in_embed
+        assert thief.try_step([1]) == -1
+        assert b"weight in_embed: the tensor belongs to another model" in lib().llaisysLastError()
+        thief.replace_weight("in_embed", 0, tensor(thief.shape.table(), "f32"))
+        assert thief.try_step([1]) == owner.try_step([1]) == 0
+        slots_of(thief).in_embed, own = slots_of(owner).in_embed, slots_of(thief).in_embed
+        thief.close()  # frees nothing of the owner's
+        lib().llaisysTensorDestroy(own)
+        assert owner.try_step([2]) == 0
+
+
+def test_a_tensor_that_left_its_slot_may_go_to_another_model(decoder: Decoder) -> None:
+    with Decoder() as other:
+        decoder.fill()
+        assert decoder.try_step([1]) == 0
+        slots = slots_of(decoder)
+        left = slots.out_norm_w
+        made = tensor(np.ones(SHAPE.hs, np.float32), "f32")
+        slots.out_norm_w = made.handle
+        made.give_away()
+        assert lib().llaisysModelReplaceWeight(other.handle, b"out_norm_w", 0, left) == 0
+        assert decoder.try_step([1]) == 0
+
+
 def test_the_layer_of_a_global_slot_is_ignored(decoder: Decoder) -> None:
     decoder.put("out_norm_w", layer=99)
 

@@ -75,7 +75,8 @@ LLAISYS_API void *llaisysModelWeights(LlaisysModel *model);
 /* Puts a tensor into the slot `field` ("attn_q_w", ...) of layer `layer` (ignored for global
  * slots) and frees what was there. On 0 the handle belongs to the model, which may lay its values
  * out anew and let the original go: do not use it again except for another slot of the same model.
- * On failure it stays the caller's. Checks name, layer, shape and dtype. */
+ * On failure it stays the caller's. Checks name, layer, shape and dtype, and that no other model
+ * holds the tensor. */
 LLAISYS_API int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_t layer,
                                               llaisysTensor_t tensor);
 

@@ -49,7 +49,7 @@ void PackedWeights::prepare(const device::Stream &stream) {
     if (fingerprint == prepared_) {
         return;
     }
-    table_.check_complete();
+    table_.take_over();
     for (const Slot &slot : slots_) {
         pack(stream, slot, *slot.slot);
     }

@@ -64,6 +64,7 @@ std::string name_of_slot(const WeightTable::Field &field, int layer) {
 void WeightTable::check(const Field &field, int layer, const LlaisysTensor *handle) const {
     const std::string place = name_of_slot(field, layer);
     const Tensor &tensor = handle->tensor;
+    require(!is_held_elsewhere(handle), place, ": the tensor belongs to another model");
     require(tensor.shape() == field.shape, place, ": shape must be ", field.shape, ", got ",
             tensor.shape());
     require(is_weight(tensor.dtype()), place, ": dtype must be f32, f16 or bf16, got ",
@@ -94,17 +95,50 @@ llaisysTensor_t *WeightTable::checked_slot(const std::string &name, int layer,
     const int index = target.is_per_layer ? layer : 0;
     require(index >= 0 && index < target.count, "weight ", name, ": layer must be in [0, ",
             target.count, "), got ", layer);
-    const std::vector<llaisysTensor_t *> slots = all_slots();
-    const bool is_ours = std::any_of(slots.begin(), slots.end(),
-                                     [&](const llaisysTensor_t *slot) { return *slot == handle; });
-    require(handle->tensor.defined() || is_ours, name_of_slot(target, layer),
-            ": the values of this tensor were taken by another model");
     check(target, layer, handle);
+    require(handle->tensor.defined() || holds(handle), name_of_slot(target, layer),
+            ": the values of this tensor were taken by another model");
     return target.slots + index;
 }
 
 void WeightTable::put(llaisysTensor_t *slot, llaisysTensor_t handle) {
+    leave_to_others(slot);
     replace_slot(slot, handle, all_slots());
+    handle->owner = self_;
+}
+
+bool WeightTable::holds(const LlaisysTensor *handle) const {
+    const std::vector<llaisysTensor_t *> slots = all_slots();
+    return std::any_of(slots.begin(), slots.end(),
+                       [&](const llaisysTensor_t *slot) { return *slot == handle; });
+}
+
+bool WeightTable::is_held_elsewhere(const LlaisysTensor *handle) const {
+    const auto owner = std::static_pointer_cast<const WeightTable>(handle->owner.lock());
+    return owner != nullptr && owner.get() != this && owner->holds(handle);
+}
+
+void WeightTable::leave_to_others(llaisysTensor_t *slot) const {
+    if (*slot != nullptr && is_held_elsewhere(*slot)) {
+        *slot = nullptr;
+    }
+}
+
+WeightTable::~WeightTable() {
+    const std::vector<llaisysTensor_t *> slots = all_slots();
+    for (llaisysTensor_t *slot : slots) {
+        leave_to_others(slot);
+    }
+    destroy_unique(slots);
+}
+
+void WeightTable::take_over() {
+    check_complete();
+    for (const llaisysTensor_t *slot : all_slots()) {
+        if (*slot != nullptr) {
+            (*slot)->owner = self_;
+        }
+    }
 }
 
 void WeightTable::check_complete() const {

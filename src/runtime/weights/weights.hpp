@@ -1,12 +1,13 @@
 // Weight slots: named places for tensor handles inside a model's public slot table.
 //
-// A handle in a slot belongs to the model. One handle may stand in several slots (tied embeddings);
-// it is destroyed once, when its last slot lets it go.
+// A handle in a slot belongs to the model, and to one model alone. It may stand in several of its
+// slots (tied embeddings); it is destroyed once, when its last slot lets it go.
 #pragma once
 
 #include "llaisys/tensor.h"
 #include "tensor/handle.hpp"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ public:
     };
 
     WeightTable(DeviceType device, int device_id) : device_(device), device_id_(device_id) {}
-    ~WeightTable() { destroy_unique(all_slots()); }
+    ~WeightTable();
     WeightTable(const WeightTable &) = delete;
     WeightTable &operator=(const WeightTable &) = delete;
 
@@ -53,6 +54,8 @@ public:
 
     // Throws naming field and layer of the first slot that is empty or holds a wrong tensor.
     void check_complete() const;
+    // check_complete, and what was written into the slots directly belongs to the table.
+    void take_over();
 
     // Changes whenever a slot gets another handle.
     uint64_t fingerprint() const;
@@ -63,10 +66,16 @@ private:
     const Field &field(const std::string &name) const; // throws, listing the names
     void check(const Field &field, int layer, const LlaisysTensor *handle) const;
     std::vector<llaisysTensor_t *> all_slots() const;
+    bool holds(const LlaisysTensor *handle) const;
+    bool is_held_elsewhere(const LlaisysTensor *handle) const;
+    // Empties a slot into which a handle of another table was written directly.
+    void leave_to_others(llaisysTensor_t *slot) const;
 
     DeviceType device_;
     int device_id_;
     std::vector<Field> fields_;
+    // What handles know of their owner; owns nothing.
+    std::shared_ptr<const WeightTable> self_{this, [](const WeightTable *) {}};
 };
 
 } // namespace llaisys::runtime
