@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from http_helpers import CHAT, chat, error_of
-from server_helpers import ServerProcess, wait_for
+from server_helpers import Gate, ServerProcess, wait_for
 
 from llaisys.server.errors import ApiError
 from llaisys.server.lanes import Lane
@@ -61,6 +61,48 @@ def test_a_running_job_that_nobody_waits_for_still_has_its_place() -> None:
         lane.close()
 
     asyncio.run(use())
+
+
+def test_the_end_of_an_answered_request_waits_where_another_job_is_refused() -> None:
+    async def use() -> None:
+        lane, gate = Lane("test", 1, 0), threading.Event()
+        first = asyncio.create_task(lane.run(gate.wait, 30))
+        last = asyncio.create_task(lane.finish(gate.wait, 30))
+        while lane.jobs < 2:
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            await lane.run(gate.wait, 30)
+        gate.set()
+        assert await first and await last
+        lane.close()
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_was_answered_is_stored_however_many_wait_for_the_database(
+    tmp_path: Path, stream: bool
+) -> None:
+    file, gate = tmp_path / "sessions.db", Gate(tmp_path)
+    server = ServerProcess(session_file=file, env=gate.env)
+    with server, server.wait_ready().client() as client, ThreadPoolExecutor(80) as pool:
+        gate.order("wait")
+        body = chat(session_id="kept", max_tokens=2, stream=stream)
+        turn = pool.submit(client.post, CHAT, json=body)
+        gate.hold()  # the turn has begun: its next use of the database is the last
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        waiting = [pool.submit(client.post, "/v1/sessions", json={}) for _ in range(66)]
+        wait_for(lambda: any(job.done() for job in waiting), "one to be refused", 9)
+        gate.open()
+        done = "llaisys:request_success_total{"
+        server.wait_for(lambda: done in client.get("/metrics").text, "the answer", 9)
+        other.execute("COMMIT")
+        answer = turn.result()
+        assert answer.status_code == 200 and "database_busy" not in answer.text
+        roles = [message["role"] for message in client.get("/v1/sessions/kept").json()["messages"]]
+        assert roles == ["user", "assistant"]
+        other.close()
 
 
 def test_a_locked_database_holds_up_sessions_only(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Threads beside the event loop, one lane for each kind of work, so that no kind waits for another.
 
-A lane takes so many jobs and no more: what would have to wait longer is refused with 503 at once.
+A lane takes so many jobs and no more: what would have to wait longer is refused with 503 at once,
+unless it is the end of a request that was answered already: that one waits.
 Python code in a lane lets the loop run every few milliseconds; a single call into a C library does
 not unless it says so, which is why what it is given is bounded before.
 """
@@ -36,6 +37,11 @@ class Lane:
                 code=f"{self.name}_busy",
                 retry_after=1,
             )
+        return await self.finish(work, *args, **kwargs)
+
+    async def finish(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`run`, never refused: for the last step of what has been generated, which would be lost.
+        There are no more of these than requests that were admitted."""
         loop = asyncio.get_running_loop()
         self.jobs += 1
         job = self._pool.submit(work, *args, **kwargs)

@@ -230,7 +230,8 @@ class SessionStore:
         model: str,
     ) -> bool:
         """Add a turn behind the first `position` messages of a session that `exists`, or begin it.
-        False, and nothing is changed, when the session is not so any more."""
+        False, and nothing is changed, when the session is not so any more. However many wait for
+        the database, it is not refused: its answer exists."""
 
         def write(db: sqlite3.Connection) -> bool:
             if _exists(db, owner, session_id) != exists:
@@ -249,7 +250,7 @@ class SessionStore:
             )
             return True
 
-        return await self._run(write)
+        return await self._lane.finish(self._locked, write)
 
     def _check_count(self, db: sqlite3.Connection, owner: str) -> None:
         count = db.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0]
@@ -301,17 +302,17 @@ class SessionStore:
         )
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def locked() -> T:
-            with self._lock:
-                try:
-                    with self._db:  # commits, or rolls back
-                        return work(self._db)
-                except sqlite3.Error as error:
-                    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                        raise self._full(" (or the disk is full)") from error
-                    raise SessionStorageError(str(error)) from error
+        return await self._lane.run(self._locked, work)
 
-        return await self._lane.run(locked)
+    def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            try:
+                with self._db:  # commits, or rolls back
+                    return work(self._db)
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    raise self._full(" (or the disk is full)") from error
+                raise SessionStorageError(str(error)) from error
 
 
 def _make_file(path: Path) -> FileLock:
