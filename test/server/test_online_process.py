@@ -66,12 +66,14 @@ def test_only_one_port_listens_and_it_is_local(server: ServerProcess) -> None:
     assert listening == [f"{address}:{server.address[1]:04X}"]
 
 
+@pytest.mark.parametrize("command", [("llaisys.server",), ("llaisys", "serve")])
 def test_a_taken_port_and_a_missing_model_are_told_plainly(
-    server: ServerProcess, tmp_path: Path
+    server: ServerProcess, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
+        options = (*options, "--session-file", str(tmp_path / "s.db"))
         return subprocess.run(
-            [sys.executable, "-m", "llaisys.server", *options, "--session-file", tmp_path / "s.db"],
+            [sys.executable, "-m", *command, *options],
             env={**os.environ, "PYTHONPATH": str(PACKAGE)},
             capture_output=True,
             text=True,
@@ -79,9 +81,10 @@ def test_a_taken_port_and_a_missing_model_are_told_plainly(
         )
 
     taken = run("--port", str(server.address[1]))
-    assert taken.returncode == 2 and "cannot listen" in taken.stderr
+    assert taken.returncode == 1 and "cannot listen" in taken.stderr
     missing = run(str(tmp_path / "no-model"), "--port", "0")
     assert missing.returncode == 1 and "no-model" in missing.stderr
     assert "Traceback" not in missing.stderr
     bad = run("--max-num-seqs", "0")
-    assert bad.returncode == 2 and "max_num_seqs" in bad.stderr
+    assert bad.returncode == 1 and "max_num_seqs" in bad.stderr
+    assert run("--no-such-option").returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,17 @@ def test_a_key_does_not_see_what_another_has_asked(server: ServerProcess) -> Non
     assert cached_tokens(server, OTHER, cache_salt="x") == 0
     assert server.metric("prefix_cache_hits_total", KEY) == hits
     assert cached_tokens(server, OTHER, cache_salt="x") > 0
+
+
+def test_keys_that_share_the_prefix_cache_see_each_others_prompts(tmp_path: Path) -> None:
+    options = ("--api-key", KEY, "--api-key", OTHER, "--share-prefix-cache")
+    with ServerProcess(*options, session_file=tmp_path / "s.db") as shared:
+        shared.wait_ready()
+        assert cached_tokens(shared, KEY) == 0
+        hits = shared.metric("prefix_cache_hits_total", KEY)
+        assert cached_tokens(shared, OTHER) > 0
+        assert shared.metric("prefix_cache_hits_total", KEY) > hits
+        assert cached_tokens(shared, OTHER, cache_salt="x") == 0  # a salt still keeps to itself
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`python -m llaisys.server [MODEL] [options]`."""
+"""`python -m llaisys.server [MODEL] [options]`: `llaisys serve`, with the same exit status."""
 
 import sys
 
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         return serve(config)
     except LlaisysError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1
 
 
 if __name__ == "__main__":
