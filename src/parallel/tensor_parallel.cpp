@@ -1,0 +1,115 @@
+#include "parallel/tensor_parallel.hpp"
+
+#include "ops/rearrange/op.hpp"
+
+namespace llaisys::parallel {
+
+ParallelLinear::ParallelLinear(bool skip_bias_add, bool sequence_parallel,
+                               std::shared_ptr<const ProcessGroup> group)
+    : group_(group ? std::move(group) : ProcessGroupFactory::Instance().GetDefaultProcessGroup()),
+      skip_bias_add_(skip_bias_add) {
+    if (sequence_parallel) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "sequence_parallel is not there");
+    }
+}
+
+void ParallelLinear::set_shape(int64_t local_out, int64_t local_in, bool has_bias) {
+    local_shape_ = {local_out, local_in};
+    has_bias_ = has_bias;
+}
+
+int64_t ParallelLinear::share_of(const char *name, int64_t features) const {
+    require(features >= 1 && features % group_->size() == 0, name,
+            " must be divisible by the number of ranks, ", group_->size(), ", got ", features);
+    return features / group_->size();
+}
+
+void ParallelLinear::Load(const device::Stream &stream, const tensor_t &weight,
+                          const tensor_t *bias) {
+    require(weight.shape() == local_shape_, "weight: rank ", group_->rank(), " of ", group_->size(),
+            " holds ", local_shape_, ", got ", weight.shape());
+    require((bias != nullptr) == has_bias_, "bias: got ", bias != nullptr ? "one" : "none",
+            ", expected ", has_bias_ ? "one" : "none");
+    require(bias == nullptr || bias->shape() == Shape{local_shape_[0]}, "bias: rank ",
+            group_->rank(), " of ", group_->size(), " holds ", Shape{local_shape_[0]}, ", got ",
+            bias != nullptr ? bias->shape() : Shape{});
+    stream_ = &stream;
+    weight_ = ops::LinearWeight::pack(stream, weight);
+    bias_ = bias != nullptr ? *bias : tensor_t();
+}
+
+tensor_t ParallelLinear::product(const tensor_t &input, bool adds_bias) const {
+    const bool has_bias = adds_bias && !skip_bias_add_ && bias_.defined();
+    tensor_t output = Tensor::create({input.size(0), local_shape_[0]}, LLAISYS_DTYPE_F32,
+                                     stream_->type(), stream_->device_id());
+    const ops::LinearPart part{&weight_, has_bias ? &bias_ : nullptr, &output};
+    ops::linear(*stream_, input, &part, 1);
+    return output;
+}
+
+std::vector<tensor_t> ParallelLinear::results(const tensor_t &output) const {
+    return skip_bias_add_ && bias_.defined() ? std::vector<tensor_t>{output, bias_}
+                                             : std::vector<tensor_t>{output};
+}
+
+const tensor_t &ParallelLinear::only_input(const std::vector<tensor_t> &inputs,
+                                           int64_t columns) const {
+    require(stream_ != nullptr, "Forward before Load");
+    require(inputs.size() == 1, "input_tensors must be one tensor, got ", inputs.size());
+    const tensor_t &input = inputs.front();
+    require(input.ndim() == 2 && input.size(1) == columns, "input_tensors[0] must be [n, ", columns,
+            "], got ", input.shape());
+    return input;
+}
+
+ColumnParallelLinear::ColumnParallelLinear(int64_t in_features, int64_t out_features, bool bias,
+                                           bool gather_output, bool, bool skip_bias_add,
+                                           bool sequence_parallel,
+                                           std::shared_ptr<const ProcessGroup> group)
+    : ParallelLinear(skip_bias_add, sequence_parallel, std::move(group)), in_features_(in_features),
+      gather_output_(gather_output) {
+    set_shape(share_of("out_features", out_features), in_features, bias);
+}
+
+std::vector<tensor_t> ColumnParallelLinear::Forward(const std::vector<tensor_t> &input_tensors) {
+    const tensor_t output = product(only_input(input_tensors, in_features_), true);
+    if (!gather_output_ || group().size() == 1) {
+        return results(output);
+    }
+    // Ranks come one behind the other; their columns belong side by side.
+    const int64_t ranks = group().size();
+    const int64_t n = output.size(0);
+    const int64_t local = output.size(1);
+    const auto create = [&](const Shape &shape) {
+        return Tensor::create(shape, output.dtype(), stream().type(), stream().device_id());
+    };
+    const tensor_t gathered = create({ranks, n, local});
+    group().AllGather(gathered, output);
+    const tensor_t whole = create({n, ranks, local});
+    const int order[] = {1, 0, 2};
+    ops::rearrange(stream(), whole, gathered.permute(order));
+    return results(whole.view({n, ranks * local}));
+}
+
+RowParallelLinear::RowParallelLinear(int64_t in_features, int64_t out_features, bool bias,
+                                     bool reduce_output, bool input_is_parallel, bool skip_bias_add,
+                                     bool sequence_parallel,
+                                     std::shared_ptr<const ProcessGroup> group)
+    : ParallelLinear(skip_bias_add, sequence_parallel, std::move(group)),
+      local_in_(share_of("in_features", in_features)), reduce_output_(reduce_output),
+      input_is_parallel_(input_is_parallel) {
+    set_shape(out_features, local_in_, bias);
+}
+
+std::vector<tensor_t> RowParallelLinear::Forward(const std::vector<tensor_t> &input_tensors) {
+    const int64_t columns = input_is_parallel_ ? local_in_ : local_in_ * group().size();
+    const tensor_t &input = only_input(input_tensors, columns);
+    const int64_t first = input_is_parallel_ ? 0 : local_in_ * group().rank();
+    const tensor_t output = product(input.slice(1, first, first + local_in_), group().rank() == 0);
+    if (reduce_output_) {
+        group().AllReduce(output);
+    }
+    return results(output);
+}
+
+} // namespace llaisys::parallel
