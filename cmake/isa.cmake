@@ -4,11 +4,12 @@
 #   suffix             architecture  compiled with
 #   *_avx2.cpp         x86-64        -mavx2 -mfma -mf16c
 #   *_avx512.cpp       x86-64        the above, AVX-512 F BW VL DQ
-#   *_amx.cpp          x86-64        the above, AVX-512 BF16, AMX tile and bf16
+#   *_avx512vnni.cpp   x86-64        the above, AVX-512 VNNI
+#   *_amx.cpp          x86-64        those of *_avx512.cpp, AVX-512 BF16, AMX tile and bf16
 #   *_neon.cpp         aarch64       the baseline (armv8-a)
 #   *_neon_dotprod.cpp aarch64       -march=armv8.2-a+dotprod+fp16
 #
-# Each path that is part of the build defines LLAISYS_HAVE_<AVX2|AVX512|AMX|NEON|NEON_DOTPROD> for all
+# Each path that is part of the build defines LLAISYS_HAVE_<AVX2|AVX512|AVX512VNNI|AMX|NEON|NEON_DOTPROD> for all
 # sources. Files of the other architecture, or of a path the compiler does not know, are left out.
 
 include(CheckCXXCompilerFlag)
@@ -22,18 +23,20 @@ else()
   set(LLAISYS_ARCH generic)
 endif()
 
-set(LLAISYS_ISA_PATHS avx2 avx512 amx neon neon_dotprod) # in link order, see CMakeLists.txt
+set(LLAISYS_ISA_PATHS avx2 avx512 avx512vnni amx neon neon_dotprod) # in link order, see CMakeLists.txt
 set(_flags_avx2 -mavx2 -mfma -mf16c)
 set(_flags_avx512 ${_flags_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # gcc takes the _mm512_undefined_*() of its own intrinsics for uses of uninitialised variables.
   list(APPEND _flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
+set(_flags_avx512vnni ${_flags_avx512} -mavx512vnni)
 set(_flags_amx ${_flags_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
 set(_flags_neon "")
 set(_flags_neon_dotprod -march=armv8.2-a+dotprod+fp16)
 set(_arch_avx2 x86_64)
 set(_arch_avx512 x86_64)
+set(_arch_avx512vnni x86_64)
 set(_arch_amx x86_64)
 set(_arch_neon aarch64)
 set(_arch_neon_dotprod aarch64)

@@ -25,7 +25,7 @@
 #endif
 
 /* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
-#define LLAISYS_ABI_VERSION 4
+#define LLAISYS_ABI_VERSION 5
 
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,
@@ -42,7 +42,17 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_I32 = 5,
     LLAISYS_DTYPE_I8 = 6,
     LLAISYS_DTYPE_U8 = 7,
-    LLAISYS_DTYPE_COUNT = 8
+    /* Weights only, in blocks of 32 or (K) 256 values along the last dimension, as GGUF files hold
+     * them: tensors of these can be made, mapped and given to a model. */
+    LLAISYS_DTYPE_Q8_0 = 8,
+    LLAISYS_DTYPE_Q4_0 = 9,
+    LLAISYS_DTYPE_Q4_1 = 10,
+    LLAISYS_DTYPE_Q5_0 = 11,
+    LLAISYS_DTYPE_Q5_1 = 12,
+    LLAISYS_DTYPE_Q4_K = 13,
+    LLAISYS_DTYPE_Q5_K = 14,
+    LLAISYS_DTYPE_Q6_K = 15,
+    LLAISYS_DTYPE_COUNT = 16
 } llaisysDataType_t;
 
 /* What a call returns unless its header gives a list of its own. */

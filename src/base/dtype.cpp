@@ -50,7 +50,11 @@ bool is_activation(DType dtype) {
     return dtype == LLAISYS_DTYPE_F32 || dtype == LLAISYS_DTYPE_F16 || dtype == LLAISYS_DTYPE_BF16;
 }
 
-bool is_weight(DType dtype) { return is_activation(dtype); }
+bool is_quantised(DType dtype) {
+    return dtype >= LLAISYS_DTYPE_Q8_0 && dtype <= LLAISYS_DTYPE_Q6_K;
+}
+
+bool is_weight(DType dtype) { return is_activation(dtype) || is_quantised(dtype); }
 
 LlaisysDataTypeTraits traits_of(DType dtype) {
     switch (dtype) {
@@ -65,13 +69,31 @@ LlaisysDataTypeTraits traits_of(DType dtype) {
     case LLAISYS_DTYPE_I8:
     case LLAISYS_DTYPE_U8:
         return {1, 1};
+    case LLAISYS_DTYPE_Q8_0:
+        return {32, 34};
+    case LLAISYS_DTYPE_Q4_0:
+        return {32, 18};
+    case LLAISYS_DTYPE_Q4_1:
+        return {32, 20};
+    case LLAISYS_DTYPE_Q5_0:
+        return {32, 22};
+    case LLAISYS_DTYPE_Q5_1:
+        return {32, 24};
+    case LLAISYS_DTYPE_Q4_K:
+        return {256, 144};
+    case LLAISYS_DTYPE_Q5_K:
+        return {256, 176};
+    case LLAISYS_DTYPE_Q6_K:
+        return {256, 210};
     default:
         fail(LLAISYS_ERROR_INVALID, "unknown dtype ", int(dtype));
     }
 }
 
 const char *name_of(DType dtype) {
-    static const char *const names[] = {"invalid", "f32", "f16", "bf16", "i64", "i32", "i8", "u8"};
+    static const char *const names[] = {"invalid", "f32",  "f16",  "bf16", "i64",  "i32",
+                                        "i8",      "u8",   "q8_0", "q4_0", "q4_1", "q5_0",
+                                        "q5_1",    "q4_k", "q5_k", "q6_k"};
     return is_known(dtype) ? names[dtype] : names[0];
 }
 

@@ -44,7 +44,8 @@ template <> f16_t from_f32<f16_t>(float value);
 
 bool is_known(DType dtype);
 bool is_activation(DType dtype); // f32, f16 or bf16: what operators compute on, and KV
-bool is_weight(DType dtype);     // what a weight slot may hold: f32, f16 or bf16
+bool is_quantised(DType dtype);  // q8_0 to q6_k: weights in blocks
+bool is_weight(DType dtype);     // what the weight of a product may be: one of all those
 
 LlaisysDataTypeTraits traits_of(DType dtype); // throws for an unknown type
 const char *name_of(DType dtype);             // "invalid" for an unknown type

@@ -38,7 +38,7 @@ double llama3_frequency(double frequency, const LlaisysDecoderMeta &meta) {
 } // namespace
 
 void check_hyper_params(const LlaisysDecoderMeta &meta) {
-    require(is_weight(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ",
+    require(is_activation(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ",
             name_of(meta.dtype));
     check_size("nlayer", meta.nlayer, 1024);
     check_size("hs", meta.hs, size_t(1) << 20);

@@ -68,6 +68,15 @@ Shape dense_strides(const Shape &shape) {
     return strides;
 }
 
+// Bytes of a dense tensor: rows of whole blocks.
+int64_t dense_bytes(const Shape &shape, DType dtype) {
+    const int64_t unit = traits_of(dtype).block_elements;
+    const int64_t row = shape.ndim() > 0 ? shape[shape.ndim() - 1] : 1;
+    require(row % unit == 0, "a row of ", name_of(dtype), " is made of blocks of ", unit,
+            " elements, got shape ", shape);
+    return bytes_of(dtype, shape.elements());
+}
+
 } // namespace
 
 Tensor::Tensor(std::shared_ptr<Storage> storage, std::byte *data, const Shape &shape,
@@ -76,14 +85,14 @@ Tensor::Tensor(std::shared_ptr<Storage> storage, std::byte *data, const Shape &s
       elements_(shape.elements()), dtype_(dtype) {}
 
 Tensor Tensor::create(const Shape &shape, DType dtype, DeviceType device, int device_id) {
-    const int64_t bytes = bytes_of(dtype, shape.elements());
+    const int64_t bytes = dense_bytes(shape, dtype);
     auto storage = std::make_shared<Storage>(device, device_id, bytes);
     return on(std::move(storage), 0, shape, dtype);
 }
 
 Tensor Tensor::on(std::shared_ptr<Storage> storage, int64_t offset, const Shape &shape,
                   DType dtype) {
-    const int64_t bytes = bytes_of(dtype, shape.elements());
+    const int64_t bytes = dense_bytes(shape, dtype);
     require(offset >= 0 && offset <= storage->bytes() && bytes <= storage->bytes() - offset,
             "a tensor of ", bytes, " bytes at offset ", offset, " does not fit into ",
             storage->bytes(), " bytes of storage");
@@ -96,7 +105,7 @@ Tensor Tensor::described(const Shape &shape, DType dtype) {
 }
 
 Tensor Tensor::map(const std::string &path, uint64_t offset, const Shape &shape, DType dtype) {
-    const int64_t bytes = bytes_of(dtype, shape.elements());
+    const int64_t bytes = dense_bytes(shape, dtype);
     auto file = FileMapping::open(path);
     if (offset > file->bytes() || uint64_t(bytes) > file->bytes() - offset) {
         fail(LLAISYS_ERROR_IO, path, " is too short: a tensor of ", bytes, " bytes at offset ",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from native_helpers import ROOT, is_sanitized
 
 from llaisys.common import sampling
@@ -291,8 +292,11 @@ def test_dtype_names_and_traits() -> None:
         assert lib().llaisysDataTypeName(code) == name.encode()
         traits = types.LlaisysDataTypeTraits()
         assert lib().llaisysDataTypeGetTraits(code, ctypes.byref(traits)) == 0
-        assert (traits.block_elements, traits.block_bytes) == (1, types.DTYPE_BYTES[name])
-    for code in (0, 8, 15):
+        expected = (1, types.DTYPE_BYTES.get(name))
+        if name in types.QUANTISED_DTYPES:
+            expected = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+        assert (traits.block_elements, traits.block_bytes) == expected
+    for code in (0, 16, 99):
         assert lib().llaisysDataTypeName(code) == b"invalid"
         assert lib().llaisysDataTypeGetTraits(code, ctypes.byref(traits)) == types.ERROR_INVALID
     assert lib().llaisysDataTypeGetTraits(1, None) == types.ERROR_INVALID

@@ -171,7 +171,7 @@ def test_creating_and_destroying_leaks_nothing() -> None:
         ("attn_q_w", 2147483647, (8, 8), "f32", "layer must be in"),
         ("attn_q_w", 1, (8, 7), "f32", "attn_q_w of layer 1: shape must be \\[8, 8\\], got"),
         ("attn_q_w", 1, (64,), "f32", "shape must be"),
-        ("attn_q_w", 0, (8, 8), "i8", "dtype must be f32, f16 or bf16, got i8"),
+        ("attn_q_w", 0, (8, 8), "i8", "dtype must be f32, f16, bf16 or a quantised one, got i8"),
         ("in_embed", 0, (11, 9), "f32", "weight in_embed: shape must be \\[11, 8\\]"),
         ("attn_k_b", 0, (8,), "f32", "shape must be \\[4\\]"),
     ],

@@ -156,17 +156,28 @@ TEST(nan_stays_nan_even_when_its_payload_is_in_the_low_bits) {
 }
 
 TEST(traits_and_names_cover_every_type) {
-    const int expected[] = {0, 4, 2, 2, 8, 4, 1, 1};
-    const char *const names[] = {"invalid", "f32", "f16", "bf16", "i64", "i32", "i8", "u8"};
+    struct Expected {
+        const char *name;
+        int elements;
+        int bytes;
+    };
+    const Expected expected[] = {
+        {"invalid", 0, 0}, {"f32", 1, 4},      {"f16", 1, 2},      {"bf16", 1, 2},
+        {"i64", 1, 8},     {"i32", 1, 4},      {"i8", 1, 1},       {"u8", 1, 1},
+        {"q8_0", 32, 34},  {"q4_0", 32, 18},   {"q4_1", 32, 20},   {"q5_0", 32, 22},
+        {"q5_1", 32, 24},  {"q4_k", 256, 144}, {"q5_k", 256, 176}, {"q6_k", 256, 210}};
+    CHECK_EQ(int(std::size(expected)), int(LLAISYS_DTYPE_COUNT));
     for (int i = 1; i < LLAISYS_DTYPE_COUNT; ++i) {
-        CHECK(is_known(DType(i)));
-        CHECK_EQ(is_activation(DType(i)), i <= 3);
-        CHECK_EQ(is_weight(DType(i)), i <= 3);
-        CHECK_EQ(traits_of(DType(i)).block_elements, 1);
-        CHECK_EQ(traits_of(DType(i)).block_bytes, expected[i]);
-        CHECK_EQ(std::string(name_of(DType(i))), names[i]);
-        CHECK_EQ(bytes_of(DType(i), 13), 13 * expected[i]);
-        CHECK_EQ(bytes_of(DType(i), 0), 0);
+        const DType dtype = DType(i);
+        CHECK(is_known(dtype));
+        CHECK_EQ(is_activation(dtype), i <= 3);
+        CHECK_EQ(is_quantised(dtype), i >= 8);
+        CHECK_EQ(is_weight(dtype), i <= 3 || i >= 8);
+        CHECK_EQ(traits_of(dtype).block_elements, expected[i].elements);
+        CHECK_EQ(traits_of(dtype).block_bytes, expected[i].bytes);
+        CHECK_EQ(std::string(name_of(dtype)), expected[i].name);
+        CHECK_EQ(bytes_of(dtype, 13 * expected[i].elements), 13 * expected[i].bytes);
+        CHECK_EQ(bytes_of(dtype, 0), 0);
     }
     for (const DType unknown : {LLAISYS_DTYPE_INVALID, LLAISYS_DTYPE_COUNT}) {
         CHECK(!is_known(unknown) && !is_activation(unknown) && !is_weight(unknown));

@@ -162,7 +162,8 @@ TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
     CHECK_THROWS(fixture.table.replace("q", 0, right), "taken by another model");
     delete right;
     llaisysTensor_t integers = make({4, 4}, nullptr, LLAISYS_DTYPE_I32);
-    CHECK_THROWS(fixture.table.replace("q", 0, integers), "f32, f16 or bf16", "i32");
+    CHECK_THROWS(fixture.table.replace("q", 0, integers), "f32, f16, bf16 or a quantised one",
+                 "i32");
     delete integers;
     CHECK_EQ(fixture.table.fingerprint(), before);
 }

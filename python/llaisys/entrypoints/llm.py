@@ -8,6 +8,7 @@ with LLM() as llm:
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import threading
 from collections import deque
@@ -36,14 +37,15 @@ class LLM(Closing):
     finished output is kept until `collect` takes it.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         """`model`: a directory, a GGUF file or a model's name; None: the default model.
 
         `options` are the fields of `llaisys.engine.config.EngineConfig` and its sections, by name
         (`dtype`, `max_model_len`, `kv_cache_memory`, ...; `help(LLM)` lists them with their
         defaults), `tokenizer` and `adapter_class`. An unknown name is a TypeError.
         """
-        config = EngineConfig.of(model=model, **options)
+        path = os.fspath(model) if isinstance(model, os.PathLike) else model
+        config = EngineConfig.of(model=path, **options)
         self._finished: dict[str, RequestOutput] = {}  # until collected
         self._streams: dict[str, deque[StreamOutput]] = {}  # parts not yet yielded
         self._dropped: list[str] = []  # streams that nobody holds any more

@@ -5,13 +5,25 @@ from __future__ import annotations
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_uint32
 from typing import Any
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 DEVICE_CPU = 0
 DEVICE_NVIDIA = 1
 DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7}
+# Weights in blocks, as GGUF files hold them.
+QUANTISED_DTYPES = {
+    "q8_0": 8,
+    "q4_0": 9,
+    "q4_1": 10,
+    "q5_0": 11,
+    "q5_1": 12,
+    "q4_k": 13,
+    "q5_k": 14,
+    "q6_k": 15,
+}
+DTYPES |= QUANTISED_DTYPES
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1}
 

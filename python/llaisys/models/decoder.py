@@ -13,7 +13,7 @@ from llaisys.common.validation import check_choice
 from llaisys.libllaisys import arrays
 from llaisys.libllaisys.decoder import ROPE_SCALING, LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
-from llaisys.libllaisys.types import DTYPE_BYTES
+from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.families.decoder import slot_of
 from llaisys.models.loading.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, 
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage, expected_tensors
 from llaisys.models.loading.part import Part
-from llaisys.models.native import NativeAdapter, tensor_from
+from llaisys.models.native import NativeAdapter, tensor_from, tensor_from_blocks
 from llaisys.models.sharding import part_of
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
@@ -53,6 +53,11 @@ class DecoderAdapter(NativeAdapter):
         """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
         other threads while the library lays out what came before."""
         dtype = _dtype(checkpoint.config, options)
+        as_is = (
+            options.dtype == "auto"
+            and options.device == "cpu"
+            and options.parallel.tensor_parallel_size == 1
+        )
         names = [name for name, _ in expected_tensors(checkpoint.config)]
         loaded, total = 0, sum(prod(checkpoint.shape(name)) for name in names)  # elements
         with ThreadPoolExecutor(_READERS) as pool:
@@ -63,7 +68,8 @@ class DecoderAdapter(NativeAdapter):
                     while len(pending) < _READ_AHEAD and index + len(pending) < len(names):
                         ahead = names[index + len(pending)]
                         part = _part(checkpoint, ahead, options)
-                        pending.append(pool.submit(_open_tensor, checkpoint, ahead, dtype, part))
+                        task = pool.submit(_open_tensor, checkpoint, ahead, dtype, part, as_is)
+                        pending.append(task)
                     report("loading weights", loaded, total)
                     with pending.popleft().result() as tensor:
                         self._put(tensor, name, checkpoint.config.tie_word_embeddings)
@@ -88,12 +94,18 @@ def _part(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> Part | 
     return part_of(name, slot, checkpoint.shape(name), ranks.tensor_parallel_size, ranks.rank)
 
 
-def _open_tensor(checkpoint: Checkpoint, name: str, dtype: str, part: Part | None) -> Tensor:
-    """A matrix is read as it is where it can be and converted otherwise. Vectors become f32, which
-    costs and loses nothing. Of a part, the bytes are read that belong to it."""
+def _open_tensor(
+    checkpoint: Checkpoint, name: str, dtype: str, part: Part | None, as_is: bool
+) -> Tensor:
+    """A matrix is read as it is where it can be and converted otherwise; `as_is` leaves quantised
+    ones quantised. Vectors become f32, which costs and loses nothing. Of a part, the bytes are read
+    that belong to it."""
     is_vector = len(checkpoint.shape(name)) == 1
     if is_vector:
         dtype = "f32"
+    blocks = checkpoint.read_blocks(name) if as_is and not is_vector else None
+    if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
+        return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
     record = None if is_vector else checkpoint.record(name)
     if record is not None and record.dtype == dtype and (part is None or part.dim == 0):
         if part is not None:

@@ -54,6 +54,18 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
     return tensor
 
 
+def tensor_from_blocks(rows: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A native copy of a quantised tensor of `shape` elements; rows: its blocks, row by row."""
+    tensor = Tensor.create(shape, dtype)
+    try:
+        dense = np.ascontiguousarray(rows)
+        tensor.load(dense.ctypes.data, dense.nbytes)
+    except BaseException:
+        tensor.close()
+        raise
+    return tensor
+
+
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
     """The address of a dense array of this dtype."""
     if array.dtype != dtype or not array.flags.c_contiguous:

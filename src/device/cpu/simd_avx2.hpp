@@ -6,7 +6,9 @@
 
 #include <immintrin.h>
 
+#ifndef LLAISYS_CPU_NS
 #define LLAISYS_CPU_NS cpu_avx2
+#endif
 
 namespace llaisys::LLAISYS_CPU_NS {
 

@@ -11,7 +11,9 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
+#ifndef LLAISYS_CPU_NS
 #define LLAISYS_CPU_NS cpu_avx512
+#endif
 
 namespace llaisys::LLAISYS_CPU_NS {
 

@@ -6,7 +6,9 @@
 
 #include <arm_neon.h>
 
+#ifndef LLAISYS_CPU_NS
 #define LLAISYS_CPU_NS cpu_neon
+#endif
 
 namespace llaisys::LLAISYS_CPU_NS {
 

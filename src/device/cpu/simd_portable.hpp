@@ -6,7 +6,9 @@
 #include "base/dtype.hpp"
 #include "device/cpu/isa.hpp"
 
+#ifndef LLAISYS_CPU_NS
 #define LLAISYS_CPU_NS cpu_portable
+#endif
 
 namespace llaisys::LLAISYS_CPU_NS {
 

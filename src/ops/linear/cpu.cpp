@@ -1,6 +1,7 @@
 #include "ops/linear/cpu.hpp"
 
 #include "ops/cpu/rows.hpp"
+#include "ops/linear/quantised.hpp"
 
 #include <iterator>
 
@@ -200,6 +201,14 @@ LinearFormats linear_formats_cpu() {
         {"f32 panels", LLAISYS_DTYPE_F32, pack_panels, run_panels, rows_of_panels},
         {"f16 panels", LLAISYS_DTYPE_F16, pack_panels, run_panels, rows_of_panels},
         {"bf16 panels", LLAISYS_DTYPE_BF16, pack_panels, run_panels, rows_of_panels},
+        {"q8_0 panels", LLAISYS_DTYPE_Q8_0, pack_quantised, run_quantised, rows_of_quantised},
+        {"q4_0 panels", LLAISYS_DTYPE_Q4_0, pack_quantised, run_quantised, rows_of_quantised},
+        {"q4_1 panels", LLAISYS_DTYPE_Q4_1, pack_quantised, run_quantised, rows_of_quantised},
+        {"q5_0 panels", LLAISYS_DTYPE_Q5_0, pack_quantised, run_quantised, rows_of_quantised},
+        {"q5_1 panels", LLAISYS_DTYPE_Q5_1, pack_quantised, run_quantised, rows_of_quantised},
+        {"q4_k panels", LLAISYS_DTYPE_Q4_K, pack_quantised, run_quantised, rows_of_quantised},
+        {"q5_k panels", LLAISYS_DTYPE_Q5_K, pack_quantised, run_quantised, rows_of_quantised},
+        {"q6_k panels", LLAISYS_DTYPE_Q6_K, pack_quantised, run_quantised, rows_of_quantised},
     };
     return {kFormats, int(std::size(kFormats))};
 }

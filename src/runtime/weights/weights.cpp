@@ -67,7 +67,9 @@ void WeightTable::check(const Field &field, int layer, const LlaisysTensor *hand
     require(!is_held_elsewhere(handle), place, ": the tensor belongs to another model");
     require(tensor.shape() == field.shape, place, ": shape must be ", field.shape, ", got ",
             tensor.shape());
-    require(is_weight(tensor.dtype()), place, ": dtype must be f32, f16 or bf16, got ",
+    const bool is_matrix = field.shape.ndim() == 2;
+    require(is_matrix ? is_weight(tensor.dtype()) : is_activation(tensor.dtype()), place,
+            ": dtype must be f32, f16, bf16", is_matrix ? " or a quantised one" : "", ", got ",
             name_of(tensor.dtype()));
     if (tensor.defined()) {
         require(tensor.device() == device_ && tensor.device_id() == device_id_, place,

@@ -1,0 +1,62 @@
+// Vectors of bytes on AVX-512 with VNNI: sixteen lanes of four. See bytes.hpp for the names.
+#pragma once
+
+#include "device/cpu/bytes.hpp"
+
+#include <cstddef>
+#include <immintrin.h>
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+typedef __m512i vb;
+constexpr bool kUnsignedWeights = true;
+constexpr int kByteOffset = 128;
+
+inline vb load_bytes(const std::byte *p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(std::byte *p, vb a) { _mm512_storeu_si512(p, a); }
+inline vb low_nibbles(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline vb high_nibbles(vb a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
+template <int shift, int mask> vb with_bits(vb a, vb plane) {
+    if constexpr (shift > 0) {
+        plane = _mm512_slli_epi16(plane, shift);
+    } else if constexpr (shift < 0) {
+        plane = _mm512_srli_epi16(plane, -shift);
+    }
+    constexpr int kTakeSecondWhereThird = 0xca; // of (mask, plane, a)
+    return _mm512_ternarylogic_epi64(_mm512_set1_epi8(mask), plane, a, kTakeSecondWhereThird);
+}
+template <int n> vb sub_bytes(vb a) { return _mm512_sub_epi8(a, _mm512_set1_epi8(n)); }
+
+struct ByteGroup {
+    const int8_t *x;
+};
+inline ByteGroup load_group(const int8_t *x) { return {x}; }
+
+template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x.x + 4 * c, sizeof bits);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(bits));
+}
+
+inline vi start_sum(int32_t value) { return _mm512_set1_epi32(value); }
+inline vf sum_of(vi sum) { return to_float(sum); }
+inline vi broadcast_int(const int32_t *p) { return _mm512_set1_epi32(*p); }
+template <int n> vi start_sum_less(vi total) {
+    return _mm512_mullo_epi32(total, _mm512_set1_epi32(-n));
+}
+inline void hold(vi &) {}
+
+inline vf load_u8(const std::byte *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+inline vf load_i8(const std::byte *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+inline void store_ints(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+
+constexpr int kQuantRows = 4;
+constexpr int quant_vectors(int, bool is_split) { return is_split ? 1 : 2; }
+
+} // namespace llaisys::LLAISYS_CPU_NS

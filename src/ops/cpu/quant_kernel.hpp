@@ -1,0 +1,385 @@
+// The product over quantised panels, compiled per instruction set for bytes; included after
+// simd_<isa>.hpp and bytes_<isa>.hpp.
+//
+// Limit: bytes of the packed weights for one row, byte products for many. A block of up to 16
+// groups (512 values of k) of a panel is taken at a time: its scales become f32 once, with many rows
+// its q become bytes once, and then register tiles of rows x outputs run over it.
+#pragma once
+
+#include "device/cpu/simd.hpp"
+#include "ops/cpu/linear_kernel.hpp"
+#include "ops/cpu/quant_kernels.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+using ops::cpu::kQuantGroup;
+using ops::cpu::kQuantPanel;
+using ops::cpu::QuantLayout;
+using ops::cpu::QuantRows;
+using ops::cpu::QuantTask;
+
+constexpr int kBlockGroups = 16;
+constexpr int64_t kGroupBytes = 1024; // of unpacked q
+constexpr int kPanelVectors = int(kQuantPanel) / kLanes;
+
+struct BytePair {
+    vb low, high; // quads c and c + 4
+};
+
+// The q of consecutive groups of a panel, `stride` bytes apart.
+template <int bits> struct PackedGroups {
+    static constexpr bool is_signed = bits == 8 && !kUnsignedWeights;
+    const std::byte *q;
+    int64_t stride;
+
+    template <int c> BytePair pair(int64_t group, int vector) const {
+        const std::byte *base = q + group * stride + vector * kLanes * 4;
+        if constexpr (bits == 8) {
+            return {load_bytes(base + c * 128), load_bytes(base + (c + 4) * 128)};
+        }
+        const vb both = load_bytes(base + c * 128);
+        BytePair pair = {low_nibbles(both), high_nibbles(both)};
+        if constexpr (bits == 5) {
+            const vb plane = load_bytes(base + 512);
+            pair = {with_bits<4 - c, 16>(pair.low, plane), with_bits<-c, 16>(pair.high, plane)};
+        } else if constexpr (bits == 6) {
+            pair = {with_bits<4 - 2 * c, 48>(pair.low, load_bytes(base + 512)),
+                    with_bits<4 - 2 * c, 48>(pair.high, load_bytes(base + 640))};
+        }
+        return pair;
+    }
+};
+
+// What a tile needs of a block: scales [groups, 32] (split: [groups, 2, 32]), mins [groups, 32].
+struct BlockScales {
+    alignas(64) float s[kBlockGroups * 2 * kQuantPanel];
+    alignas(64) float m[kBlockGroups * kQuantPanel];
+};
+
+// Sums of byte products of one group: low for its first 16 values of k, high for the others where
+// they have a scale of their own.
+template <int rows, int vectors, bool is_split> struct GroupSums {
+    vi low[rows][vectors];
+    vi high[is_split ? rows : 1][is_split ? vectors : 1];
+};
+
+// The quads c and c + 4 of a group.
+template <int c, int rows, int vectors, bool is_split, typename Groups>
+inline __attribute__((always_inline)) void
+quant_step(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
+           const Groups &groups, int64_t group, int vector) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+        const BytePair w = groups.template pair<c>(group, vector + v);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            sums.low[r][v] = dot<c, Groups::is_signed>(sums.low[r][v], w.low, x[r]);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            if constexpr (is_split) {
+                sums.high[r][v] = dot<c + 4, Groups::is_signed>(sums.high[r][v], w.high, x[r]);
+            } else {
+                sums.low[r][v] = dot<c + 4, Groups::is_signed>(sums.low[r][v], w.high, x[r]);
+            }
+        }
+    }
+    // Step by step: left alone, the compiler takes row after row, each a chain that waits for itself.
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            hold(sums.low[r][v]);
+        }
+    }
+}
+
+// acc [rows, 32], columns from `vector` on += the block, for `rows` rows from `row` on. `group` is
+// the number of the block's first group in a row of x.
+template <int rows, int vectors, int zero_point, bool is_split, bool has_min, typename Groups>
+void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups,
+                const Groups &groups, int vector, const BlockScales &scales, float *acc,
+                FarFetch fetch) {
+    constexpr int64_t kParts = is_split ? 2 : 1;
+    vf total[rows][vectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            total[r][v] = load(acc + r * kQuantPanel + (vector + v) * kLanes);
+        }
+    }
+    const int64_t row_groups = x.k / kQuantGroup;
+    const int8_t *q = x.q + row * x.k + group * kQuantGroup;
+    const int64_t at = row * row_groups + group;
+    const float *x_scale = x.scales + at;
+    const float *x_minus = x.minus + at;
+    const int32_t *x_first = x.firsts + at;
+    const int32_t *x_total = x.totals + at;
+    const float *s = scales.s + vector * kLanes;
+    const float *m = scales.m + vector * kLanes;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        fetch.step();
+        GroupSums<rows, vectors, is_split> sums;
+        ByteGroup xg[rows];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            xg[r] = load_group(q + r * x.k);
+            vi low = start_sum(0);
+            vi high = start_sum(0);
+            if constexpr (zero_point != 0 && is_split) {
+                low = start_sum_less<zero_point>(broadcast_int(x_first + r * row_groups));
+                const int32_t rest = x_total[r * row_groups] - x_first[r * row_groups];
+                high = start_sum(-zero_point * rest);
+            } else if constexpr (zero_point != 0) {
+                low = start_sum_less<zero_point>(broadcast_int(x_total + r * row_groups));
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; ++v) {
+                sums.low[r][v] = low;
+                if constexpr (is_split) {
+                    sums.high[r][v] = high;
+                }
+            }
+        }
+        quant_step<0>(sums, xg, groups, g, vector);
+        quant_step<1>(sums, xg, groups, g, vector);
+        quant_step<2>(sums, xg, groups, g, vector);
+        quant_step<3>(sums, xg, groups, g, vector);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            const vf scale = load(s + v * kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; ++r) {
+                vf weighted = mul(sum_of(sums.low[r][v]), scale);
+                if constexpr (is_split) {
+                    const vf second = load(s + kQuantPanel + v * kLanes);
+                    weighted = fma(sum_of(sums.high[r][v]), second, weighted);
+                }
+                if constexpr (has_min) {
+                    const vf minus = set1(x_minus[r * row_groups]);
+                    weighted = fma(load(m + v * kLanes), minus, weighted);
+                }
+                total[r][v] = fma(weighted, set1(x_scale[r * row_groups]), total[r][v]);
+            }
+        }
+        q += kQuantGroup;
+        ++x_scale;
+        ++x_minus;
+        ++x_first;
+        ++x_total;
+        s += kParts * kQuantPanel;
+        m += kQuantPanel;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            store(acc + r * kQuantPanel + (vector + v) * kLanes, total[r][v]);
+        }
+    }
+}
+
+template <typename Format> constexpr int vectors_of(int rows) {
+    const int vectors = quant_vectors(rows, Format::layout.is_split);
+    return vectors < kPanelVectors ? vectors : kPanelVectors;
+}
+
+// `rows` rows over one block; returns what is left to fetch.
+template <typename Format, int rows, typename Groups>
+FarFetch quant_rows(const QuantTask &task, int64_t row, int64_t group, int64_t n_groups,
+                    const Groups &groups, const BlockScales &scales, float *acc, FarFetch fetch) {
+    constexpr QuantLayout layout = Format::layout;
+    // Bytes that were unpacked for kernels with signed weights have the zero taken off.
+    constexpr int zero = Groups::is_signed ? 0 : layout.bits == 8 ? kByteOffset : layout.zero;
+    constexpr int vectors = vectors_of<Format>(rows);
+    for (int v = 0; v < kPanelVectors; v += vectors) {
+        quant_tile<rows, vectors, zero, layout.is_split, layout.has_min>(
+            task.x, row, group, n_groups, groups, v, scales, acc + row * kQuantPanel, fetch);
+        fetch = fetch.after(n_groups);
+    }
+    return fetch;
+}
+
+// Tiles that go over a block, for m rows.
+template <typename Format> int64_t passes_of(int64_t m) {
+    return m / kQuantRows * (kPanelVectors / vectors_of<Format>(kQuantRows)) +
+           m % kQuantRows / 2 * (kPanelVectors / vectors_of<Format>(2)) +
+           m % 2 * (kPanelVectors / vectors_of<Format>(1));
+}
+
+// All rows of the task over one block, while the bytes [next, end) are fetched.
+template <typename Format, typename Groups>
+void quant_block(const QuantTask &task, int64_t group, int64_t n_groups, const Groups &groups,
+                 const BlockScales &scales, float *acc, const std::byte *next,
+                 const std::byte *end) {
+    static_assert(kQuantRows % 2 == 0);
+    const char *first = reinterpret_cast<const char *>(next);
+    const int64_t steps = passes_of<Format>(task.out.m) * n_groups;
+    FarFetch fetch = {first, reinterpret_cast<const char *>(end), first,
+                      (end - next + steps - 1) / steps};
+    int64_t row = 0;
+    for (; row + kQuantRows <= task.out.m; row += kQuantRows) {
+        fetch =
+            quant_rows<Format, kQuantRows>(task, row, group, n_groups, groups, scales, acc, fetch);
+    }
+    for (; row + 2 <= task.out.m; row += 2) {
+        fetch = quant_rows<Format, 2>(task, row, group, n_groups, groups, scales, acc, fetch);
+    }
+    if (row < task.out.m) {
+        quant_rows<Format, 1>(task, row, group, n_groups, groups, scales, acc, fetch);
+    }
+}
+
+template <int c, int zero, typename Groups>
+inline void unpack_pair(std::byte *out, const Groups &groups, int64_t group, int vector) {
+    BytePair pair = groups.template pair<c>(group, vector);
+    if constexpr (!kUnsignedWeights && zero != 0) {
+        pair = {sub_bytes<zero>(pair.low), sub_bytes<zero>(pair.high)};
+    }
+    store_bytes(out + c * 128 + vector * kLanes * 4, pair.low);
+    store_bytes(out + (c + 4) * 128 + vector * kLanes * 4, pair.high);
+}
+
+template <int zero, typename Groups>
+void unpack_groups(std::byte *out, const Groups &groups, int64_t n_groups) {
+    for (int64_t g = 0; g < n_groups; ++g, out += kGroupBytes) {
+        for (int v = 0; v < kPanelVectors; ++v) {
+            unpack_pair<0, zero>(out, groups, g, v);
+            unpack_pair<1, zero>(out, groups, g, v);
+            unpack_pair<2, zero>(out, groups, g, v);
+            unpack_pair<3, zero>(out, groups, g, v);
+        }
+    }
+}
+
+// Scales and mins of the groups [group, group + n) of a panel whose headers begin at `header`.
+template <typename Format>
+void read_scales(const std::byte *panel, const std::byte *header, int64_t group, int64_t n,
+                 BlockScales *scales) {
+    constexpr QuantLayout layout = Format::layout;
+    constexpr int64_t kParts = layout.is_split ? 2 : 1;
+    alignas(64) float d[2 * kQuantPanel]; // of a super format: d, dmin
+    for (int64_t g = 0; g < n; ++g, header += layout.group_bytes()) {
+        float *s = scales->s + g * kParts * kQuantPanel;
+        float *m = scales->m + g * kQuantPanel;
+        if constexpr (!layout.is_super) {
+            const f16_t *plain = reinterpret_cast<const f16_t *>(header);
+            convert_row(s, plain, kQuantPanel);
+            if constexpr (layout.has_min) {
+                convert_row(m, plain + kQuantPanel, kQuantPanel);
+            }
+            continue;
+        }
+        if (g == 0 || (group + g) % 8 == 0) {
+            const std::byte *front = panel + (group + g) / 8 * layout.super_bytes();
+            convert_row(d, reinterpret_cast<const f16_t *>(front), layout.super_bytes() / 2);
+        }
+        for (int64_t j = 0; j < kQuantPanel; j += kLanes) {
+            if constexpr (layout.is_split) {
+                store(s + j, mul(load(d + j), load_i8(header + j)));
+                store(s + kQuantPanel + j, mul(load(d + j), load_i8(header + kQuantPanel + j)));
+            } else {
+                store(s + j, mul(load(d + j), load_u8(header + j)));
+                store(m + j, mul(load(d + kQuantPanel + j), load_u8(header + kQuantPanel + j)));
+            }
+        }
+    }
+}
+
+template <typename Format> void quant_linear(const QuantTask &task) {
+    constexpr QuantLayout layout = Format::layout;
+    alignas(64) float acc[ops::cpu::kLinearRows * kQuantPanel];
+    alignas(64) std::byte bytes[layout.bits == 8 ? 64 : kBlockGroups * kGroupBytes];
+    BlockScales scales;
+    const int64_t groups = task.x.k / kQuantGroup;
+    const int64_t panels = (task.out.n + kQuantPanel - 1) / kQuantPanel;
+    const bool unpack = layout.bits < 8 && task.out.m > kQuantRows;
+    for (int64_t p = 0; p < panels; ++p) {
+        const std::byte *panel = task.w + p * layout.panel_bytes(task.x.k);
+        const std::byte *header = panel + layout.front_bytes(task.x.k);
+        for (int64_t i = 0; i < task.out.m * kQuantPanel; ++i) {
+            acc[i] = 0.0f;
+        }
+        for (int64_t group = 0; group < groups; group += kBlockGroups) {
+            const int64_t n = groups - group < kBlockGroups ? groups - group : kBlockGroups;
+            const std::byte *next = header + n * layout.group_bytes();
+            const std::byte *end = next + n * layout.group_bytes();
+            read_scales<Format>(panel, header, group, n, &scales);
+            const PackedGroups<layout.bits> packed = {header + layout.group_header(),
+                                                      layout.group_bytes()};
+            if (unpack) {
+                unpack_groups<layout.zero>(bytes, packed, n);
+                const PackedGroups<8> wide = {bytes, kGroupBytes};
+                quant_block<Format>(task, group, n, wide, scales, acc, next, end);
+            } else {
+                quant_block<Format>(task, group, n, packed, scales, acc, next, end);
+            }
+            header = next;
+        }
+        finish_panel(task.out, p, acc);
+    }
+}
+
+inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
+    int8_t *q = out.q + row * out.k;
+    float *scales = out.scales + row * (out.k / kQuantGroup);
+    constexpr int kVectors = int(kQuantGroup) / kLanes;
+    for (int64_t group = 0; group < out.k / kQuantGroup;
+         ++group, x += kQuantGroup, q += kQuantGroup) {
+        vf largest = zero();
+        vf tainted = zero(); // NaN as soon as one value is NaN or infinite
+        for (int v = 0; v < kVectors; ++v) {
+            const vf value = load(x + v * kLanes);
+            largest = max_num(max_num(value, sub(zero(), value)), largest);
+            tainted = fma(value, zero(), tainted);
+        }
+        const float bound = reduce_max(largest);
+        const float inverse = bound > 0 ? 127.0f / bound : 0.0f;
+        scales[group] = bound / 127.0f + reduce_add(tainted);
+        int32_t values[kQuantGroup];
+        for (int v = 0; v < kVectors; ++v) {
+            store_ints(values + v * kLanes, round_to_int(mul(load(x + v * kLanes), set1(inverse))));
+        }
+        int32_t first = 0;
+        int32_t second = 0;
+        for (int i = 0; i < 16; ++i) {
+            first += values[i];
+            second += values[i + 16];
+        }
+        for (int i = 0; i < 32; ++i) {
+            q[i] = int8_t(values[i]);
+        }
+        const int64_t at = row * (out.k / kQuantGroup) + group;
+        out.firsts[at] = first;
+        out.totals[at] = first + second;
+        out.minus[at] = -float(first + second);
+    }
+}
+
+struct FormatQ8_0 {
+    static constexpr QuantLayout layout = ops::cpu::kQ8_0;
+};
+struct FormatQ4_0 {
+    static constexpr QuantLayout layout = ops::cpu::kQ4_0;
+};
+struct FormatQ4_1 {
+    static constexpr QuantLayout layout = ops::cpu::kQ4_1;
+};
+struct FormatQ5_0 {
+    static constexpr QuantLayout layout = ops::cpu::kQ5_0;
+};
+struct FormatQ5_1 {
+    static constexpr QuantLayout layout = ops::cpu::kQ5_1;
+};
+struct FormatQ4_K {
+    static constexpr QuantLayout layout = ops::cpu::kQ4_K;
+};
+struct FormatQ5_K {
+    static constexpr QuantLayout layout = ops::cpu::kQ5_K;
+};
+struct FormatQ6_K {
+    static constexpr QuantLayout layout = ops::cpu::kQ6_K;
+};
+
+} // namespace llaisys::LLAISYS_CPU_NS

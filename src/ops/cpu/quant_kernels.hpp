@@ -1,0 +1,50 @@
+// Products with quantised weights: one table of functions per instruction set for bytes. A kernel
+// knows plain pointers only, like those of kernels.hpp.
+//
+// Activations are quantised on the fly, 32 values at a time: x = scale * q, |q| <= 127. Products of
+// bytes are summed exactly over a group and then added up in f32 along k, group by group, so that a
+// row has the same bits at any number of rows.
+#pragma once
+
+#include "ops/cpu/kernels.hpp"
+#include "ops/cpu/quant_panels.hpp"
+
+namespace llaisys::ops::cpu {
+
+// Quantised rows; k is a multiple of 32.
+struct QuantRows {
+    int8_t *q;       // [m, k]
+    float *scales;   // [m, k / 32], like the rest
+    int32_t *firsts; // the sum of the first 16 q of a group
+    int32_t *totals; // the sum of all 32
+    float *minus;    // -totals
+    int64_t m;
+    int64_t k;
+};
+
+// out[i, j] = sum over k of x[i, k] * w[j, k] + bias[j], for whole panels. `out` gives n, bias and
+// where the results go; its x, w and k are not looked at.
+struct QuantTask {
+    QuantRows x; // out.m of them are taken
+    const std::byte *w;
+    LinearTask out;
+};
+
+struct QuantKernels {
+    const char *name;
+    int byte_offset; // what is added to a signed weight byte of the 8-bit layout: 0 or 128
+
+    // Row `row` of `out` from k values; NaN and infinity become NaN scales.
+    void (*quantise)(const QuantRows &out, int64_t row, const float *x);
+
+    using Product = void (*)(const QuantTask &task);
+    Product q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k;
+
+    Product of(DType dtype) const; // throws for a dtype that is not quantised
+};
+
+// The table that goes with kernels(): the best that this machine has within its instruction set.
+const QuantKernels &quant_kernels();
+const QuantKernels *quant_kernels_of(device::Isa isa);
+
+} // namespace llaisys::ops::cpu

@@ -1,0 +1,64 @@
+// Quantised weights in memory: panels of 32 outputs like the plain ones, made for products of bytes.
+//
+// A weight is s * (q - zero) or s * q - m, where q has 4, 5, 6 or 8 bits and s and m belong to one
+// output and one group of 16 or 32 values along k. A panel is a row of groups of 32 values of k:
+//
+//   plain formats:  per group s f16[32], (m f16[32]), q
+//   super formats:  per 256 values of k d f16[32], (dmin f16[32]), all at the front of the panel; per
+//                   group scale 8 bit [32] (twice with groups of 16), (min u8[32]), q
+//                   with s = d * scale and m = dmin * min, both rounded once to f32
+//
+// q of 32 values of k and 32 outputs: "quads" of four values along k are what one lane of a byte
+// product takes; quad c of output j is the four bytes (c * 32 + j) * 4 of a part.
+//
+//   8 bits:  quads 0..7, 1024 bytes, signed or unsigned as the kernels want them
+//   4 bits:  512 bytes, quad c in the low halves and quad c + 4 in the high halves
+//   5 bits:  as 4 bits, then 128 bytes: bit c of byte j * 4 + i is the high bit of quad c
+//   6 bits:  as 4 bits, then 2 x 128 bytes: bits 2c and 2c + 1 of byte j * 4 + i of plane p are the
+//            high bits of quad 4p + c
+#pragma once
+
+#include "base/dtype.hpp"
+
+#include <cstdint>
+
+namespace llaisys::ops::cpu {
+
+constexpr int64_t kQuantPanel = 32; // outputs
+constexpr int64_t kQuantGroup = 32; // values of k that share the scale of an activation
+
+// How one format lies in memory; the kernels are compiled for each of these.
+struct QuantLayout {
+    int bits;      // of q: 4, 5, 6 or 8
+    bool is_super; // scales of two levels
+    bool has_min;  // s * q - m; otherwise s * (q - zero)
+    bool is_split; // groups of 16 values: two scales in every 32
+    int zero;      // what q is counted from
+
+    constexpr int64_t record_k() const { return is_super ? 256 : 32; } // k is a multiple of it
+    constexpr int64_t q_bytes() const { // of 32 values of k and 32 outputs
+        return bits == 8 ? 1024 : 512 + 128 * (bits - 4);
+    }
+    // What comes before q in every group.
+    constexpr int64_t group_header() const {
+        return is_super ? 32 * ((is_split ? 2 : 1) + (has_min ? 1 : 0)) : 64 * (has_min ? 2 : 1);
+    }
+    constexpr int64_t group_bytes() const { return group_header() + q_bytes(); }
+    // What stands at the front of the panel for every 256 values of k.
+    constexpr int64_t super_bytes() const { return is_super ? 64 * (has_min ? 2 : 1) : 0; }
+    constexpr int64_t front_bytes(int64_t k) const { return k / 256 * super_bytes(); }
+    constexpr int64_t panel_bytes(int64_t k) const {
+        return front_bytes(k) + k / kQuantGroup * group_bytes();
+    }
+};
+
+constexpr QuantLayout kQ8_0 = {8, false, false, false, 0};
+constexpr QuantLayout kQ4_0 = {4, false, false, false, 8};
+constexpr QuantLayout kQ4_1 = {4, false, true, false, 0};
+constexpr QuantLayout kQ5_0 = {5, false, false, false, 16};
+constexpr QuantLayout kQ5_1 = {5, false, true, false, 0};
+constexpr QuantLayout kQ4_K = {4, true, true, false, 0};
+constexpr QuantLayout kQ5_K = {5, true, true, false, 0};
+constexpr QuantLayout kQ6_K = {6, true, false, true, 32};
+
+} // namespace llaisys::ops::cpu

@@ -1,0 +1,26 @@
+// The blocks of quantised tensors as GGUF files hold them, one row after the other. Reading one block
+// is the only place that knows these layouts; everything else sees q and raw scales.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "ops/cpu/quant_panels.hpp"
+
+namespace llaisys::ops {
+
+// One block, taken apart: value i is s * (q[i] - zero), or s * q[i] - m, with s and m as
+// quant_panels.hpp says for the layout of the format.
+struct QuantBlock {
+    uint8_t q[256];     // 8-bit formats: the bits of the signed value
+    uint16_t d;         // f16 bits: s of a plain format, d of a super one
+    uint16_t min;       // f16 bits: m of a plain format, dmin of a super one; the sign is ours
+    uint8_t scales[16]; // super formats: of each group of 16 or 32 values
+    uint8_t mins[8];
+};
+
+// The layout that tensors of this dtype are packed into; null for a dtype that is not quantised.
+const cpu::QuantLayout *quant_layout_of(DType dtype);
+
+// Takes the block at `block` apart; `dtype` is quantised.
+void read_block(DType dtype, const std::byte *block, QuantBlock *out);
+
+} // namespace llaisys::ops

@@ -1,0 +1,92 @@
+#include "ops/linear/quantised.hpp"
+
+#include "ops/cpu/quant_kernels.hpp"
+#include "ops/cpu/rows.hpp"
+
+namespace llaisys::ops {
+
+namespace {
+
+using cpu::kQuantGroup;
+using cpu::kQuantPanel;
+
+int64_t panels_of(const LinearPart &part) {
+    return (part.weight->out_features + kQuantPanel - 1) / kQuantPanel;
+}
+
+// The rows of `in` that are multiplied, quantised; the arrays lie in the scratch.
+cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const Tensor *rows,
+                         cpu::Scratch *scratch) {
+    const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
+    const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
+    const int64_t k = in.size(1);
+    const int64_t groups = m * (k / kQuantGroup);
+    float *memory = scratch->floats(4 * groups + m * k / 4 + m * k);
+    cpu::QuantRows x;
+    x.m = m;
+    x.k = k;
+    x.scales = memory;
+    x.minus = memory + groups;
+    x.firsts = reinterpret_cast<int32_t *>(memory + 2 * groups);
+    x.totals = reinterpret_cast<int32_t *>(memory + 3 * groups);
+    x.q = reinterpret_cast<int8_t *>(memory + 4 * groups);
+    float *wide = memory + 4 * groups + m * k / 4; // for activations that are not f32
+    const cpu::Kernels &kernels = cpu::kernels();
+    const cpu::QuantKernels &bytes = cpu::quant_kernels();
+    cpu::for_rows(stream, m, 2 * k, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            const std::byte *row = cpu::row_of(in, index != nullptr ? index[i] : i);
+            bytes.quantise(x, i, cpu::read(kernels, row, in.dtype(), wide + i * k, k));
+        }
+    });
+    return x;
+}
+
+} // namespace
+
+void run_quantised(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
+                   int n_parts, const Tensor *rows) {
+    static thread_local cpu::Scratch scratch;
+    const cpu::QuantRows x = quantised(stream, in, rows, &scratch);
+    const cpu::QuantKernels &bytes = cpu::quant_kernels();
+    constexpr int64_t kChunkSteps = 32768; // byte products are faster than those of floats
+    const int64_t panel_steps = kQuantPanel * std::max<int64_t>(x.k * x.m, 1);
+    const int64_t group = (kChunkSteps + panel_steps - 1) / panel_steps; // panels of a chunk
+    int64_t groups = 0;
+    for (int p = 0; p < n_parts; ++p) {
+        groups += (panels_of(parts[p]) + group - 1) / group;
+    }
+    const int64_t row_groups = (x.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
+    device::pool_of(stream).run(groups * row_groups, [&](int64_t chunk, int) {
+        const int64_t first_row = chunk / groups * cpu::kLinearRows;
+        int64_t number = chunk % groups;
+        int p = 0;
+        for (; number >= (panels_of(parts[p]) + group - 1) / group; ++p) {
+            number -= (panels_of(parts[p]) + group - 1) / group;
+        }
+        const LinearPart &part = parts[p];
+        const int64_t first = number * group * kQuantPanel;
+        const int64_t at = first_row * (x.k / kQuantGroup);
+        cpu::QuantTask task;
+        task.x = {x.q + first_row * x.k,
+                  x.scales + at,
+                  x.firsts + at,
+                  x.totals + at,
+                  x.minus + at,
+                  x.m - first_row,
+                  x.k};
+        task.w = part.weight->bytes.data() + number * group * part.weight->bytes.size(1);
+        task.out = cpu::LinearTask{};
+        task.out.m = std::min(cpu::kLinearRows, x.m - first_row);
+        task.out.n = std::min(group * kQuantPanel, part.weight->out_features - first);
+        task.out.bias =
+            part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
+        task.out.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
+        task.out.out = cpu::at(cpu::row_of(*part.out, first_row), part.out->dtype(), first);
+        task.out.out_dtype = part.out->dtype();
+        task.out.ldo = part.out->stride(0);
+        bytes.of(part.weight->format->dtype)(task);
+    });
+}
+
+} // namespace llaisys::ops

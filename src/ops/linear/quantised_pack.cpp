@@ -1,0 +1,160 @@
+#include "ops/linear/quantised.hpp"
+
+#include "ops/cpu/quant_kernels.hpp"
+#include "ops/cpu/rows.hpp"
+#include "ops/linear/quant_blocks.hpp"
+
+#include <cstring>
+
+namespace llaisys::ops {
+
+namespace {
+
+using cpu::kQuantGroup;
+using cpu::kQuantPanel;
+using cpu::QuantLayout;
+
+// Where byte i of quad c of output j stands in a part of q.
+constexpr int64_t byte_at(int64_t c, int64_t j, int64_t i) { return (c * kQuantPanel + j) * 4 + i; }
+
+void put_half(std::byte *base, int64_t j, uint16_t bits) {
+    std::memcpy(base + 2 * j, &bits, sizeof bits);
+}
+
+// The 32 values at q of output j into the q part of a group, which was zero for it.
+void put_values(const QuantLayout &layout, int byte_offset, const uint8_t *q, int64_t j,
+                std::byte *part) {
+    auto *to = reinterpret_cast<uint8_t *>(part);
+    for (int64_t k = 0; k < kQuantGroup; ++k) {
+        const int64_t c = k / 4;
+        const int64_t i = k % 4;
+        if (layout.bits == 8) {
+            to[byte_at(c, j, i)] = uint8_t(q[k] + byte_offset);
+            continue;
+        }
+        to[byte_at(c % 4, j, i)] |= uint8_t((q[k] & 15) << (c < 4 ? 0 : 4));
+        if (layout.bits == 5) {
+            to[512 + byte_at(0, j, i)] |= uint8_t((q[k] >> 4) << c);
+        } else if (layout.bits == 6) {
+            to[512 + 128 * (c / 4) + byte_at(0, j, i)] |= uint8_t((q[k] >> 4) << (2 * (c % 4)));
+        }
+    }
+}
+
+uint8_t get_value(const QuantLayout &layout, int byte_offset, const std::byte *part, int64_t k,
+                  int64_t j) {
+    const auto *from = reinterpret_cast<const uint8_t *>(part);
+    const int64_t c = k / 4;
+    const int64_t i = k % 4;
+    if (layout.bits == 8) {
+        return uint8_t(from[byte_at(c, j, i)] - byte_offset);
+    }
+    int value = from[byte_at(c % 4, j, i)] >> (c < 4 ? 0 : 4) & 15;
+    if (layout.bits == 5) {
+        value |= (from[512 + byte_at(0, j, i)] >> c & 1) << 4;
+    } else if (layout.bits == 6) {
+        value |= (from[512 + 128 * (c / 4) + byte_at(0, j, i)] >> (2 * (c % 4)) & 3) << 4;
+    }
+    return uint8_t(value);
+}
+
+// The blocks of one row become column j of a panel of zeros.
+void pack_row(DType dtype, const QuantLayout &layout, int byte_offset, const std::byte *row,
+              int64_t k, int64_t j, std::byte *panel) {
+    const int64_t groups_of_block = layout.record_k() / kQuantGroup;
+    const int64_t block_bytes = traits_of(dtype).block_bytes;
+    std::byte *group = panel + layout.front_bytes(k);
+    QuantBlock block{};
+    for (int64_t b = 0; b < k / layout.record_k(); ++b, row += block_bytes) {
+        read_block(dtype, row, &block);
+        std::byte *halves = layout.is_super ? panel + b * layout.super_bytes() : group;
+        put_half(halves, j, block.d);
+        if (layout.has_min) {
+            put_half(halves + 2 * kQuantPanel, j, block.min);
+        }
+        for (int64_t g = 0; g < groups_of_block; ++g, group += layout.group_bytes()) {
+            if (layout.is_super && layout.is_split) {
+                group[j] = std::byte(block.scales[2 * g]);
+                group[kQuantPanel + j] = std::byte(block.scales[2 * g + 1]);
+            } else if (layout.is_super) {
+                group[j] = std::byte(block.scales[g]);
+                group[kQuantPanel + j] = std::byte(block.mins[g]);
+            }
+            put_values(layout, byte_offset, block.q + g * kQuantGroup, j,
+                       group + layout.group_header());
+        }
+    }
+}
+
+float half_value(const std::byte *base, int64_t j) {
+    f16_t half;
+    std::memcpy(&half, base + 2 * j, sizeof half);
+    return to_f32(half);
+}
+
+// Row `row` of the weight as f32 [in_features].
+void read_row(const LinearWeight &weight, int64_t row, float *out) {
+    const QuantLayout &layout = *quant_layout_of(weight.format->dtype);
+    const int64_t k = weight.in_features;
+    const int byte_offset = cpu::quant_kernels().byte_offset;
+    const int64_t j = row % kQuantPanel;
+    const std::byte *panel = weight.bytes.data() + row / kQuantPanel * layout.panel_bytes(k);
+    const std::byte *group = panel + layout.front_bytes(k);
+    for (int64_t at = 0; at < k; at += kQuantGroup, group += layout.group_bytes()) {
+        const std::byte *halves = layout.is_super ? panel + at / 256 * layout.super_bytes() : group;
+        const float d = half_value(halves, j);
+        const float min = layout.has_min ? half_value(halves + 2 * kQuantPanel, j) : 0.0f;
+        for (int64_t i = 0; i < kQuantGroup; ++i) {
+            const uint8_t raw = get_value(layout, byte_offset, group + layout.group_header(), i, j);
+            const int q = layout.bits == 8 ? int(int8_t(raw)) : int(raw) - layout.zero;
+            float s = d;
+            float m = min;
+            if (layout.is_split) {
+                s = d * float(int8_t(group[(i / 16) * kQuantPanel + j]));
+            } else if (layout.is_super) {
+                s = d * float(group[j]);
+                m = min * float(group[kQuantPanel + j]);
+            }
+            out[at + i] = layout.has_min ? s * float(q) - m : s * float(q);
+        }
+    }
+}
+
+} // namespace
+
+void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
+    const QuantLayout *layout = quant_layout_of(weight.dtype());
+    ensure(layout != nullptr, "no quantised layout for ", name_of(weight.dtype()));
+    const int64_t n = weight.size(0);
+    const int64_t k = weight.size(1);
+    require(k % layout->record_k() == 0, "a weight in ", name_of(weight.dtype()),
+            " must have a multiple of ", layout->record_k(), " columns, got ", k);
+    const int64_t panels = (n + kQuantPanel - 1) / kQuantPanel;
+    const int64_t panel_bytes = layout->panel_bytes(k);
+    const int64_t row_bytes = bytes_of(weight.dtype(), k);
+    const int byte_offset = cpu::quant_kernels().byte_offset;
+    packed->bytes = Tensor::create({panels, panel_bytes}, LLAISYS_DTYPE_U8);
+    std::byte *bytes = packed->bytes.data();
+    cpu::for_rows(stream, panels, kQuantPanel * k, [&](int64_t first, int64_t last) {
+        for (int64_t row = first * kQuantPanel; row < std::min(n, last * kQuantPanel); ++row) {
+            pack_row(weight.dtype(), *layout, byte_offset, weight.data() + row * row_bytes, k,
+                     row % kQuantPanel, bytes + row / kQuantPanel * panel_bytes);
+        }
+    });
+}
+
+void rows_of_quantised(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                       const LinearWeight &weight) {
+    static thread_local cpu::Scratch scratch;
+    const int64_t k = weight.in_features;
+    float *wide = scratch.floats(out.size(0) * k);
+    cpu::for_rows(stream, out.size(0), 4 * k, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            float *values = cpu::target(cpu::row_of(out, i), out.dtype(), wide + i * k);
+            read_row(weight, index.as<int64_t>()[i], values);
+            cpu::finish(cpu::kernels(), cpu::row_of(out, i), out.dtype(), values, k);
+        }
+    });
+}
+
+} // namespace llaisys::ops

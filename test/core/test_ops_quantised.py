@@ -1,0 +1,77 @@
+"""Products with quantised weights against the gguf library: the same blocks, the same values.
+
+test/cpp/test_ops_quant.cpp holds the kernels against a twin of their own over odd sizes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from native_helpers import Array, Natives, array, handle_array, op
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.libllaisys.handles import LinearWeight, Tensor
+from llaisys.libllaisys.types import QUANTISED_DTYPES
+from llaisys.models.native import tensor_from_blocks
+
+# Where the f16 numbers of a block stand.
+HALVES = {
+    "q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2],
+    "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208],
+}  # fmt: skip
+
+
+def kind_of(dtype: str) -> GGMLQuantizationType:
+    return GGMLQuantizationType[dtype.upper()]
+
+
+def random_blocks(dtype: str, rows: int, columns: int) -> Array:
+    """uint8 [rows, bytes of a row] with small scales."""
+    rng = np.random.default_rng([len(dtype), rows, columns])
+    elements, size = GGML_QUANT_SIZES[kind_of(dtype)]
+    blocks = rng.integers(0, 256, (rows, columns // elements, size), np.uint8)
+    for offset in HALVES[dtype]:
+        scales = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype("<f2")
+        blocks[:, :, offset : offset + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def linear(x: Array, blocks: Array, dtype: str) -> Array:
+    """x [m, k] times the weight of these rows of blocks."""
+    shape = (len(blocks), x.shape[1])
+    with Natives() as make:
+        weight = make.keep(LinearWeight(make.keep(tensor_from_blocks(blocks, shape, dtype))))
+        out = make.empty((len(x), len(blocks)), "f32")
+        op("Linear", make(x, "f32"), None, 1, handle_array([weight]), None, handle_array([out]))
+        return array(out)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED_DTYPES)
+def test_every_value_is_the_one_that_the_gguf_library_reads(dtype: str) -> None:
+    rows, columns = 37, 256
+    blocks = random_blocks(dtype, rows, columns)
+    expected = np.asarray(dequantize(blocks, kind_of(dtype)), np.float32)
+    ones = np.eye(columns, dtype=np.float32)  # each row picks one column of the weight
+    got = linear(ones, blocks, dtype).T
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6 * size)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED_DTYPES)
+def test_a_product_is_as_near_as_activations_of_8_bits_allow(dtype: str) -> None:
+    rows, columns = 65, 512
+    blocks = random_blocks(dtype, rows, columns)
+    wide = np.asarray(dequantize(blocks, kind_of(dtype)), np.float64)
+    x = np.random.default_rng(0).standard_normal((9, columns), np.float32)
+    got = linear(x, blocks, dtype)
+    expected = x.astype(np.float64) @ wide.T
+    # An activation is off by at most half a step of its group of 32: the largest over 127.
+    groups = np.abs(x).reshape(len(x), -1, 32).max(2).repeat(32, 1) / 127 / 2
+    assert (np.abs(got - expected) <= groups @ np.abs(wide).T + 1e-4).all()
+
+
+def test_a_row_that_does_not_fill_its_blocks_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="blocks of 32"):
+        Tensor.create((2, 48), "q8_0")
