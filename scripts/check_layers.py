@@ -80,6 +80,8 @@ PY_UNSAFE_NAMES = {"trust_remote_code", "allow_pickle"}  # `allow_pickle=False` 
 # As above; an entry may also be one header. `ops/*/op.hpp` is every operator's front door: an op
 # (ops/<op>) reaches another op only through it. The public headers are open to every layer.
 
+# From the bottom up: base < device < tensor < ops < {parallel, runtime/*} < models < runtime/runner
+# < capi.
 CPP_LAYERS: dict[str, list[str]] = {
     # layer                   may use
     "base":                   [],
@@ -93,10 +95,10 @@ CPP_LAYERS: dict[str, list[str]] = {
     "runtime/kv_cache":       ["ops", "tensor", "device", "base"],
     "runtime/output":         ["ops", "tensor", "device", "base"],
     "runtime/graph":          ["runtime/workspace", "ops", "tensor", "device", "base"],
-    "runtime/runner":         ["models/model.hpp", "runtime", "parallel", "ops", "tensor", "device",
-                               "base"],
     "models":                 ["runtime/weights", "runtime/workspace", "parallel", "ops", "tensor",
                                "device", "base"],
+    "runtime/runner":         ["models/model.hpp", "runtime", "parallel", "ops", "tensor", "device",
+                               "base"],
     "capi":                   ["models", "runtime", "parallel", "ops", "tensor", "device", "base"],
 }  # fmt: skip
 
