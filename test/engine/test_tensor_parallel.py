@@ -75,6 +75,18 @@ def test_all_sizes_give_the_same_tokens(
         assert llm.stats()["prefix_cache_hits"] > 0
 
 
+@pytest.mark.parametrize(("backend", "tp_size"), [("uni", 1), ("uni", 2), ("mp", 2)])
+def test_drafts_change_no_token_on_any_rank(
+    model: Path, expected: list[list[int]], backend: str, tp_size: int
+) -> None:
+    drafts = {"prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    options = {"speculative_config": drafts, "max_num_batched_tokens": 16}
+    with open_llm(model, tp_size, backend, **options) as llm:
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected
+        assert llm.stats()["spec_decode_num_draft_tokens"] > 0
+
+
 @pytest.mark.parametrize("backend", ["uni", "mp"])
 def test_preempted_requests_go_on_where_they_were(
     model: Path, expected: list[list[int]], backend: str

@@ -66,6 +66,7 @@ def test_generate_prints_text(model: str, capsys: pytest.CaptureFixture[str]) ->
         ["bench", "latency", "-m", "{}"],
         ["bench", "throughput", "{}"],
         ["bench", "throughput", "--concurrency", "1", "--model", "{}"],
+        ["bench", "speculative", "{}"],
         ["bench", "serve", "{}"],
         ["bench", "serve", "-m", "{}"],
     ],
@@ -243,6 +244,8 @@ def test_generate_reads_standard_input(
         (["generate", "--file", "/does/not/exist"], "--file"),
         (["bench", "latency", "--shape", "gpt-9"], "shape must be one of"),
         (["bench", "throughput", "--concurrency", "many"], "--concurrency"),
+        (["bench", "speculative", "--concurrency", "0"], "--concurrency"),
+        (["generate", "x", "--speculative-config", "{"], "speculative_config is '{'"),
         (["bench", "ops", "--dtype", "int3"], "--dtype"),
     ],
 )
@@ -335,6 +338,21 @@ def test_bench_throughput_profiles_the_stages(
     assert main(arguments) == 0
     stages = json.loads(capsys.readouterr().out)["runs"][0]["stage_ms_per_step"]
     assert set(stages) == set(STAGES) and all(value > 0 for value in stages.values())
+
+
+def test_bench_speculative_sets_drafts_against_none(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "speculative", model, "--json", "--concurrency", "1,2"]
+    arguments += ["--new-tokens", "12", "--repeats", "1"]
+    arguments += ["--speculative-config", '{"prompt_lookup_min": 1}']
+    assert main(arguments) == 0
+    runs = json.loads(capsys.readouterr().out)
+    assert [(run["work"], run["concurrency"]) for run in runs] == [
+        (work, count) for work in ("copy", "edit", "chat") for count in (1, 2)
+    ]
+    assert all(run["same_tokens"] and run["tok_s"] > 0 < run["plain_tok_s"] for run in runs)
+    assert sum(run["draft_tokens"] for run in runs) > 0
 
 
 def test_bench_throughput_refuses_what_the_cache_cannot_hold(

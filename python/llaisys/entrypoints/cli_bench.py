@@ -1,4 +1,4 @@
-"""`llaisys bench {ops,latency,throughput,serve}`."""
+"""`llaisys bench {ops,latency,throughput,speculative,serve}`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def add_commands(commands: Any) -> None:
     throughput.add_argument("--profile", action="store_true", help="with the time of each stage")
     throughput.add_argument("--json", action="store_true")
     throughput.set_defaults(run=_throughput)
+
+    speculative = kinds.add_parser("speculative", help="the same requests with drafts and without")
+    add_model_options(speculative)
+    speculative.add_argument("--concurrency", default="1,8", help="a list of numbers")
+    speculative.add_argument("--new-tokens", type=int, default=128)
+    speculative.add_argument("--repeats", type=int, default=3)
+    speculative.add_argument("--json", action="store_true")
+    speculative.set_defaults(run=_speculative)
     _add_serve(kinds)
 
 
@@ -126,14 +134,8 @@ def _latency(options: argparse.Namespace) -> int:
 
 def _throughput(options: argparse.Namespace) -> int:
     from llaisys.bench.throughput import run_throughput
-    from llaisys.common.errors import InvalidInputError
 
-    try:
-        concurrencies = [int(part) for part in options.concurrency.split(",")]
-    except ValueError:
-        raise InvalidInputError(
-            f"--concurrency must be numbers with commas, got {options.concurrency!r}"
-        ) from None
+    concurrencies = _concurrencies(options)
     if options.shape is not None:
         from llaisys.bench.latency import shape_model_path
 
@@ -155,6 +157,41 @@ def _throughput(options: argparse.Namespace) -> int:
         print("  ".join(f"{name} {value}" for name, value in run.items()))
     print("prefix cache", result["prefix_cache"])
     return 0
+
+
+def _concurrencies(options: argparse.Namespace) -> list[int]:
+    from llaisys.common.errors import InvalidInputError
+
+    try:
+        found = [int(part) for part in options.concurrency.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise InvalidInputError(
+            f"--concurrency must be numbers from 1 on with commas, got {options.concurrency!r}"
+        )
+    return found
+
+
+def _speculative(options: argparse.Namespace) -> int:
+    """The exit status is 1 when drafts changed an answer."""
+    from llaisys.bench.speculative import run_speculative
+
+    concurrencies = _concurrencies(options)
+    if options.speculative_config is None:
+        options.speculative_config = {}
+    with open_llm(options) as drafted:
+        options.speculative_config = None
+        with open_llm(options) as plain:
+            runs = run_speculative(
+                drafted, plain, concurrencies, options.new_tokens, options.repeats
+            )
+    if options.json:
+        print(json.dumps(runs, indent=1))
+    else:
+        for run in runs:
+            print("  ".join(f"{name} {value}" for name, value in run.items()))
+    return 0 if all(run["same_tokens"] for run in runs) else 1
 
 
 def _serve(options: argparse.Namespace) -> int:

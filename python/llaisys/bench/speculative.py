@@ -1,0 +1,115 @@
+"""`llaisys bench speculative`: the same requests with drafts and without, in one process and in
+turn, and what was accepted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.entrypoints.llm import LLM
+
+TEXT = (
+    "The harbour of the old town has three piers. The first pier is for fishing boats, the second "
+    "pier is for ferries, and the third pier is for sailing ships. Every morning the fishing boats "
+    "leave at five, the ferries leave at six, and the sailing ships wait for the wind. "
+)
+# What the model is asked to do, by the name of the work.
+WORK = {
+    "copy": "Repeat this text word for word, twice:\n" + TEXT,
+    "edit": "Repeat this text, but write quay where it says pier:\n" + TEXT,
+    "chat": "What should one think of before moving to another country?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeRun:
+    work: str
+    concurrency: int
+    tok_s: float
+    plain_tok_s: float
+    speedup: float
+    same_tokens: bool
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    mean_accepted_length: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    tok_s: float
+    tokens: list[list[int]]
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+
+
+def run_speculative(
+    drafted: LLM, plain: LLM, concurrencies: list[int], new_tokens: int, repeats: int
+) -> list[dict[str, Any]]:
+    """Medians of runs in turn; `plain` has the same model and no drafts."""
+    results = []
+    for work, text in WORK.items():
+        for concurrency in concurrencies:
+            prompts = _prompts(plain, text, concurrency)
+            pairs = [
+                (_timed(plain, prompts, new_tokens), _timed(drafted, prompts, new_tokens))
+                for _ in range(repeats)
+            ]
+            results.append(asdict(_summary(work, concurrency, pairs)))
+    return results
+
+
+def _prompts(llm: LLM, text: str, count: int) -> list[list[int]]:
+    """No two begin alike, so that none waits for another's prefix."""
+    return [
+        llm.encode_chat([{"role": "user", "content": f"Task {index + 1}. {text}"}])
+        for index in range(count)
+    ]
+
+
+def _timed(llm: LLM, prompts: list[list[int]], new_tokens: int) -> _Timed:
+    """The speed of decoding, from the step on that finds every prompt done."""
+    params = SamplingParams(
+        max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
+    )
+    before = llm.stats()
+    names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
+    started: set[str] = set()
+    begin, decoded = 0.0, 0
+    while llm.has_unfinished():
+        is_decoding = len(started) == len(prompts)
+        if is_decoding and not begin:
+            begin = time.perf_counter()
+        outputs = llm.step()
+        if is_decoding:
+            decoded += sum(len(output.token_ids) for output in outputs)
+        started.update(output.request_id for output in outputs if output.token_ids)
+    seconds = time.perf_counter() - begin
+    after = llm.stats()
+    counts = [
+        after[f"spec_decode_num_{name}"] - before[f"spec_decode_num_{name}"]
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    ]
+    finished = [llm.collect(name) for name in names]
+    tokens = [output.token_ids for output in finished if output is not None]
+    return _Timed(decoded / seconds, tokens, *counts)
+
+
+def _summary(work: str, concurrency: int, pairs: list[tuple[_Timed, _Timed]]) -> SpeculativeRun:
+    last = pairs[-1][1]
+    return SpeculativeRun(
+        work=work,
+        concurrency=concurrency,
+        tok_s=round(statistics.median(drafted.tok_s for _, drafted in pairs), 2),
+        plain_tok_s=round(statistics.median(plain.tok_s for plain, _ in pairs), 2),
+        speedup=round(statistics.median(d.tok_s / p.tok_s for p, d in pairs), 3),
+        same_tokens=all(plain.tokens == drafted.tokens for plain, drafted in pairs),
+        drafts=last.drafts,
+        draft_tokens=last.draft_tokens,
+        accepted_tokens=last.accepted_tokens,
+        mean_accepted_length=round(1 + last.accepted_tokens / max(1, last.drafts), 3),
+    )
