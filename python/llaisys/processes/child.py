@@ -72,6 +72,9 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(popen.pid, signal.SIGKILL)  # a stopped process dies of this too
             popen.wait()
+        if popen is not None and popen.stdin is not None:
+            with contextlib.suppress(OSError):  # what was never read
+                popen.stdin.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -18,7 +18,8 @@ class LocalRank:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._thread: ThreadPoolExecutor | None = None
-        self._late: Future[Any] | None = None  # a call that nobody waits for any more
+        self._late: Future[Any] | None = None  # a call that runs, or that nobody waited for
+        self._timed_out = False  # that one, and not interrupted
 
     def call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -30,8 +31,7 @@ class LocalRank:
         return self.result(self.start(method, args, kwargs), timeout)
 
     def start(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """In the worker's own thread."""
-        self.settle(0)
+        """In the worker's own thread, which no Ctrl-C interrupts; `settle` comes before it."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="llaisys-worker")
         function = getattr(self.worker, method)
@@ -42,19 +42,26 @@ class LocalRank:
         """Of the last `start`."""
         wait_for([future], timeout)
         if not future.done():
+            self.give_up()
             raise ExecutorTimeoutError(f"the worker did not answer in {timeout} s")
         self._late = None
         return future.result()
 
+    def give_up(self) -> None:
+        """Nobody waits for the last `start` any more."""
+        self._timed_out = True
+
     def settle(self, timeout: float | None) -> None:
-        """The call that was given up on has ended, or is refused another one."""
+        """A call that was given up on has ended, or a further one is refused. One whose caller was
+        interrupted is waited for: it may be about to meet other ranks."""
         if self._late is None:
             return
-        if timeout is not None:
+        if timeout is not None or not self._timed_out:
             wait_for([self._late], timeout)
         if not self._late.done():
             raise ExecutorTimeoutError("the worker is still busy with a call that timed out")
         self._late = None
+        self._timed_out = False
 
     @property
     def is_busy(self) -> bool:

@@ -25,6 +25,7 @@ class RankSetup(Struct, forbid_unknown_fields=True):
 class Call(Struct, forbid_unknown_fields=True):
     """A method of the worker; its first argument is a plan or a number, or it has none."""
 
+    serial: int
     method: str
     plan: bytes | None = None  # wire.encode_plan
     number: int | None = None
@@ -34,6 +35,7 @@ class Call(Struct, forbid_unknown_fields=True):
 class Answer(Struct, forbid_unknown_fields=True):
     """To each call; `error` is empty when it went well."""
 
+    serial: int  # of the call
     error: str = ""
     is_input_error: bool = False  # which every rank has alike, before anything was done
     number: int = 0  # of open_model: the KV blocks that the rank can afford

@@ -50,15 +50,18 @@ class RankProcess:
     def send(self, call: Call) -> None:
         self._calls.send(encode(call))
 
-    def receive(self, deadline: float | None) -> Answer:
-        """Waits until time.monotonic() is `deadline`, or as long as the child lives."""
-        while not self._answers.poll(LOOK_MS):
-            if self.popen.poll() is not None and not self._answers.poll(0):
+    def receive(self, serial: int, deadline: float | None) -> Answer:
+        """The answer to a call; earlier ones, for which nobody waited, are dropped. Waits until
+        time.monotonic() is `deadline`, or as long as the child lives."""
+        while True:
+            if self._answers.poll(LOOK_MS):
+                answer: Answer = decode_answer(self._answers.recv())
+                if answer.serial == serial:
+                    return answer
+            elif self.popen.poll() is not None and not self._answers.poll(0):
                 raise WorkerLostError(self.epitaph())
-            if deadline is not None and time.monotonic() > deadline:
+            elif deadline is not None and time.monotonic() > deadline:
                 raise WorkerLostError(f"worker rank {self.rank} does not answer")
-        answer: Answer = decode_answer(self._answers.recv())
-        return answer
 
     def epitaph(self) -> str:
         """Of a child that has ended."""
@@ -77,6 +80,7 @@ class MultiprocExecutor(Executor):
     def _init_executor(self) -> None:
         self._closed = False
         self._children: list[RankProcess] = []
+        self._serial = 0  # of the last call
         config = self.config
         if config.adapter_class is not None:
             raise InvalidInputError("adapter_class: a class cannot be sent to another process")
@@ -133,7 +137,10 @@ class MultiprocExecutor(Executor):
         error: Exception | None = None
         result: Any = None
         try:
-            result = self._driver.call(method, timeout, args, kwargs)
+            if self._children:  # an interrupt of this thread must not part the ranks
+                result = self._driver.result(self._driver.start(method, args, kwargs), timeout)
+            else:
+                result = self._driver.call(method, timeout, args, kwargs)
         except ExecutorTimeoutError:
             raise
         except Exception as failure:
@@ -142,7 +149,7 @@ class MultiprocExecutor(Executor):
                 self.worker.close()  # it leaves the group: the others are told, if they wait
         is_step = method in ("execute_step", "execute_model", "sample_tokens")
         deadline = time.monotonic() + ANSWER_GRACE if is_step else None
-        answers = [child.receive(deadline) for child in self._children]
+        answers = [child.receive(self._serial, deadline) for child in self._children]
         self._check(method, error, answers)
         if method == "open_model":
             return [result, *(answer.number for answer in answers)]
@@ -150,13 +157,12 @@ class MultiprocExecutor(Executor):
         return [result, *answers]
 
     def _send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._children:
-            return
+        self._serial += 1
         first = args[0] if args else None
         if isinstance(first, SchedulerOutputs):
-            call = Call(method, plan=encode_plan(first), kwargs=kwargs)
+            call = Call(self._serial, method, plan=encode_plan(first), kwargs=kwargs)
         else:
-            call = Call(method, number=first, kwargs=kwargs)
+            call = Call(self._serial, method, number=first, kwargs=kwargs)
         for child in self._children:
             child.send(call)
 

@@ -42,13 +42,15 @@ def answer_call(worker: Worker, call: Call) -> Answer:
             args.append(call.number)
         result = getattr(worker, call.method)(*args, **call.kwargs)
     except InvalidInputError as error:
-        return Answer(f"{type(error).__name__}: {error}", is_input_error=True)
+        return Answer(call.serial, f"{type(error).__name__}: {error}", is_input_error=True)
     except Exception as error:
         logger.exception("worker rank %d: %s failed", worker.rank, call.method)
         worker.close()
-        return Answer(f"{type(error).__name__}: {error}")
+        return Answer(call.serial, f"{type(error).__name__}: {error}")
     return Answer(
-        number=result if isinstance(result, int) else 0, sampled=getattr(result, "sampled", None)
+        call.serial,
+        number=result if isinstance(result, int) else 0,
+        sampled=getattr(result, "sampled", None),
     )
 
 

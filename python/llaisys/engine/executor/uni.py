@@ -103,6 +103,8 @@ class UniProcExecutor(Executor):
         done, pending = wait_for(futures, timeout, FIRST_EXCEPTION)
         failed = [i for i, f in enumerate(futures) if f in done and f.exception() is not None]
         if not failed and pending:
+            for rank in self._ranks:
+                rank.give_up()
             raise ExecutorTimeoutError(f"the workers did not answer in {timeout} s")
         if not failed:
             return [future.result() for future in futures]
