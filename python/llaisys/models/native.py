@@ -235,7 +235,8 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
     """As above; offsets are checked by the C side, but not where they end."""
     n = len(sampling.rows)
     for name, values in sampling.numbers.items():
-        check_choice("numbers", name, tuple(ROW_NUMBERS))
+        if name not in ROW_NUMBERS:
+            raise refuse("numbers", name, f"one of {', '.join(ROW_NUMBERS)}")
         _check_length(name, len(values), n)
     for name in _SAMPLING_DTYPES:
         values = getattr(sampling, name)
