@@ -8,7 +8,8 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import Request, SchedulerOutputs, StepOutput
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
-from llaisys.engine.scheduler import RequestScheduler, _Step
+from llaisys.engine.planned_step import PlannedStep
+from llaisys.engine.scheduler import RequestScheduler
 
 
 def make_scheduler(
@@ -46,7 +47,8 @@ def step(scheduler: RequestScheduler) -> SchedulerOutputs:
 
 
 def preempt_latest(scheduler: RequestScheduler) -> None:
-    scheduler._preempt(_Step(SchedulerOutputs(99)), scheduler.queue.largest(scheduler.running))
+    victim = scheduler.queue.largest(scheduler.running)
+    scheduler._preempt(PlannedStep(SchedulerOutputs(99)), victim)
 
 
 def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:

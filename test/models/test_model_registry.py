@@ -126,11 +126,11 @@ def test_the_adapter_checks_what_c_cannot(adapter: ModelAdapter) -> None:
             adapter.forward(bad, None)
         bad = step_of(1, 2, 3)
         setattr(bad, name, getattr(bad, name).astype(np.float64))
-        with pytest.raises(InvalidInputError, match=f"{name} is .*float64.*; it must be a contig"):
+        with pytest.raises(InvalidInputError, match=rf"{name} is .*float64.*; it must be a contig"):
             adapter.forward(bad, None)
     strided = step_of(1, 2, 3)
     strided.token_ids = np.zeros(6, np.int64)[::2]
-    with pytest.raises(InvalidInputError, match="token_ids is .* a contiguous array of int64"):
+    with pytest.raises(InvalidInputError, match=r"token_ids is .* a contiguous array of int64"):
         adapter.forward(strided, None)
     tables = {
         "slot_mapping": np.zeros(3, np.int32), "batch_seq_ids": np.zeros(1, np.int64),

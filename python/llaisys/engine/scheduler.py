@@ -25,33 +25,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
 from llaisys.common.types import (
-    NewSequence,
     Request,
     RequestStatus,
     SchedulerOutputs,
     StepOutput,
     TokenUpdate,
 )
-from llaisys.common.validation import refuse, refuse_count
+from llaisys.common.validation import refuse
 from llaisys.engine.block_manager import BlockManager, PrefixMatch
 from llaisys.engine.config import SchedulerConfig
 from llaisys.engine.fair_queue import FairQueue
+from llaisys.engine.planned_step import PlannedStep
+from llaisys.engine.request_limits import total_tokens_limit
 
 logger = logging.getLogger("llaisys.engine")
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step that is being planned or is out; the lists run in parallel to those of the plan."""
-
-    plan: SchedulerOutputs
-    requests: list[Request] = field(default_factory=list)
-    preemptions: list[int] = field(default_factory=list)  # of each request so far
-    pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
 
 
 @dataclass(slots=True)
@@ -83,7 +73,7 @@ class RequestScheduler:
         self.num_preemptions = 0
         self.queue = FairQueue()
         self._released: list[int] = []  # sequences that the worker may forget
-        self._steps: dict[int, _Step] = {}  # handed out, result not in yet
+        self._steps: dict[int, PlannedStep] = {}  # handed out, result not in yet
         self._next_step_id = 0
         self._next_seq_id = 0
         self._watermark = max(1, block_manager.num_blocks // 100)
@@ -98,8 +88,9 @@ class RequestScheduler:
             if request.request_id in self.requests or request.request_id in names:
                 raise refuse("request_id", request.request_id, "one that is not in use")
             names.add(request.request_id)
+        blocks = self.block_manager
         limits = [
-            self.total_tokens_limit(request.num_prompt_tokens, request.sampling.max_tokens)
+            total_tokens_limit(request, self.max_model_len, blocks.num_blocks, blocks.block_size)
             for request in requests
         ]
         for request, limit in zip(requests, limits, strict=True):
@@ -108,41 +99,6 @@ class RequestScheduler:
             self._next_seq_id += 1
             self.requests[request.request_id] = request
             self.queue.add(request)
-
-    def total_tokens_limit(self, num_prompt: int, max_tokens: int | None) -> int:
-        """Prompt and output tokens that such a request may have.
-
-        max_tokens beyond the context is cut to it (finish reason `length`); a prompt that leaves no
-        room for one token, or a total that the whole KV cache cannot hold, is refused.
-        """
-        pool = self.block_manager.num_blocks * self.block_manager.block_size
-        # The last token drawn is never computed, so it needs no slot.
-        limit = min(self.max_model_len, pool + 1)
-        if num_prompt < 1:
-            raise refuse_count("prompt", 0, "tokens", "at least 1")
-        if num_prompt >= limit:
-            what = "max_model_len" if limit == self.max_model_len else "the KV cache"
-            raise InvalidInputError(
-                f"prompt has {num_prompt} tokens; {what} allows at most {limit - 1} "
-                f"and one new token",
-                field="prompt",
-                code=CONTEXT_LENGTH_EXCEEDED,
-                value=num_prompt,
-                limit=f"at most {limit - 1}",
-            )
-        if max_tokens is None:
-            return limit
-        total = min(num_prompt + max_tokens, self.max_model_len)
-        if total > limit:
-            raise InvalidInputError(
-                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}: "
-                f"{total - 1} token slots are needed, the KV cache has {pool} "
-                f"({self.block_manager.num_blocks} blocks of {self.block_manager.block_size}); "
-                f"lower max_tokens or raise kv_cache_memory",
-                field="max_tokens",
-                value=max_tokens,
-            )
-        return total
 
     @property
     def num_waiting(self) -> int:
@@ -175,14 +131,14 @@ class RequestScheduler:
     def schedule(self) -> SchedulerOutputs:
         """Plan the next step. An empty plan (batch_size 0) means that nothing can be done now."""
         plan = SchedulerOutputs(step_id=self._next_step_id)
-        step = _Step(plan)
+        step = PlannedStep(plan)
         self._continue_running(step)
         self._admit(step)
         if step.requests:
             self._hand_out(step)
         return plan
 
-    def _continue_running(self, step: _Step) -> None:
+    def _continue_running(self, step: PlannedStep) -> None:
         """Give every running request what it can compute now, and the blocks for it."""
         block_size = self.block_manager.block_size
         requests, starts, counts = step.requests, step.plan.starts, step.plan.counts
@@ -195,12 +151,12 @@ class RequestScheduler:
                     continue
             if -start % block_size < count and not self._extend(step, request, start + count):
                 continue
-            requests.append(request)
+            requests.append(request)  # step.add, without a call for every request that decodes
             starts.append(start)
             counts.append(count)
             request.num_computed_tokens = start + count
 
-    def _count(self, step: _Step, request: Request, missing: int) -> int:
+    def _count(self, step: PlannedStep, request: Request, missing: int) -> int:
         """Tokens for a running request that is not simply one token behind; `missing` of its known
         tokens are not computed."""
         if request.status is not RequestStatus.RUNNING:
@@ -225,14 +181,14 @@ class RequestScheduler:
             step.plan.draft_token_ids[request.seq_id] = draft
         return 1 + len(draft)
 
-    def _budget_left(self, step: _Step) -> int:
+    def _budget_left(self, step: PlannedStep) -> int:
         return self.config.max_num_batched_tokens - sum(step.plan.counts)
 
     def _is_draft_out(self, request: Request) -> bool:
         """Whether it is open how many tokens a step that is out will bring."""
         return any(request.seq_id in step.plan.draft_token_ids for step in self._steps.values())
 
-    def _extend(self, step: _Step, request: Request, num_tokens: int) -> bool:
+    def _extend(self, step: PlannedStep, request: Request, num_tokens: int) -> bool:
         """Blocks for `num_tokens` in all, taken from the latest arrivals if need be; False when the
         request itself is or was one of those."""
         added = None
@@ -245,7 +201,7 @@ class RequestScheduler:
             step.plan.new_blocks[request.seq_id] = added
         return added is not None
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: PlannedStep) -> None:
         """Start waiting requests until the budget, the seats or the blocks run out. At most a few
         seats' worth is looked at, so that a long queue behind one prefix costs no more than a short
         one."""
@@ -265,12 +221,11 @@ class RequestScheduler:
                 if not self._make_room(step, request):
                     return
                 match = manager.match_prefix(request)
-            self._start(step.plan, request, match.num_tokens, manager.allocate(request, match))
+            blocks = manager.allocate(request, match)
+            self._start(request, match.num_tokens)
+            step.introduce(request, blocks)
             count = self._chunk(step, request, budget, others=bool(self.num_waiting))
-            step.requests.append(request)
-            step.plan.starts.append(request.num_computed_tokens)
-            step.plan.counts.append(count)
-            request.num_computed_tokens += count
+            step.add(request, count)
             budget -= count
 
     def _fits(self, request: Request, match: PrefixMatch) -> bool:
@@ -284,7 +239,7 @@ class RequestScheduler:
             )
         return False
 
-    def _make_room(self, step: _Step, request: Request) -> bool:
+    def _make_room(self, step: PlannedStep, request: Request) -> bool:
         """Preempt a request of somebody who has more than the one that waits; False: nobody has."""
         victim = self.queue.gives_way(request, self.running)
         if victim is None:
@@ -292,9 +247,8 @@ class RequestScheduler:
         self._preempt(step, victim)
         return True
 
-    def _start(
-        self, plan: SchedulerOutputs, request: Request, num_cached: int, blocks: list[int]
-    ) -> None:
+    def _start(self, request: Request, num_cached: int) -> None:
+        """Out of the queue and among the running ones; `num_cached` tokens are a known prefix."""
         self.queue.start(request)
         request.set_status(RequestStatus.RUNNING)
         request.num_computed_tokens = num_cached
@@ -302,22 +256,8 @@ class RequestScheduler:
             request.num_cached_tokens = num_cached
             request.scheduled_time = time.monotonic()
         self.running.append(request)
-        plan.new_blocks[request.seq_id] = blocks
-        plan.new_seqs.append(
-            NewSequence(
-                seq_id=request.seq_id,
-                request_id=request.request_id,
-                token_ids=list(request.token_ids),
-                num_prompt_tokens=request.num_prompt_tokens,
-                sampling=request.sampling,
-                seed=request.seed,
-                choice=request.choice,
-                stop_token_ids=request.stop_token_ids,
-                bad_words=request.bad_words,
-            )
-        )
 
-    def _chunk(self, step: _Step, request: Request, budget: int, others: bool) -> int:
+    def _chunk(self, step: PlannedStep, request: Request, budget: int, others: bool) -> int:
         """A piece of what the request has not computed."""
         missing = request.num_tokens - request.num_computed_tokens
         if others:
@@ -325,38 +265,17 @@ class RequestScheduler:
         step.pieces[request] = count = min(missing, budget)
         return count
 
-    def _hand_out(self, step: _Step) -> None:
-        """Complete the plan."""
-        plan, requests = step.plan, step.requests
-        plan.seq_ids = [request.seq_id for request in requests]
-        plan.request_ids = [request.request_id for request in requests]
-        step.preemptions = [request.num_preemptions for request in requests]
-        plan.samples = [True] * len(requests)
-        if step.pieces:
-            plan.samples = [
-                request.num_computed_tokens >= request.num_tokens for request in requests
-            ]
-        plan.num_prefill_tokens = sum(step.pieces.values())
-        plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
-        plan.released_seq_ids, self._released = self._released, []
-        self._steps[plan.step_id] = step
+    def _hand_out(self, step: PlannedStep) -> None:
+        step.complete(self._released)
+        self._released = []
+        self._steps[step.plan.step_id] = step
         self._next_step_id += 1
 
-    def _preempt(self, step: _Step, victim: Request) -> None:
+    def _preempt(self, step: PlannedStep, victim: Request) -> None:
         """Take a running request's blocks, and its place in the step that is being planned."""
-        plan = step.plan
-        if victim in step.requests:
-            index = step.requests.index(victim)
-            del step.requests[index], plan.starts[index], plan.counts[index]
-        step.pieces.pop(victim, None)
-        plan.new_blocks.pop(victim.seq_id, None)
-        plan.draft_token_ids.pop(victim.seq_id, None)
         self._leave(victim)
-        if any(
-            seq.seq_id == victim.seq_id for seq in plan.new_seqs
-        ):  # the worker never hears of it
-            plan.new_seqs = [seq for seq in plan.new_seqs if seq.seq_id != victim.seq_id]
-            self._released.remove(victim.seq_id)
+        if step.drop(victim):
+            self._released.remove(victim.seq_id)  # the worker never knew it
         self.queue.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
         victim.num_computed_tokens = 0
@@ -380,14 +299,7 @@ class RequestScheduler:
         sampled, logprobs, failed = output.sampled, output.logprobs, output.failed
         step = self._steps.pop(output.step_id)
         drafts, running = step.plan.draft_token_ids, RequestStatus.RUNNING
-        for request, preemptions, start, count, samples in zip(
-            step.requests,
-            step.preemptions,
-            step.plan.starts,
-            step.plan.counts,
-            step.plan.samples,
-            strict=True,
-        ):
+        for request, preemptions, start, count, samples in step.rows():
             end = start + count
             if request.status is running:
                 if request.num_preemptions != preemptions:

@@ -1,0 +1,81 @@
+"""A step while it is planned and while it is out: its plan, and the requests behind the plan.
+
+Pure bookkeeping: who is in it and why is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from llaisys.common.types import NewSequence, Request, SchedulerOutputs
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """The lists run in parallel to those of the plan."""
+
+    plan: SchedulerOutputs
+    requests: list[Request] = field(default_factory=list)
+    preemptions: list[int] = field(default_factory=list)  # of each request so far
+    pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
+
+    def add(self, request: Request, count: int) -> None:
+        """The request computes its next `count` tokens in this step."""
+        self.requests.append(request)
+        self.plan.starts.append(request.num_computed_tokens)
+        self.plan.counts.append(count)
+        request.num_computed_tokens += count
+
+    def introduce(self, request: Request, blocks: list[int]) -> None:
+        """The worker gets to know a sequence, and the blocks it starts with."""
+        self.plan.new_blocks[request.seq_id] = blocks
+        self.plan.new_seqs.append(
+            NewSequence(
+                seq_id=request.seq_id,
+                request_id=request.request_id,
+                token_ids=list(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                seed=request.seed,
+                choice=request.choice,
+                stop_token_ids=request.stop_token_ids,
+                bad_words=request.bad_words,
+            )
+        )
+
+    def drop(self, request: Request) -> bool:
+        """Take a request out again, if it is in; whether the worker will not hear of it at all."""
+        plan = self.plan
+        if request in self.requests:
+            index = self.requests.index(request)
+            del self.requests[index], plan.starts[index], plan.counts[index]
+        self.pieces.pop(request, None)
+        plan.new_blocks.pop(request.seq_id, None)
+        plan.draft_token_ids.pop(request.seq_id, None)
+        others = [seq for seq in plan.new_seqs if seq.seq_id != request.seq_id]
+        was_new = len(others) < len(plan.new_seqs)
+        plan.new_seqs = others
+        return was_new
+
+    def complete(self, released_seq_ids: list[int]) -> None:
+        """Fill in what follows from the requests; nothing is added or dropped after this."""
+        plan, requests = self.plan, self.requests
+        plan.seq_ids = [request.seq_id for request in requests]
+        plan.request_ids = [request.request_id for request in requests]
+        self.preemptions = [request.num_preemptions for request in requests]
+        plan.samples = [True] * len(requests)
+        if self.pieces:
+            plan.samples = [
+                request.num_computed_tokens >= request.num_tokens for request in requests
+            ]
+        plan.num_prefill_tokens = sum(self.pieces.values())
+        plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
+        plan.released_seq_ids = released_seq_ids
+
+    def rows(self) -> Iterator[tuple[Request, int, int, int, bool]]:
+        """(request, its preemptions then, first token, count, whether a token is drawn) of each."""
+        plan = self.plan
+        return zip(
+            self.requests, self.preemptions, plan.starts, plan.counts, plan.samples, strict=True
+        )
