@@ -26,8 +26,8 @@ from server_helpers import (
     resident,
 )
 
+from llaisys.common.logs import JsonFormatter, TextFormatter
 from llaisys.server.http.security import RequestContext
-from llaisys.server.logs import JsonFormatter, TextFormatter
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}

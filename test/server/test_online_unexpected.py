@@ -26,11 +26,11 @@ from server_helpers import (
     reset,
 )
 
+from llaisys.common.logs import JsonFormatter, TextFormatter
 from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import Rejected
-from llaisys.server.logs import JsonFormatter, TextFormatter
 
 
 @pytest.mark.parametrize("text", [UNTOUCHABLE, PANIC, PANIC + "!" * INLINE_CHARS])

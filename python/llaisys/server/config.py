@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.logs import FORMATS, LEVELS
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import (
     Integer,
@@ -24,7 +25,6 @@ from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import check_choice, check_float, check_int
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.processes.watchdog import WatchLimits
-from llaisys.server.logs import FORMATS, LEVELS
 
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.logs import log_event, setup_logging
 from llaisys.server.config import ServerConfig, add_arguments, config_from_args
 from llaisys.server.engine_client.start import EngineProcess
-from llaisys.server.logs import log_event, setup_logging
 
 if TYPE_CHECKING:
     import asyncio

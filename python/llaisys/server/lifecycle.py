@@ -14,13 +14,13 @@ from typing import Any
 
 import uvicorn
 
+from llaisys.common.logs import log_event
 from llaisys.common.progress import ProgressLine
 from llaisys.server.app import make_app
 from llaisys.server.config import ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.http.protocol import limited_protocol
-from llaisys.server.logs import log_event
 from llaisys.server.service import Service
 from llaisys.server.sessions.store import SessionStore
 from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read while the model loads)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import zmq
 import zmq.asyncio
 
+from llaisys.common.logs import log_event
 from llaisys.processes.channel import (
     Context,
     bind_receiver,
@@ -34,7 +35,6 @@ from llaisys.server.engine_client.messages import (
 )
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import EngineDeadError, is_fault
-from llaisys.server.logs import log_event
 
 logger = logging.getLogger("llaisys.server")
 

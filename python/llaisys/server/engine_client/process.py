@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.logs import setup_logging
 from llaisys.common.progress import listening
 from llaisys.common.types import RequestStatus, TokenUpdate
 from llaisys.engine.core import EngineCore
@@ -44,7 +45,6 @@ from llaisys.server.engine_client.messages import (
     Update,
     decode_to_engine,
 )
-from llaisys.server.logs import setup_logging
 
 logger = logging.getLogger("llaisys.engine_process")
 

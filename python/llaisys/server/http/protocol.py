@@ -17,10 +17,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from llaisys.common.logs import log_event
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
 from llaisys.server.http.security import RequestContext, refuse
-from llaisys.server.logs import log_event
 from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")

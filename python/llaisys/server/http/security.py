@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, error_type, internal_error, is_fault
-from llaisys.server.logs import log_event
 from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")
