@@ -372,6 +372,18 @@ int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id) {
     return guard([&] { not_null(model, "model")->runner.sampler().forget(seq_id); });
 }
 
+int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_t reset) {
+    return guard([&] {
+        not_null(profile, "profile");
+        require(profile->struct_size == sizeof *profile, "profile.struct_size must be ",
+                sizeof *profile, ", got ", profile->struct_size);
+        *profile = not_null(model, "model")->runner.profile().times();
+        if (reset != 0) {
+            model->runner.profile().reset();
+        }
+    });
+}
+
 // -- KV cache --------------------------------------------------------------------------------------
 
 int32_t llaisysModelKvSeqCp(LlaisysModel *model, int64_t dst_seq, int64_t src_seq, int64_t p0,

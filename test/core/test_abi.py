@@ -22,6 +22,7 @@ from native_helpers import ROOT, is_sanitized
 from llaisys.common import sampling
 from llaisys.libllaisys import decoder, infer_types, kv_cache, model, ops, runtime, tensor, types
 from llaisys.libllaisys.library import lib, library_path
+from llaisys.libllaisys.model import LlaisysStageProfile
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
@@ -133,12 +134,14 @@ def test_fields_have_the_same_names_in_the_same_order(name: str) -> None:
 
 KIND = """
 #define KIND(x) _Generic((x), int8_t: "i8", uint8_t: "u8", int32_t: "i32", uint32_t: "u32", \\
-    int64_t: "i64", uint64_t: "u64", float: "f32", double: "f64", default: "pointer")
+    int64_t: "i64", uint64_t: "u64", float: "f32", double: "f64", \\
+    LlaisysStageProfile: "stage", default: "pointer")
 """
 KINDS = {
     ctypes.c_int32: {"i32"}, ctypes.c_uint32: {"u32"}, ctypes.c_int64: {"i64"},
     ctypes.c_uint64: {"u64"}, ctypes.c_size_t: {"u64", "u32"}, ctypes.c_float: {"f32"},
-    ctypes.c_void_p: {"pointer"}, ctypes.c_char_p: {"pointer"},
+    ctypes.c_void_p: {"pointer"}, ctypes.c_char_p: {"pointer"}, ctypes.c_double: {"f64"},
+    LlaisysStageProfile: {"stage"},
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
 from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysLogprobs
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
 from llaisys.libllaisys.library import lib
-from llaisys.libllaisys.model import LlaisysModelCreateParams
+from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 
 
 def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
@@ -72,6 +72,8 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
     elif kind == 8:
         stats = LlaisysKvStats(struct_size=fuzz.pick((ctypes.sizeof(LlaisysKvStats), 0, 4)))
         fuzz.call("llaisysModelKvStats", handle, None if fuzz.one_in(9) else ctypes.byref(stats))
+        profile = LlaisysProfile(struct_size=fuzz.pick((ctypes.sizeof(LlaisysProfile), 0, 4)))
+        fuzz.call("llaisysModelProfile", handle, ctypes.byref(profile), fuzz.pick((0, 1, -1)))
         capacity = fuzz.pick((0, 1, 7, 300))
         text = ctypes.create_string_buffer(capacity) if capacity else None
         length = ctypes.c_size_t()

@@ -314,6 +314,20 @@ def test_profile_gives_the_time_of_each_stage():
     assert engine.profile()["steps"] == 0
 
 
+def test_profile_has_the_stages_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    resets = []
+
+    def profile(reset: bool = False) -> dict[str, tuple[float, int]]:
+        resets.append(reset)
+        return {"forward": (1.5, 3)}
+
+    monkeypatch.setattr(adapter_of(engine), "profile", profile)
+    found = engine.profile(reset=True)
+    assert found["stages"]["native_forward"] == 1.5 and found["counts"] == {"native_forward": 3}
+    assert resets == [True]
+
+
 def test_warm_up_leaves_no_sequence_behind():
     engine = make_engine(warmup=True)
     assert adapter_of(engine).num_forwards == 1

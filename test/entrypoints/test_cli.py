@@ -24,6 +24,7 @@ from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.version import __version__
 from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import build_parser, main
+from llaisys.libllaisys.model import STAGES as NATIVE_STAGES
 from llaisys.tokenization import Tokenizer
 
 
@@ -337,7 +338,10 @@ def test_bench_throughput_profiles_the_stages(
     arguments += ["--prompt-tokens", "20", "--new-tokens", "4", "--repeats", "1", "--profile"]
     assert main(arguments) == 0
     stages = json.loads(capsys.readouterr().out)["runs"][0]["stage_ms_per_step"]
-    assert set(stages) == set(STAGES) and all(value > 0 for value in stages.values())
+    assert set(stages) == {*STAGES, *(f"native_{stage}" for stage in NATIVE_STAGES)}
+    assert all(value > 0 for value in stages.values())
+    native = sum(stages[f"native_{stage}"] for stage in NATIVE_STAGES)
+    assert native < stages["run_model_forward"] + stages["sample"]
 
 
 def test_bench_speculative_sets_drafts_against_none(

@@ -114,6 +114,28 @@ LLAISYS_API int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_i
  * model was asked to keep them. Reserved for draft heads; always NULL for now. */
 LLAISYS_API const float *llaisysModelGetHidden(LlaisysModel *model);
 
+/* -- Profile ------------------------------------------------------------------------------------ */
+
+typedef struct LlaisysStageProfile {
+    double seconds;
+    int64_t count; /* how often the stage was entered */
+} LlaisysStageProfile;
+
+/* Where the time of Step, Decode, Sample and GetLogits* went; no moment is counted in two stages. */
+typedef struct LlaisysProfile {
+    uint32_t struct_size; /* sizeof(LlaisysProfile) */
+    uint32_t reserved;
+    LlaisysStageProfile prepare;   /* checks, KV books, micro-batches; counts steps */
+    LlaisysStageProfile attn_meta; /* what attention sees; counts micro-batches */
+    LlaisysStageProfile forward;   /* counts micro-batches */
+    LlaisysStageProfile sample;    /* counts calls of Sample */
+    LlaisysStageProfile memcpy;    /* inputs in, logits out, the wait for the device included */
+} LlaisysProfile;
+
+/* Since the beginning or the last call with reset != 0. */
+LLAISYS_API int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile,
+                                        int32_t reset);
+
 /* -- KV cache, SLOT layout: LlaisysKvStatus; INTERNAL_ERROR in the BLOCK layout ---------------- */
 
 /* Cells of src in [p0, p1) belong to dst as well. p0 < 0: from 0; p1 < 0: to the end (all calls). */

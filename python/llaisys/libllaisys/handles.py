@@ -20,7 +20,7 @@ from llaisys.libllaisys.infer_types import (
 )
 from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
 from llaisys.libllaisys.library import check, error_from, last_error, lib
-from llaisys.libllaisys.model import LlaisysModelCreateParams
+from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 from llaisys.libllaisys.runtime import PROBES
 
 
@@ -298,6 +298,11 @@ class Model(Handle):
 
     def kv_seq_pos_min(self, seq: int) -> int:
         return int(lib().llaisysModelKvSeqPosMin(self.handle, seq))
+
+    def profile(self, reset: bool = False) -> LlaisysProfile:
+        profile = LlaisysProfile(struct_size=ctypes.sizeof(LlaisysProfile))
+        check(lib().llaisysModelProfile(self.handle, ctypes.byref(profile), int(reset)))
+        return profile
 
     def kv_stats(self) -> LlaisysKvStats:
         stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))

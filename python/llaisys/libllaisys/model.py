@@ -6,6 +6,7 @@ from ctypes import (
     POINTER,
     Structure,
     c_char_p,
+    c_double,
     c_int,
     c_int32,
     c_int64,
@@ -58,6 +59,25 @@ class LlaisysModelCreateParams(Structure):
     )
 
 
+class LlaisysStageProfile(Structure):
+    _fields_ = (("seconds", c_double), ("count", c_int64))
+
+
+class LlaisysProfile(Structure):
+    _fields_ = (
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("prepare", LlaisysStageProfile),
+        ("attn_meta", LlaisysStageProfile),
+        ("forward", LlaisysStageProfile),
+        ("sample", LlaisysStageProfile),
+        ("memcpy", LlaisysStageProfile),
+    )
+
+
+STAGES = tuple(name for name, kind in LlaisysProfile._fields_ if kind is LlaisysStageProfile)
+
+
 FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelCreate", c_void_p, [POINTER(LlaisysModelCreateParams)]),
     ("llaisysModelDestroy", None, [c_void_p]),
@@ -77,6 +97,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelSamplerAccept", c_int32, [c_void_p, c_int64, c_void_p, c_int32]),
     ("llaisysModelSamplerForget", c_int32, [c_void_p, c_int64]),
     ("llaisysModelGetHidden", c_void_p, [c_void_p]),
+    ("llaisysModelProfile", c_int32, [c_void_p, POINTER(LlaisysProfile), c_int32]),
     ("llaisysModelKvSeqCp", c_int32, [c_void_p, c_int64, c_int64, c_int64, c_int64]),
     ("llaisysModelKvSeqRm", c_int32, [c_void_p, c_int64, c_int64, c_int64]),
     ("llaisysModelKvSeqAdd", c_int32, [c_void_p, c_int64, c_int64, c_int64, c_int64]),

@@ -88,6 +88,11 @@ class ModelAdapter(Closing, ABC):
     def sampler_forget(self, seq_id: int) -> None:
         """Free a history; unknown ids are ignored."""
 
+    def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
+        """Seconds in each stage of the model's own and how often it was entered, since the start or
+        the last reset; empty when it keeps none."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Free the model; more than once does nothing."""

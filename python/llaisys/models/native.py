@@ -25,7 +25,7 @@ from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Model, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
 from llaisys.libllaisys.kv_cache import LAYOUTS
-from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
+from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreateParams
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.uninterrupted import Uninterrupted
 
@@ -203,6 +203,11 @@ class NativeAdapter(ModelAdapter):
 
     def sampler_forget(self, seq_id: int) -> None:
         self.native.sampler_forget(seq_id)
+
+    def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
+        times = self.native.profile(reset)
+        stages = {name: getattr(times, name) for name in STAGES}
+        return {name: (stage.seconds, stage.count) for name, stage in stages.items()}
 
     def close(self) -> None:
         self.native.close()

@@ -45,6 +45,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
+    const Profile::Scope scope = profile_.prepare();
     output_.clear();
     sampler_.clear_logprobs();
     model_.prepare_weights(stream_);
@@ -78,7 +79,7 @@ int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<Ubatc
             const UbatchRange &range = ranges[applied];
             const std::vector<int32_t> &slots = plans_[applied].slots;
             ++applied;
-            forward(step, range, metadata_.build_slot(step, range, *cells_, slots));
+            forward(step, range, [&] { return metadata_.build_slot(step, range, *cells_, slots); });
         }
     } catch (...) {
         while (applied-- > 0) {
@@ -100,8 +101,9 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     const std::vector<int32_t> &rows = blocks_->check(blocks);
     try {
         for (const UbatchRange &range : ranges) {
-            forward(step, range,
-                    metadata_.build_block(step, range, blocks, blocks_->block_size(), rows));
+            forward(step, range, [&] {
+                return metadata_.build_block(step, range, blocks, blocks_->block_size(), rows);
+            });
         }
     } catch (...) {
         output_.clear();
@@ -114,6 +116,7 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
 }
 
 models::ModelInput ModelRunner::model_input(const PreparedStep &step, const UbatchRange &range) {
+    const Profile::Scope scope = profile_.memcpy();
     models::ModelInput input;
     input.n_tokens = range.n;
     if (step.token_ids != nullptr) {
@@ -139,17 +142,24 @@ models::ModelInput ModelRunner::model_input(const PreparedStep &step, const Ubat
     return input;
 }
 
+template <typename Build>
 void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
-                          models::AttentionMetadata metadata) {
-    const models::ModelInput input = model_input(step, range);
+                          const Build &build_metadata) {
+    models::AttentionMetadata metadata = [&] {
+        const Profile::Scope scope = profile_.attn_meta();
+        return build_metadata();
+    }();
     metadata.kv = storage_.layers().data();
+    const models::ModelInput input = model_input(step, range);
     models::ForwardOutput output;
     output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs);
+    const Profile::Scope scope = profile_.forward();
     graph_.run({range.n, range.n_outputs},
                [&] { model_.forward(stream_, workspace_, input, metadata, &output); });
 }
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    const Profile::Scope scope = profile_.sample();
     sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
 }
 

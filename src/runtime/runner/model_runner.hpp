@@ -13,6 +13,7 @@
 #include "runtime/output/output_buffer.hpp"
 #include "runtime/runner/attention_metadata_builder.hpp"
 #include "runtime/runner/input_preparer.hpp"
+#include "runtime/runner/profile.hpp"
 #include "runtime/runner/sampler.hpp"
 
 #include <memory>
@@ -42,7 +43,10 @@ public:
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     const OutputBuffer &output() const { return output_; }
-    float *host_rows() { return output_.host_rows(stream_); }
+    float *host_rows() {
+        const Profile::Scope scope = profile_.memcpy();
+        return output_.host_rows(stream_);
+    }
     // Drops the rows and logprobs of the last step; step does so itself.
     void clear_output() {
         output_.clear();
@@ -50,6 +54,7 @@ public:
     }
     Sampler &sampler() { return sampler_; }
     const GraphRunner &graph() const { return graph_; }
+    Profile &profile() { return profile_; }
 
     // The books of the SLOT layout; null in the BLOCK layout.
     KvCache *cells() { return cells_ ? &*cells_ : nullptr; }
@@ -63,8 +68,9 @@ private:
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);
     int32_t step_block(const PreparedStep &step, const std::vector<UbatchRange> &ranges,
                        const LlaisysStepInput &input);
-    void forward(const PreparedStep &step, const UbatchRange &range,
-                 models::AttentionMetadata metadata);
+    // build_metadata(): what attention sees of this micro-batch.
+    template <typename Build>
+    void forward(const PreparedStep &step, const UbatchRange &range, const Build &build_metadata);
     models::ModelInput model_input(const PreparedStep &step, const UbatchRange &range);
     void move_keys();
     void check_slots(const char *name, const int32_t *slots, int32_t n) const;
@@ -83,6 +89,7 @@ private:
     GraphRunner graph_;
     OutputBuffer output_;
     Sampler sampler_;
+    Profile profile_;
 
     // Grow-only inputs of a forward.
     Tensor token_ids_, positions_, embeddings_;

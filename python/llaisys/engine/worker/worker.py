@@ -319,12 +319,19 @@ class Worker:
     # ---- measuring -----------------------------------------------------------------------------
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """Seconds per stage and inside the model since the start or the last reset."""
+        """Seconds per stage and inside the model since the start or the last reset.
+
+        The model's own stages are among `stages` as "native_...", and how often each was entered is
+        in `counts`; they are parts of run_model_forward and sample.
+        """
+        native = {} if self.adapter is None else self.adapter.profile(reset)
+        own = {stage: timer.seconds for stage, timer in self._timers.items()}
         result = {
             "rank": self.rank,
             "steps": self._steps,
             "native_seconds": self._native_timer.seconds,
-            "stages": {stage: timer.seconds for stage, timer in self._timers.items()},
+            "stages": own | {f"native_{stage}": seconds for stage, (seconds, _) in native.items()},
+            "counts": {f"native_{stage}": count for stage, (_, count) in native.items()},
         }
         if reset:
             for timer in (*self._timers.values(), self._native_timer):

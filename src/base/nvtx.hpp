@@ -1,0 +1,50 @@
+// Named ranges on the time line of NVIDIA's profilers, when LLAISYS_NVTX=1 is in the environment.
+// Nothing at all in a build without CUDA.
+#pragma once
+
+#if defined(LLAISYS_HAVE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
+
+#include <cstdlib>
+#include <cstring>
+#include <nvtx3/nvToolsExt.h>
+
+namespace llaisys {
+
+class NvtxRange {
+public:
+    explicit NvtxRange(const char *name) {
+        if (is_on()) {
+            nvtxRangePushA(name);
+        }
+    }
+    ~NvtxRange() {
+        if (is_on()) {
+            nvtxRangePop();
+        }
+    }
+    NvtxRange(const NvtxRange &) = delete;
+    NvtxRange &operator=(const NvtxRange &) = delete;
+
+private:
+    static bool is_on() {
+        static const bool on = [] {
+            const char *value = std::getenv("LLAISYS_NVTX");
+            return value != nullptr && std::strcmp(value, "1") == 0;
+        }();
+        return on;
+    }
+};
+
+} // namespace llaisys
+
+#else
+
+namespace llaisys {
+
+struct NvtxRange {
+    explicit NvtxRange(const char *) {}
+};
+
+} // namespace llaisys
+
+#endif

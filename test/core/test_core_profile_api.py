@@ -1,0 +1,58 @@
+"""Where the time of steps goes, as the native library counts it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+import numpy as np
+from native_helpers import MockModel
+
+from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.model import STAGES, LlaisysProfile
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def test_every_stage_is_counted_and_no_moment_twice() -> None:
+    with MockModel(max_batch_tokens=3) as model:
+        assert all(getattr(model.profile(), stage).count == 0 for stage in STAGES)
+        start = time.perf_counter()
+        model.run(TOKENS)
+        model.draw(0)
+        elapsed = time.perf_counter() - start
+        profile = model.profile()
+        assert (profile.prepare.count, profile.sample.count) == (1, 1)
+        assert (profile.attn_meta.count, profile.forward.count) == (3, 3)  # pieces of 3, 3 and 2
+        assert profile.memcpy.count > 3
+        seconds = [getattr(profile, stage).seconds for stage in STAGES]
+        assert min(seconds) > 0 and sum(seconds) < elapsed
+
+
+def test_reset_gives_what_was_counted_and_begins_again() -> None:
+    with MockModel() as model:
+        model.run(TOKENS)
+        counted = model.profile(reset=True)
+        assert counted.forward.count == 1
+        again = model.profile()
+        assert all(getattr(again, stage).seconds == 0 for stage in STAGES)
+        assert again.struct_size == ctypes.sizeof(LlaisysProfile)
+
+
+def test_a_refused_step_is_prepared_but_runs_nothing() -> None:
+    with MockModel() as model:
+        assert model.try_step([-1]) == -1
+        assert (model.profile().prepare.count, model.profile().forward.count) == (1, 0)
+        assert np.isfinite(model.run(TOKENS)).all()
+        assert model.profile().forward.count == 1
+
+
+def test_a_wrong_struct_and_null_are_refused() -> None:
+    with MockModel() as model:
+        profile = lib().llaisysModelProfile
+        wrong = LlaisysProfile(struct_size=8)
+        assert profile(model.handle, ctypes.byref(wrong), 0) == -1
+        assert b"profile.struct_size must be 88, got 8" in lib().llaisysLastError()
+        assert profile(model.handle, None, 0) == -1
+        wrong.struct_size = ctypes.sizeof(wrong)
+        assert profile(None, ctypes.byref(wrong), 0) == -1
