@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import Request, RequestStatus, StreamOutput, TokenUpdate
-from llaisys.engine.output_processor import OutputProcessor
+from llaisys.engine.output_processor import DECODED_AT_ONCE, OutputProcessor
 from llaisys.engine.stop_strings import MAX_MASKS, StopStringFinder, StopStrings
 
 RUNNING, LENGTH = RequestStatus.RUNNING, RequestStatus.FINISHED_LENGTH_CAPPED
@@ -213,3 +213,48 @@ def test_stop_strings_cost_the_same_for_each_character_of_a_text():
         for finder in finders:
             assert finder.add("aaaa") == ("aaaa", None)
     assert (time.process_time() - start) / (20 * 32) < 0.002
+
+
+class CountingTokenizer(FakeTokenizer):
+    """Counts the tokens that are made text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoded = 0
+
+    def detokenizer(self, skip_special_tokens: bool = True):
+        inner, counter = super().detokenizer(skip_special_tokens), self
+
+        class Counting:
+            def add_all(self, token_ids):
+                ids = list(token_ids)
+                counter.decoded += len(ids)
+                return inner.add_all(ids)
+
+            def finish(self):
+                return inner.finish()
+
+        return Counting()
+
+
+@pytest.mark.parametrize("last", [LENGTH, STOPPED])
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 1000])
+def test_many_choices_that_end_together_cost_no_more_than_any_other_step(length, last):
+    """Before the end the choices take turns; what is left at the end is a piece of each at most."""
+    tokenizer, n = CountingTokenizer(), 128
+    processor, sampling = OutputProcessor(tokenizer), SamplingParams(n=n)
+    requests = [Request(f"r{number}", [1], sampling, choice=number) for number in range(n)]
+    processor.add("r", None, sampling, requests, stream=False)
+    text = ("né世" * length).encode()[: length - 1] + b"."
+    per_step = []
+    for place, token in enumerate(text):
+        status = last if place == length - 1 else RUNNING
+        before = tokenizer.decoded
+        parts, _ = processor.process([TokenUpdate(r.request_id, [token], status) for r in requests])
+        per_step.append(tokenizer.decoded - before)
+    assert max(per_step[:-1], default=0) <= DECODED_AT_ONCE  # one choice
+    assert per_step[-1] < DECODED_AT_ONCE * n
+    shown = text[:-1] if last is STOPPED else text
+    (output,) = [part.output for part in parts if part.output is not None]
+    wanted = shown.decode(errors="replace")
+    assert [choice.text for choice in output.outputs] == [wanted] * n

@@ -2,11 +2,13 @@
 
 Stop strings are searched in the text, so they may span tokens; while the end of the text could be
 the beginning of a stop string it is held back from the stream. What a request's stream parts say,
-put together, is its final text.
+put together, is its final text. Text that nobody waits for is made a piece at a time, so that the
+end of many long choices in one step costs no more than any other step.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,9 @@ from llaisys.common.types import (
 )
 from llaisys.engine.stop_strings import StopStringFinder, StopStrings
 
+DECODED_AT_ONCE = 256  # tokens of a choice whose text is not needed at each step
+NEVER = sys.maxsize
+
 
 @dataclass(slots=True)
 class _Choice:
@@ -36,6 +41,8 @@ class _Choice:
     finder: StopStringFinder | None
     stream: bool
     eager: bool  # its text is needed at each step: streamed, or has stop strings
+    decode_at: int  # tokens, when it is not: then their text is made
+    decoded: int = 0  # of its tokens, when it is not eager
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -86,13 +93,18 @@ class OutputProcessor:
                 detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens)
                 if params.stop:
                     finder = StopStringFinder(stops, params.include_stop_str_in_output)
+            eager = detokenizer is not None and (stream or finder is not None)
+            decode_at = NEVER
+            if detokenizer is not None and not eager:  # the choices of a prompt take turns
+                decode_at = DECODED_AT_ONCE - request.choice % DECODED_AT_ONCE
             self._choices[request.request_id] = _Choice(
                 request,
                 group,
                 detokenizer,
                 finder,
                 stream,
-                detokenizer is not None and (stream or finder is not None),
+                eager,
+                decode_at,
                 logprobs=None if params.logprobs is None else [],
             )
 
@@ -130,6 +142,8 @@ class OutputProcessor:
                     done = True
             if done:
                 outputs.append(self._end(choice, update, text, now))
+            elif len(choice.token_ids) >= choice.decode_at:
+                self._decode_piece(choice)
             elif choice.stream:
                 outputs.append(
                     StreamOutput(
@@ -175,6 +189,12 @@ class OutputProcessor:
             choice.pieces.append(text)
         return text, stop
 
+    def _decode_piece(self, choice: _Choice) -> None:
+        """The text of the tokens that have none yet; none of them has ended the request."""
+        choice.pieces.append(choice.detokenizer.add_all(choice.token_ids[choice.decoded :]))
+        choice.decoded = len(choice.token_ids)
+        choice.decode_at = choice.decoded + DECODED_AT_ONCE
+
     def _shown(self, choice: _Choice) -> bool:
         """Whether the token that ended the request has its text in the output."""
         return choice.request.sampling.include_stop_str_in_output
@@ -199,11 +219,10 @@ class OutputProcessor:
         )
 
     def _rest_of_text(self, choice: _Choice, update: TokenUpdate) -> str:
-        """What the detokenizer and the finder still hold; all of it when text was not needed
-        before."""
+        """What the detokenizer and the finder still hold, and the tokens that have no text yet."""
         text = ""
         if not choice.eager:
-            ids = choice.token_ids
+            ids = choice.token_ids[choice.decoded :]
             if update.status is RequestStatus.FINISHED_STOPPED and not self._shown(choice):
                 ids = ids[:-1]
             text = choice.detokenizer.add_all(ids)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,10 @@ MAX_WAITING_TEXTS = 64
 TEMPLATE_THREADS = 1  # templates with a client's variables, each up to half a second of Python
 MAX_WAITING_TEMPLATES = 256  # all but those of an attack take a millisecond
 
+ANSWER_THREADS = 2
+# Tokens that are put together when they have logprobs: a part is written by one call on the loop.
+MERGED_LOGPROBS = 32
+
 ABORTED = RequestStatus.FINISHED_ABORTED
 
 
@@ -98,6 +103,7 @@ class AsyncLLMEngine:
         self._opening: asyncio.Task[None] | None = None
         self.text_lane = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
         self.template_lane = Lane("template", TEMPLATE_THREADS, MAX_WAITING_TEMPLATES)
+        self.answer_lane = Lane("answer", ANSWER_THREADS, 0)  # finishes, refuses nobody
 
     async def start(self) -> None:
         """Begin to listen; `ready` is set when the model has been loaded."""
@@ -108,6 +114,7 @@ class AsyncLLMEngine:
         self._fail_all("the server has shut down")
         self.text_lane.close()
         self.template_lane.close()
+        self.answer_lane.close()
         await self._link.close()
 
     # ---- state ---------------------------------------------------------------------------------
@@ -237,6 +244,8 @@ class AsyncLLMEngine:
                     yield part
                     if part.output is not None:
                         return
+                    if len(part.token_ids) > 1:  # the reader is behind: it catches up in turns
+                        await asyncio.sleep(0)
                 if request.error is not None:
                     raise request.error
                 request.wake.clear()
@@ -330,12 +339,15 @@ class AsyncLLMEngine:
 
 
 def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
-    """Take the first part and everything that directly follows it of the same choice."""
+    """Take the first part and what directly follows it of the same choice; with logprobs, no more
+    than MERGED_LOGPROBS tokens and a part."""
     first = last = parts.popleft()
-    taken = [first]
-    while parts and parts[0].index == first.index and last.finish_reason is None:
+    taken, count = [first], len(first.token_ids)
+    most = MERGED_LOGPROBS if first.logprobs else sys.maxsize
+    while parts and parts[0].index == first.index and last.finish_reason is None and count < most:
         last = parts.popleft()
         taken.append(last)
+        count += len(last.token_ids)
     if len(taken) == 1:
         return first
     logprobs = [entry for part in taken for entry in part.logprobs or ()]

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_int
+from llaisys.server.engine_client.async_engine import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.faults import error_of
@@ -26,13 +26,16 @@ from llaisys.server.openai.responses import (
     TextOffsets,
     TokenNames,
     add_usage,
-    json_bytes,
+    body_response,
+    gather,
     sse,
     usage_object,
 )
 from llaisys.server.openai.schemas import SamplingFields
 from llaisys.server.service import Service, service_of
 from llaisys.server.sessions.turns import SessionTurn
+
+CHARS_PER_NAME = 32  # characters of an answer cost as much to write as the name of one token
 
 
 @dataclass(slots=True)
@@ -128,26 +131,30 @@ class Job:
             raise engine_error()
         usage = add_usage([output.usage for output in outputs])
         self._log_usage(usage, outputs[0].outputs[0].finish_reason)
-        # Names of tokens and their likely neighbours are texts to find: 20 for each token.
-        each = 0 if params.logprobs is None else params.logprobs + 1
-        body = await self.service.engine.text_work(
-            usage.completion_tokens * each, self._whole_body, builder, outputs, params.n, usage
-        )
+        body = await self._whole_body(builder, outputs, params, usage)
         if self.turn is not None:
             await self.turn.finish(outputs[0].outputs[0], self.model)
-        return Response(body, media_type="application/json")
+        return body_response(body)
 
-    def _whole_body(
-        self, builder: ResponseBuilder, outputs: list[RequestOutput], n: int, usage: Usage
-    ) -> bytes:
-        """Written choice by choice, so that no single call takes long."""
-        choices = []
-        for number, output in enumerate(outputs):
-            echo = self.echoes[number] if self.echoes else ""
-            for choice in output.outputs:
-                item = builder.choice(number * n + choice.index, choice, echo)
-                choices.append(msgspec.Raw(json_bytes(item)))
-        return json_bytes(builder.whole(choices, usage))
+    async def _whole_body(
+        self,
+        builder: ResponseBuilder,
+        outputs: list[RequestOutput],
+        params: SamplingParams,
+        usage: Usage,
+    ) -> list[bytes]:
+        choices = [
+            (number * params.n + choice.index, choice, self.echoes[number] if self.echoes else "")
+            for number, output in enumerate(outputs)
+            for choice in output.outputs
+        ]
+        # Names of tokens and their likely neighbours are texts to find, up to 21 for each token.
+        names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
+        chars = sum(len(choice.text) + len(echo) for _, choice, echo in choices)
+        pieces = builder.whole(choices, usage)
+        if names + chars // CHARS_PER_NAME <= INLINE_CHARS:
+            return gather(pieces)
+        return await self.service.engine.answer_lane.finish(gather, pieces)
 
     async def _stream(
         self,

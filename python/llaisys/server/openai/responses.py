@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
 
 _encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+# A call of the encoder stops every thread for as long as it takes.
+LOGPROBS_AT_ONCE = 64  # tokens, each with up to 20 neighbours
+PIECE_BYTES = 64 << 10  # of a long body, to send at once
 
 
 def sse(data: dict[str, Any]) -> bytes:
@@ -32,6 +36,41 @@ def json_bytes(data: Any) -> bytes:
 
 def json_response(data: Any) -> Response:
     return Response(json_bytes(data), media_type="application/json")
+
+
+class LongResponse(Response):
+    """A body in pieces, each sent when the client has taken the ones before."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        super().__init__(media_type="application/json")
+        self.pieces = pieces
+        self.headers["content-length"] = str(sum(len(piece) for piece in pieces))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        for piece in self.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def body_response(pieces: list[bytes]) -> Response:
+    if len(pieces) == 1:
+        return Response(pieces[0], media_type="application/json")
+    return LongResponse(pieces)
+
+
+def gather(pieces: Iterator[bytes]) -> list[bytes]:
+    """The same bytes in pieces of about PIECE_BYTES."""
+    found, waiting, size = [], [], 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            found.append(b"".join(waiting))
+            waiting, size = [], 0
+    return [*found, b"".join(waiting)] if waiting else found
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -159,13 +198,46 @@ class ResponseBuilder:
             return chat_logprobs(entries, self.names)
         return completion_logprobs(entries, self.names, offsets or TextOffsets(self.names))
 
-    def whole(self, choices: Sequence[msgspec.Raw], usage: Usage) -> dict[str, Any]:
-        return {**self._head(False), "choices": choices, "usage": usage_object(usage)}
+    def whole(
+        self, choices: Sequence[tuple[int, CompletionOutput, str]], usage: Usage
+    ) -> Iterator[bytes]:
+        """The body in pieces; choices are (index, output, echo). None takes long to make."""
+        head = {**self._head(False), "usage": usage_object(usage)}
+        yield json_bytes(head)[:-1] + b',"choices":['
+        for number, (index, output, echo) in enumerate(choices):
+            if number:
+                yield b","
+            yield json_bytes(self._choice(index, output, echo))[:-1] + b',"logprobs":'
+            yield from self._logprobs_pieces(output.logprobs, TextOffsets(self.names, len(echo)))
+            yield b"}"
+        yield b"]}"
 
-    def choice(self, index: int, output: CompletionOutput, echo: str = "") -> dict[str, Any]:
+    def _logprobs_pieces(
+        self, entries: Sequence[TokenLogprobs] | None, offsets: TextOffsets
+    ) -> Iterator[bytes]:
+        """`_logprobs` in JSON, a few tokens at a time: what its lists hold is put together."""
+        if entries is None:
+            yield b"null"
+            return
+        columns: dict[str, list[bytes]] = {}
+        for start in range(0, max(1, len(entries)), LOGPROBS_AT_ONCE):
+            block = self._logprobs(entries[start : start + LOGPROBS_AT_ONCE], offsets)
+            for name, column in block.items():
+                columns.setdefault(name, []).append(json_bytes(column))
+        for number, (name, blocks) in enumerate(columns.items()):
+            yield (b"," if number else b"{") + json_bytes(name) + b":"
+            if not blocks[0].startswith(b"["):  # not a list: the same in each
+                yield blocks[0]
+                continue
+            for place, text in enumerate(blocks):
+                yield (b"," if place else b"[") + text[1:-1]
+            yield b"]"
+        yield b"}"
+
+    def _choice(self, index: int, output: CompletionOutput, echo: str) -> dict[str, Any]:
+        """Without its logprobs."""
         choice: dict[str, Any] = {
             "index": index,
-            "logprobs": self._logprobs(output.logprobs, TextOffsets(self.names, len(echo))),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }

@@ -1,0 +1,129 @@
+"""The JSON of long answers is written in pieces: no call of the encoder, which stops every thread,
+is given more than a few tokens; and the pieces say what one call would have said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from typing import Any
+
+import pytest
+from engine_fakes import FakeTokenizer
+
+from llaisys.common.types import (
+    CompletionOutput,
+    RequestStatus,
+    StreamOutput,
+    TokenLogprobs,
+    Usage,
+)
+from llaisys.server.engine_client.async_engine import MERGED_LOGPROBS, merge_parts
+from llaisys.server.openai import responses
+from llaisys.server.openai.responses import (
+    PIECE_BYTES,
+    LongResponse,
+    ResponseBuilder,
+    TextOffsets,
+    TokenNames,
+    body_response,
+    chat_logprobs,
+    completion_logprobs,
+    gather,
+)
+
+NAMES = TokenNames(FakeTokenizer())
+
+
+def entries(count: int, top: int = 20) -> list[TokenLogprobs]:
+    return [
+        TokenLogprobs(97 + i % 20, -i / 7, 1, [(97 + j, -float(j)) for j in range(top)])
+        for i in range(count)
+    ]
+
+
+def output(index: int, logprobs: list[TokenLogprobs] | None, text: str) -> CompletionOutput:
+    return CompletionOutput(
+        index, text, [1, 2], "stop", "END", RequestStatus.FINISHED_STOPPED, logprobs
+    )
+
+
+def builder(chat: bool, token_ids: bool = False) -> ResponseBuilder:
+    return ResponseBuilder("id", 7, "m", chat, NAMES, token_ids, "sess")
+
+
+@pytest.mark.parametrize("count", [None, 0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_body_in_pieces_says_what_it_would_in_one(chat: bool, count: int | None) -> None:
+    logprobs = None if count is None else entries(count)
+    outputs = [output(0, logprobs, "a\ud800é"), output(1, logprobs, "")]
+    echo = "" if chat else "so"
+    pieces = gather(builder(chat, True).whole([(o.index, o, echo) for o in outputs], Usage(3, 4)))
+    body = json.loads(b"".join(pieces))
+    assert (body["id"], body["model"], body["session_id"]) == ("id", "m", "sess")
+    assert body["usage"]["total_tokens"] == 7
+    expected: Any = (
+        chat_logprobs(logprobs, NAMES)
+        if chat
+        else completion_logprobs(logprobs, NAMES, TextOffsets(NAMES, len(echo)))
+    )
+    for choice, made in zip(body["choices"], outputs, strict=True):
+        assert choice["index"] == made.index and choice["logprobs"] == expected
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "END")
+        assert choice["token_ids"] == [1, 2]
+        shown = made.text.replace("\ud800", "?")
+        assert (choice["message"]["content"] if chat else choice["text"]) == echo + shown
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_no_call_of_the_encoder_is_long(monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
+    sizes = []
+    encode = responses._encode
+
+    def measured(data: Any) -> bytes:
+        written = encode(data)
+        sizes.append(len(written))
+        return written
+
+    monkeypatch.setattr(responses, "_encode", measured)
+    pieces = gather(builder(chat).whole([(0, output(0, entries(5000), "x"), "")], Usage(1, 5000)))
+    total = sum(len(piece) for piece in pieces)
+    assert total > 10 * PIECE_BYTES and max(sizes) < 3 * PIECE_BYTES
+    assert max(len(piece) for piece in pieces) < 4 * PIECE_BYTES
+
+
+def test_a_long_body_is_sent_in_pieces_and_its_length_is_told() -> None:
+    pieces = [b"a" * 10, b"b" * 5]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is to be received")
+
+    response = body_response(pieces)
+    assert isinstance(response, LongResponse)
+    asyncio.run(response({"type": "http"}, receive, send))
+    headers = dict(sent[0]["headers"])
+    assert headers[b"content-length"] == b"15"
+    assert headers[b"content-type"] == b"application/json"
+    assert [message["body"] for message in sent[1:]] == [*pieces, b""]
+    assert [message["more_body"] for message in sent[1:]] == [True, True, False]
+    assert not isinstance(body_response(pieces[:1]), LongResponse)
+
+
+def test_a_reader_that_fell_behind_catches_up_in_parts_of_a_few_logprobs() -> None:
+    def parts(logprobs: bool) -> deque[StreamOutput]:
+        return deque(
+            StreamOutput("r", 0, "x", [97], None, entries(1) if logprobs else None)
+            for _ in range(1000)
+        )
+
+    backlog, counts = parts(True), []
+    while backlog:
+        part = merge_parts(backlog)
+        counts.append(len(part.token_ids))
+        assert part.logprobs is not None and len(part.logprobs) == len(part.token_ids)
+    assert sum(counts) == 1000 and max(counts) == MERGED_LOGPROBS
+    assert merge_parts(parts(False)).text == "x" * 1000
