@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.family import CheckpointConfig, Family
 from llaisys.models.families.llama import LLAMA
 from llaisys.models.families.qwen2 import QWEN2
 from llaisys.models.families.qwen3 import QWEN3
 
-__all__ = ["FAMILIES", "DecoderFamily", "family_of"]
+__all__ = ["FAMILIES", "CheckpointConfig", "DecoderFamily", "Family", "family_of"]
 
-FAMILIES: dict[str, DecoderFamily] = {family.name: family for family in (QWEN2, LLAMA, QWEN3)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (QWEN2, LLAMA, QWEN3)}
 
 
-def family_of(model_type: object, where: str) -> DecoderFamily:
+def family_of(model_type: object, where: str) -> Family:
     """Raises `ModelLoadError` naming the file and the families that are known."""
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:

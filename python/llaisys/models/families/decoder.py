@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llaisys.models.families.family import Family
+
 if TYPE_CHECKING:
     from llaisys.models.loading.config import ModelConfig
+    from llaisys.models.loading.fields import Fields
 
 _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
@@ -53,7 +56,7 @@ _GLOBAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderFamily:
+class DecoderFamily(Family):
     """RMS norm, rotary embedding, grouped heads, SwiGLU; the rest is said here."""
 
     name: str  # model_type of config.json and general.architecture of GGUF files
@@ -64,6 +67,11 @@ class DecoderFamily:
     default_head_dim: int | None = None  # where the config does not say; None: hidden / heads
     is_permuted_in_gguf: bool = False  # rows of q and k in the order of interleaved RoPE
     gguf_pre_tokenizer: str = "default"  # of files that do not name one
+
+    def config_from_json(self, fields: Fields, generation: Fields) -> ModelConfig:
+        from llaisys.models.loading.config import decoder_config  # which knows the families
+
+        return decoder_config(self, fields, generation)
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""

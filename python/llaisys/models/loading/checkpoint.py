@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llaisys.common.closing import Closing
-from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
 from llaisys.models.loading.part import Part
@@ -81,7 +81,7 @@ class Checkpoint(Closing, ABC):
     """
 
     where: str  # names it in errors
-    config: ModelConfig
+    config: Any  # what the family made of it: a CheckpointConfig, for decoders a ModelConfig
     tokenizer_source: TokenizerSource
 
     @abstractmethod

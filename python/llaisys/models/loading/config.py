@@ -10,7 +10,7 @@ from typing import Any
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.options import Integer, Number
 from llaisys.common.sampling import FIELDS
-from llaisys.models.families import family_of
+from llaisys.models.families import CheckpointConfig, DecoderFamily, family_of
 from llaisys.models.loading.fields import Fields
 from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
 
@@ -48,21 +48,18 @@ RopeScaling = LinearRopeScaling | Llama3RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Validated once, at load; every size is positive and the heads divide."""
+class ModelConfig(CheckpointConfig):
+    """Of a decoder; every size is positive and the heads divide."""
 
-    model_type: str  # a key of FAMILIES
     hidden_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int  # divides num_heads
     head_dim: int  # even
     intermediate_size: int
-    vocab_size: int  # rows of the embedding; may exceed the tokenizer's
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
-    max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool  # q, k, v have a bias
     output_bias: bool  # o_proj has one too
@@ -70,12 +67,7 @@ class ModelConfig:
     # The window of the layers listed in window_layers (all of them or a part); None: no layer.
     sliding_window: int | None
     window_layers: tuple[int, ...]
-    eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    # 'f32' | 'f16' | 'bf16': what to compute in; 'auto' until the checkpoint has seen the weights,
-    # where config.json does not say.
-    dtype: str
-    generation: dict[str, float | int]  # sampling fields that the model sets
 
     def layer_window(self, layer: int) -> int | None:
         """The attention window of one layer in tokens; None: full attention."""
@@ -100,7 +92,7 @@ class ModelConfig:
             )
 
 
-def load_config(directory: Path) -> ModelConfig:
+def load_config(directory: Path) -> Any:
     """Read config.json (and generation_config.json where present) of a model directory."""
     path = directory / "config.json"
     if not path.is_file():
@@ -113,10 +105,16 @@ def parse_config(
     config: Mapping[str, Any],
     generation: Mapping[str, Any] | None = None,
     where: str = "config.json",
-) -> ModelConfig:
-    """Build a `ModelConfig` from the dictionaries of a Hugging Face model directory."""
+) -> Any:
+    """What the family makes of the dictionaries of a Hugging Face model directory: a
+    CheckpointConfig, for decoders a `ModelConfig`."""
     fields = Fields(config, where)
-    family = family_of(fields.string("model_type"), fields.where)
+    extra = Fields(generation or {}, "generation_config.json")
+    return family_of(fields.string("model_type"), where).config_from_json(fields, extra)
+
+
+def decoder_config(family: DecoderFamily, fields: Fields, extra: Fields) -> ModelConfig:
+    """`extra`: of generation_config.json."""
     _refuse_variants(fields)
     hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
     layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
@@ -132,7 +130,6 @@ def parse_config(
     bias = family.attention_bias
     if bias is None:
         bias = fields.boolean("attention_bias", False)
-    extra = Fields(generation or {}, "generation_config.json")
     eos = extra.id_list("eos_token_id", vocab) + fields.id_list("eos_token_id", vocab)
     bos = fields.id_list("bos_token_id", vocab) or extra.id_list("bos_token_id", vocab)
     result = ModelConfig(
@@ -159,7 +156,7 @@ def parse_config(
         dtype=_dtype(fields),
         generation=parse_generation(extra),
     )
-    result.check(where)
+    result.check(fields.where)
     return result
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.families import FAMILIES
+from llaisys.models.families import FAMILIES, CheckpointConfig
 from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.config import ModelConfig
 
 
-def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""
     return FAMILIES[config.model_type].tensors(config)
 

@@ -29,7 +29,10 @@ _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
 
 def family_from_gguf(metadata: Mapping[str, Any], where: str) -> DecoderFamily:
-    return family_of(Fields(metadata, where).string("general.architecture"), where)
+    family = family_of(Fields(metadata, where).string("general.architecture"), where)
+    if not isinstance(family, DecoderFamily):
+        raise ModelLoadError(f"{where}: {family.name} models are not read from GGUF files")
+    return family
 
 
 def config_from_gguf(

@@ -219,8 +219,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return tuple(self._tensors)
 
     def _weights_dtype(self) -> str:
-        """That of the first projection."""
-        record = self._tensors.get("model.layers.0.self_attn.q_proj.weight")
+        """That of the first projection of a decoder, or else of the first matrix."""
+        matrices = [record for record in self._tensors.values() if len(record.shape) > 1]
+        record = self._tensors.get("model.layers.0.self_attn.q_proj.weight", *matrices[:1])
         return record.dtype if record is not None and record.dtype in USABLE.values() else "f32"
 
     def _find(self, name: str) -> TensorRecord:
