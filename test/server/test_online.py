@@ -116,7 +116,7 @@ async def streams_match_the_offline_engine(engine: AsyncLLMEngine) -> None:
         if i % 2:
             assert [t for part in parts for t in part.token_ids] == wanted
             assert "".join(part.text for part in parts) == output.text
-    assert engine.num_open == 0
+    assert not engine._requests
 
 
 async def illegal_moves_are_refused(engine: AsyncLLMEngine) -> None:
@@ -165,7 +165,7 @@ async def impossible_requests_are_rejected(engine: AsyncLLMEngine) -> None:
     with pytest.raises(RejectedError, match="1300") as caught:
         await read(engine, name)
     assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
-    assert not engine._outputs._choices and engine.num_open == 0
+    assert not engine._outputs._choices and not engine._requests
 
 
 async def long_texts_and_bad_words_are_tokenised_in_a_thread(engine: AsyncLLMEngine) -> None:

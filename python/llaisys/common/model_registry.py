@@ -20,7 +20,8 @@ MODEL_REGISTRY: dict[str, str] = {
 
 
 def register_model(model_type: str, location: str) -> None:
-    """Add an adapter, given as "module:class". A type that is taken is refused."""
+    """Public, for models outside this package: add an adapter, given as "module:class". A type that
+    is taken is refused."""
     if model_type in MODEL_REGISTRY:
         raise refuse("model_type", model_type, "one that is not registered yet")
     if location.count(":") != 1:

@@ -274,7 +274,7 @@ class SamplingParams:
         return result
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """A copy with some fields changed, checked again."""
+        """Public, for users: a copy with some fields changed, checked again."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:

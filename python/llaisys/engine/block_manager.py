@@ -132,7 +132,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def block_table(self, request: Request) -> list[int]:
-        """The blocks that a request holds, in order; a copy."""
+        """For tests and debuggers: the blocks that a request holds, in order; a copy."""
         holding = self._holdings.get(request.request_id)
         return list(holding.blocks) if holding else []
 
@@ -201,7 +201,8 @@ class BlockManager:
         self._waits_for.pop(request.request_id, None)
 
     def reset_prefix_cache(self) -> int:
-        """Turn every cached block into a free one; their number. Blocks in use stay cached."""
+        """A contract that nothing in the product uses yet: turn every cached block into a free one,
+        and return their number. Blocks in use stay cached."""
         count = len(self._cached)
         while self._cached:
             block, _ = self._cached.popitem(last=False)

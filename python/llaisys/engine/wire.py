@@ -53,6 +53,7 @@ def decode_plan(frame: bytes) -> SchedulerOutputs:
 
 
 def encode_output(output: StepOutput) -> bytes:
+    """For a rank that samples for all; today's ranks answer with their tokens alone."""
     return encode(output)
 
 

@@ -1,6 +1,7 @@
 """Owners of native objects. Each is freed by `close()` (or a `with` block), never by `__del__`.
 
-Addresses are plain integers: the callers keep the memory behind them alive during the call.
+Addresses are plain integers: the callers keep the memory behind them alive during the call. The
+whole C API is here, with what the engine does not call (views, sequence calls of the SLOT layout).
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Tokenizer:
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a chat, as the model's template writes it."""
+        """Public, for users: the prompt text of a chat. The engine takes `encode_chat`'s tokens."""
         data = self._chat_data(messages, tools, variables)
         return self._render(data, add_generation_prompt, datetime.now())
 

@@ -139,10 +139,6 @@ class AsyncLLMEngine:
         return None if beat is None or self.is_ready else beat.loading
 
     @property
-    def num_open(self) -> int:
-        return len(self._requests)
-
-    @property
     def stats(self) -> EngineStats:
         return self._link.stats
 
