@@ -47,4 +47,27 @@ private:
     device::Runtime table_;
 };
 
+// While it lives, memory of the CPU is counted as it is allocated.
+class CountedAllocations {
+public:
+    CountedAllocations() {
+        count_ = 0;
+        table_ = device::cpu_runtime();
+        table_.allocate = [](int device_id, size_t bytes) {
+            ++count_;
+            return device::cpu_runtime().allocate(device_id, bytes);
+        };
+        device::use_runtime(LLAISYS_DEVICE_CPU, &table_);
+    }
+    ~CountedAllocations() { device::use_runtime(LLAISYS_DEVICE_CPU, nullptr); }
+    CountedAllocations(const CountedAllocations &) = delete;
+    CountedAllocations &operator=(const CountedAllocations &) = delete;
+
+    int64_t count() const { return count_; }
+
+private:
+    inline static int64_t count_ = 0;
+    device::Runtime table_;
+};
+
 } // namespace fake

@@ -91,6 +91,28 @@ TEST(a_tied_lookup_reads_the_bytes_of_the_head_whichever_came_first) {
     }
 }
 
+TEST(a_quantised_lookup_is_packed_tied_or_not) {
+    for (const bool is_tied : {false, true}) {
+        const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
+        llaisysTensor_t slots[2] = {};
+        PackedWeight embed, head;
+        WeightTable table(LLAISYS_DEVICE_CPU, 0);
+        PackedWeights packed(table);
+        table.add_global("embed", &slots[0], {kRows, 32});
+        table.add_global("head", &slots[1], {kRows, 32});
+        packed.add_lookup(&slots[0], &embed);
+        packed.add(&slots[1], &head);
+        const auto make_blocks = [] {
+            return new LlaisysTensor(Tensor::create({kRows, 32}, LLAISYS_DTYPE_Q8_0));
+        };
+        packed.replace(stream, "embed", 0, make_blocks());
+        packed.replace(stream, "head", 0, is_tied ? slots[0] : make_blocks());
+        packed.prepare(stream);
+        CHECK(embed.weight.defined() && !slots[0]->tensor.defined());
+        CHECK_EQ(embed.weight.bytes.data() == head.weight.bytes.data(), is_tied);
+    }
+}
+
 TEST(slots_with_one_handle_share_one_copy) {
     Fixture fixture;
     fixture.fill();

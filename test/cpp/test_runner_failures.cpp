@@ -1,5 +1,6 @@
 // The runner when something is wrong, and when nothing is: rollback, a full cache, bad input; then
 // steady state, sampling and the calls of the block manager.
+#include "fake_device.hpp"
 #include "fake_model.hpp"
 
 using namespace fake;
@@ -181,6 +182,30 @@ TEST(a_steady_state_allocates_no_workspace) {
     CHECK_EQ(rig.runner.graph().counters().reused, 52);
     CHECK_EQ(rig.runner.kv_stats().used_slots, 8);
     CHECK_EQ(rig.runner.kv_stats().peak_used_slots, 9);
+}
+
+TEST(the_first_long_prompt_allocates_no_device_memory) {
+    for (const bool is_block : {false, true}) {
+        const fake::CountedAllocations allocations;
+        Rig rig(16, 0, is_block);
+        const int64_t before = allocations.count();
+        CHECK(before > 0);
+        Step step = tokens(Ints(16, 3)); // as many as there are slots
+        step.logits.assign(16, 1);
+        if (is_block) {
+            for (int32_t i = 0; i < 16; ++i) {
+                step.positions.push_back(i);
+                step.slot_mapping.push_back(i);
+            }
+            step.seq_ids.assign(16, 7);
+            step.batch_seq_ids = {7};
+            step.context_lens = {16};
+            step.block_tables = {0, 1, 2, 3};
+        }
+        CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
+        CHECK_EQ(rig.output_ids().size(), size_t(16));
+        CHECK_EQ(allocations.count(), before);
+    }
 }
 
 TEST(execute_step_is_step_then_sample) {

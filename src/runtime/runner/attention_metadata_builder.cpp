@@ -4,12 +4,16 @@
 
 namespace llaisys::runtime {
 
-Tensor IntBuffer::upload(const int32_t *values, int64_t n) {
+void IntBuffer::reserve(int64_t n) {
     if (!buffer_.defined() || buffer_.size(0) < n) {
         const int64_t capacity = std::max<int64_t>(n, buffer_.defined() ? buffer_.size(0) * 2 : 64);
         buffer_ =
             Tensor::create({capacity}, LLAISYS_DTYPE_I32, stream_.type(), stream_.device_id());
     }
+}
+
+Tensor IntBuffer::upload(const int32_t *values, int64_t n) {
+    reserve(n);
     Tensor view = buffer_.slice(0, 0, n);
     view.load(stream_, values, size_t(n) * sizeof(int32_t));
     return view;
@@ -27,6 +31,16 @@ AttentionMetadataBuilder::AttentionMetadataBuilder(const device::Stream &stream,
         }
     }
     lists_of_group_.resize(groups_.size());
+}
+
+void AttentionMetadataBuilder::reserve(int64_t n_tokens, int64_t n_table_entries) {
+    for (IntBuffer *buffer : {&slots_, &q_rows_, &end_}) {
+        buffer->reserve(n_tokens);
+    }
+    for (Group &group : groups_) {
+        group.begin.reserve(n_tokens);
+    }
+    tables_.reserve(n_table_entries);
 }
 
 // Index of the list of the token's set of sequences; made when it is the first of its kind.

@@ -16,6 +16,7 @@ namespace llaisys::runtime {
 class IntBuffer {
 public:
     explicit IntBuffer(const device::Stream &stream) : stream_(stream) {}
+    void reserve(int64_t n); // room for n numbers; what it held is lost when it has to grow
     // i32 [n] with these values, in order with the stream; the same memory while the capacity
     // suffices.
     Tensor upload(const int32_t *values, int64_t n);
@@ -30,6 +31,9 @@ public:
     // windows [n_layers]: the attention window of each layer, 0: none. Layers of one window share
     // their lists.
     AttentionMetadataBuilder(const device::Stream &stream, const std::vector<int64_t> &windows);
+
+    // Room for n tokens and tables of as many entries; without it the first step makes it.
+    void reserve(int64_t n_tokens, int64_t n_table_entries);
 
     // SLOT, after the cells of the micro-batch were taken: one list of cells for each distinct set
     // of sequences among its tokens, sorted by position and cell. slots: [range.n].

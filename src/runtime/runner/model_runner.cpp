@@ -40,8 +40,22 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
     } else {
         blocks_.emplace(options.block_size, int32_t(options.n_slots), options.max_positions);
     }
-    const int64_t largest = std::min<int64_t>(options.max_ubatch, options.n_slots);
-    graph_.reserve({largest, largest}); // so that no step has to allocate
+    reserve_largest_step();
+}
+
+void ModelRunner::reserve_largest_step() {
+    const int64_t largest = std::min<int64_t>(options_.max_ubatch, options_.n_slots);
+    const int64_t n_rows = std::min(largest, options_.reserved_outputs);
+    graph_.reserve({largest, largest});
+    output_.reserve(n_rows);
+    output_rows_.reserve(n_rows);
+    first_rows(&token_ids_, {largest}, LLAISYS_DTYPE_I64, stream_);
+    first_rows(&positions_, {largest}, LLAISYS_DTYPE_I64, stream_);
+    // SLOT: a sequence that fills the cache. BLOCK: as many rows as outputs, each as wide as the
+    // longest sequence.
+    const int64_t width = std::min(options_.max_positions, options_.n_slots);
+    const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
+    metadata_.reserve(largest, cells_ ? width : n_rows * blocks);
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {

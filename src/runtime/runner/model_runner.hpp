@@ -28,6 +28,8 @@ struct RunnerOptions {
     int64_t n_slots = 0;                    // BLOCK: a whole number of blocks
     int64_t max_positions = 0;              // at most what the model allows
     int32_t max_ubatch = 512;               // tokens of one forward
+    // Output rows and sequences of a step for which there is room from the start; more make it grow.
+    int64_t reserved_outputs = 256;
 };
 
 class ModelRunner {
@@ -65,6 +67,8 @@ public:
     void shift_slots(const int32_t *slots, const int64_t *delta, int32_t n);
 
 private:
+    // So that no step of token ids has to allocate device memory.
+    void reserve_largest_step();
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);
     int32_t step_block(const PreparedStep &step, const std::vector<UbatchRange> &ranges,
                        const LlaisysStepInput &input);
