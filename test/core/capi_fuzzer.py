@@ -55,7 +55,7 @@ class Fuzzer:
     def call(self, name: str, *arguments: Any) -> int:
         """A call that returns a code; any but 0 must have left a text of its own."""
         traits = types.LlaisysDataTypeTraits()
-        assert lib().llaisysDataTypeGetTraits(15, ctypes.byref(traits)) == types.ERROR_INVALID
+        assert lib().llaisysDataTypeGetTraits(99, ctypes.byref(traits)) == types.ERROR_INVALID
         canary = lib().llaisysLastError()
         code = int(getattr(lib(), name)(*arguments))
         self.kept.clear()
