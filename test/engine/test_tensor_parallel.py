@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_files import tiny_config, write_hf_model
+from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError, LlaisysError
@@ -86,6 +86,19 @@ def test_drafts_change_no_token_on_any_rank(
         assert tokens_of(llm) == expected
         assert tokens_of(llm) == expected
         assert llm.stats()["spec_decode_num_draft_tokens"] > 0
+
+
+def test_quantised_weights_are_shared_too(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = tiny_config(
+        num_attention_heads=8, num_key_value_heads=4, hidden_size=256, intermediate_size=256
+    )
+    write_gguf(path, config, kind="Q8_0")
+    tokens = []
+    for tp_size in (1, 2, 4):
+        with open_llm(path, tp_size, "uni") as llm:
+            tokens.append(tokens_of(llm))
+    assert tokens[1] == tokens[0] and tokens[2] == tokens[0]
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])

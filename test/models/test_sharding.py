@@ -115,6 +115,25 @@ def test_tensors_that_have_to_be_reordered_are_cut_alike(tmp_path: Path, model_t
         )
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_quantised_tensors_are_cut_in_whole_blocks(tmp_path: Path, model_type: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, tiny_config(model_type, intermediate_size=128), kind="Q8_0")
+    with open_checkpoint(path) as checkpoint:
+        for name, dim in (("self_attn.q_proj", 0), ("mlp.down_proj", 1)):
+            whole = checkpoint.read_blocks(f"{LAYER}{name}.weight")
+            assert whole is not None
+            half = whole.shape[dim] // 2
+            parts = [
+                checkpoint.read_blocks(f"{LAYER}{name}.weight", Part(dim, i * half, (i + 1) * half))
+                for i in range(2)
+            ]
+            assert all(part is not None and part.shape[dim] == half for part in parts)
+            rows = [part.rows for part in parts if part is not None]
+            np.testing.assert_array_equal(np.concatenate(rows, axis=dim), whole.rows)
+        assert checkpoint.read_blocks(f"{LAYER}mlp.down_proj.weight", Part(1, 16, 64)) is None
+
+
 @pytest.mark.parametrize(("slot", "shape"), [("attn_q_w", (66, 64)), ("mlp_down_w", (64, 97))])
 def test_a_cut_that_is_not_even_is_refused_with_the_numbers(
     slot: str, shape: tuple[int, ...]

@@ -53,11 +53,7 @@ class DecoderAdapter(NativeAdapter):
         """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
         other threads while the library lays out what came before."""
         dtype = _dtype(checkpoint.config, options)
-        as_is = (
-            options.dtype == "auto"
-            and options.device == "cpu"
-            and options.parallel.tensor_parallel_size == 1
-        )
+        as_is = options.dtype == "auto" and options.device == "cpu"
         names = [name for name, _ in expected_tensors(checkpoint.config)]
         loaded, total = 0, sum(prod(checkpoint.shape(name)) for name in names)  # elements
         with ThreadPoolExecutor(_READERS) as pool:
@@ -103,7 +99,7 @@ def _open_tensor(
     is_vector = len(checkpoint.shape(name)) == 1
     if is_vector:
         dtype = "f32"
-    blocks = checkpoint.read_blocks(name) if as_is and not is_vector else None
+    blocks = checkpoint.read_blocks(name, part) if as_is and not is_vector else None
     if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
         return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
     record = None if is_vector else checkpoint.record(name)

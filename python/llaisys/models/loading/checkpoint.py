@@ -108,7 +108,8 @@ class Checkpoint(Closing, ABC):
             return convert(record.read_part(part), record.dtype, dtype)
         return np.ascontiguousarray(self.read(name, dtype)[part.index()])
 
-    def read_blocks(self, name: str) -> TensorBlocks | None:
-        """The blocks of a quantised tensor, rows in Hugging Face's order; None when it is none."""
+    def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
+        """The blocks of a quantised tensor or of a part of it, rows in Hugging Face's order; None
+        when it is none, or when the part does not consist of whole blocks."""
         self.shape(name)
         return None

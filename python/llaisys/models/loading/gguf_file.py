@@ -15,13 +15,14 @@ import numpy as np
 from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
-from llaisys.models.loading.file_range import read_range
+from llaisys.models.loading.file_range import read_range, read_rows
 from llaisys.models.loading.gguf_config import (
     config_from_gguf,
     family_from_gguf,
     tokenizer_from_gguf,
 )
 from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor, read_gguf_header
+from llaisys.models.loading.part import Part
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Quantised types without a dequantiser in the gguf library, and types that hold no weights.
@@ -115,27 +116,35 @@ class GgufCheckpoint(Checkpoint):
             name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes, self._file
         )
 
-    def read_blocks(self, name: str) -> TensorBlocks | None:
+    def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
         tensor = self._find(name)
         type_name, elements, nbytes = GGML_TYPES[tensor.type_id]
         if type_name in PLAIN:
             return None
-        rows = self._read_bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
+        part = part or Part(0, 0, tensor.shape[0])
+        shape, stride = part.shape_in(tensor.shape), tensor.shape[-1] // elements * nbytes
+        offset = tensor.offset + part.start * stride
+        if part.dim != 0:
+            if part.start % elements or part.stop % elements:
+                return None
+            offset = tensor.offset + part.start // elements * nbytes
+        width = shape[-1] // elements * nbytes
+        rows = np.empty((math.prod(shape[:-1]), width), np.uint8)
+        read_rows(self.path, offset, width, stride, rows.reshape(-1).data, self._file)
         # A block never spans rows, so that rows of blocks are put in order like rows of elements.
-        return TensorBlocks(
-            type_name, elements, nbytes, tensor.shape, self._in_order(name, tensor, rows)
-        )
+        return TensorBlocks(type_name, elements, nbytes, shape, self._in_order(name, tensor, rows))
 
     def _in_order(self, name: str, tensor: GgufTensor, rows: Array) -> Array:
-        """Rows [n, ...] in Hugging Face's order."""
+        """Rows [n, ...] of the tensor, or of whole heads of it, in Hugging Face's order."""
         heads = self.family.permuted_heads(name, self.config)
         if heads is None:
             return rows
-        if len(rows) % (2 * heads):
+        size, rest = divmod(tensor.shape[0], heads)
+        if rest or size % 2:
             raise ModelLoadError(
-                f"{self.path}: tensor {tensor.name!r} has {len(rows)} rows for {heads} heads"
+                f"{self.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows for {heads} heads"
             )
-        return unpermute_rows(rows, heads)
+        return unpermute_rows(rows, len(rows) // size)
 
     def _read_bytes(self, tensor: GgufTensor) -> Array:
         data = np.empty(tensor.nbytes, np.uint8)
