@@ -15,7 +15,7 @@ _ODD = 4.0  # a step that took so many times longer than usual had something els
 
 
 class DraftCosts:
-    """The price of a draft in plain tokens, by the size of the batch (in powers of two)."""
+    """The price of a draft in plain tokens, by the number of running requests."""
 
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # seconds of a step without drafts
@@ -24,30 +24,29 @@ class DraftCosts:
 
     def wants_plain_step(self, running: int) -> bool:
         """Whether it is time to see again what a step takes without drafts."""
-        return self._since_plain.get(running.bit_length(), REFRESH) >= REFRESH
+        return self._since_plain.get(running, REFRESH) >= REFRESH
 
     def price(self, running: int) -> float:
         """Of one draft, as a share of the time that one token takes without drafts; from 1 on no
         draft is worth its price."""
-        size = running.bit_length()
-        if size not in self._draft:
+        if running not in self._draft:
             return _UNKNOWN
-        return self._draft[size] * running / self._plain[size]
+        return self._draft[running] * running / self._plain[running]
 
     def note(self, running: int, drafts: int, seconds: float) -> None:
         """A step of decoding alone took `seconds`."""
-        size = running.bit_length()
-        usual = self._plain.get(size)
+        usual = self._plain.get(running)
         if not drafts:
-            self._since_plain[size] = 0
+            self._since_plain[running] = 0
             if usual is None:
-                self._plain[size] = seconds
+                self._plain[running] = seconds
             elif seconds < _ODD * usual:
-                self._plain[size] = usual + _SPEED * (seconds - usual)
-            if size in self._draft:
-                self._draft[size] *= _FADING
+                self._plain[running] = usual + _SPEED * (seconds - usual)
+            if running in self._draft:
+                self._draft[running] *= _FADING
         elif usual is not None:
-            self._since_plain[size] += 1
-            added = min(max(0.0, seconds - usual) / drafts, usual)
-            known = self._draft.get(size, added)
-            self._draft[size] = known + _SPEED * (added - known)
+            self._since_plain[running] += 1
+            share = usual / running
+            added = min(max(0.0, seconds - usual) / drafts, 2 * share)
+            known = self._draft.get(running, _UNKNOWN * share)
+            self._draft[running] = known + _SPEED * (added - known)
