@@ -90,7 +90,8 @@ CPP_LAYERS: dict[str, list[str]] = {
     "device":                 ["base"],
     "tensor":                 ["device", "base"],
     "ops":                    ["tensor", "device", "base"],  # files shared by operators
-    "ops/*":                  ["ops/*.hpp", "ops/*/op.hpp", "ops/cpu", "tensor", "device", "base"],
+    "ops/*":                  ["ops/*.hpp", "ops/*/op.hpp", "ops/cpu", "ops/cuda", "tensor",
+                               "device", "base"],
     "parallel":               ["ops", "tensor", "device", "base"],
     "runtime/weights":        ["ops", "tensor", "device", "base"],
     "runtime/workspace":      ["tensor", "device", "base"],

@@ -11,6 +11,14 @@ typedef struct LlaisysStream *llaisysStream_t;
 /* How many devices of this kind can be used; 0 when the build or the machine has none. */
 LLAISYS_API int32_t llaisysDeviceCount(llaisysDeviceType_t device);
 
+/* Bytes of memory that are free and that the device has in all. */
+LLAISYS_API int32_t llaisysDeviceMemory(llaisysDeviceType_t device, int32_t device_id,
+                                        int64_t *free_bytes, int64_t *total_bytes);
+
+/* A line about the device for people. Writes at most capacity bytes with the final 0. */
+LLAISYS_API int32_t llaisysDeviceDescribe(llaisysDeviceType_t device, int32_t device_id, char *text,
+                                          size_t capacity);
+
 /* What the CPU kernels run on: "portable", "avx2", "avx512" or "neon". Chosen once, from the
  * machine or from the environment variable LLAISYS_CPU_ISA. Static storage. */
 LLAISYS_API const char *llaisysCpuIsa(void);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
 
 from llaisys.common.errors import LlaisysError
@@ -26,12 +27,17 @@ def describe_environment() -> dict[str, str]:
         "cores": str(os.cpu_count()),
     }
     try:
-        from llaisys.libllaisys.library import last_error, lib, library_path
+        from llaisys.libllaisys.handles import describe_devices
+        from llaisys.libllaisys.library import choose_library, last_error, lib, library_path
 
+        with suppress(LlaisysError):  # without it: the library of the CPU
+            choose_library("cuda")
         native = lib()
         facts["library"] = f"{library_path().name}, ABI {native.llaisysAbiVersion()}"
         isa = native.llaisysCpuIsa().decode()
         facts["cpu kernels"] = isa or f"none: {last_error()}"
+        for number, line in enumerate(describe_devices("cuda")):
+            facts[f"gpu {number}"] = line
     except LlaisysError as error:
         facts["library"] = f"not loaded: {error}"
     for package in ("numpy", "tokenizers", "jinja2", "gguf", "huggingface_hub"):

@@ -129,9 +129,12 @@ int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTen
                          llaisysTensor_t begin, llaisysTensor_t end, llaisysTensor_t tables,
                          int32_t block_size, float scale) {
     return guard([&] {
-        const ops::AttentionLists lists{
-            tensor_of(q_rows, "attention: q_rows"), tensor_of(begin, "attention: begin"),
-            tensor_of(end, "attention: end"), tensor_of(tables, "attention: tables"), block_size};
+        ops::AttentionLists lists;
+        lists.q_rows = tensor_of(q_rows, "attention: q_rows");
+        lists.begin = tensor_of(begin, "attention: begin");
+        lists.end = tensor_of(end, "attention: end");
+        lists.tables = tensor_of(tables, "attention: tables");
+        lists.block_size = block_size;
         const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
                                                 tensor_of(v_cache, "attention: v_cache"));
         ops::attention(stream_of(stream), tensor_of(out, "attention: out"),

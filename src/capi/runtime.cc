@@ -3,13 +3,52 @@
 #include "device/cpu/isa.hpp"
 #include "device/cpu/probes.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <string>
 
 using namespace llaisys;
 using namespace llaisys::capi;
 
 int32_t llaisysDeviceCount(llaisysDeviceType_t device) {
     return device::has_runtime(device) ? device::runtime_of(device).device_count() : 0;
+}
+
+namespace {
+
+// The runtime of a device that is there.
+const device::Runtime &runtime_of(llaisysDeviceType_t device, int32_t device_id) {
+    const device::Runtime &runtime = device::runtime_of(device);
+    const int count = runtime.device_count();
+    require(device_id >= 0 && device_id < count, "device_id must be in [0, ", count, "), got ",
+            device_id);
+    return runtime;
+}
+
+} // namespace
+
+int32_t llaisysDeviceMemory(llaisysDeviceType_t device, int32_t device_id, int64_t *free_bytes,
+                            int64_t *total_bytes) {
+    return guard([&] {
+        not_null(free_bytes, "free_bytes");
+        not_null(total_bytes, "total_bytes");
+        const device::DeviceMemory memory = runtime_of(device, device_id).memory(device_id);
+        *free_bytes = memory.free;
+        *total_bytes = memory.total;
+    });
+}
+
+int32_t llaisysDeviceDescribe(llaisysDeviceType_t device, int32_t device_id, char *text,
+                              size_t capacity) {
+    return guard([&] {
+        not_null(text, "text");
+        require(capacity > 0, "capacity must be at least 1, got 0");
+        const std::string line = runtime_of(device, device_id).describe(device_id);
+        const size_t n = std::min(capacity - 1, line.size());
+        std::memcpy(text, line.data(), n);
+        text[n] = '\0';
+    });
 }
 
 const char *llaisysCpuIsa(void) {

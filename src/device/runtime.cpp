@@ -16,6 +16,10 @@ const Runtime *find(DeviceType type) {
     switch (type) {
     case LLAISYS_DEVICE_CPU:
         return &cpu_runtime();
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return &cuda_runtime();
+#endif
     default:
         return nullptr;
     }
@@ -39,6 +43,7 @@ const Runtime &runtime_of(DeviceType type) {
 Stream::Stream(DeviceType type, int device_id, int n_threads)
     : runtime_(&runtime_of(type)), device_id_(device_id), native_(nullptr) {
     const int count = runtime_->device_count();
+    require(count > 0, "this machine has no device ", runtime_->name, " that can be used");
     require(device_id >= 0 && device_id < count, "device_id must be in [0, ", count, "), got ",
             device_id);
     native_ = runtime_->create_stream(device_id, n_threads);

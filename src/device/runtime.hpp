@@ -6,8 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace llaisys::device {
+
+struct DeviceMemory {
+    int64_t free; // bytes
+    int64_t total;
+};
 
 enum class CopyKind { host_to_host, host_to_device, device_to_host, device_to_device };
 
@@ -37,6 +43,20 @@ struct Runtime {
     void (*record_event)(void *event, void *stream);
     void (*wait_event)(void *event, void *stream); // the stream waits, not the caller
     bool (*query_event)(void *event);
+
+    // Host memory that the device copies to and from while the host goes on; throws MEMORY.
+    void *(*allocate_host)(size_t bytes);
+    void (*release_host)(void *memory);
+
+    DeviceMemory (*memory)(int device_id);
+    std::string (*describe)(int device_id); // for people
+
+    // Graphs: the work queued between begin and end is not done but kept, and done again at each
+    // launch, on the same memory. All null where the device has none.
+    void (*begin_capture)(void *stream) = nullptr;
+    void *(*end_capture)(void *stream) = nullptr;
+    void (*launch_graph)(void *graph, void *stream) = nullptr;
+    void (*destroy_graph)(void *graph) = nullptr;
 };
 
 // Throws LLAISYS_ERROR_UNSUPPORTED for a device that this build does not have, INVALID for no such.
@@ -44,6 +64,7 @@ const Runtime &runtime_of(DeviceType type);
 bool has_runtime(DeviceType type);
 
 const Runtime &cpu_runtime();
+const Runtime &cuda_runtime(); // in a build with CUDA
 
 // For tests: runtime_of(type) is this table from now on; null: what the build has. Not to be called
 // while anything of that device is alive.

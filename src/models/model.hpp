@@ -74,6 +74,9 @@ public:
     // Brings what forward uses in line with the slots; throws naming what is missing or wrong.
     virtual void prepare_weights(const device::Stream &stream) = 0;
 
+    // Changes when forward reads its weights from other memory than before.
+    virtual uint64_t weights_version() const { return 0; }
+
     // Workspace that a forward of this size takes.
     virtual int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const = 0;
     virtual void forward(const device::Stream &stream, runtime::Workspace &workspace,

@@ -12,11 +12,11 @@ struct KvLayer {
     int64_t n_slots = 0;
     int64_t n_heads = 0;
     int64_t head_dim = 0;
-    Tensor k; // CPU: [n_slots, n_heads, head_dim]
-    Tensor v; // CPU: the same shape
+    Tensor k; // CPU, CUDA: [n_slots, n_heads, head_dim]
+    Tensor v; // the same shape
 };
 
-// The CPU's layout on tensors [n_slots, n_heads, head_dim]; the operators check them.
+// That layout on tensors [n_slots, n_heads, head_dim]; the operators check them.
 KvLayer slot_major(const Tensor &k, const Tensor &v);
 
 // Throws naming "k_cache" or "v_cache".

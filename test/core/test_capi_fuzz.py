@@ -322,6 +322,11 @@ def test_runtime_calls() -> None:
         assert fuzz.call("llaisysBenchProbe", stream, 0, None) != 0  # a real probe takes seconds
         fuzz.call("llaisysSetThreadLimit", fuzz.pick((0, -1, -(2**31))))
         lib().llaisysDeviceCount(fuzz.pick((0, 1, 2, 3)))
+        free, total, line = ctypes.c_int64(), ctypes.c_int64(), ctypes.create_string_buffer(64)
+        fuzz.call("llaisysDeviceMemory", fuzz.pick(DEVICES), fuzz.pick((0, 0, 1, -1)),
+                  None if fuzz.one_in(9) else ctypes.byref(free), ctypes.byref(total))  # fmt: skip
+        fuzz.call("llaisysDeviceDescribe", fuzz.pick(DEVICES), fuzz.pick((0, 0, 1, -1)),
+                  None if fuzz.one_in(9) else line, fuzz.pick((0, 1, len(line))))  # fmt: skip
         lib().llaisysStreamDestroy(stream)
 
 

@@ -54,7 +54,9 @@ TEST(an_operator_without_a_kernel_for_the_device_says_so) {
     const Tensor slots = on_fake({2}, LLAISYS_DTYPE_I32);
     const Tensor tables = on_fake({1, 2}, LLAISYS_DTYPE_I32);
     const ops::KvLayer kv = ops::slot_major(heads, heads);
-    const ops::AttentionLists lists{slots, slots, slots, tables, 1};
+    ops::AttentionLists lists;
+    lists.q_rows = lists.begin = lists.end = slots;
+    lists.tables = tables;
     check_unsupported("add", [&] { ops::add(stream, x, x, x); });
     check_unsupported("argmax", [&] { ops::argmax(stream, ids, on_fake({2}), x); });
     check_unsupported("attention", [&] { ops::attention(stream, heads, heads, kv, lists, 1.0f); });

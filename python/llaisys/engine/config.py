@@ -82,6 +82,9 @@ class CacheConfig:
     kv_cache_memory: int | None = option(
         None, Integer(1, MAX_BYTES), "bytes for the KV cache; else a modest size is picked"
     )
+    gpu_memory_utilization: float = option(
+        0.9, Number(0, 1, above_low=True), "share of a GPU's memory that the engine may use"
+    )
     num_kv_blocks: int | None = option(
         None, Integer(1), "blocks of the KV cache; overrides the bytes"
     )
@@ -131,7 +134,7 @@ class EngineConfig:
     )
     tokenizer: Any = None  # a Tokenizer to use instead of the model's own
     adapter_class: Any = None  # a ModelAdapter class to use instead of the registry's
-    device: str = option("cpu", Text(), "what computes")
+    device: str = option("cpu", Text(), "what computes: cpu or cuda")
     dtype: str = option(
         "auto", Choice(DTYPES, DTYPE_NAMES), "auto (the model's own), f32, f16 or bf16"
     )

@@ -41,6 +41,34 @@ def dtype_code(name: str) -> int:
         raise InvalidInputError(f"dtype must be one of {known}; got {name!r}") from None
 
 
+def device_code(name: str) -> int:
+    """The C value of a device name."""
+    code = types.DEVICE_NAMES.get(name)
+    if code is None:
+        raise InvalidInputError(
+            f"device must be one of {', '.join(types.DEVICE_NAMES)}; got {name!r}"
+        )
+    return code
+
+
+def device_memory(device: str, device_id: int = 0) -> tuple[int, int]:
+    """Bytes that are free, and bytes in all."""
+    free, total = ctypes.c_int64(), ctypes.c_int64()
+    code = device_code(device)
+    check(lib().llaisysDeviceMemory(code, device_id, ctypes.byref(free), ctypes.byref(total)))
+    return free.value, total.value
+
+
+def describe_devices(device: str) -> list[str]:
+    """A line for each device of this kind."""
+    lines = []
+    for device_id in range(lib().llaisysDeviceCount(device_code(device))):
+        text = ctypes.create_string_buffer(256)
+        check(lib().llaisysDeviceDescribe(device_code(device), device_id, text, len(text)))
+        lines.append(text.value.decode("utf-8", "replace"))
+    return lines
+
+
 def handle_array(*handles: Handle) -> Any:
     """A C array of handles; it keeps the numbers, not the objects."""
     return (ctypes.c_void_p * len(handles))(*(handle.handle for handle in handles))
@@ -79,11 +107,12 @@ class Stream(Handle):
 
     _destroy = "llaisysStreamDestroy"
 
+    def synchronize(self) -> None:
+        check(lib().llaisysStreamSynchronize(self.handle))
+
     def __init__(self, device: str = "cpu", device_id: int = 0, n_threads: int = 0) -> None:
         handle = ctypes.c_void_p()
-        code = types.DEVICES.get(device)
-        if code is None:
-            raise InvalidInputError(f"device must be one of cpu, nvidia; got {device!r}")
+        code = device_code(device)
         check(lib().llaisysStreamCreate(code, device_id, n_threads, ctypes.byref(handle)))
         super().__init__(handle.value or 0)
 
@@ -112,14 +141,12 @@ class Tensor(Handle):
     _destroy = "llaisysTensorDestroy"
 
     @classmethod
-    def create(cls, shape: Sequence[int], dtype: str) -> Tensor:
-        """Zeroed memory of the CPU."""
+    def create(cls, shape: Sequence[int], dtype: str, device: str = "cpu") -> Tensor:
+        """Zeroed memory of the first device of this kind."""
         result = ctypes.c_void_p()
-        code = dtype_code(dtype)
+        code, on = dtype_code(dtype), device_code(device)
         check(
-            lib().llaisysTensorCreate(
-                _sizes(shape), len(shape), code, types.DEVICE_CPU, 0, ctypes.byref(result)
-            )
+            lib().llaisysTensorCreate(_sizes(shape), len(shape), code, on, 0, ctypes.byref(result))
         )
         return cls(result.value or 0)
 

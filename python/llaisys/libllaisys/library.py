@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError, KvCacheFullError, LlaisysError, NativeError
 from llaisys.libllaisys import types
+
+CPU_LIBRARY = "libllaisys.so"
+CUDA_LIBRARY = "libllaisys_cuda.so"  # the same with CUDA in it; serves the CPU as well
+
+_chosen = CPU_LIBRARY  # what lib() will load
 
 
 def library_path() -> Path:
@@ -16,7 +22,41 @@ def library_path() -> Path:
     override = os.environ.get("LLAISYS_LIBRARY")
     if override:
         return Path(override)
-    return Path(__file__).resolve().parent.parent / "lib" / "libllaisys.so"
+    return Path(__file__).resolve().parent.parent / "lib" / _chosen
+
+
+def choose_library(device: str) -> None:
+    """Make `lib()` load what serves this device. A process loads one library: once that was the one
+    of the CPU, a GPU is refused."""
+    global _chosen
+    if types.DEVICE_NAMES.get(device) != types.DEVICE_NVIDIA or _chosen == CUDA_LIBRARY:
+        return
+    if lib.cache_info().currsize:
+        if lib().llaisysDeviceCount(types.DEVICE_NVIDIA) == 0:
+            raise InvalidInputError(
+                f"device is {device!r}: the library of the CPU is loaded in this process already, "
+                "or there is no usable GPU"
+            )
+        return
+    _chosen = CUDA_LIBRARY
+    if not library_path().is_file():
+        _chosen = CPU_LIBRARY
+        raise InvalidInputError(
+            f"device is {device!r}: this installation has no {CUDA_LIBRARY}; build it where nvcc "
+            "is installed, or use device 'cpu'"
+        )
+    _preload_cublas()
+
+
+def _preload_cublas() -> None:
+    """Bring in cuBLASLt from the `nvidia-cublas` wheel, where the toolkit's is not on the path."""
+    for folder in map(Path, sys.path):
+        for path in sorted(folder.glob("nvidia/*/lib/libcublasLt.so.*"), reverse=True):
+            try:
+                ctypes.CDLL(str(path))
+            except OSError:
+                continue
+            return
 
 
 @cache

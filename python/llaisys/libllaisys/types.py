@@ -10,6 +10,7 @@ ABI_VERSION = 6
 DEVICE_CPU = 0
 DEVICE_NVIDIA = 1
 DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
+DEVICE_NAMES = {**DEVICES, "cuda": DEVICE_NVIDIA}  # that a caller may give
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7}
 # Weights in blocks, as GGUF files hold them.

@@ -19,6 +19,7 @@ from llaisys.common.step import (
     RowLogprobs,
     SamplingMetadata,
 )
+from llaisys.models.device import MemoryNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class ModelAdapter(Closing, ABC):
     @abstractmethod
     def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
         """Bytes of keys and values that one token needs, over all layers of this rank."""
+
+    @classmethod
+    def memory_needs(
+        cls, checkpoint: Any, options: AdapterOptions, max_num_seqs: int
+    ) -> MemoryNeeds:
+        """What the model takes of a GPU besides its KV cache."""
+        return MemoryNeeds(weights=0, activations=0, logits=0)
 
     @classmethod
     @abstractmethod

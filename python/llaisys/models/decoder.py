@@ -15,6 +15,7 @@ from llaisys.libllaisys.decoder import ROPE_SCALING, LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
+from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder import slot_of
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
@@ -38,6 +39,22 @@ class DecoderAdapter(NativeAdapter):
         dtype = _dtype(config, options) if dtype == "auto" else dtype
         heads = config.num_kv_heads // options.parallel.tensor_parallel_size  # of this rank
         return 2 * config.num_layers * heads * config.head_dim * DTYPE_BYTES[dtype]
+
+    @classmethod
+    def memory_needs(
+        cls, checkpoint: Checkpoint, options: AdapterOptions, max_num_seqs: int
+    ) -> MemoryNeeds:
+        config = checkpoint.config
+        size = DTYPE_BYTES[_dtype(config, options)]
+        heads = config.num_heads + config.num_kv_heads
+        row = 4 * config.hidden_size + size * (
+            config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
+        )
+        return MemoryNeeds(
+            weights=size * sum(prod(shape) for _, shape in expected_tensors(config)),
+            activations=row * options.max_batch_tokens,
+            logits=2 * 4 * config.vocab_size * max_num_seqs,
+        )
 
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:

@@ -265,10 +265,10 @@ def _create_params(
     model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions
 ) -> LlaisysModelCreateParams:
     layout = check_choice("kv_cache_layout", options.kv_cache_layout, tuple(LAYOUTS))
-    device = check_choice("device", options.device, tuple(types.DEVICES))
+    device = check_choice("device", options.device, tuple(types.DEVICE_NAMES))
     params = LlaisysModelCreateParams(
         model_type=MODEL_TYPES[model_type],
-        device=types.DEVICES[device],
+        device=types.DEVICE_NAMES[device],
         kv_cache_layout=LAYOUTS[layout],
         kv_cache_block_size=options.kv_cache_block_size,
         max_model_len=options.max_model_len,

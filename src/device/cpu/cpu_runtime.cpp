@@ -8,6 +8,8 @@
 #include <cstring>
 #include <new>
 
+#include <unistd.h>
+
 namespace llaisys::device {
 
 namespace {
@@ -69,6 +71,22 @@ void record_event(void *, void *) {}
 void wait_event(void *, void *) {}
 bool query_event(void *) { return true; }
 
+void *allocate_host(size_t bytes) {
+    void *memory = std::malloc(bytes == 0 ? 1 : bytes);
+    if (memory == nullptr) {
+        fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of memory could not be allocated");
+    }
+    return memory;
+}
+void release_host(void *memory) { std::free(memory); }
+
+DeviceMemory memory(int) {
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    return {page * sysconf(_SC_AVPHYS_PAGES), page * sysconf(_SC_PHYS_PAGES)};
+}
+
+std::string describe(int) { return text("cpu, ", name_of(cpu_isa()), " kernels"); }
+
 } // namespace
 
 const Runtime &cpu_runtime() {
@@ -88,6 +106,10 @@ const Runtime &cpu_runtime() {
         table.record_event = record_event;
         table.wait_event = wait_event;
         table.query_event = query_event;
+        table.allocate_host = allocate_host;
+        table.release_host = release_host;
+        table.memory = memory;
+        table.describe = describe;
         return table;
     }();
     return runtime;

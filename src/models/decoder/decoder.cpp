@@ -1,12 +1,9 @@
 #include "models/decoder/decoder.hpp"
 
 #include "models/hyper_params.hpp"
+#include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"
-#include "ops/kv_store/op.hpp"
 #include "ops/rearrange/op.hpp"
-#include "ops/rms_norm/op.hpp"
-#include "ops/rope/op.hpp"
-#include "ops/swiglu/op.hpp"
 
 #include <cmath>
 
@@ -48,18 +45,23 @@ void DecoderModel::register_slots() {
         table_.add_layers(name, *slots, n_layers, shape, is_optional);
     };
     const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
-                                runtime::PackedWeight Layer::*packed) {
+                                runtime::PackedWeight Layer::*packed,
+                                runtime::WeightRoom Layer::*room = nullptr) {
         add(name, slots, shape);
         for (size_t i = 0; i < layers_.size(); ++i) {
-            packed_.add(*slots + i, &(layers_[i].*packed));
+            if (room != nullptr) {
+                packed_.add(*slots + i, &(layers_[i].*packed), &(layers_[i].*room), shape[0]);
+            } else {
+                packed_.add(*slots + i, &(layers_[i].*packed));
+            }
         }
     };
     add("attn_norm_w", &weights_.attn_norm_w, {hidden});
-    add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q);
+    add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q, &Layer::qkv);
     add("attn_q_b", &weights_.attn_q_b, {q_size}, true);
-    add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k);
+    add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k, &Layer::qkv);
     add("attn_k_b", &weights_.attn_k_b, {kv_size}, true);
-    add_linear("attn_v_w", &weights_.attn_v_w, {kv_size, hidden}, &Layer::v);
+    add_linear("attn_v_w", &weights_.attn_v_w, {kv_size, hidden}, &Layer::v, &Layer::qkv);
     add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
     add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
     add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
@@ -67,26 +69,46 @@ void DecoderModel::register_slots() {
     add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, has_no_norms);
     add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, has_no_norms);
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden});
-    add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate);
-    add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up);
+    add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate, &Layer::gate_up);
+    add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up);
     add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
+}
+
+// Activations are f32 on the CPU and of the weights' dtype elsewhere; the residual stream and the
+// logits are f32 everywhere.
+DType DecoderModel::activation_dtype() const {
+    return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : meta_.dtype;
 }
 
 DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &workspace,
                                                          int64_t n) const {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t inner = int64_t(meta_.di);
-    const Shape q_shape{n, int64_t(meta_.nh), int64_t(meta_.dh)};
-    const Shape kv_shape{n, int64_t(meta_.nkvh), int64_t(meta_.dh)};
+    const int64_t q_size = int64_t(meta_.nh * meta_.dh);
+    const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
+    const DType dtype = activation_dtype();
     Activations act;
     act.residual = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
-    act.normed = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
-    act.q = workspace.take(q_shape, LLAISYS_DTYPE_F32);
-    act.k = workspace.take(kv_shape, LLAISYS_DTYPE_F32);
-    act.v = workspace.take(kv_shape, LLAISYS_DTYPE_F32);
-    act.attn_out = workspace.take(q_shape, LLAISYS_DTYPE_F32);
-    act.gate = workspace.take({n, inner}, LLAISYS_DTYPE_F32);
-    act.up = workspace.take({n, inner}, LLAISYS_DTYPE_F32);
+    act.normed = workspace.take({n, hidden}, dtype);
+    act.attn_out = workspace.take({n, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+    if (table_.device() == LLAISYS_DEVICE_CPU) {
+        act.q = workspace.take({n, q_size}, dtype);
+        act.k = workspace.take({n, kv_size}, dtype);
+        act.v = workspace.take({n, kv_size}, dtype);
+        act.gate = workspace.take({n, inner}, dtype);
+        act.up = workspace.take({n, inner}, dtype);
+        return act;
+    }
+    // Side by side, as the weights lie: one product.
+    const Tensor qkv = workspace.take({n, q_size + 2 * kv_size}, dtype);
+    const Tensor gate_up = workspace.take({n, 2 * inner}, dtype);
+    if (qkv.defined()) { // not while the workspace is measured
+        act.q = qkv.slice(1, 0, q_size);
+        act.k = qkv.slice(1, q_size, q_size + kv_size);
+        act.v = qkv.slice(1, q_size + kv_size, q_size + 2 * kv_size);
+        act.gate = gate_up.slice(1, 0, inner);
+        act.up = gate_up.slice(1, inner, 2 * inner);
+    }
     return act;
 }
 
@@ -107,24 +129,20 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                               const AttentionMetadata &attention, const Activations &act,
                               ForwardOutput *output) const {
     embed(stream, input, act.residual);
-    ops::rms_norm(stream, act.normed, act.residual, weights_.attn_norm_w[0]->tensor, meta_.epsilon);
     for (size_t i = 0; i < layers_.size(); ++i) {
         at_place("layer", i, [&] {
             attend(stream, i, input, attention, act);
-            ops::add_rms_norm(stream, act.normed, act.residual, act.normed,
-                              weights_.mlp_norm_w[i]->tensor, meta_.epsilon);
             feed_forward(stream, i, act);
-            const bool is_last = i + 1 == layers_.size();
-            const llaisysTensor_t next_norm =
-                is_last ? weights_.out_norm_w : weights_.attn_norm_w[i + 1];
-            ops::add_rms_norm(stream, act.normed, act.residual, act.normed, next_norm->tensor,
-                              meta_.epsilon);
         });
     }
     if (input.output_rows.defined()) {
-        const ops::LinearPart head{&head_.weight, nullptr, &output->logits};
-        ops::linear(stream, act.normed, &head, 1, &input.output_rows);
+        ops::head(stream, output->logits, act.residual, norm(weights_.out_norm_w, act),
+                  head_.weight, input.output_rows);
     }
+}
+
+ops::Norm DecoderModel::norm(llaisysTensor_t weight, const Activations &act) const {
+    return {weight->tensor, meta_.epsilon, act.normed};
 }
 
 void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
@@ -138,53 +156,44 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
     }
 }
 
-void DecoderModel::norm_heads(const device::Stream &stream, const Tensor &x,
-                              llaisysTensor_t weight) const {
-    if (weight != nullptr) {
-        const Tensor heads = x.view({x.size(0) * x.size(1), x.size(2)});
-        ops::rms_norm(stream, heads, heads, weight->tensor, meta_.epsilon);
-    }
-}
-
 void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInput &input,
                           const AttentionMetadata &attention, const Activations &act) const {
-    const int64_t n = input.n_tokens;
     const Layer &layer = layers_[i];
     const ops::KvLayer &kv = attention.kv[i];
-    const auto bias = [i](const llaisysTensor_t *slots) {
+    const auto vector = [i](const llaisysTensor_t *slots) {
         return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
     };
-    const Tensor q = act.q.view({n, act.q.size(1) * act.q.size(2)});
-    const Tensor k = act.k.view({n, act.k.size(1) * act.k.size(2)});
-    const Tensor v = act.v.view(k.shape());
-    const ops::LinearPart qkv[] = {{&layer.q.weight, bias(weights_.attn_q_b), &q},
-                                   {&layer.k.weight, bias(weights_.attn_k_b), &k},
-                                   {&layer.v.weight, bias(weights_.attn_v_b), &v}};
-    ops::linear(stream, act.normed, qkv, 3);
-    norm_heads(stream, act.q, weights_.attn_q_norm_w[i]);
-    norm_heads(stream, act.k, weights_.attn_k_norm_w[i]);
-    ops::rope(stream, act.q, act.q, input.positions, kv_spec_.inv_freq);
-    ops::rope(stream, act.k, act.k, input.positions, kv_spec_.inv_freq);
-    ops::kv_store(stream, kv, act.k, &act.v, attention.slots);
-    ops::attention(stream, act.attn_out, act.q, kv, attention.lists_of(i),
-                   1.0f / std::sqrt(float(kv_spec_.head_dim)));
-    // Of a sum over ranks the bias is one term.
-    const Tensor *o_bias = group_->rank() == 0 ? bias(weights_.attn_o_b) : nullptr;
-    const ops::LinearPart o{&layer.o.weight, o_bias, &act.normed};
-    ops::linear(stream, act.attn_out.view(q.shape()), &o, 1);
-    group_->AllReduce(act.normed);
+    const ops::HeadNorms head_norms{vector(weights_.attn_q_norm_w), vector(weights_.attn_k_norm_w)};
+    ops::attention_input(stream, act.residual, norm(weights_.attn_norm_w[i], act),
+                         {&layer.q.weight, vector(weights_.attn_q_b), &act.q},
+                         {&layer.k.weight, vector(weights_.attn_k_b), &act.k},
+                         {&layer.v.weight, vector(weights_.attn_v_b), &act.v}, head_norms,
+                         {input.positions, kv_spec_.inv_freq, attention.slots, kv});
+    ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), kv,
+                   attention.lists_of(i), 1.0f / std::sqrt(float(kv_spec_.head_dim)));
+    add_product(stream, act.attn_out.view(act.q.shape()), layer.o.weight, vector(weights_.attn_o_b),
+                act);
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i,
                                 const Activations &act) const {
     const Layer &layer = layers_[i];
-    const ops::LinearPart gate_up[] = {{&layer.gate.weight, nullptr, &act.gate},
-                                       {&layer.up.weight, nullptr, &act.up}};
-    ops::linear(stream, act.normed, gate_up, 2);
-    ops::swiglu(stream, act.gate, act.gate, act.up);
-    const ops::LinearPart down{&layer.down.weight, nullptr, &act.normed};
-    ops::linear(stream, act.gate, &down, 1);
+    ops::mlp_input(stream, act.residual, norm(weights_.mlp_norm_w[i], act),
+                   {&layer.gate.weight, nullptr, &act.gate}, {&layer.up.weight, nullptr, &act.up});
+    add_product(stream, act.gate, layer.down.weight, nullptr, act);
+}
+
+void DecoderModel::add_product(const device::Stream &stream, const Tensor &in,
+                               const ops::LinearWeight &weight, const Tensor *bias,
+                               const Activations &act) const {
+    if (group_->size() == 1) {
+        return ops::linear_add(stream, act.residual, in, weight, bias, act.normed);
+    }
+    // Of a sum over ranks the bias is one term.
+    const ops::LinearPart part{&weight, group_->rank() == 0 ? bias : nullptr, &act.normed};
+    ops::linear(stream, in, &part, 1);
     group_->AllReduce(act.normed);
+    ops::add(stream, act.residual, act.residual, act.normed);
 }
 
 } // namespace llaisys::models

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "models/model.hpp"
+#include "ops/decoder_layer/op.hpp"
 #include "runtime/weights/packed_weights.hpp"
 
 #include "llaisys/models/decoder.h"
@@ -33,19 +34,20 @@ public:
         packed_.replace(stream, field, layer, handle);
     }
     void prepare_weights(const device::Stream &stream) override { packed_.prepare(stream); }
+    uint64_t weights_version() const override { return packed_.version(); }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,
                  ForwardOutput *output) override;
 
 private:
-    // Every buffer of a forward over n tokens; all f32.
+    // Every buffer of a forward over n tokens; of activation_dtype() but the first.
     struct Activations {
-        Tensor residual; // [n, hs]
+        Tensor residual; // f32 [n, hs]
         Tensor normed;   // [n, hs]: input of the next product, or its output before the sum
-        Tensor q;        // [n, nh, dh]
-        Tensor k;        // [n, nkvh, dh]
-        Tensor v;        // [n, nkvh, dh]
+        Tensor q;        // [n, nh * dh]
+        Tensor k;        // [n, nkvh * dh]
+        Tensor v;        // [n, nkvh * dh]
         Tensor attn_out; // [n, nh, dh]
         Tensor gate;     // [n, di]
         Tensor up;       // [n, di]
@@ -53,6 +55,7 @@ private:
 
     struct Layer {
         runtime::PackedWeight q, k, v, o, gate, up, down;
+        runtime::WeightRoom qkv, gate_up;
     };
 
     void register_slots();
@@ -61,11 +64,15 @@ private:
                     const AttentionMetadata &attention, const Activations &act,
                     ForwardOutput *output) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
-    // RMS norm of each head of x [n, heads, dh] in place; a null weight: none.
-    void norm_heads(const device::Stream &stream, const Tensor &x, llaisysTensor_t weight) const;
+    DType activation_dtype() const;
+    ops::Norm norm(llaisysTensor_t weight, const Activations &act) const;
     void attend(const device::Stream &stream, size_t index, const ModelInput &input,
                 const AttentionMetadata &attention, const Activations &act) const;
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act) const;
+    // residual += in * weight^T + bias, summed over the ranks.
+    void add_product(const device::Stream &stream, const Tensor &in,
+                     const ops::LinearWeight &weight, const Tensor *bias,
+                     const Activations &act) const;
 
     LlaisysModelType type_;
     std::shared_ptr<const parallel::ProcessGroup> group_;

@@ -29,6 +29,7 @@ public:
         packed_.replace(stream, field, layer, handle);
     }
     void prepare_weights(const device::Stream &stream) override { packed_.prepare(stream); }
+    uint64_t weights_version() const override { return packed_.version(); }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,

@@ -1,6 +1,7 @@
 #include "ops/add/op.hpp"
 
 #include "ops/add/cpu.hpp"
+#include "ops/add/cuda.hpp"
 #include "ops/checks.hpp"
 
 namespace llaisys::ops {
@@ -25,6 +26,10 @@ void add(const device::Stream &stream, const Tensor &out, const Tensor &a, const
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return add_cpu(stream, out, a, b);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return add_cuda(stream, out, a, b);
+#endif
     default:
         check.no_kernel();
     }

@@ -1,6 +1,7 @@
 #include "ops/argmax/op.hpp"
 
 #include "ops/argmax/cpu.hpp"
+#include "ops/argmax/cuda.hpp"
 #include "ops/checks.hpp"
 
 namespace llaisys::ops {
@@ -23,6 +24,10 @@ void argmax(const device::Stream &stream, const Tensor &max_index, const Tensor 
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return argmax_cpu(stream, max_index, max_value, values);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return argmax_cuda(stream, max_index, max_value, values);
+#endif
     default:
         check.no_kernel();
     }

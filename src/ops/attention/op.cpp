@@ -1,8 +1,34 @@
 #include "ops/attention/op.hpp"
 
 #include "ops/attention/cpu.hpp"
+#include "ops/attention/cuda.hpp"
+
+#include <algorithm>
 
 namespace llaisys::ops {
+
+void find_attention_runs(const int32_t *q_rows, int64_t n, std::vector<int32_t> *runs,
+                         std::vector<int32_t> *singles, AttentionRuns *found) {
+    runs->clear();
+    singles->clear();
+    found->longest = 0;
+    for (int64_t first = 0, end = 0; first < n; first = end) {
+        for (end = first + 1; end < n && q_rows[end] == q_rows[first];) {
+            ++end;
+        }
+        if (end - first == 1) {
+            singles->push_back(int32_t(first));
+        } else {
+            runs->push_back(int32_t(first));
+            runs->push_back(int32_t(end - first));
+            found->longest = std::max(found->longest, end - first);
+        }
+    }
+    found->is_known = true;
+    found->n_runs = int64_t(runs->size()) / 2;
+    found->n_singles = int64_t(singles->size());
+    found->are_all_single = found->n_singles == n;
+}
 
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
                const AttentionLists &lists, float scale) {
@@ -36,6 +62,10 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return attention_cpu(stream, out, q, kv, lists, scale);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return attention_cuda(stream, out, q, kv, lists, scale);
+#endif
     default:
         check.no_kernel();
     }

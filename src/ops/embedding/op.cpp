@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/embedding/cpu.hpp"
+#include "ops/embedding/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -20,6 +21,10 @@ void embedding(const device::Stream &stream, const Tensor &out, const Tensor &in
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return embedding_cpu(stream, out, index, table);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return embedding_cuda(stream, out, index, table);
+#endif
     default:
         check.no_kernel();
     }

@@ -1,6 +1,7 @@
 #include "ops/kv_load/op.hpp"
 
 #include "ops/kv_load/cpu.hpp"
+#include "ops/kv_load/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -22,6 +23,10 @@ void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, con
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return kv_load_cpu(stream, k, v, kv, slots);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return kv_load_cuda(stream, k, v, kv, slots);
+#endif
     default:
         check.no_kernel();
     }

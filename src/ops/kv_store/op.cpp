@@ -1,6 +1,7 @@
 #include "ops/kv_store/op.hpp"
 
 #include "ops/kv_store/cpu.hpp"
+#include "ops/kv_store/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -22,6 +23,10 @@ void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, 
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return kv_store_cpu(stream, kv, k, v, slots);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return kv_store_cuda(stream, kv, k, v, slots);
+#endif
     default:
         check.no_kernel();
     }

@@ -11,6 +11,7 @@ struct LinearFormat {
     DType dtype; // of the tensors that it is packed from
 
     // Fills bytes and scales of *packed from a weight [out_features, in_features] with dense rows.
+    // A format that keeps rows as they are writes into bytes when they are defined already.
     void (*pack)(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
     // linear() over parts whose formats all have this function.
     void (*run)(const device::Stream &stream, const Tensor &in, const LinearPart *parts,

@@ -1,7 +1,9 @@
 #include "ops/linear/op.hpp"
 
+#include "ops/add/op.hpp"
 #include "ops/checks.hpp"
 #include "ops/linear/cpu.hpp"
+#include "ops/linear/cuda.hpp"
 
 #include <string>
 
@@ -16,6 +18,11 @@ const LinearFormat &format_of(const Checks &check, DType dtype) {
     case LLAISYS_DEVICE_CPU:
         formats = linear_formats_cpu();
         break;
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        formats = linear_formats_cuda();
+        break;
+#endif
     default:
         check.no_kernel();
     }
@@ -53,13 +60,27 @@ void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64
 
 } // namespace
 
-LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight) {
+bool LinearWeight::lies_in_rows(const device::Stream &stream) {
+    return stream.type() != LLAISYS_DEVICE_CPU;
+}
+
+LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight,
+                                const Tensor &room) {
     const Checks check{"linear_weight", stream};
-    check.device("weight", weight);
+    if (!weight.defined() || weight.device() != LLAISYS_DEVICE_CPU) {
+        check.device("weight", weight);
+    }
     LinearWeight result;
     result.format = &format_of(check, weight.dtype());
     check.ndim("weight", weight, 2);
     check.dense_rows("weight", weight);
+    if (room.defined()) {
+        check.device("room", room);
+        check.dtype("room", room, weight.dtype());
+        check.shape("room", room, {weight.size(0), weight.size(1)});
+        check.contiguous("room", room);
+        result.bytes = room;
+    }
     result.out_features = weight.size(0);
     result.in_features = weight.size(1);
     result.format->pack(stream, weight, &result);
@@ -95,6 +116,22 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
         run(stream, in, parts + first, end - first, rows);
         first = end;
     }
+}
+
+void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                const LinearWeight &weight, const Tensor *bias, const Tensor &scratch) {
+    const Checks check{"linear_add", stream};
+    check.dtype("out", out, LLAISYS_DTYPE_F32);
+#if defined(LLAISYS_HAVE_CUDA)
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
+        check.real_rows("in", in, 2);
+        check_part(check, {&weight, bias, &out}, in.size(0), in.size(1));
+        return linear_add_cuda(stream, out, in, weight, bias);
+    }
+#endif
+    const LinearPart part{&weight, bias, &scratch};
+    linear(stream, in, &part, 1);
+    add(stream, out, out, scratch);
 }
 
 void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,

@@ -19,8 +19,15 @@ struct LinearWeight {
     Tensor scales; // not defined when the format has none
 
     // Lays `weight` ([out, in], row-major, of a dtype that the device has a format for) out anew,
-    // in parallel on the stream.
-    static LinearWeight pack(const device::Stream &stream, const Tensor &weight);
+    // in parallel on the stream. It may be a tensor of the host whatever the stream's device is.
+    static LinearWeight pack(const device::Stream &stream, const Tensor &weight) {
+        return pack(stream, weight, Tensor());
+    }
+    // Where lies_in_rows(stream) holds, the bytes go into `room`, dense [out, in] of the weight's
+    // dtype, when that is defined: weights that lie one behind the other are one product.
+    static LinearWeight pack(const device::Stream &stream, const Tensor &weight,
+                             const Tensor &room);
+    static bool lies_in_rows(const device::Stream &stream);
     bool defined() const { return format != nullptr; }
 };
 
@@ -34,6 +41,11 @@ struct LinearPart {
 // All parts in one parallel region. rows (i32) selects rows of `in`; null takes all.
 void linear(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
             const Tensor *rows = nullptr);
+
+// out += in * weight^T + bias; out f32 [m, n], bias null: none. scratch: real [m, n], where the
+// product may be put first; undefined afterwards.
+void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                const LinearWeight &weight, const Tensor *bias, const Tensor &scratch);
 
 // Rows of a weight as they were before packing: out[i] = weight[index[i]]; index i64 [n], out [n, in]
 // real. What an embedding needs when its table is the head's weight.

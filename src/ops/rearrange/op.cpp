@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/rearrange/cpu.hpp"
+#include "ops/rearrange/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -18,6 +19,10 @@ void rearrange(const device::Stream &stream, const Tensor &out, const Tensor &in
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return rearrange_cpu(stream, out, in);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return rearrange_cuda(stream, out, in);
+#endif
     default:
         check.no_kernel();
     }

@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/rms_norm/cpu.hpp"
+#include "ops/rms_norm/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -26,6 +27,10 @@ void rms_norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return rms_norm_cpu(stream, out, in, weight, epsilon);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return rms_norm_cuda(stream, out, in, weight, epsilon);
+#endif
     default:
         check.no_kernel();
     }
@@ -45,6 +50,10 @@ void add_rms_norm(const device::Stream &stream, const Tensor &out, const Tensor 
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return add_rms_norm_cpu(stream, out, residual, in, weight, epsilon);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return add_rms_norm_cuda(stream, out, residual, in, weight, epsilon);
+#endif
     default:
         check.no_kernel();
     }

@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/rope/cpu.hpp"
+#include "ops/rope/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -23,6 +24,10 @@ void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return rope_cpu(stream, out, in, positions, inv_freq);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return rope_cuda(stream, out, in, positions, inv_freq);
+#endif
     default:
         check.no_kernel();
     }

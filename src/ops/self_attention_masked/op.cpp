@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/self_attention_masked/cpu.hpp"
+#include "ops/self_attention_masked/cuda.hpp"
 
 #include <limits>
 
@@ -38,6 +39,10 @@ void self_attention_masked(const device::Stream &stream, const Tensor &out, cons
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return self_attention_masked_cpu(stream, out, q, k, v, mask, scale);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return self_attention_masked_cuda(stream, out, q, k, v, mask, scale);
+#endif
     default:
         check.no_kernel();
     }

@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/softmax/cpu.hpp"
+#include "ops/softmax/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -18,6 +19,10 @@ void softmax(const device::Stream &stream, const Tensor &out, const Tensor &in) 
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return softmax_cpu(stream, out, in);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return softmax_cuda(stream, out, in);
+#endif
     default:
         check.no_kernel();
     }

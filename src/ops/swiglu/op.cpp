@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/swiglu/cpu.hpp"
+#include "ops/swiglu/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -17,6 +18,10 @@ void swiglu(const device::Stream &stream, const Tensor &out, const Tensor &gate,
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return swiglu_cpu(stream, out, gate, up);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return swiglu_cuda(stream, out, gate, up);
+#endif
     default:
         check.no_kernel();
     }

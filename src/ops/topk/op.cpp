@@ -2,6 +2,7 @@
 
 #include "ops/checks.hpp"
 #include "ops/topk/cpu.hpp"
+#include "ops/topk/cuda.hpp"
 
 #include <limits>
 
@@ -31,6 +32,10 @@ void topk(const device::Stream &stream, const Tensor &index, const Tensor &value
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return topk_cpu(stream, index, value, values);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return topk_cuda(stream, index, value, values);
+#endif
     default:
         check.no_kernel();
     }

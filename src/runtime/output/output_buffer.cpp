@@ -12,12 +12,12 @@ void OutputBuffer::reserve(int64_t n_rows) {
     ids_.reserve(size_t(n_rows));
 }
 
-Tensor OutputBuffer::append(const int32_t *token_ids, int64_t n) {
+Tensor OutputBuffer::append(const int32_t *token_ids, int64_t n, int64_t n_padded) {
     const int64_t first = n_rows();
-    ensure(first + n <= capacity(), "output buffer has ", capacity(), " rows, ", first + n,
-           " are needed");
+    ensure(first + n_padded <= capacity(), "output buffer has ", capacity(), " rows, ",
+           first + n_padded, " are needed");
     ids_.insert(ids_.end(), token_ids, token_ids + n);
-    return logits_.slice(0, first, first + n);
+    return logits_.slice(0, first, first + n_padded);
 }
 
 float *OutputBuffer::host_rows(const device::Stream &stream) {

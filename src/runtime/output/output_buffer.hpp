@@ -19,9 +19,11 @@ public:
         n_host_rows_ = 0;
     }
 
-    // Appends the rows of the given tokens and returns where their logits go: f32 [n, row_size].
-    // Rows of one step must have been reserved together.
-    Tensor append(const int32_t *token_ids, int64_t n);
+    // Appends the rows of the given tokens and returns where their logits go: f32 [n, row_size], or
+    // [n_padded, row_size] when rows are computed beyond those. Rows of one step must have been
+    // reserved together.
+    Tensor append(const int32_t *token_ids, int64_t n, int64_t n_padded);
+    Tensor append(const int32_t *token_ids, int64_t n) { return append(token_ids, n, n); }
 
     int32_t n_rows() const { return int32_t(ids_.size()); }
     int64_t row_size() const { return row_size_; }

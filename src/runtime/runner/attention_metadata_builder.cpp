@@ -4,43 +4,16 @@
 
 namespace llaisys::runtime {
 
-void IntBuffer::reserve(int64_t n) {
-    if (!buffer_.defined() || buffer_.size(0) < n) {
-        const int64_t capacity = std::max<int64_t>(n, buffer_.defined() ? buffer_.size(0) * 2 : 64);
-        buffer_ =
-            Tensor::create({capacity}, LLAISYS_DTYPE_I32, stream_.type(), stream_.device_id());
-    }
-}
-
-Tensor IntBuffer::upload(const int32_t *values, int64_t n) {
-    reserve(n);
-    Tensor view = buffer_.slice(0, 0, n);
-    view.load(stream_, values, size_t(n) * sizeof(int32_t));
-    return view;
-}
-
-AttentionMetadataBuilder::AttentionMetadataBuilder(const device::Stream &stream,
-                                                   const std::vector<int64_t> &windows)
-    : slots_(stream), q_rows_(stream), end_(stream), tables_(stream) {
+AttentionMetadataBuilder::AttentionMetadataBuilder(const std::vector<int64_t> &windows) {
     for (const int64_t window : windows) {
         const auto known = std::find_if(groups_.begin(), groups_.end(),
                                         [&](const Group &group) { return group.window == window; });
         group_of_layer_.push_back(int32_t(known - groups_.begin()));
         if (known == groups_.end()) {
-            groups_.push_back({window, IntBuffer(stream), {}});
+            groups_.push_back({window, {}});
         }
     }
     lists_of_group_.resize(groups_.size());
-}
-
-void AttentionMetadataBuilder::reserve(int64_t n_tokens, int64_t n_table_entries) {
-    for (IntBuffer *buffer : {&slots_, &q_rows_, &end_}) {
-        buffer->reserve(n_tokens);
-    }
-    for (Group &group : groups_) {
-        group.begin.reserve(n_tokens);
-    }
-    tables_.reserve(n_table_entries);
 }
 
 // Index of the list of the token's set of sequences; made when it is the first of its kind.
@@ -64,10 +37,9 @@ int32_t AttentionMetadataBuilder::list_of(const PreparedStep &step, int32_t toke
     return int32_t(n_lists_++);
 }
 
-models::AttentionMetadata AttentionMetadataBuilder::build_slot(const PreparedStep &step,
-                                                               const UbatchRange &range,
-                                                               const KvCache &cells,
-                                                               const std::vector<int32_t> &slots) {
+void AttentionMetadataBuilder::describe_slot(const PreparedStep &step, const UbatchRange &range,
+                                             const KvCache &cells,
+                                             const std::vector<int32_t> &slots) {
     n_lists_ = 0;
     host_rows_.resize(size_t(range.n));
     host_end_.resize(size_t(range.n));
@@ -97,14 +69,18 @@ models::AttentionMetadata AttentionMetadataBuilder::build_slot(const PreparedSte
         std::copy(lists_[i].slots.begin(), lists_[i].slots.end(),
                   host_tables_.begin() + ptrdiff_t(i * width));
     }
-    return upload(slots.data(), range.n, host_tables_.data(), int64_t(n_lists_), int64_t(width), 1);
+    n_ = range.n;
+    slots_ = slots.data();
+    tables_ = host_tables_.data();
+    n_rows_ = int64_t(n_lists_);
+    width_ = int64_t(width);
+    block_size_ = 1;
+    find_runs();
 }
 
-models::AttentionMetadata AttentionMetadataBuilder::build_block(const PreparedStep &step,
-                                                                const UbatchRange &range,
-                                                                const BlockStep &blocks,
-                                                                int32_t block_size,
-                                                                const std::vector<int32_t> &rows) {
+void AttentionMetadataBuilder::describe_block(const PreparedStep &step, const UbatchRange &range,
+                                              const BlockStep &blocks, int32_t block_size,
+                                              const std::vector<int32_t> &rows) {
     host_rows_.assign(rows.begin() + range.first, rows.begin() + range.first + range.n);
     host_end_.resize(size_t(range.n));
     for (Group &group : groups_) {
@@ -118,23 +94,65 @@ models::AttentionMetadata AttentionMetadataBuilder::build_block(const PreparedSt
         }
         host_end_[size_t(i)] = int32_t(position + 1);
     }
-    return upload(blocks.slot_mapping + range.first, range.n, blocks.block_tables, blocks.n_seq,
-                  blocks.width, block_size);
+    n_ = range.n;
+    slots_ = blocks.slot_mapping + range.first;
+    tables_ = blocks.block_tables;
+    n_rows_ = blocks.n_seq;
+    width_ = blocks.width;
+    block_size_ = block_size;
+    find_runs();
 }
 
-models::AttentionMetadata AttentionMetadataBuilder::upload(const int32_t *slots, int32_t n,
-                                                           const int32_t *tables, int64_t n_rows,
-                                                           int64_t width, int32_t block_size) {
+void AttentionMetadataBuilder::find_runs() {
+    ops::find_attention_runs(host_rows_.data(), n_, &host_runs_, &host_singles_, &runs_);
+}
+
+int64_t AttentionMetadataBuilder::most_bytes(int64_t n_tokens, int64_t n_table_entries) const {
+    const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
+    // Runs and singles: at most two numbers a token together, each on an alignment of its own.
+    return (6 + int64_t(groups_.size())) * bytes(n_tokens) + bytes(1) + bytes(n_table_entries);
+}
+
+int64_t AttentionMetadataBuilder::bytes(int64_t n_padded) const {
+    const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
+    return (3 + int64_t(groups_.size())) * bytes(n_padded) + bytes(1) +
+           bytes(int64_t(host_runs_.size())) + bytes(int64_t(host_singles_.size())) +
+           bytes(n_rows_ * width_);
+}
+
+models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_t n_padded,
+                                                        bool are_settled) {
+    ensure(n_padded == n_ || (n_padded > n_ && are_all_single()), n_padded, " rows for ", n_,
+           " tokens");
+    const auto put = [&](const int32_t *values, int64_t n, int64_t padded, int32_t filler) {
+        Tensor tensor;
+        int32_t *to = arena->take<int32_t>({padded}, &tensor);
+        std::copy(values, values + n, to);
+        std::fill(to + n, to + padded, filler);
+        return tensor;
+    };
     models::AttentionMetadata metadata;
-    metadata.slots = slots_.upload(slots, n);
+    metadata.slots = put(slots_, n_, n_padded, -1);
     ops::AttentionLists lists;
-    lists.q_rows = q_rows_.upload(host_rows_.data(), n);
-    lists.end = end_.upload(host_end_.data(), n);
-    lists.tables = tables_.upload(tables, n_rows * width).view({n_rows, width});
-    lists.block_size = block_size;
+    lists.q_rows = put(host_rows_.data(), n_, n_padded, 0);
+    lists.end = put(host_end_.data(), n_, n_padded, 0);
     for (size_t g = 0; g < groups_.size(); ++g) {
-        lists_of_group_[g] = lists;
-        lists_of_group_[g].begin = groups_[g].begin.upload(groups_[g].host_begin.data(), n);
+        lists_of_group_[g].begin = put(groups_[g].host_begin.data(), n_, n_padded, 0);
+    }
+    lists.runs = runs_;
+    if (!runs_.are_all_single) {
+        lists.runs.runs = put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
+        lists.runs.singles = put(host_singles_.data(), runs_.n_singles, runs_.n_singles, 0);
+    }
+    const int32_t width = int32_t(width_);
+    lists.width = put(&width, 1, 1, 0);
+    lists.tables = put(tables_, n_rows_ * width_, n_rows_ * width_, 0).view({n_rows_, width_});
+    lists.block_size = block_size_;
+    lists.are_settled = are_settled;
+    for (ops::AttentionLists &of_group : lists_of_group_) {
+        const Tensor begin = of_group.begin;
+        of_group = lists;
+        of_group.begin = begin;
     }
     metadata.lists = lists_of_group_.data();
     metadata.list_of_layer = group_of_layer_.data();

@@ -13,28 +13,20 @@ KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                      spec.inv_freq);
 }
 
-// [n, ...] of a buffer that only grows.
-Tensor first_rows(Tensor *buffer, const Shape &shape, DType dtype, const device::Stream &stream) {
-    if (!buffer->defined() || buffer->size(0) < shape[0]) {
-        *buffer = Tensor::create(shape, dtype, stream.type(), stream.device_id());
-    }
-    return buffer->slice(0, 0, shape[0]);
-}
-
 } // namespace
 
 ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
       preparer_({model.vocabulary(), options.max_positions, options.max_ubatch}),
-      metadata_(stream, model.windows()), storage_(make_storage(stream, model.kv_spec(), options)),
+      metadata_(model.windows()), storage_(make_storage(stream, model.kv_spec(), options)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
              [&model](const GraphParams &params) {
                  return model.workspace_bytes(params.n_tokens, params.n_outputs);
              }),
-      output_(stream.type(), stream.device_id(), model.vocabulary()),
-      sampler_(stream, model.vocabulary()), output_rows_(stream) {
+      captured_(stream), output_(stream.type(), stream.device_id(), model.vocabulary()),
+      sampler_(stream, model.vocabulary()), arena_(stream), device_draw_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
     } else {
@@ -48,19 +40,19 @@ void ModelRunner::reserve_largest_step() {
     const int64_t n_rows = std::min(largest, options_.reserved_outputs);
     graph_.reserve({largest, largest});
     output_.reserve(n_rows);
-    output_rows_.reserve(n_rows);
-    first_rows(&token_ids_, {largest}, LLAISYS_DTYPE_I64, stream_);
-    first_rows(&positions_, {largest}, LLAISYS_DTYPE_I64, stream_);
     // SLOT: a sequence that fills the cache. BLOCK: as many rows as outputs, each as wide as the
     // longest sequence.
     const int64_t width = std::min(options_.max_positions, options_.n_slots);
     const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
-    metadata_.reserve(largest, cells_ ? width : n_rows * blocks);
+    const int64_t tokens = 2 * StepArena::bytes_for(largest, sizeof(int64_t)) +
+                           StepArena::bytes_for(largest, sizeof(int32_t));
+    arena_.begin(tokens + metadata_.most_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const Profile::Scope scope = profile_.prepare();
     output_.clear();
+    is_drawn_ = false;
     sampler_.clear_logprobs();
     model_.prepare_weights(stream_);
     if (input.n_tokens > options_.n_slots) { // more than will ever fit: its arrays are not read
@@ -93,7 +85,7 @@ int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<Ubatc
             const UbatchRange &range = ranges[applied];
             const std::vector<int32_t> &slots = plans_[applied].slots;
             ++applied;
-            forward(step, range, [&] { return metadata_.build_slot(step, range, *cells_, slots); });
+            forward(step, range, [&] { metadata_.describe_slot(step, range, *cells_, slots); });
         }
     } catch (...) {
         while (applied-- > 0) {
@@ -116,7 +108,7 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     try {
         for (const UbatchRange &range : ranges) {
             forward(step, range, [&] {
-                return metadata_.build_block(step, range, blocks, blocks_->block_size(), rows);
+                metadata_.describe_block(step, range, blocks, blocks_->block_size(), rows);
             });
         }
     } catch (...) {
@@ -129,51 +121,114 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     return LLAISYS_DECODE_OK;
 }
 
-models::ModelInput ModelRunner::model_input(const PreparedStep &step, const UbatchRange &range) {
-    const Profile::Scope scope = profile_.memcpy();
+int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
+                                 int64_t n_padded) const {
+    const int64_t values =
+        step.token_ids != nullptr
+            ? StepArena::bytes_for(n_padded, sizeof(int64_t))
+            : StepArena::bytes_for(n_padded * model_.hidden_size(), sizeof(float));
+    return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
+           StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
+}
+
+// Rows beyond those of the micro-batch are token 0 at position 0.
+models::ModelInput ModelRunner::put_input(const PreparedStep &step, const UbatchRange &range,
+                                          int64_t n_padded) {
     models::ModelInput input;
-    input.n_tokens = range.n;
+    input.n_tokens = n_padded;
     if (step.token_ids != nullptr) {
-        input.token_ids = first_rows(&token_ids_, {range.n}, LLAISYS_DTYPE_I64, stream_);
-        input.token_ids.load(stream_, step.token_ids + range.first,
-                             size_t(range.n) * sizeof(int64_t));
+        int64_t *to = arena_.take<int64_t>({n_padded}, &input.token_ids);
+        std::copy_n(step.token_ids + range.first, range.n, to);
+        std::fill(to + range.n, to + n_padded, 0);
     } else {
         const int64_t hidden = model_.hidden_size();
-        input.embeddings = first_rows(&embeddings_, {range.n, hidden}, LLAISYS_DTYPE_F32, stream_);
-        input.embeddings.load(stream_, step.embd + range.first * hidden,
-                              size_t(range.n * hidden) * sizeof(float));
+        float *to = arena_.take<float>({n_padded, hidden}, &input.embeddings);
+        std::copy_n(step.embd + range.first * hidden, range.n * hidden, to);
     }
-    input.positions = first_rows(&positions_, {range.n}, LLAISYS_DTYPE_I64, stream_);
-    input.positions.load(stream_, step.positions.data() + range.first,
-                         size_t(range.n) * sizeof(int64_t));
+    int64_t *positions = arena_.take<int64_t>({n_padded}, &input.positions);
+    std::copy_n(step.positions.data() + range.first, range.n, positions);
+    std::fill(positions + range.n, positions + n_padded, 0);
     if (range.n_outputs > 0) {
-        local_rows_.clear();
+        const int64_t n_outputs = range.n_outputs + (n_padded - range.n);
+        int32_t *to = arena_.take<int32_t>({n_outputs}, &input.output_rows);
         for (int32_t i = 0; i < range.n_outputs; ++i) {
-            local_rows_.push_back(step.outputs[size_t(range.first_output + i)] - range.first);
+            to[i] = step.outputs[size_t(range.first_output + i)] - range.first;
         }
-        input.output_rows = output_rows_.upload(local_rows_.data(), range.n_outputs);
+        for (int64_t i = range.n_outputs; i < n_outputs; ++i) {
+            to[i] = int32_t(range.n + i - range.n_outputs);
+        }
     }
     return input;
 }
 
-template <typename Build>
+// A step in which every sequence decodes one token and wants its logits is a graph where the device
+// has graphs: it is filled up to the rows of one.
+template <typename Describe>
 void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
-                          const Build &build_metadata) {
-    models::AttentionMetadata metadata = [&] {
+                          const Describe &describe) {
+    {
         const Profile::Scope scope = profile_.attn_meta();
-        return build_metadata();
-    }();
+        describe();
+    }
+    const bool decodes = blocks_.has_value() && step.token_ids != nullptr &&
+                         range.n == step.n_tokens && range.n_outputs == range.n &&
+                         metadata_.are_all_single();
+    const int64_t bucket = decodes ? captured_.bucket_of(range.n) : 0;
+    const int64_t n_padded = std::max<int64_t>(bucket, range.n);
+    if (n_padded > output_.capacity()) {
+        output_.reserve(n_padded);
+    }
+    models::ModelInput input;
+    models::AttentionMetadata metadata;
+    {
+        const Profile::Scope scope = profile_.memcpy();
+        arena_.begin(input_bytes(step, range, n_padded) + metadata_.bytes(n_padded));
+        input = put_input(step, range, n_padded);
+        // Settled: a captured step begins when all before it is done.
+        metadata = metadata_.put(&arena_, n_padded, bucket > 0);
+        arena_.upload();
+    }
     metadata.kv = storage_.layers().data();
-    const models::ModelInput input = model_input(step, range);
     models::ForwardOutput output;
-    output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs);
+    output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs,
+                                   range.n_outputs + (n_padded - range.n));
     const Profile::Scope scope = profile_.forward();
-    graph_.run({range.n, range.n_outputs},
-               [&] { model_.forward(stream_, workspace_, input, metadata, &output); });
+    const GraphParams params{n_padded, output.logits.size(0)};
+    const auto body = [&] {
+        graph_.run(params, [&] { model_.forward(stream_, workspace_, input, metadata, &output); });
+    };
+    if (bucket > 0) {
+        graph_.reserve(params); // before the version is asked for: it may move the workspace
+        captured_.run(bucket, memory_version(), body);
+    } else {
+        body();
+    }
+}
+
+// Changes when memory that a captured step touches has moved.
+uint64_t ModelRunner::memory_version() const {
+    uint64_t hash = model_.weights_version();
+    for (const uint64_t part :
+         {uint64_t(arena_.generation()), uint64_t(workspace_.allocations()),
+          uint64_t(output_.capacity()), uint64_t(device_draw_.memory_version())}) {
+        hash = (hash ^ part) * 1099511628211u;
+    }
+    return hash;
 }
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample();
+    if (device_draw_.can_draw(sampling)) {
+        check_sampling(sampling, output_.n_rows(), model_.vocabulary());
+        if (!is_drawn_) {
+            device_draw_.queue(output_.rows());
+            is_drawn_ = true;
+        }
+        if (device_draw_.finish(sampling, ids)) {
+            sampler_.note_drawn(sampling.n_rows);
+            return;
+        }
+    }
     sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
 }
 

@@ -6,15 +6,18 @@
 #pragma once
 
 #include "models/model.hpp"
+#include "runtime/graph/captured_steps.hpp"
 #include "runtime/graph/graph.hpp"
 #include "runtime/kv_cache/block_layout.hpp"
 #include "runtime/kv_cache/kv_cache.hpp"
 #include "runtime/kv_cache/kv_storage.hpp"
 #include "runtime/output/output_buffer.hpp"
 #include "runtime/runner/attention_metadata_builder.hpp"
+#include "runtime/runner/device_draw.hpp"
 #include "runtime/runner/input_preparer.hpp"
 #include "runtime/runner/profile.hpp"
 #include "runtime/runner/sampler.hpp"
+#include "runtime/runner/step_arena.hpp"
 
 #include <memory>
 #include <optional>
@@ -72,10 +75,13 @@ private:
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);
     int32_t step_block(const PreparedStep &step, const std::vector<UbatchRange> &ranges,
                        const LlaisysStepInput &input);
-    // build_metadata(): what attention sees of this micro-batch.
-    template <typename Build>
-    void forward(const PreparedStep &step, const UbatchRange &range, const Build &build_metadata);
-    models::ModelInput model_input(const PreparedStep &step, const UbatchRange &range);
+    // describe(): tells metadata_ what attention sees of this micro-batch.
+    template <typename Describe>
+    void forward(const PreparedStep &step, const UbatchRange &range, const Describe &describe);
+    models::ModelInput put_input(const PreparedStep &step, const UbatchRange &range,
+                                 int64_t n_padded);
+    int64_t input_bytes(const PreparedStep &step, const UbatchRange &range, int64_t n_padded) const;
+    uint64_t memory_version() const;
     void move_keys();
     void check_slots(const char *name, const int32_t *slots, int32_t n) const;
     void check_distinct(const char *name, const int32_t *slots, int32_t n); // uses local_rows_
@@ -91,13 +97,14 @@ private:
     KvStorage storage_;
     Workspace workspace_;
     GraphRunner graph_;
+    CapturedSteps captured_;
     OutputBuffer output_;
     Sampler sampler_;
     Profile profile_;
 
-    // Grow-only inputs of a forward.
-    Tensor token_ids_, positions_, embeddings_;
-    IntBuffer output_rows_;
+    StepArena arena_; // inputs of a forward
+    DeviceDraw device_draw_;
+    bool is_drawn_ = false;           // device_draw_ holds the rows of this step
     std::vector<int32_t> local_rows_; // scratch
     std::vector<SlotPlan> plans_;
     std::vector<Ubatch> ubatches_;

@@ -131,6 +131,12 @@ void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling) const {
     }
 }
 
+void Sampler::note_drawn(int32_t n) {
+    logprob_counts_.resize(std::max(logprob_counts_.size(), size_t(n)));
+    std::fill_n(logprob_counts_.begin(), n, 0);
+    n_rows_ = n;
+}
+
 LlaisysLogprobs Sampler::logprobs(int32_t i) const {
     require(i >= 0 && i < n_rows_, "row must be in [0, ", n_rows_, "), got ", i);
     const size_t r = size_t(i);

@@ -37,6 +37,8 @@ public:
 
     // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
     LlaisysLogprobs logprobs(int32_t i) const;
+    // The last sample was drawn elsewhere, n rows without logprobs.
+    void note_drawn(int32_t n);
     // Forgets the rows of the last sample.
     void clear_logprobs() { n_rows_ = 0; }
 

@@ -21,7 +21,8 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
         *slot.packed = {};
         return;
     }
-    slot.packed->weight = ops::LinearWeight::pack(stream, handle->tensor);
+    slot.packed->weight =
+        ops::LinearWeight::pack(stream, handle->tensor, room_for(stream, slot, handle->tensor));
     slot.packed->serial = handle->serial;
     for (const Slot &other : slots_) {
         if (*other.slot == handle) {
@@ -31,6 +32,24 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
     if (!handle->tensor.is_mapped()) {
         handle->tensor = handle->tensor.without_storage();
     }
+}
+
+// The place in its room of a slot that is filled for the first time; not defined otherwise: what was
+// there before may serve another slot.
+Tensor PackedWeights::room_for(const device::Stream &stream, const Slot &slot,
+                               const Tensor &weight) const {
+    if (slot.room == nullptr || slot.packed->serial != 0 ||
+        !ops::LinearWeight::lies_in_rows(stream)) {
+        return Tensor();
+    }
+    Tensor &memory = slot.room->memory;
+    if (!memory.defined()) {
+        memory = Tensor::create({slot.room->rows, weight.size(1)}, weight.dtype(), stream.type(),
+                                stream.device_id());
+    }
+    return memory.dtype() == weight.dtype()
+               ? memory.slice(0, slot.first_row, slot.first_row + weight.size(0))
+               : Tensor();
 }
 
 void PackedWeights::replace(const device::Stream &stream, const char *field, int layer,
@@ -53,6 +72,13 @@ void PackedWeights::prepare(const device::Stream &stream) {
     for (const Slot &slot : slots_) {
         pack(stream, slot, *slot.slot);
     }
+    std::vector<llaisysTensor_t *> packed;
+    for (const Slot &slot : slots_) {
+        if (slot.packed->weight.defined()) {
+            packed.push_back(slot.slot);
+        }
+    }
+    table_.move_to_device(stream, packed);
     prepared_ = fingerprint;
 }
 

@@ -72,7 +72,8 @@ void WeightTable::check(const Field &field, int layer, const LlaisysTensor *hand
             ": dtype must be f32, f16, bf16", is_matrix ? " or a quantised one" : "", ", got ",
             name_of(tensor.dtype()));
     if (tensor.defined()) {
-        require(tensor.device() == device_ && tensor.device_id() == device_id_, place,
+        const bool is_host = tensor.device() == LLAISYS_DEVICE_CPU; // is copied to the device
+        require(is_host || (tensor.device() == device_ && tensor.device_id() == device_id_), place,
                 ": the tensor is on another device than the model");
         require(tensor.is_contiguous(), place, ": the tensor must be contiguous, got strides ",
                 tensor.strides());
@@ -152,6 +153,22 @@ void WeightTable::check_complete() const {
                 require(field.is_optional, name_of_slot(field, layer), " is missing");
             }
         }
+    }
+}
+
+void WeightTable::move_to_device(const device::Stream &stream,
+                                 const std::vector<llaisysTensor_t *> &but_these) const {
+    for (llaisysTensor_t *slot : all_slots()) {
+        if (*slot == nullptr || !(*slot)->tensor.defined() ||
+            (*slot)->tensor.device() == stream.type() ||
+            std::find(but_these.begin(), but_these.end(), slot) != but_these.end()) {
+            continue;
+        }
+        const Tensor &from = (*slot)->tensor;
+        Tensor moved =
+            Tensor::create(from.shape(), from.dtype(), stream.type(), stream.device_id());
+        moved.load(from.data(), size_t(from.bytes()));
+        (*slot)->tensor = moved;
     }
 }
 

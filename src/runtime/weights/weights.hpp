@@ -57,10 +57,16 @@ public:
     // check_complete, and what was written into the slots directly belongs to the table.
     void take_over();
 
+    // Tensors of the host become copies on the stream's device, in all slots but these.
+    void move_to_device(const device::Stream &stream,
+                        const std::vector<llaisysTensor_t *> &but_these) const;
+
     // Changes whenever a slot gets another handle.
     uint64_t fingerprint() const;
 
     std::string place_of(const llaisysTensor_t *slot) const; // "weight attn_q_w of layer 3"
+
+    DeviceType device() const { return device_; }
 
 private:
     const Field &field(const std::string &name) const; // throws, listing the names

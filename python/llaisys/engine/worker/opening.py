@@ -9,15 +9,17 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llaisys.common.errors import ModelLoadError
+from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.progress import report
 from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
 
 DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
 DEFAULT_KV_SHARE = 0.4  # of the memory that is available
+MAX_GPU_BLOCKS = 1 << 16  # books are kept for every block, and counted when the engine is idle
 MODELS_WITHOUT_FILES = ("mock",)
 
 
@@ -46,7 +48,12 @@ def open_model(
         adapter_class = config.adapter_class or get_adapter_class(model_type)
         options = _adapter_options(config, rank, local_rank, init_method)
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
-        blocks = _affordable_blocks(config, checkpoint, per_token)
+        if is_gpu(config.device) and config.cache.num_kv_blocks is None:
+            needs = adapter_class.memory_needs(checkpoint, options, config.scheduler.max_num_seqs)
+            device_id = options.device_ids[local_rank]
+            blocks = _blocks_of_gpu(config, device_id, needs, per_token)
+        else:
+            blocks = _affordable_blocks(config, checkpoint, per_token)
     except BaseException:
         if checkpoint is not None:
             checkpoint.close()
@@ -106,6 +113,23 @@ def _adapter_options(
         n_threads=_threads(config),
         parallel=parallel,
     )
+
+
+def _blocks_of_gpu(
+    config: EngineConfig, device_id: int, needs: MemoryNeeds, bytes_per_token: int
+) -> int:
+    """KV blocks that were asked for, or that the GPU has the memory for beside the model."""
+    cache = config.cache
+    block_bytes = max(1, bytes_per_token) * cache.block_size
+    budget = kv_budget(config.device, device_id, cache.gpu_memory_utilization, needs)
+    wanted = cache.kv_cache_memory if cache.kv_cache_memory is not None else budget
+    if wanted > budget or wanted < block_bytes:
+        raise InvalidInputError(
+            f"kv_cache_memory is {cache.kv_cache_memory}; the GPU has {budget} bytes for the KV "
+            f"cache beside {needs.total} for the model, and one block of {cache.block_size} tokens "
+            f"needs {block_bytes}"
+        )
+    return int(min(wanted // block_bytes, MAX_GPU_BLOCKS))
 
 
 def _affordable_blocks(config: EngineConfig, checkpoint: Any, bytes_per_token: int) -> int:

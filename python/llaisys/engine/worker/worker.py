@@ -32,6 +32,7 @@ from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRo
 from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.models.base import ModelAdapter
+from llaisys.models.device import open_device
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -78,6 +79,7 @@ class Worker:
     def init_device(self) -> None:
         """Bind this rank to its device."""
         self.device_id = device_ids(self.config)[self.local_rank]
+        open_device(self.config.device)
 
     def open_model(self) -> int:
         """Open the model's files and say how many KV blocks this rank can afford. Nothing large is

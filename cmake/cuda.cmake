@@ -1,0 +1,43 @@
+# libllaisys_cuda: the whole core with CUDA in it. Python loads it instead of libllaisys when a CUDA
+# device is asked for; it serves the CPU as well.
+#
+# What knows of CUDA is compiled here: src/device/cuda, every *.cu, and the files that choose by
+# device (LLAISYS_HAVE_CUDA), each operator's op.cpp and device/runtime.cpp. All other objects are
+# those of libllaisys.
+
+file(GLOB_RECURSE LLAISYS_CUDA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu"
+     "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cpp")
+set(LLAISYS_CHOOSING_SOURCES ${LLAISYS_BASE_SOURCES})
+list(FILTER LLAISYS_CHOOSING_SOURCES INCLUDE REGEX "/src/(ops/[^/]+/op|device/runtime)\\.cpp$")
+
+find_package(CUDAToolkit REQUIRED)
+
+add_library(llaisys_cuda_objects OBJECT ${LLAISYS_CHOOSING_SOURCES} ${LLAISYS_CUDA_SOURCES})
+target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_BUILD LLAISYS_HAVE_CUDA
+                                                        ${LLAISYS_ISA_DEFINITIONS})
+target_include_directories(llaisys_cuda_objects PRIVATE "${PROJECT_SOURCE_DIR}/include"
+                                                        "${PROJECT_SOURCE_DIR}/src")
+target_include_directories(llaisys_cuda_objects SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(llaisys_cuda_objects PRIVATE llaisys_build_flags Threads::Threads)
+set_target_properties(llaisys_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON
+                                                      CUDA_VISIBILITY_PRESET hidden)
+
+# cuBLASLt is loaded when a model is opened (from the toolkit or from the nvidia-cublas wheel); to
+# compile its use, the header must be there.
+find_path(LLAISYS_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+if(LLAISYS_CUBLASLT_INCLUDE)
+  target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_HAVE_CUBLASLT)
+  target_include_directories(llaisys_cuda_objects SYSTEM PRIVATE "${LLAISYS_CUBLASLT_INCLUDE}")
+else()
+  message(STATUS "cublasLt.h was not found: large matrix products use our own kernels")
+endif()
+
+# The objects of libllaisys but those compiled again above.
+set(LLAISYS_SHARED_OBJECTS "$<TARGET_OBJECTS:llaisys_objects>")
+foreach(pattern "/src/ops/[^/]+/op\\.cpp\\." "/src/device/runtime\\.cpp\\.")
+  set(LLAISYS_SHARED_OBJECTS "$<FILTER:${LLAISYS_SHARED_OBJECTS},EXCLUDE,${pattern}>")
+endforeach()
+add_library(llaisys_cuda SHARED ${LLAISYS_SHARED_OBJECTS})
+target_link_libraries(llaisys_cuda PRIVATE llaisys_cuda_objects CUDA::cudart_static Threads::Threads
+                                           ${CMAKE_DL_LIBS} llaisys_build_flags)
+llaisys_shared_library(llaisys_cuda)

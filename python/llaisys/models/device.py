@@ -1,0 +1,43 @@
+"""Which device a process computes on, and how much of its memory a model may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llaisys.libllaisys.handles import device_memory
+from llaisys.libllaisys.library import choose_library
+from llaisys.libllaisys.types import DEVICE_NAMES, DEVICE_NVIDIA
+
+
+def open_device(device: str) -> None:
+    """To be called before anything native: picks the library that serves the device.
+
+    Raises InvalidInputError when this installation or process cannot.
+    """
+    choose_library(device)
+
+
+def is_gpu(device: str) -> bool:
+    return DEVICE_NAMES.get(device) == DEVICE_NVIDIA
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What a model takes of a GPU besides its KV cache, in bytes."""
+
+    weights: int
+    activations: int
+    logits: int
+
+    # The driver's context, cuBLASLt and captured graphs.
+    OVERHEAD = 1 << 30
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.logits + self.OVERHEAD
+
+
+def kv_budget(device: str, device_id: int, utilization: float, needs: MemoryNeeds) -> int:
+    """Bytes that are left for the KV cache when the model may use `utilization` of the GPU."""
+    free, total = device_memory(device, device_id)
+    return int(total * utilization) - (total - free) - needs.total

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""The fixed workload of the project on a GPU: ours, and vLLM's where it is installed.
+
+    scripts/bench_compare_vllm.py [--shape qwen2.5-1.5b] [--engine ours|vllm|both] [--repeats 2]
+
+256 prompts of random tokens, input and output lengths uniform in 100..1024, at most 256 sequences
+and 16,384 tokens a step, 4,096 tokens a sequence, greedy. Then one sequence alone (128 tokens of
+context, 512 new) and a prompt of 4,000 tokens alone. Random weights in bf16. One JSON line for each
+engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PROMPTS = 256
+LENGTHS = (100, 1024)
+MAX_MODEL_LEN = 4096
+MAX_BATCHED_TOKENS = 16384
+ALONE = (128, 512)  # context and new tokens
+PREFILL = 4000
+VOCABULARY = 150_000  # ids of the prompts are below it
+
+
+def workload() -> list[tuple[list[int], int]]:
+    """(prompt, new tokens) of each request."""
+    chance = random.Random(0)
+    return [
+        (
+            [chance.randrange(VOCABULARY) for _ in range(chance.randint(*LENGTHS))],
+            chance.randint(*LENGTHS),
+        )
+        for _ in range(PROMPTS)
+    ]
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(VOCABULARY) for _ in range(length)]
+
+
+def measure(generate: Any, repeats: int) -> dict[str, Any]:
+    """`generate(requests)` answers [(prompt, new tokens)] and returns the tokens it generated."""
+    requests = workload()
+    generate([(prompt_of(64, 1), 8)] * 4)  # warm
+    seconds, alone, prefill = [], [], []
+    tokens = 0
+    for run in range(repeats):
+        start = time.perf_counter()
+        tokens = generate(requests)
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        generate([(prompt_of(ALONE[0], 2 + run), ALONE[1])])
+        alone.append(ALONE[1] / (time.perf_counter() - start))
+    for run in range(5):
+        start = time.perf_counter()
+        generate([(prompt_of(PREFILL, 100 + run), 1)])
+        prefill.append(time.perf_counter() - start)
+    return {
+        "workload_tok_s": round(tokens / statistics.median(seconds), 1),
+        "workload_s": [round(s, 3) for s in seconds],
+        "alone_tok_s": round(statistics.median(alone), 1),
+        "prefill_4000_ms": round(1e3 * statistics.median(prefill), 2),
+    }
+
+
+def run_ours(model: Path, repeats: int) -> dict[str, Any]:
+    start = time.perf_counter()
+    from llaisys import LLM, SamplingParams
+
+    def params(new_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=new_tokens, temperature=0.0, ignore_eos=True, detokenize=False
+        )
+
+    with LLM(
+        str(model),
+        device="cuda",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=PROMPTS,
+        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        enable_prefix_caching=False,
+    ) as llm:
+
+        def generate(requests: list[tuple[list[int], int]]) -> int:
+            outputs = llm.generate(
+                [prompt for prompt, _ in requests], [params(n) for _, n in requests]
+            )
+            return sum(len(output.token_ids) for output in outputs)
+
+        generate([(prompt_of(16, 0), 1)])
+        first = time.perf_counter() - start
+        return {"first_token_s": round(first, 2), **measure(generate, repeats),
+                "profile": llm.profile()}  # fmt: skip
+
+
+def run_vllm(model: Path, repeats: int) -> dict[str, Any]:
+    start = time.perf_counter()
+    vllm: Any = importlib.import_module("vllm")
+
+    llm = vllm.LLM(
+        str(model),
+        skip_tokenizer_init=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=PROMPTS,
+        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        enable_prefix_caching=False,
+    )
+
+    def generate(requests: list[tuple[list[int], int]]) -> int:
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt, _ in requests],
+            [
+                vllm.SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True,
+                                    detokenize=False)
+                for _, n in requests
+            ],
+            use_tqdm=False,
+        )  # fmt: skip
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    generate([(prompt_of(16, 0), 1)])
+    first = time.perf_counter() - start
+    return {"first_token_s": round(first, 2), **measure(generate, repeats)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="qwen2.5-1.5b")
+    parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))
+    parser.add_argument("--engine", choices=("ours", "vllm", "both"), default="both")
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    from llaisys.models.loading.synthetic import write_shape_model
+
+    model = write_shape_model(options.shape, "bf16", options.models / f"{options.shape}-bf16")
+    if options.engine == "both":  # each in a process of its own: one GPU
+        for engine in ("ours", "vllm"):
+            subprocess.run([sys.executable, __file__, "--shape", options.shape, "--models",
+                            str(options.models), "--engine", engine, "--repeats",
+                            str(options.repeats)], check=False)  # fmt: skip
+        return 0
+    if options.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        print(json.dumps({"engine": "vllm", "error": "not installed"}))
+        return 0
+    run = run_ours if options.engine == "ours" else run_vllm
+    result = run(model, options.repeats)
+    print(json.dumps({"engine": options.engine, "shape": options.shape, **result}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

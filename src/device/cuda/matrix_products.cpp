@@ -1,0 +1,258 @@
+#include "device/cuda/matrix_products.hpp"
+
+#include "device/cuda/cuda_runtime.hpp"
+
+#if defined(LLAISYS_HAVE_CUBLASLT)
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+#endif
+
+namespace llaisys::device {
+
+#if defined(LLAISYS_HAVE_CUBLASLT)
+
+namespace {
+
+constexpr size_t kWorkspace = size_t(64) << 20;
+constexpr int kCandidates = 8;
+constexpr int kTimedRuns = 3;
+constexpr int64_t kSearchUpTo = 1024; // rows: above, the first proposal is as good
+constexpr size_t kMaxPlans = 8192;
+
+// The functions that we use, by the names and types of the header.
+struct Library {
+#define LLAISYS_CUBLASLT(name) decltype(&::name) name = nullptr
+    LLAISYS_CUBLASLT(cublasLtCreate);
+    LLAISYS_CUBLASLT(cublasLtDestroy);
+    LLAISYS_CUBLASLT(cublasLtMatmul);
+    LLAISYS_CUBLASLT(cublasLtMatmulAlgoGetHeuristic);
+    LLAISYS_CUBLASLT(cublasLtMatmulDescCreate);
+    LLAISYS_CUBLASLT(cublasLtMatmulDescDestroy);
+    LLAISYS_CUBLASLT(cublasLtMatmulDescSetAttribute);
+    LLAISYS_CUBLASLT(cublasLtMatmulPreferenceCreate);
+    LLAISYS_CUBLASLT(cublasLtMatmulPreferenceDestroy);
+    LLAISYS_CUBLASLT(cublasLtMatmulPreferenceSetAttribute);
+    LLAISYS_CUBLASLT(cublasLtMatrixLayoutCreate);
+    LLAISYS_CUBLASLT(cublasLtMatrixLayoutDestroy);
+#undef LLAISYS_CUBLASLT
+};
+
+const Library *load_library() {
+    static Library library;
+    static const bool is_loaded = [] {
+        void *file = nullptr;
+        for (const char *name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
+            file = file != nullptr ? file : dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        }
+        if (file == nullptr) {
+            return false;
+        }
+        bool is_complete = true;
+#define LLAISYS_CUBLASLT(name)                                                                     \
+    library.name = reinterpret_cast<decltype(library.name)>(dlsym(file, #name));                   \
+    is_complete = is_complete && library.name != nullptr
+        LLAISYS_CUBLASLT(cublasLtCreate);
+        LLAISYS_CUBLASLT(cublasLtDestroy);
+        LLAISYS_CUBLASLT(cublasLtMatmul);
+        LLAISYS_CUBLASLT(cublasLtMatmulAlgoGetHeuristic);
+        LLAISYS_CUBLASLT(cublasLtMatmulDescCreate);
+        LLAISYS_CUBLASLT(cublasLtMatmulDescDestroy);
+        LLAISYS_CUBLASLT(cublasLtMatmulDescSetAttribute);
+        LLAISYS_CUBLASLT(cublasLtMatmulPreferenceCreate);
+        LLAISYS_CUBLASLT(cublasLtMatmulPreferenceDestroy);
+        LLAISYS_CUBLASLT(cublasLtMatmulPreferenceSetAttribute);
+        LLAISYS_CUBLASLT(cublasLtMatrixLayoutCreate);
+        LLAISYS_CUBLASLT(cublasLtMatrixLayoutDestroy);
+#undef LLAISYS_CUBLASLT
+        return is_complete;
+    }();
+    return is_loaded ? &library : nullptr;
+}
+
+void check(cublasStatus_t status, const char *call) {
+    ensure(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: ", call, ": status ", int(status));
+}
+
+cudaDataType_t type_of(DType dtype) {
+    return dtype == LLAISYS_DTYPE_F32 ? CUDA_R_32F
+                                      : (dtype == LLAISYS_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF);
+}
+
+// Everything cuBLASLt needs to know of a shape. In its column-major eyes the weight is [k, n]
+// transposed, x is [k, m] and out is [n, m].
+class Plan {
+public:
+    Plan(const Library &library, const MatrixProduct &p) : library_(library) {
+        const cudaDataType_t type = type_of(p.dtype);
+        check(library.cublasLtMatmulDescCreate(&matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+              "MatmulDescCreate");
+        const cublasOperation_t transposed = CUBLAS_OP_T;
+        check(library.cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_TRANSA,
+                                                     &transposed, sizeof transposed),
+              "MatmulDescSetAttribute");
+        layout(&a, type, p.k, p.n, p.k);
+        layout(&b, type, p.k, p.m, p.ldx);
+        layout(&d, type_of(p.out_dtype), p.n, p.m, p.ldo);
+    }
+    ~Plan() {
+        library_.cublasLtMatrixLayoutDestroy(a);
+        library_.cublasLtMatrixLayoutDestroy(b);
+        library_.cublasLtMatrixLayoutDestroy(d);
+        library_.cublasLtMatmulDescDestroy(matmul);
+    }
+    Plan(const Plan &) = delete;
+    Plan &operator=(const Plan &) = delete;
+
+    cublasLtMatmulDesc_t matmul = nullptr;
+    cublasLtMatrixLayout_t a = nullptr;
+    cublasLtMatrixLayout_t b = nullptr;
+    cublasLtMatrixLayout_t d = nullptr;
+    cublasLtMatmulAlgo_t algorithm{};
+    bool is_possible = false;
+
+private:
+    void layout(cublasLtMatrixLayout_t *result, cudaDataType_t type, int64_t rows, int64_t columns,
+                int64_t ld) {
+        check(library_.cublasLtMatrixLayoutCreate(result, type, uint64_t(rows), uint64_t(columns),
+                                                  ld),
+              "MatrixLayoutCreate");
+    }
+    const Library &library_;
+};
+
+class CublasLt final : public MatrixProducts {
+public:
+    CublasLt(const Library &library, int device_id) : library_(library), device_id_(device_id) {
+        LLAISYS_CUDA(cudaSetDevice(device_id));
+        check(library.cublasLtCreate(&handle_), "Create");
+        LLAISYS_CUDA(cudaMalloc(&workspace_, kWorkspace));
+        LLAISYS_CUDA(cudaEventCreate(&begin_));
+        LLAISYS_CUDA(cudaEventCreate(&end_));
+    }
+    ~CublasLt() override {
+        plans_.clear();
+        cudaSetDevice(device_id_);
+        cudaEventDestroy(begin_);
+        cudaEventDestroy(end_);
+        cudaFree(workspace_);
+        library_.cublasLtDestroy(handle_);
+    }
+
+    bool run(cudaStream_t stream, const MatrixProduct &p) override {
+        Plan &plan = plan_of(stream, p);
+        if (!plan.is_possible) {
+            return false;
+        }
+        check(multiply(stream, p, plan, plan.algorithm, p.out, p.accumulates), "Matmul");
+        return true;
+    }
+
+private:
+    using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
+
+    cublasStatus_t multiply(cudaStream_t stream, const MatrixProduct &p, const Plan &plan,
+                            const cublasLtMatmulAlgo_t &algorithm, void *out, bool accumulates) {
+        const float one = 1.0f;
+        const float beta = accumulates ? 1.0f : 0.0f;
+        return library_.cublasLtMatmul(handle_, plan.matmul, &one, p.weight, plan.a, p.x, plan.b,
+                                       &beta, out, plan.d, out, plan.d, &algorithm, workspace_,
+                                       kWorkspace, stream);
+    }
+
+    Plan &plan_of(cudaStream_t stream, const MatrixProduct &p) {
+        const Key key{p.m, p.n, p.k, p.ldx, p.ldo, int(p.dtype), int(p.out_dtype)};
+        const auto found = plans_.find(key);
+        if (found != plans_.end()) {
+            return *found->second;
+        }
+        if (plans_.size() >= kMaxPlans) {
+            plans_.clear();
+        }
+        auto plan = std::make_unique<Plan>(library_, p);
+        choose(stream, p, plan.get());
+        return *plans_.emplace(key, std::move(plan)).first->second;
+    }
+
+    void choose(cudaStream_t stream, const MatrixProduct &p, Plan *plan) {
+        cublasLtMatmulPreference_t preference = nullptr;
+        check(library_.cublasLtMatmulPreferenceCreate(&preference), "MatmulPreferenceCreate");
+        const size_t limit = kWorkspace;
+        library_.cublasLtMatmulPreferenceSetAttribute(
+            preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &limit, sizeof limit);
+        cublasLtMatmulHeuristicResult_t found[kCandidates];
+        int count = 0;
+        const cublasStatus_t status = library_.cublasLtMatmulAlgoGetHeuristic(
+            handle_, plan->matmul, plan->a, plan->b, plan->d, plan->d, preference, kCandidates,
+            found, &count);
+        library_.cublasLtMatmulPreferenceDestroy(preference);
+        if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
+            return;
+        }
+        plan->is_possible = true;
+        plan->algorithm = found[0].algo;
+        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+        LLAISYS_CUDA(cudaStreamIsCapturing(stream, &capture));
+        if (p.m <= kSearchUpTo && capture == cudaStreamCaptureStatusNone) {
+            search(stream, p, plan, found, count);
+        }
+    }
+
+    // Times the candidates on memory of its own and keeps the fastest.
+    void search(cudaStream_t stream, const MatrixProduct &p, Plan *plan,
+                const cublasLtMatmulHeuristicResult_t *found, int count) {
+        void *scratch = nullptr;
+        const size_t bytes = size_t(bytes_of(p.out_dtype, p.m * p.ldo));
+        if (cudaMalloc(&scratch, bytes) != cudaSuccess) {
+            cudaGetLastError();
+            return;
+        }
+        float best = 0;
+        for (int i = 0; i < count; ++i) {
+            bool runs = true;
+            for (int run = 0; run <= kTimedRuns && runs; ++run) {
+                if (run == 1) { // the first is a warm-up
+                    LLAISYS_CUDA(cudaEventRecord(begin_, stream));
+                }
+                runs = multiply(stream, p, *plan, found[i].algo, scratch, false) ==
+                       CUBLAS_STATUS_SUCCESS;
+            }
+            LLAISYS_CUDA(cudaEventRecord(end_, stream));
+            LLAISYS_CUDA(cudaEventSynchronize(end_));
+            float milliseconds = 0;
+            LLAISYS_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
+            if (runs && (best == 0 || milliseconds < best)) {
+                best = milliseconds;
+                plan->algorithm = found[i].algo;
+            }
+        }
+        cudaFree(scratch);
+    }
+
+    const Library &library_;
+    int device_id_;
+    cublasLtHandle_t handle_ = nullptr;
+    void *workspace_ = nullptr;
+    cudaEvent_t begin_ = nullptr;
+    cudaEvent_t end_ = nullptr;
+    std::map<Key, std::unique_ptr<Plan>> plans_;
+};
+
+} // namespace
+
+std::unique_ptr<MatrixProducts> MatrixProducts::open(int device_id) {
+    const Library *library = load_library();
+    return library != nullptr ? std::make_unique<CublasLt>(*library, device_id) : nullptr;
+}
+
+#else
+
+std::unique_ptr<MatrixProducts> MatrixProducts::open(int) { return nullptr; }
+
+#endif
+
+} // namespace llaisys::device

@@ -1,0 +1,37 @@
+// Large matrix products by cuBLASLt, which is loaded when the first stream is made and need not be
+// there: kernels of our own take over then.
+#pragma once
+
+#include "base/dtype.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+namespace llaisys::device {
+
+// out[m, n] (+)= x[m, k] * weight[n, k]^T, sums in f32. Row-major; strides in elements.
+struct MatrixProduct {
+    int64_t m, n, k;
+    DType dtype; // of x and weight: f16 or bf16
+    const void *x;
+    int64_t ldx;
+    const void *weight; // dense
+    void *out;
+    int64_t ldo;
+    DType out_dtype;  // f32 or dtype
+    bool accumulates; // add to what is in out
+};
+
+class MatrixProducts {
+public:
+    // Null when cuBLASLt is not part of this build or cannot be loaded.
+    static std::unique_ptr<MatrixProducts> open(int device_id);
+    virtual ~MatrixProducts() = default;
+
+    // Queues the product; false when there is no algorithm for it. The first product of a shape
+    // chooses the algorithm: by trying several, unless the stream is being captured.
+    virtual bool run(cudaStream_t stream, const MatrixProduct &product) = 0;
+};
+
+} // namespace llaisys::device

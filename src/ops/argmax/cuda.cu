@@ -1,0 +1,131 @@
+// The largest value of each row and its first place. A row is cut among several blocks when there are
+// few rows, and the last of them to end takes the best of all; 16-byte reads of f32 rows. Bound by
+// memory.
+#include "ops/argmax/cuda.hpp"
+
+#include "ops/cuda/common.cuh"
+
+#include <algorithm>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kMaxParts = 32; // of a row
+
+struct Best {
+    float value;
+    int64_t index; // -1: none yet
+};
+
+// A NaN is never better than a number; the lower index wins a tie.
+__device__ __forceinline__ void take(Best &best, float value, int64_t index) {
+    if (value == value &&
+        (best.index < 0 || value > best.value || (value == best.value && index < best.index))) {
+        best = {value, index};
+    }
+}
+
+__device__ __forceinline__ void take(Best &best, const Best &other) {
+    if (other.index >= 0) {
+        take(best, other.value, other.index);
+    }
+}
+
+__device__ Best warp_best(Best best) {
+    for (int step = 16; step > 0; step >>= 1) {
+        Best other;
+        other.value = __shfl_xor_sync(cuda::kAll, best.value, step);
+        other.index = __shfl_xor_sync(cuda::kAll, best.index, step);
+        take(best, other);
+    }
+    return best;
+}
+
+// partial: [rows, parts]; counters: [rows], zero between calls.
+__global__ void argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::Reals values,
+                              int64_t n, Best *partial, int32_t *counters) {
+    __shared__ Best found[kThreads / cuda::kWarp];
+    __shared__ bool is_last;
+    cuda::wait_for_input();
+    cuda::allow_next();
+    const int64_t row = blockIdx.y;
+    const int parts = int(gridDim.x);
+    const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    const int64_t step = int64_t(parts) * kThreads;
+    Best best{0, -1};
+    if (values.dtype == LLAISYS_DTYPE_F32 && n % 4 == 0) {
+        const float4 *x =
+            reinterpret_cast<const float4 *>(static_cast<const float *>(values.data) + row * n);
+        for (int64_t i = first; i < n / 4; i += step) {
+            const float4 four = __ldcs(x + i);
+            take(best, four.x, 4 * i);
+            take(best, four.y, 4 * i + 1);
+            take(best, four.z, 4 * i + 2);
+            take(best, four.w, 4 * i + 3);
+        }
+    } else {
+        for (int64_t i = first; i < n; i += step) {
+            take(best, values.load(row * n + i), i);
+        }
+    }
+    best = warp_best(best);
+    if (threadIdx.x % cuda::kWarp == 0) {
+        found[threadIdx.x / cuda::kWarp] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x >= cuda::kWarp) {
+        return;
+    }
+    best = warp_best(found[threadIdx.x]);
+    if (parts > 1) {
+        if (threadIdx.x == 0) {
+            partial[row * parts + blockIdx.x] = best;
+            __threadfence();
+            is_last = atomicAdd(counters + row, 1) == parts - 1;
+            __threadfence();
+        }
+        __syncwarp();
+        if (!is_last) {
+            return;
+        }
+        const Best none{0, -1};
+        const volatile Best *all = partial + row * parts;
+        best = none;
+        if (int(threadIdx.x) < parts) {
+            best.value = all[threadIdx.x].value;
+            best.index = all[threadIdx.x].index;
+        }
+        best = warp_best(best);
+    }
+    if (threadIdx.x == 0) {
+        const int64_t index = best.index < 0 ? 0 : best.index; // a row of NaN gives 0
+        max_index[row] = index;
+        max_value.store(row, values.load(row * n + index));
+        counters[row] = 0;
+    }
+}
+
+static_assert(kThreads == cuda::kWarp * cuda::kWarp);
+
+} // namespace
+
+void argmax_cuda(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
+                 const Tensor &values) {
+    const int64_t rows = values.size(0);
+    if (rows == 0) {
+        return;
+    }
+    device::CudaStream &on = device::cuda_stream_of(stream);
+    const int64_t useful = (values.size(1) + 4 * kThreads - 1) / (4 * kThreads);
+    const int64_t parts =
+        std::clamp<int64_t>(2 * on.n_processors / rows, 1, std::min<int64_t>(useful, kMaxParts));
+    auto *partial = static_cast<Best *>(on.scratch.at_least(size_t(rows * parts) * sizeof(Best)));
+    auto *counters = static_cast<int32_t *>(on.counters.at_least(size_t(rows) * sizeof(int32_t)));
+    cuda::launch(on, argmax_kernel, dim3(unsigned(parts), unsigned(rows)), kThreads, 0, true,
+                 max_index.as<int64_t>(), cuda::reals(max_value), cuda::reals(values),
+                 values.size(1), partial, counters);
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,53 @@
+// The steps of a decoder layer, each as large as a device may want to fuse it. Where it does not,
+// they are what they say: a composition of the plain operators.
+//
+//   attention_input   norm, q/k/v products and biases, norms of heads, rotation, keys and values into the cache
+//   attention         ops/attention
+//   linear_add        output projection + residual (ops/linear)
+//   mlp_input         norm, gate and up products, swiglu
+//   linear_add        down projection + residual
+//   head              the last norm and the product with the vocabulary, for chosen rows
+#pragma once
+
+#include "ops/kv_layer.hpp"
+#include "ops/linear/op.hpp"
+
+namespace llaisys::ops {
+
+// How a row of the residual stream is normalised before a product.
+struct Norm {
+    const Tensor &weight; // [hs] real
+    float epsilon;
+    const Tensor &normed; // scratch [n, hs], of the dtype that products want; undefined afterwards
+};
+
+// Where keys and queries are turned to and where keys and values go.
+struct Placement {
+    const Tensor &positions; // i64 [n]
+    const Tensor &inv_freq;  // f32 [d / 2]
+    const Tensor &slots;     // i32 [n]
+    const KvLayer &kv;
+};
+
+// RMS norms of each query and key head before it is turned (Qwen3), [d] each; null: none. The epsilon
+// is that of the layer's norm.
+struct HeadNorms {
+    const Tensor *q;
+    const Tensor *k;
+};
+
+// residual f32 [n, hs]. q, k, v: their outputs are [n, heads * d], rows may be apart; afterwards q
+// holds the turned queries and k and v are undefined.
+void attention_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                     const LinearPart &q, const LinearPart &k, const LinearPart &v,
+                     const HeadNorms &head_norms, const Placement &placement);
+
+// gate.out = up * silu(gate) of the normalised rows; up.out is undefined afterwards. No biases.
+void mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+               const LinearPart &gate, const LinearPart &up);
+
+// logits f32 [r, voc] of rows (i32 [r]) of the residual stream.
+void head(const device::Stream &stream, const Tensor &logits, const Tensor &residual,
+          const Norm &norm, const LinearWeight &weight, const Tensor &rows);
+
+} // namespace llaisys::ops

@@ -1,0 +1,217 @@
+// Chooses the kernel of a product:
+//
+//   16-bit rows and weights of one dtype, k a multiple of 8
+//     up to 16 rows      ops/cuda/skinny.cuh, bound by reading the weights
+//     more               cuBLASLt; without it, skinny.cuh for 16 rows at a time
+//   everything else      linear_plain_kernel below: 16 x 16 outputs a block, f32 arithmetic; tests
+#include "ops/linear/cuda.hpp"
+
+#include "device/cuda/matrix_products.hpp"
+#include "ops/cuda/skinny.cuh"
+#include "ops/embedding/op.hpp"
+#include "ops/rearrange/op.hpp"
+
+#include <algorithm>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kTile = 16;
+constexpr int kThreads = 256;
+
+// One product, or several whose weights and outputs lie one behind the other.
+struct Product {
+    const Tensor &in;
+    const Tensor *rows;
+    int64_t m, n, k;
+    DType dtype; // of the weights
+    const std::byte *weight;
+    const Tensor *bias;
+    cuda::Reals out;
+    int64_t ldo;
+    bool adds;
+};
+
+__global__ void linear_plain_kernel(cuda::Reals in, int64_t ldx, const int32_t *rows, int64_t m,
+                                    int64_t n, int64_t k, cuda::Reals weight, cuda::Reals bias,
+                                    cuda::Reals out, int64_t ldo, bool adds) {
+    __shared__ float xs[kTile][kTile + 1], ws[kTile][kTile + 1];
+    const int tx = threadIdx.x, ty = threadIdx.y;
+    const int64_t row = int64_t(blockIdx.y) * kTile + ty;
+    const int64_t column = int64_t(blockIdx.x) * kTile + tx;
+    const int64_t w_row = int64_t(blockIdx.x) * kTile + ty;
+    const int64_t x_row = row < m && rows != nullptr ? rows[row] : row;
+    float sum = 0;
+    for (int64_t k0 = 0; k0 < k; k0 += kTile) {
+        const bool is_inside = k0 + tx < k;
+        xs[ty][tx] = is_inside && row < m ? in.load(x_row * ldx + k0 + tx) : 0.0f;
+        ws[ty][tx] = is_inside && w_row < n ? weight.load(w_row * k + k0 + tx) : 0.0f;
+        __syncthreads();
+        for (int i = 0; i < kTile; ++i) {
+            sum += xs[ty][i] * ws[tx][i];
+        }
+        __syncthreads();
+    }
+    if (row < m && column < n) {
+        sum += bias.data != nullptr ? bias.load(column) : 0.0f;
+        sum += adds ? out.load(row * ldo + column) : 0.0f;
+        out.store(row * ldo + column, sum);
+    }
+}
+
+__global__ void add_bias_kernel(cuda::Reals out, int64_t ldo, cuda::Reals bias, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < n) {
+        const int64_t at = int64_t(blockIdx.y) * ldo + i;
+        out.store(at, out.load(at) + bias.load(i));
+    }
+}
+
+// Rows of 16-byte units; one block a row.
+__global__ void gather_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, const int32_t *rows,
+                                   int64_t units) {
+    cuda::wait_for_input();
+    const uint4 *from = in + int64_t(rows[blockIdx.x]) * stride;
+    for (int64_t i = threadIdx.x; i < units; i += kThreads) {
+        out[blockIdx.x * units + i] = from[i];
+    }
+}
+
+void run_plain(const device::CudaStream &stream, const Product &p) {
+    const dim3 grid(cuda::blocks_for(p.n, kTile), cuda::blocks_for(p.m, kTile));
+    const cuda::Reals weight{const_cast<std::byte *>(p.weight), p.dtype};
+    cuda::launch(stream, linear_plain_kernel, grid, dim3(kTile, kTile), 0, false, cuda::reals(p.in),
+                 p.in.stride(0), p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, p.m, p.n, p.k,
+                 weight, cuda::reals(p.bias), p.out, p.ldo, p.adds);
+}
+
+template <typename T>
+void run_skinny(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    for (int64_t first = 0; first < p.m; first += cuda::kSkinnyRows) {
+        cuda::SkinnyInput in{};
+        in.x = static_cast<const T *>(x) + first * ldx;
+        in.ldx = ldx;
+        in.m = int(std::min<int64_t>(cuda::kSkinnyRows, p.m - first));
+        in.k = int(p.k);
+        cuda::Reals out = p.out;
+        out.data = static_cast<std::byte *>(out.data) + bytes_of(out.dtype, first * p.ldo);
+        const T *w = reinterpret_cast<const T *>(p.weight);
+        const int unit_rows = cuda::rows_of_unit(stream, p.n);
+        const cuda::StoreRows<T> use{w,   p.n,   p.k,    cuda::reals(p.bias),
+                                     out, p.ldo, p.adds, unit_rows};
+        cuda::run_skinny<T>(stream, in, use, int((p.n + unit_rows - 1) / unit_rows));
+    }
+}
+
+bool run_large(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    if (stream.products == nullptr) {
+        return false;
+    }
+    const device::MatrixProduct product{p.m,      p.n,        p.k,   p.dtype,     x,     ldx,
+                                        p.weight, p.out.data, p.ldo, p.out.dtype, p.adds};
+    if (!stream.products->run(stream.stream, product)) {
+        return false;
+    }
+    if (p.bias != nullptr) {
+        const dim3 grid(cuda::blocks_for(p.n, kThreads), unsigned(p.m));
+        cuda::launch(stream, add_bias_kernel, grid, kThreads, 0, false, p.out, p.ldo,
+                     cuda::reals(p.bias), p.n);
+    }
+    return true;
+}
+
+bool is_on_16_bytes(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+bool is_fast(const Product &p) {
+    return p.dtype != LLAISYS_DTYPE_F32 && p.in.dtype() == p.dtype && p.k > 0 && p.k % 8 == 0 &&
+           p.in.stride(0) % 8 == 0 && is_on_16_bytes(p.in.data()) && is_on_16_bytes(p.weight) &&
+           (p.out.dtype == LLAISYS_DTYPE_F32 || p.out.dtype == p.dtype);
+}
+
+void run(device::CudaStream &stream, const Product &p) {
+    if (p.m == 0 || p.n == 0) {
+        return;
+    }
+    if (!is_fast(p)) {
+        return run_plain(stream, p);
+    }
+    const void *x = p.in.data();
+    int64_t ldx = p.in.stride(0);
+    if (p.rows != nullptr) {
+        void *gathered = stream.scratch.at_least(size_t(bytes_of(p.dtype, p.m * p.k)));
+        cuda::launch(stream, gather_rows_kernel, unsigned(p.m), kThreads, 0, true,
+                     static_cast<uint4 *>(gathered), static_cast<const uint4 *>(x), ldx / 8,
+                     p.rows->as<int32_t>(), p.k / 8);
+        x = gathered;
+        ldx = p.k;
+    }
+    if (p.m > cuda::kSkinnyRows && run_large(stream, p, x, ldx)) {
+        return;
+    }
+    return p.dtype == LLAISYS_DTYPE_BF16 ? run_skinny<cuda::bf16>(stream, p, x, ldx)
+                                         : run_skinny<cuda::f16>(stream, p, x, ldx);
+}
+
+// Part b begins where part a ends, in memory and in the columns of the output.
+bool continues(const LinearPart &a, const LinearPart &b) {
+    const Tensor &wa = a.weight->bytes;
+    const Tensor &wb = b.weight->bytes;
+    return a.bias == nullptr && b.bias == nullptr && wa.dtype() == wb.dtype() &&
+           a.out->dtype() == b.out->dtype() && a.out->stride(0) == b.out->stride(0) &&
+           wb.data() == wa.data() + wa.bytes() &&
+           b.out->data() == a.out->data() + bytes_of(a.out->dtype(), a.out->size(1));
+}
+
+void pack(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
+    if (!packed->bytes.defined()) {
+        packed->bytes =
+            Tensor::create(weight.shape(), weight.dtype(), stream.type(), stream.device_id());
+    }
+    if (weight.device() == LLAISYS_DEVICE_CPU) {
+        packed->bytes.load(weight.data(), size_t(weight.bytes()));
+    } else {
+        rearrange(stream, packed->bytes, weight);
+        stream.synchronize(); // the weight may go
+    }
+}
+
+void run_parts(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
+               const Tensor *rows) {
+    const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
+    for (int first = 0, end = 0; first < n_parts; first = end) {
+        int64_t n = parts[first].weight->out_features;
+        for (end = first + 1; end < n_parts && continues(parts[end - 1], parts[end]); ++end) {
+            n += parts[end].weight->out_features;
+        }
+        const LinearPart &part = parts[first];
+        run(device::cuda_stream_of(stream),
+            Product{in, rows, m, n, in.size(1), part.weight->bytes.dtype(),
+                    part.weight->bytes.data(), part.bias, cuda::reals(*part.out),
+                    part.out->stride(0), false});
+    }
+}
+
+void rows_of(const device::Stream &stream, const Tensor &out, const Tensor &index,
+             const LinearWeight &weight) {
+    embedding(stream, out, index, weight.bytes);
+}
+
+} // namespace
+
+LinearFormats linear_formats_cuda() {
+    static const LinearFormat formats[] = {
+        {"rows_f32", LLAISYS_DTYPE_F32, pack, run_parts, rows_of},
+        {"rows_f16", LLAISYS_DTYPE_F16, pack, run_parts, rows_of},
+        {"rows_bf16", LLAISYS_DTYPE_BF16, pack, run_parts, rows_of}};
+    return {formats, 3};
+}
+
+void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                     const LinearWeight &weight, const Tensor *bias) {
+    run(device::cuda_stream_of(stream),
+        Product{in, nullptr, in.size(0), weight.out_features, in.size(1), weight.bytes.dtype(),
+                weight.bytes.data(), bias, cuda::reals(out), out.stride(0), true});
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,15 @@
+// The CUDA side of linear. Arguments have been checked.
+#pragma once
+
+#include "ops/linear/format.hpp"
+
+namespace llaisys::ops {
+
+// f32, f16 and bf16, row-major as they came; a weight may be packed from the host.
+LinearFormats linear_formats_cuda();
+
+// out += in * weight^T + bias; out f32 [m, n], bias may be null.
+void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                     const LinearWeight &weight, const Tensor *bias);
+
+} // namespace llaisys::ops

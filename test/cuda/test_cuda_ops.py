@@ -1,0 +1,324 @@
+"""Every operator on the GPU against the CPU's: odd sizes, every dtype, views, both KV layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from native_helpers import EPSILON, REALS, Array, from_bits, handle_array, op, to_bits
+
+from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
+
+LENGTHS = (1, 3, 8, 17, 64, 129, 513, 1031)
+NUMPY = {"i64": np.int64, "i32": np.int32, "u8": np.uint8}
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[dict[str, Stream]]:
+    with Stream("cpu", n_threads=1) as cpu, Stream("cuda") as cuda:
+        yield {"cpu": cpu, "cuda": cuda}
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+class Side:
+    """Tensors of one device for the length of a `with` block."""
+
+    def __init__(self, device: str, stream: Stream) -> None:
+        self.device, self.stream = device, stream
+        self._open = ExitStack()
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def keep(self, item: Any) -> Any:
+        return self._open.enter_context(item)
+
+    def tensor(self, values: Array, dtype: str) -> Tensor:
+        stored = (
+            to_bits(values, dtype)
+            if dtype in REALS
+            else np.ascontiguousarray(values, dtype=NUMPY[dtype])
+        )
+        made: Tensor = self.keep(Tensor.create(np.shape(values), dtype, self.device))
+        made.load(stored.ctypes.data, stored.nbytes)
+        return made
+
+    def strided(self, values: Array, dtype: str, gap: int) -> Tensor:
+        """The values with `gap` columns of NaN between the rows."""
+        wide = np.full((*values.shape[:-1], values.shape[-1] + gap), np.nan, np.float32)
+        wide[..., : values.shape[-1]] = values
+        view: Tensor = self.keep(
+            self.tensor(wide, dtype).slice(values.ndim - 1, 0, values.shape[-1])
+        )
+        return view
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        fill = np.full(shape, np.nan if dtype in REALS else 77)
+        return self.tensor(fill, dtype)
+
+    def weight(self, values: Array, dtype: str) -> LinearWeight:
+        made: LinearWeight = self.keep(LinearWeight(self.tensor(values, dtype), self.stream))
+        return made
+
+    def run(self, name: str, *arguments: Any) -> None:
+        op(name, *arguments, stream=self.stream)
+        self.stream.synchronize()
+
+    def array(self, source: Tensor) -> Array:
+        dtype = source.dtype
+        with source.contiguous() as dense:
+            bits = np.empty(
+                dense.shape,
+                {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, **NUMPY}[dtype],
+            )
+            dense.store(bits.ctypes.data, bits.nbytes)
+        return from_bits(bits, dtype) if dtype in REALS else bits
+
+
+def compare(
+    streams: dict[str, Stream], body: Any, dtype: str, scale: float = 4.0, exact: bool = False
+) -> None:
+    """body(side) gives an array on each device."""
+    results = {}
+    for device, stream in streams.items():
+        with Side(device, stream) as side:
+            results[device] = body(side)
+    expected, got = results["cpu"], results["cuda"]
+    assert got.shape == expected.shape
+    if exact:
+        np.testing.assert_array_equal(got, expected)
+        return
+    largest = float(np.abs(expected).max(initial=1e-3))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=scale * EPSILON[dtype] * largest)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_add(streams: dict[str, Stream], dtype: str) -> None:
+    for n in LENGTHS:
+
+        def body(side: Side, n: int = n) -> Array:
+            out = side.empty((n,), dtype)
+            a, b = side.tensor(normal(n), dtype), side.tensor(normal(n, seed=1), dtype)
+            side.run("Add", out, a, b)
+            return side.array(out)
+
+        compare(streams, body, dtype, exact=True)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_argmax_with_ties_and_nan(streams: dict[str, Stream], dtype: str) -> None:
+    for rows, n in product((1, 5), LENGTHS):
+        values = np.round(normal(rows, n) * 3)
+        values[np.random.default_rng(n).random(values.shape) < 0.2] = np.nan
+        values[0] = np.nan if n == 3 else values[0]
+
+        def body(side: Side, values: Array = values) -> Array:
+            index = side.empty(values.shape[:1], "i64")
+            largest = side.empty(values.shape[:1], dtype)
+            side.run("Argmax", index, largest, side.tensor(values, dtype))
+            return np.stack([side.array(index), np.nan_to_num(side.array(largest))])
+
+        compare(streams, body, dtype, exact=True)
+
+
+@pytest.mark.parametrize(("table_dtype", "dtype"), list(product(REALS, REALS)))
+def test_embedding(streams: dict[str, Stream], table_dtype: str, dtype: str) -> None:
+    for (rows, d), n in product(((1, 1), (13, 33), (3, 1031)), (1, 65)):
+        index = np.random.default_rng(n).integers(0, rows, n)
+
+        def body(side: Side, rows: int = rows, d: int = d, index: Array = index) -> Array:
+            out = side.empty((len(index), d), dtype)
+            table = side.tensor(normal(rows, d), table_dtype)
+            side.run("Embedding", out, side.tensor(index, "i64"), table)
+            return side.array(out)
+
+        compare(streams, body, dtype, exact=True)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), list(product(REALS, REALS)))
+def test_rms_norm_and_with_residual(streams: dict[str, Stream], dtype: str, out_dtype: str) -> None:
+    for (n, d), gap in product(((1, 1), (5, 33), (3, 512), (2, 1536), (7, 1031)), (0, 3)):
+        x, r, w = normal(n, d), normal(n, d, seed=1), normal(d, seed=2)
+
+        def plain(side: Side, x: Array = x, w: Array = w, gap: int = gap) -> Array:
+            out = side.empty(x.shape, out_dtype)
+            side.run("RmsNorm", out, side.strided(x, dtype, gap), side.tensor(w, "f32"), 1e-5)
+            return side.array(out)
+
+        def added(side: Side, x: Array = x, r: Array = r, w: Array = w, gap: int = gap) -> Array:
+            out, sums = side.empty(x.shape, out_dtype), side.tensor(r, "f32")
+            side.run(
+                "AddRmsNorm", out, sums, side.strided(x, dtype, gap), side.tensor(w, "f32"), 1e-5
+            )
+            return np.concatenate([side.array(out), side.array(sums)])
+
+        compare(streams, plain, out_dtype)
+        compare(streams, added, out_dtype)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_rope(streams: dict[str, Stream], dtype: str) -> None:
+    for n, heads, d in ((1, 1, 2), (5, 3, 10), (9, 2, 128)):
+        positions = np.random.default_rng(n).integers(0, 30000, n)
+        inv_freq = (1e4 ** (-2.0 * np.arange(d // 2) / d)).astype(np.float32)
+
+        def body(
+            side: Side, shape: tuple[int, ...] = (n, heads, d), at: Array = positions,
+            inv_freq: Array = inv_freq,
+        ) -> Array:  # fmt: skip
+            x = side.tensor(normal(*shape), dtype)
+            side.run("Rope", x, x, side.tensor(at, "i64"), side.tensor(inv_freq, "f32"))
+            return side.array(x)
+
+        compare(streams, body, dtype, scale=40 if dtype == "f32" else 4)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_swiglu_softmax_topk_rearrange(streams: dict[str, Stream], dtype: str) -> None:
+    for n, d in ((1, 1), (3, 7), (2, 513), (5, 64), (3, 8960)):
+        x, y = normal(n, d) * 3, normal(n, d, seed=1)
+
+        def swiglu(side: Side, x: Array = x, y: Array = y) -> Array:
+            gate = side.strided(x, dtype, 8)
+            side.run("SwiGLU", gate, gate, side.tensor(y, dtype))
+            return side.array(gate)
+
+        def softmax(side: Side, x: Array = x) -> Array:
+            out = side.empty(x.shape, "f32")
+            side.run("Softmax", out, side.tensor(x, dtype))
+            return side.array(out)
+
+        def topk(side: Side, x: Array = x) -> Array:
+            k = min(5, x.shape[1])
+            index = side.empty((len(x), k), "i32")
+            value = side.empty((len(x), k), "f32")
+            side.run("TopK", index, value, side.tensor(np.round(x), "f32"))
+            return np.concatenate([side.array(index), side.array(value)])
+
+        def rearrange(side: Side, x: Array = x) -> Array:
+            out = side.empty(x.T.shape, dtype)
+            side.run("Rearrange", out, side.keep(side.tensor(x, dtype).permute((1, 0))))
+            return side.array(out)
+
+        compare(streams, swiglu, dtype)
+        compare(streams, softmax, "f32", scale=16)
+        compare(streams, topk, "f32", exact=True)
+        compare(streams, rearrange, dtype, exact=True)
+
+
+LINEAR = (
+    (1, 1, 1), (1, 8, 31), (2, 7, 33), (3, 64, 32), (5, 16, 64), (7, 136, 65), (8, 1536, 100),
+    (9, 72, 48), (16, 2056, 4100), (17, 256, 34), (33, 257, 1), (100, 320, 56), (300, 64, 40),
+    (1, 1536, 5000), (1, 8960, 96), (64, 512, 1000),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("x_dtype", "w_dtype", "out_dtype"),
+    [("f32", "f32", "f32"), ("f16", "f16", "f16"), ("bf16", "bf16", "bf16"),
+     ("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("f32", "bf16", "f32"),
+     ("bf16", "f32", "f16")],
+)  # fmt: skip
+def test_linear(streams: dict[str, Stream], x_dtype: str, w_dtype: str, out_dtype: str) -> None:
+    for m, k, n in LINEAR:
+        x, w = normal(m, k) / np.sqrt(k), normal(n, k, seed=1)
+        bias = normal(n, seed=2)
+        rows = np.random.default_rng(m).integers(0, m, 5)
+
+        def body(
+            side: Side, x: Array = x, w: Array = w, bias: Array = bias, rows: Array = rows
+        ) -> Array:
+            n = len(w)
+            in_, weight = side.strided(x, x_dtype, 8), side.weight(w, w_dtype)
+            one, two = side.empty((len(x), n), out_dtype), side.empty((len(x), n), out_dtype)
+            chosen = side.empty((5, n), out_dtype)
+            side.run(
+                "Linear", in_, None, 2, handle_array([weight, weight]),
+                handle_array([side.tensor(bias, "f32"), None]), handle_array([one, two]),
+            )  # fmt: skip
+            side.run(
+                "Linear", in_, side.tensor(rows, "i32"), 1, handle_array([weight]), None,
+                handle_array([chosen]),
+            )  # fmt: skip
+            return np.concatenate([side.array(t) for t in (one, two, chosen)])
+
+        compare(streams, body, out_dtype, scale=16 if out_dtype == "f32" else 2)
+
+
+ATTENTION = [
+    # lengths of the lists, query tokens of each, heads, kv heads, d, block size, window
+    ((1,), 1, 1, 1, 64, 1, 0),
+    ((5, 130, 17), 1, 6, 2, 128, 16, 0),
+    ((1100, 1, 64), 1, 12, 2, 128, 16, 0),
+    ((2000,), 1, 7, 1, 128, 16, 0),
+    ((65, 300), 1, 14, 1, 64, 1, 100),
+    ((130, 63, 200), 33, 6, 2, 128, 16, 0),
+    ((700,), 130, 4, 4, 64, 32, 200),
+    ((512, 90), 64, 28, 4, 128, 1, 0),
+    ((40, 7), 3, 5, 5, 10, 4, 0),
+    ((33,), 2, 40, 2, 64, 16, 0),
+]
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+@pytest.mark.parametrize("dtype", REALS)
+def test_attention(streams: dict[str, Stream], dtype: str, case: tuple[Any, ...]) -> None:
+    lengths, fresh, heads, kv_heads, d, block, window = case
+    rng = np.random.default_rng(7)
+    n_blocks = sum(-(-length // block) for length in lengths) + 3
+    order = rng.permutation(n_blocks)
+    width = max(-(-length // block) for length in lengths)
+    tables = np.full((len(lengths), width), -1, np.int32)
+    seen, used = [], 0
+    for row, length in enumerate(lengths):
+        count = -(-length // block)
+        tables[row, :count] = order[used : used + count]
+        used += count
+        for end in range(max(1, length - fresh + 1), length + 1):
+            seen.append((row, max(0, end - window) if window else 0, end))
+    seen.append((0, 3, 3) if lengths[0] > 3 else (0, 1, 1))  # sees nothing
+    rows, begin, end = np.array(seen, np.int32).T
+    q = normal(len(seen), heads, d)
+    k, v = normal(n_blocks * block, kv_heads, d, seed=1), normal(n_blocks * block, kv_heads, d)
+
+    def body(side: Side) -> Array:
+        out = side.empty(q.shape, dtype)
+        side.run(
+            "Attention", out, side.strided(q, dtype, 8), side.tensor(k, dtype),
+            side.tensor(v, dtype), *(side.tensor(t, "i32") for t in (rows, begin, end, tables)),
+            block, 0.1,
+        )  # fmt: skip
+        return side.array(out)
+
+    compare(streams, body, dtype, scale=8)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_kv_store_and_masked_attention(streams: dict[str, Stream], dtype: str) -> None:
+    for n, heads, d in ((1, 1, 2), (5, 3, 10), (33, 2, 64)):
+        slots = np.random.default_rng(n).permutation(2 * n)[:n]
+        mask = np.random.default_rng(n).random((n, n)) < 0.6
+
+        def store(side: Side, s: Array = slots, shape: Any = (n, heads, d)) -> Array:
+            cache = side.tensor(np.zeros((2 * len(s), *shape[1:])), dtype)
+            side.run("KvStore", cache, side.tensor(normal(*shape), "f32"), side.tensor(s, "i32"))
+            return side.array(cache)
+
+        def masked(side: Side, mask: Array = mask, shape: Any = (n, heads, d)) -> Array:
+            q, k, v = (side.tensor(normal(*shape, seed=i), dtype) for i in range(3))
+            out = side.empty(shape, dtype)
+            side.run("SelfAttentionMasked", out, q, k, v, side.tensor(mask, "u8"), 0.3)
+            return side.array(out)
+
+        compare(streams, store, dtype, exact=True)
+        compare(streams, masked, dtype, scale=8)
