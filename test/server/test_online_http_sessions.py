@@ -236,3 +236,19 @@ def test_the_session_file_has_a_size_that_it_does_not_pass(tmp_path: Path) -> No
             assert client.post("/v1/sessions", json={"messages": long}).status_code == 201
         assert server.stop() == 0
     assert file.stat().st_size <= 1 << 20
+
+
+def test_one_of_several_keys_leaves_half_of_the_session_file_to_the_others(tmp_path: Path) -> None:
+    options = ("--api-key", "one", "--api-key", "two", "--max-session-bytes", str(1 << 20))
+    body = {"messages": [{"role": "user", "content": "x" * 50_000}]}
+    with ServerProcess(*options, session_file=tmp_path / "s.db") as server:
+        server.wait_ready()
+        counts = []
+        for key in ("one", "two"):
+            with server.client(key) as client:
+                made = 0
+                while (answer := client.post("/v1/sessions", json=body)).status_code == 201:
+                    made += 1
+                assert error_of(answer, 400)["code"] == "session_storage_full"
+                counts.append(made)
+    assert counts[0] == (1 << 19) // 50_300 and counts[1] > 5

@@ -143,6 +143,33 @@ def test_bytes_are_bounded_and_deleting_makes_room(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * most
 
 
+def test_one_owner_leaves_room_for_the_others(tmp_path: Path) -> None:
+    """Also in a file that is opened again, and with what was deleted given back."""
+    file, most = tmp_path / "s.db", 1 << 18
+    long = {"role": "user", "content": "x" * 10_000}
+
+    async def fill(store: SessionStore, owner: str) -> list[str]:
+        made = []
+        with pytest.raises(SessionLimitError, match=f"one key may fill {most} bytes") as refused:
+            while True:
+                made.append(await store.create(owner, messages=[long]))
+        assert refused.value.code == "session_storage_full"
+        return made
+
+    store = SessionStore(file, max_bytes=4 * most, max_owner_bytes=most)
+    made = run(fill(store, "greedy"))
+    assert len(made) == most // 10_300
+    assert len(run(fill(store, "other"))) == len(made)
+    store.close()
+    store = SessionStore(file, max_bytes=4 * most, max_owner_bytes=most)
+    assert run(fill(store, "greedy")) == []
+    with pytest.raises(SessionLimitError):
+        run(store.open_turn("greedy", made[0], [long]))  # before it is answered
+    assert run(store.delete("greedy", made[0]))
+    assert len(run(fill(store, "greedy"))) == 1
+    store.close()
+
+
 def test_the_bound_holds_for_small_rows_too(tmp_path: Path) -> None:
     """Their bookkeeping takes more than their text."""
     file, most = tmp_path / "s.db", 1 << 20

@@ -154,6 +154,11 @@ class ServerConfig:
             return 0
         return max(1, (self.engine.scheduler.max_num_seqs + self.limits.max_queued) // 2)
 
+    @property
+    def max_session_bytes_per_key(self) -> int | None:
+        """Half of the session file when there are several keys; None: no own limit."""
+        return None if len(self.api_keys) < 2 else self.limits.max_session_bytes // 2
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `llaisys serve`; `config_from_args` reads them."""

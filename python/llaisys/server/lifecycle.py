@@ -152,6 +152,7 @@ async def run_server(
         config.session_file or default_session_file(),
         config.limits.max_sessions,
         config.limits.max_session_bytes,
+        config.max_session_bytes_per_key,
     )
     service = Service(config, AsyncLLMEngine(config, process), sessions)
     limits = config.limits

@@ -40,6 +40,21 @@ CREATE TABLE IF NOT EXISTS messages (
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 );
 """
+# What each owner's messages take, kept by the database itself for as long as it is open: it follows
+# every transaction, and the sessions that are deleted with their messages. They are ASCII.
+ROW_BYTES = 256  # of the bookkeeping of a message, its index included
+SHARES = f"""
+CREATE TEMP TABLE shares (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+INSERT INTO shares
+    SELECT owner, sum(length(message) + {ROW_BYTES}) FROM messages GROUP BY owner;
+CREATE TEMP TRIGGER share_grows AFTER INSERT ON main.messages BEGIN
+    INSERT INTO shares VALUES (new.owner, length(new.message) + {ROW_BYTES})
+        ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TEMP TRIGGER share_shrinks AFTER DELETE ON main.messages BEGIN
+    UPDATE shares SET bytes = bytes - length(old.message) - {ROW_BYTES} WHERE owner = old.owner;
+END;
+"""
 VERSION = 1
 ANOTHER = "name another with --session-file"
 
@@ -84,12 +99,17 @@ class SessionStore:
     """Every method is one transaction, run in a thread; a failed one changes nothing."""
 
     def __init__(
-        self, path: Path | str, max_sessions: int = 1000, max_bytes: int = 1 << 30
+        self,
+        path: Path | str,
+        max_sessions: int = 1000,
+        max_bytes: int = 1 << 30,
+        max_owner_bytes: int | None = None,
     ) -> None:
         """Opens and checks the whole file. InvalidInputError when it cannot be used: no permission,
         damaged, of another release, or held by another process."""
         self.max_sessions = max_sessions  # of one owner
         self.max_bytes = max_bytes  # of the file
+        self.max_owner_bytes = max_owner_bytes  # of one owner's messages; None: no own limit
         self._lock = threading.Lock()
         self._lane = Lane("database", 1, MAX_WAITING)  # a locked database holds up nobody else
         self._file_lock: FileLock | None = None
@@ -123,7 +143,8 @@ class SessionStore:
             )
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA journal_mode = WAL")
-        db.executescript(SCHEMA)
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.executescript(SCHEMA + SHARES)
         db.execute(f"PRAGMA user_version = {VERSION}")
         db.commit()
         self._page_size = db.execute("PRAGMA page_size").fetchone()[0]
@@ -215,7 +236,7 @@ class SessionStore:
             exists = _exists(db, owner, session_id)
             if not exists:
                 self._check_count(db, owner)
-            self._check_bytes(db, _encoded(new))
+            self._check_bytes(db, owner, _encoded(new))
             return exists, _messages(db, owner, session_id)
 
         return await self._run(read)
@@ -260,7 +281,7 @@ class SessionStore:
                 "too_many_sessions",
             )
 
-    def _check_bytes(self, db: sqlite3.Connection, messages: Sequence[str]) -> None:
+    def _check_bytes(self, db: sqlite3.Connection, owner: str, messages: Sequence[str]) -> None:
         """Free pages inside the file count as room."""
         pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
@@ -268,6 +289,15 @@ class SessionStore:
         more = sum(len(message) for message in messages)
         if (pages - free) * self._page_size + more > self.max_bytes:
             raise self._full()
+        if self.max_owner_bytes is None:
+            return
+        row = db.execute("SELECT bytes FROM shares WHERE owner = ?", (owner,)).fetchone()
+        if (row[0] if row else 0) + more + ROW_BYTES * len(messages) > self.max_owner_bytes:
+            raise SessionLimitError(
+                f"the sessions of one key may fill {self.max_owner_bytes} bytes, and this is more: "
+                "delete some",
+                "session_storage_full",
+            )
 
     def _full(self, remark: str = "") -> SessionLimitError:
         return SessionLimitError(
@@ -295,7 +325,7 @@ class SessionStore:
         messages: Sequence[Message],
     ) -> None:
         rows = _encoded(messages)
-        self._check_bytes(db, rows)
+        self._check_bytes(db, owner, rows)
         db.executemany(
             "INSERT INTO messages (owner, session, position, message) VALUES (?, ?, ?, ?)",
             [(owner, name, position + index, row) for index, row in enumerate(rows)],
