@@ -6,6 +6,7 @@ Every frame is one tagged message of the unions at the bottom. A frame that is n
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +203,7 @@ class Source(Struct):
 class Ready(Struct, tag="ready"):
     """The model is loaded."""
 
-    model_path: str
-    model_type: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-    num_blocks: int
-    block_size: int
-    kv_bytes_per_token: int
-    generation_defaults: dict[str, float | int | None]
+    info: ModelInfo  # its tokenizer_source is apart
     source: Source | None
 
     @classmethod
@@ -226,28 +219,16 @@ class Ready(Struct, tag="ready"):
                 origin.eos_token_ids,
                 origin.missing,
             )
-        return cls(
-            info.model_path,
-            info.model_type,
-            info.vocab_size,
-            info.max_model_len,
-            info.eos_token_ids,
-            info.num_blocks,
-            info.block_size,
-            info.kv_bytes_per_token,
-            info.generation_defaults,
-            source,
-        )
+        return cls(replace(info, tokenizer_source=None), source)
 
     def model_info(self) -> ModelInfo:
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "source"}
         source = self.source
-        if source is not None:
-            values = msgspec.structs.asdict(source)
-            if source.directory is not None:
-                values["directory"] = Path(source.directory)
-            fields["tokenizer_source"] = TokenizerSource(**values)
-        return ModelInfo(**fields)
+        if source is None:
+            return self.info
+        values = msgspec.structs.asdict(source)
+        if source.directory is not None:
+            values["directory"] = Path(source.directory)
+        return replace(self.info, tokenizer_source=TokenizerSource(**values))
 
 
 class Failed(Struct, tag="failed"):
