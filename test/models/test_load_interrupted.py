@@ -191,16 +191,24 @@ class Pressing:
     def __init__(self, checkpoint: Checkpoint, at: int) -> None:
         self.checkpoint = checkpoint
         self.at = at
-        self.opened = 0
+        self.opened: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.checkpoint, name)
 
-    def read(self, name: str, dtype: str) -> Any:
-        self.opened += 1
-        if self.opened == self.at:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        return self.checkpoint.read(name, dtype)
+    def read(self, name: str, *how: Any) -> Any:
+        self._count(name)
+        return self.checkpoint.read(name, *how)
+
+    def read_blocks(self, name: str, *how: Any) -> Any:
+        self._count(name)
+        return self.checkpoint.read_blocks(name, *how)
+
+    def _count(self, name: str) -> None:
+        if name not in self.opened:
+            self.opened.add(name)
+            if len(self.opened) == self.at:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @pytest.mark.parametrize("source", ["gguf"], indirect=True)
