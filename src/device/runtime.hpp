@@ -1,5 +1,6 @@
 // What a device must be able to do: memory, copies, streams, events. One table per kind of device;
-// callers use the table (or the small owners below) and never ask which kind they have.
+// callers use the table (or the small owners below). Operators alone ask which kind it is: they have
+// kernels for each.
 #pragma once
 
 #include "base/dtype.hpp"

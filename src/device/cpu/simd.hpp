@@ -12,7 +12,7 @@
 //   store_sums (or that of this file): reduce_add of each vector, side by side
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
-//   load_turned, where keys are turned: lane j of turned[c] is rows.row(j)[i + c], for kLanes x
+//   load_transposed, where keys are transposed: lane j of transposed[c] is rows.row(j)[i + c], for kLanes x
 //   kLanes values
 //   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
 //   rows may be one tile; tile_height(m) (or that of this file): of the first of the tiles that m

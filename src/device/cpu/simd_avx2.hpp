@@ -91,8 +91,8 @@ inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
 template <typename Rows>
-inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
-                                                       vf (&turned)[kLanes]) {
+inline __attribute__((always_inline)) void load_transposed(const Rows &rows, int64_t i,
+                                                           vf (&transposed)[kLanes]) {
 #pragma GCC unroll 2
     for (int c = 0; c < 8; c += 4) {
         vf r[4]; // columns [c, c + 4) of rows j and j + 4
@@ -105,10 +105,10 @@ inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t
         const vf b = _mm256_unpackhi_ps(r[0], r[1]);
         const vf d = _mm256_unpacklo_ps(r[2], r[3]);
         const vf e = _mm256_unpackhi_ps(r[2], r[3]);
-        turned[c] = _mm256_shuffle_ps(a, d, 0x44);
-        turned[c + 1] = _mm256_shuffle_ps(a, d, 0xee);
-        turned[c + 2] = _mm256_shuffle_ps(b, e, 0x44);
-        turned[c + 3] = _mm256_shuffle_ps(b, e, 0xee);
+        transposed[c] = _mm256_shuffle_ps(a, d, 0x44);
+        transposed[c + 1] = _mm256_shuffle_ps(a, d, 0xee);
+        transposed[c + 2] = _mm256_shuffle_ps(b, e, 0x44);
+        transposed[c + 3] = _mm256_shuffle_ps(b, e, 0xee);
     }
 }
 

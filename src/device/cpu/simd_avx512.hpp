@@ -82,8 +82,8 @@ inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
 
 template <typename Rows>
-inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t i,
-                                                       vf (&turned)[kLanes]) {
+inline __attribute__((always_inline)) void load_transposed(const Rows &rows, int64_t i,
+                                                           vf (&transposed)[kLanes]) {
 #pragma GCC unroll 4
     for (int c = 0; c < 16; c += 4) {
         vf r[4]; // columns [c, c + 4) of rows j, j + 4, j + 8 and j + 12
@@ -98,10 +98,10 @@ inline __attribute__((always_inline)) void load_turned(const Rows &rows, int64_t
         const vf b = _mm512_unpackhi_ps(r[0], r[1]);
         const vf d = _mm512_unpacklo_ps(r[2], r[3]);
         const vf e = _mm512_unpackhi_ps(r[2], r[3]);
-        turned[c] = _mm512_shuffle_ps(a, d, 0x44);
-        turned[c + 1] = _mm512_shuffle_ps(a, d, 0xee);
-        turned[c + 2] = _mm512_shuffle_ps(b, e, 0x44);
-        turned[c + 3] = _mm512_shuffle_ps(b, e, 0xee);
+        transposed[c] = _mm512_shuffle_ps(a, d, 0x44);
+        transposed[c + 1] = _mm512_shuffle_ps(a, d, 0xee);
+        transposed[c + 2] = _mm512_shuffle_ps(b, e, 0x44);
+        transposed[c + 3] = _mm512_shuffle_ps(b, e, 0xee);
     }
 }
 

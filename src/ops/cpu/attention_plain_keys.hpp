@@ -1,5 +1,5 @@
 // Scores with keys as they lie: lanes run along d and are added up at the end. For short vectors,
-// where turning the keys would cost more. Compiled per instruction set.
+// where transposing the keys would cost more. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"

@@ -14,7 +14,7 @@ using ops::cpu::kTile;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t bytes_of(DType dtype) { return dtype == LLAISYS_DTYPE_F32 ? 4 : 2; }
+inline int64_t bytes_of(DType dtype) { return traits_of(dtype).block_bytes; }
 
 // Where the entries of one tile lie: offsets in elements from slot 0, for entries [first, last).
 struct TilePlaces {

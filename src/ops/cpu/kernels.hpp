@@ -119,7 +119,7 @@ struct Kernels {
 
     // Cosine and sine of position * inv_freq[i], both rounded once from double.
     void (*angles)(float *cos, float *sin, int64_t position, const float *inv_freq, int64_t n);
-    // (out_low, out_high) = (low, high) turned by the angles; out may be in.
+    // (out_low, out_high) = (low, high) rotated by the angles; out may be in.
     void (*rotate)(float *out_low, float *out_high, const float *low, const float *high,
                    const float *cos, const float *sin, int64_t n);
 

@@ -6,9 +6,9 @@ namespace llaisys::ops {
 
 namespace {
 
-constexpr int64_t kAngles = 128; // pairs turned at a time
+constexpr int64_t kAngles = 128; // pairs rotated at a time
 
-// Turns pairs [first, first + n) of every head of token i; the angles are shared by the heads.
+// Rotates pairs [first, first + n) of every head of token i; the angles are shared by the heads.
 void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in, int64_t i,
                 int64_t first, int64_t n, const float *cos, const float *sin) {
     float low[kAngles];

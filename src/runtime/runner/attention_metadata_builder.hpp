@@ -1,6 +1,6 @@
 // Says where the tokens of a micro-batch write their keys and values and what each of them sees.
-// The only place that knows how the two KV layouts differ: both become tables of blocks, the SLOT
-// layout with blocks of one.
+// From here on the two KV layouts are one: both are tables of blocks, the SLOT layout with blocks of
+// one.
 #pragma once
 
 #include "models/model.hpp"

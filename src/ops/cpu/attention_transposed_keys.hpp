@@ -1,5 +1,5 @@
-// Scores with keys turned to [d][entry]: one entry is one lane that adds strictly along d, like an
-// output of linear. For long vectors, where adding up lanes would cost more than turning.
+// Scores with keys transposed to [d][entry]: one entry is one lane that adds strictly along d, like an
+// output of linear. For long vectors, where adding up lanes would cost more than transposing.
 // Compiled per instruction set.
 #pragma once
 
@@ -7,75 +7,76 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kTurnSteps = 4; // of the fetch: to turn kLanes keys takes about as long
+constexpr int64_t kTransposeSteps = 4; // of the fetch: to transpose kLanes keys takes about as long
 
 // Steps of the fetch that load_keys and score_rows take for n rows.
-inline int64_t load_steps() { return kTurnSteps * kTile / kLanes; }
+inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
 inline int64_t score_steps(int64_t n, int64_t d) {
     return kTile / kPanel * tiles_across(n) * (d / 4);
 }
 
-// The same memory as f32: pairs of bf16 are turned like one f32 and widened afterwards.
+// The same memory as f32: pairs of bf16 are transposed like one f32 and widened afterwards.
 template <typename Keys> struct Pairs {
     const Keys &keys;
     const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
 };
 
-// Columns [i, i + n) of kLanes keys, widened and turned, into rows i.. of out.
-template <typename Keys> inline void turn_some(const Keys &keys, int64_t i, int64_t n, float *out) {
+// Columns [i, i + n) of kLanes keys, widened and transposed, into rows i.. of out.
+template <typename Keys>
+inline void transpose_some(const Keys &keys, int64_t i, int64_t n, float *out) {
     alignas(64) float wide[kLanes * kLanes];
     for (int j = 0; j < kLanes; ++j) {
         store(wide + j * kLanes, load_up_to(keys.row(j) + i, n));
     }
-    vf turned[kLanes];
-    load_turned(SpacedKeys<float>{wide, kLanes}, 0, turned);
+    vf transposed[kLanes];
+    load_transposed(SpacedKeys<float>{wide, kLanes}, 0, transposed);
     for (int64_t j = 0; j < n; ++j) {
-        store(out + (i + j) * kTile, turned[j]);
+        store(out + (i + j) * kTile, transposed[j]);
     }
 }
 
 // All columns of kLanes keys of type T.
 template <typename T, typename Keys>
-inline void turn_keys(const Keys &keys, int64_t d, float *out) {
+inline void transpose_keys(const Keys &keys, int64_t d, float *out) {
     int64_t i = 0;
     if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_F32) {
         for (; i + kLanes <= d; i += kLanes) {
-            vf turned[kLanes];
-            load_turned(keys, i, turned);
+            vf transposed[kLanes];
+            load_transposed(keys, i, transposed);
 #pragma GCC unroll 16
             for (int64_t j = 0; j < kLanes; ++j) {
-                store(out + (i + j) * kTile, turned[j]);
+                store(out + (i + j) * kTile, transposed[j]);
             }
         }
     } else if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_BF16) {
         for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
-            vf turned[kLanes];
-            load_turned(Pairs<Keys>{keys}, i / 2, turned);
+            vf transposed[kLanes];
+            load_transposed(Pairs<Keys>{keys}, i / 2, transposed);
 #pragma GCC unroll 16
             for (int64_t j = 0; j < kLanes; ++j) {
-                store(out + (i + 2 * j) * kTile, low_halves(turned[j]));
-                store(out + (i + 2 * j + 1) * kTile, high_halves(turned[j]));
+                store(out + (i + 2 * j) * kTile, low_halves(transposed[j]));
+                store(out + (i + 2 * j + 1) * kTile, high_halves(transposed[j]));
             }
         }
     }
     for (; i < d; i += kLanes) {
-        turn_some(keys, i, smaller(d - i, kLanes), out);
+        transpose_some(keys, i, smaller(d - i, kLanes), out);
     }
 }
 
 // keys[i, e - tile] = k of entry e for the tile's entries, anything for those it has not.
 template <typename T>
-void turn_tile(const AttentionTask &task, const TilePlaces &places, const T *cache, float *keys,
-               TileFetch &fetch) {
+void transpose_tile(const AttentionTask &task, const TilePlaces &places, const T *cache,
+                    float *keys, TileFetch &fetch) {
     const bool is_spaced = task.block_size % kLanes == 0; // kLanes entries are within one block
     for (int64_t e = 0; e < kTile; e += kLanes) {
         const int64_t *offset = places.offset + e;
-        fetch.step(kTurnSteps);
+        fetch.step(kTransposeSteps);
         if (is_spaced && places.first <= places.tile + e &&
             places.tile + e + kLanes <= places.last) {
-            turn_keys<T>(SpacedKeys<T>{cache + *offset, task.slot_stride}, task.d, keys + e);
+            transpose_keys<T>(SpacedKeys<T>{cache + *offset, task.slot_stride}, task.d, keys + e);
         } else {
-            turn_keys<T>(ListedKeys<T>{cache, offset}, task.d, keys + e);
+            transpose_keys<T>(ListedKeys<T>{cache, offset}, task.d, keys + e);
         }
     }
 }
@@ -83,7 +84,7 @@ void turn_tile(const AttentionTask &task, const TilePlaces &places, const T *cac
 inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys,
                       TileFetch &fetch) {
     visit_cache(task.k_cache, task.k_dtype,
-                [&](auto *cache) { turn_tile(task, places, cache, keys, fetch); });
+                [&](auto *cache) { transpose_tile(task, places, cache, keys, fetch); });
 }
 
 // scores[r, e] = q[r] . key e for n rows, all entries of the tile.
