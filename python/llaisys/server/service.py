@@ -101,5 +101,15 @@ def own_name(given: str | None, path: str) -> str:
 
 
 def service_of(request: Request) -> Service:
+    """What is the same for every model: sessions, the registry, lanes, metrics."""
     service: Service = request.app.state.service
+    return service
+
+
+async def service_for(request: Request, model: str | None) -> Service:
+    """The service of the model that a request is for (None: the one of those who do not say),
+    loaded, and kept until the request has been answered. Every door to a model goes through here.
+    Raises ApiError: 404 when it is not served here, 503 when it is not there now."""
+    service = service_of(request)
+    service.check_model(model)
     return service

@@ -32,7 +32,7 @@ from llaisys.server.openai.responses import (
     usage_object,
 )
 from llaisys.server.openai.schemas import SamplingFields
-from llaisys.server.service import Service, service_of
+from llaisys.server.service import Service, service_for
 from llaisys.server.sessions.turns import SessionTurn
 
 CHARS_PER_NAME = 32  # characters of an answer cost as much to write as the name of one token
@@ -54,8 +54,8 @@ class Job:
     num_prompt_tokens: int = 0
 
     @classmethod
-    def of(cls, request: Request, body: SamplingFields, chat: bool) -> Job:
-        service = service_of(request)
+    async def of(cls, request: Request, body: SamplingFields, chat: bool) -> Job:
+        service = await service_for(request, body.model)
         state = request.scope["state"]
         name = service.check_model(body.model)
         state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}

@@ -28,7 +28,7 @@ from llaisys.server.openai.schemas import (
     plain_messages,
     refuse_together,
 )
-from llaisys.server.service import service_of
+from llaisys.server.service import service_for, service_of
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -36,7 +36,7 @@ router = APIRouter(route_class=CheckedRoute)
 @router.post("/v1/chat/completions", tags=["OpenAI"])
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
-    job = Job.of(request, body, chat=True)
+    job = await Job.of(request, body, chat=True)
     params = await job.sampling(body.to_sampling)
     limits = job.service.config.limits
     check_count("messages", len(body.messages), limits.max_messages, "messages")
@@ -80,7 +80,7 @@ async def _chat_prompt(
 @router.post("/v1/completions", tags=["OpenAI"])
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continue one prompt or several (texts or token ids)."""
-    job = Job.of(request, body, chat=False)
+    job = await Job.of(request, body, chat=False)
     params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
@@ -121,8 +121,7 @@ async def cancel(request: Request, request_id: str) -> dict[str, Any]:
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Token ids of a `prompt`, or of `messages` as the chat template writes them."""
-    service = service_of(request)
-    service.check_model(body.model)
+    service = await service_for(request, body.model)
     engine, length = service.engine, service.info.max_model_len
     if (body.prompt is None) == (body.messages is None):
         given = "left out" if body.prompt is None else "given"
@@ -148,8 +147,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids."""
-    service = service_of(request)
-    service.check_model(body.model)
+    service = await service_for(request, body.model)
     info = service.info
     check_token_ids("tokens", body.tokens, 16 * info.max_model_len, info.vocab_size - 1)
     text = await decode(service.engine, body.tokens, bool(body.skip_special_tokens))
