@@ -23,8 +23,8 @@ from llaisys.server.errors import (
     internal_error,
 )
 from llaisys.server.http.security import note_refusal
+from llaisys.server.openai.fields import REFUSED, UNSUPPORTED
 from llaisys.server.openai.responses import json_bytes
-from llaisys.server.openai.schemas import REFUSED, UNSUPPORTED
 from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
