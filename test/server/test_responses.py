@@ -19,17 +19,14 @@ from llaisys.common.types import (
     Usage,
 )
 from llaisys.server.engine_client.async_engine import MERGED_LOGPROBS, merge_parts
-from llaisys.server.openai import responses
+from llaisys.server.generation.token_names import TokenNames
+from llaisys.server.http import payload
+from llaisys.server.http.payload import PIECE_BYTES, LongResponse, body_response, gather
 from llaisys.server.openai.responses import (
-    PIECE_BYTES,
-    LongResponse,
     ResponseBuilder,
     TextOffsets,
-    TokenNames,
-    body_response,
     chat_logprobs,
     completion_logprobs,
-    gather,
 )
 
 NAMES = TokenNames(FakeTokenizer())
@@ -78,14 +75,14 @@ def test_a_body_in_pieces_says_what_it_would_in_one(chat: bool, count: int | Non
 @pytest.mark.parametrize("chat", [True, False])
 def test_no_call_of_the_encoder_is_long(monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
     sizes = []
-    encode = responses._encode
+    encode = payload._encode
 
     def measured(data: Any) -> bytes:
         written = encode(data)
         sizes.append(len(written))
         return written
 
-    monkeypatch.setattr(responses, "_encode", measured)
+    monkeypatch.setattr(payload, "_encode", measured)
     pieces = gather(builder(chat).whole([(0, output(0, entries(5000), "x"), "")], Usage(1, 5000)))
     total = sum(len(piece) for piece in pieces)
     assert total > 10 * PIECE_BYTES and max(sizes) < 3 * PIECE_BYTES

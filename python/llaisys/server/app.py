@@ -11,11 +11,11 @@ from starlette.types import ASGIApp
 
 from llaisys.server.errors import ApiError
 from llaisys.server.http import faults
+from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.openai import routes as openai_routes
-from llaisys.server.openai.responses import json_bytes, json_response
 from llaisys.server.service import Service
 from llaisys.server.sessions import routes as session_routes
 

@@ -13,10 +13,10 @@ from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
+from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.http.limits import Admission
 from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics
-from llaisys.server.openai.generation import Generation, Registry
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
 

@@ -1,5 +1,5 @@
-"""Server-sent events as an ASGI response: stops when the client is gone. One that takes nothing is
-made to go by `protocol`."""
+"""Events, in whatever form, as an ASGI response: stops when the client is gone. One that takes
+nothing is made to go by `protocol`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from collections.abc import AsyncGenerator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llaisys.server.openai.generation import wait_for_disconnect
+from llaisys.server.generation.generation import wait_for_disconnect
 
 
 class EventStream(Response):
     """`events` is closed in every case, so whatever it holds is released at once."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_close: Callable[[], None],
+        media_type: str,
+    ) -> None:
         """`on_close` is called last: a generator that never began has no `finally` to run."""
         super().__init__()
         self.events = events
         self.on_close = on_close
         # No content-length, and no proxy may collect the events.
         self.raw_headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", media_type.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]

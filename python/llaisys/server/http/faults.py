@@ -22,9 +22,9 @@ from llaisys.server.errors import (
     UnknownRequestError,
     internal_error,
 )
+from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import note_refusal
 from llaisys.server.openai.fields import REFUSED, UNSUPPORTED
-from llaisys.server.openai.responses import json_bytes
 from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")

@@ -20,8 +20,8 @@ from uvicorn.protocols.http.httptools_impl import (
 from llaisys.common.logs import log_event
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
+from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import RequestContext, refuse
-from llaisys.server.openai.responses import json_bytes
 
 logger = logging.getLogger("llaisys.server")
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, error_type, internal_error, is_fault
-from llaisys.server.openai.responses import json_bytes
+from llaisys.server.http.payload import json_bytes
 
 logger = logging.getLogger("llaisys.server")
 

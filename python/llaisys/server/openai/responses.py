@@ -2,75 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-from fastapi.responses import Response
-from starlette.types import Receive, Scope, Send
-
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
-
-_encode = msgspec.json.Encoder().encode
+from llaisys.server.generation.token_names import TokenNames, finite
+from llaisys.server.http.payload import json_bytes
 
 DONE = b"data: [DONE]\n\n"
 # A call of the encoder stops every thread for as long as it takes.
 LOGPROBS_AT_ONCE = 64  # tokens, each with up to 20 neighbours
-PIECE_BYTES = 64 << 10  # of a long body, to send at once
-
-
-def sse(data: dict[str, Any]) -> bytes:
-    return b"data: " + json_bytes(data) + b"\n\n"
-
-
-def json_bytes(data: Any) -> bytes:
-    try:
-        return _encode(data)
-    except UnicodeEncodeError:  # a lone surrogate that a client sent
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "replace"
-        )
-
-
-def json_response(data: Any) -> Response:
-    return Response(json_bytes(data), media_type="application/json")
-
-
-class LongResponse(Response):
-    """A body in pieces, each sent when the client has taken the ones before."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        super().__init__(media_type="application/json")
-        self.pieces = pieces
-        self.headers["content-length"] = str(sum(len(piece) for piece in pieces))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        for piece in self.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def body_response(pieces: list[bytes]) -> Response:
-    if len(pieces) == 1:
-        return Response(pieces[0], media_type="application/json")
-    return LongResponse(pieces)
-
-
-def gather(pieces: Iterator[bytes]) -> list[bytes]:
-    """The same bytes in pieces of about PIECE_BYTES."""
-    found, waiting, size = [], [], 0
-    for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
-        if size >= PIECE_BYTES:
-            found.append(b"".join(waiting))
-            waiting, size = [], 0
-    return [*found, b"".join(waiting)] if waiting else found
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -80,46 +22,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def add_usage(parts: Sequence[Usage]) -> Usage:
-    return Usage(
-        sum(usage.prompt_tokens for usage in parts),
-        sum(usage.completion_tokens for usage in parts),
-        sum(usage.cached_tokens for usage in parts),
-    )
-
-
-class TokenNames:
-    """Token ids as the strings that logprobs show."""
-
-    def __init__(self, tokenizer: Any, as_ids: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._as_ids = as_ids or tokenizer is None
-
-    def text(self, token_id: int) -> str:
-        if self._as_ids:
-            return f"token_id:{token_id}"
-        text: str = self._tokenizer.decode_tokens([token_id], skip_special_tokens=False)
-        if "\ufffd" in text:  # part of a character: named by its bytes, as OpenAI does
-            raw = self._tokenizer.token_bytes(token_id)
-            if raw != text.encode():
-                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-        return text
-
-    def detokenizer(self) -> Any:
-        """Counts the characters that tokens add to a text; None without a tokenizer."""
-        return None if self._tokenizer is None else self._tokenizer.detokenizer(True)
-
-    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """`bytes` are the token's own, which need not be whole characters."""
-        raw = None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
-        return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": raw}
-
-
-def finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI shows -9999 for "never"."""
-    return logprob if logprob > -9999.0 else -9999.0
 
 
 def chat_logprobs(

@@ -9,17 +9,18 @@ from fastapi.responses import Response
 
 from llaisys.common.validation import check_count, check_token_ids, refuse
 from llaisys.server.errors import ApiError
-from llaisys.server.http.bodies import CheckedRoute
-from llaisys.server.http.event_stream import EventStream
-from llaisys.server.openai.job import Job
-from llaisys.server.openai.prompts import (
+from llaisys.server.generation.job import Job
+from llaisys.server.generation.prompts import (
     PromptLimit,
     decode,
     encode_messages,
     encode_prompts,
     token_names,
 )
-from llaisys.server.openai.responses import json_response
+from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.event_stream import EventStream
+from llaisys.server.http.payload import json_response
+from llaisys.server.openai.answer import OpenAIAnswer
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -36,7 +37,7 @@ router = APIRouter(route_class=CheckedRoute)
 @router.post("/v1/chat/completions", tags=["OpenAI"])
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
-    job = await Job.of(request, body, chat=True)
+    job = await Job.of(request, body, "messages")
     params = await job.sampling(body.to_sampling)
     limits = job.service.config.limits
     check_count("messages", len(body.messages), limits.max_messages, "messages")
@@ -50,7 +51,8 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         if body.chat_template_kwargs:
             options["variables"] = body.chat_template_kwargs
         prompt = await _chat_prompt(job, body, history, options)
-        response = await job.run([prompt], params)
+        answer = OpenAIAnswer(job, True, [prompt], params.n, session_id=body.session_id)
+        response = await job.run([prompt], params, answer)
         if turn is not None and isinstance(response, EventStream):
             turn.keep()  # the stream ends the turn
         return response
@@ -80,18 +82,17 @@ async def _chat_prompt(
 @router.post("/v1/completions", tags=["OpenAI"])
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continue one prompt or several (texts or token ids)."""
-    job = await Job.of(request, body, chat=False)
+    job = await Job.of(request, body, "prompt")
     params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
     engine = job.service.engine
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)
+    echoes = []
     if body.echo:
-        for prompt in prompts:
-            text = prompt if isinstance(prompt, str) else await decode(engine, prompt)
-            job.echoes.append(text)
-    return await job.run(encoded, params)
+        echoes = [p if isinstance(p, str) else await decode(engine, p) for p in prompts]
+    return await job.run(encoded, params, OpenAIAnswer(job, False, encoded, params.n, echoes))
 
 
 @router.get("/v1/models", tags=["OpenAI"])

@@ -8,8 +8,9 @@ from typing import Any
 
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.limits import check_prompt_chars, check_prompt_tokens
-from llaisys.server.openai.responses import TokenNames, json_bytes
+from llaisys.server.http.payload import json_bytes
 
 Messages = Sequence[dict[str, Any]]
 

@@ -1,0 +1,230 @@
+"""One generation from the checked body to the response: what all doors share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
+from llaisys.common.validation import check_int
+from llaisys.server.engine_client.async_engine import INLINE_CHARS
+from llaisys.server.errors import ApiError, is_fault
+from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.generation import ClientGone, Generation, unless_disconnected
+from llaisys.server.generation.prompts import PromptLimit
+from llaisys.server.http.event_stream import EventStream
+from llaisys.server.http.faults import error_of
+from llaisys.server.http.payload import body_response, gather
+from llaisys.server.openai.schemas import SamplingFields
+from llaisys.server.service import Service, service_for
+
+CHARS_PER_NAME = 32  # characters of an answer cost as much to write as the name of one token
+
+
+class Turn(Protocol):
+    """Where an answer is kept once it has come to its end."""
+
+    async def finish(self, output: CompletionOutput, model: str) -> None: ...
+
+    def close(self) -> None:
+        """Harmless when it is closed already."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What every request that generates has in common, from the checked body to the response. The
+    doors say everything in the fields of OpenAI's requests, which are the widest."""
+
+    service: Service
+    request: Request
+    body: SamplingFields
+    prompt_name: str  # the field that the prompt came in
+    model: str
+    owner: str
+    request_id: str
+    turn: Turn | None = None
+
+    @classmethod
+    async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Job:
+        service = await service_for(request, body.model)
+        state = request.scope["state"]
+        name = service.check_model(body.model)
+        state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}
+        return cls(service, request, body, prompt_name, name, state["owner"], state["request_id"])
+
+    @property
+    def max_model_len(self) -> int:
+        return self.service.info.max_model_len
+
+    @property
+    def prompt_limit(self) -> PromptLimit:
+        most = self.max_model_len - 1
+        if self.service.config.limits.max_prompt_tokens:
+            most = min(most, self.service.config.limits.max_prompt_tokens)
+        return PromptLimit(self.prompt_name, self.max_model_len, most)
+
+    async def sampling(self, to_sampling: Callable[[], SamplingParams]) -> SamplingParams:
+        """The body's parameters, checked; beside the loop when they name many tokens."""
+        size = len(self.body.allowed_token_ids or ())
+        return await self.service.engine.text_work(size, to_sampling)
+
+    async def run(
+        self, prompts: list[list[int]], params: SamplingParams, answer: Answer
+    ) -> Response:
+        """Admit, submit, and answer whole or in parts; the prompts' lengths have been checked."""
+        count = params.n * len(prompts)
+        most = self.service.config.limits.max_n
+        check_int("n", count, 1, most, called="n times the number of prompts")
+        own = [self.body.request_id] if self.body.request_id else []
+        ids = [answer.response_id, self.request_id, *own]
+        generation = self.service.generation(self.owner, ids, count)
+        work = self._stream if self.body.stream else self._whole
+        try:
+            return await unless_disconnected(
+                self.request.receive, work(generation, answer, prompts, params)
+            )
+        except ClientGone:
+            self.request.scope["state"]["log"]["disconnected"] = True
+            return Response(status_code=499)
+
+    async def _submit(
+        self, generation: Generation, prompts: list[list[int]], params: SamplingParams
+    ) -> None:
+        body = self.body
+        reuse = body.reuse_prefix is not False
+        await generation.submit(
+            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id
+        )
+
+    async def _whole(
+        self,
+        generation: Generation,
+        answer: Answer,
+        prompts: list[list[int]],
+        params: SamplingParams,
+    ) -> Response:
+        async with generation:
+            await self._submit(generation, prompts, params)
+            outputs = await generation.result()
+        if any(choice.finish_reason == "error" for out in outputs for choice in out.outputs):
+            raise engine_error()
+        usage = add_usage([output.usage for output in outputs])
+        self._log_usage(usage, outputs[0].outputs[0].finish_reason)
+        body = await self._whole_body(answer, outputs, params, usage)
+        if self.turn is not None:
+            await self.turn.finish(outputs[0].outputs[0], self.model)
+        return body_response(body)
+
+    async def _whole_body(
+        self, answer: Answer, outputs: list[RequestOutput], params: SamplingParams, usage: Usage
+    ) -> list[bytes]:
+        # Names of tokens and their likely neighbours are texts to find, up to 21 for each token.
+        names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
+        chars = sum(len(choice.text) for output in outputs for choice in output.outputs)
+        pieces = answer.whole(outputs, usage)
+        if names + (chars + answer.extra_chars) // CHARS_PER_NAME <= INLINE_CHARS:
+            return gather(pieces)
+        return await self.service.engine.answer_lane.finish(gather, pieces)
+
+    async def _stream(
+        self,
+        generation: Generation,
+        answer: Answer,
+        prompts: list[list[int]],
+        params: SamplingParams,
+    ) -> Response:
+        """The response begins with the first part, so that what goes wrong before it still has its
+        own status."""
+        await generation.__aenter__()
+        parts: Any = None
+        try:
+            await self._submit(generation, prompts, params)
+            parts = generation.parts()
+            first = await anext(parts)
+            if first[1].finish_reason == "error":
+                raise engine_error()
+        except BaseException as error:
+            if parts is not None:
+                await parts.aclose()
+            generation.close(failed=is_fault(error))
+            raise
+        events = self._events(generation, answer, first, parts)
+        return EventStream(events, self._release(generation), answer.media_type)
+
+    def _release(self, generation: Generation) -> Callable[[], None]:
+        """For a stream that never began; harmless after one that did."""
+
+        def release() -> None:
+            generation.close()
+            if self.turn is not None:
+                self.turn.close()
+
+        return release
+
+    async def _events(
+        self,
+        generation: Generation,
+        answer: Answer,
+        first: tuple[int, StreamOutput],
+        parts: Any,
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer's events; what fails on the way ends them in the door's own words."""
+        failed = False
+        try:
+            item: tuple[int, StreamOutput] | None = first
+            while item is not None:
+                number, part = item
+                if part.output is not None and self.turn is not None:
+                    await self.turn.finish(part.output.outputs[0], self.model)
+                if part.finish_reason == "error":
+                    raise engine_error()
+                for event in answer.chunks(number, part):
+                    yield event
+                item = await anext(parts, None)
+            usage = add_usage([output.usage for output in generation.outputs.values()])
+            for event in answer.end(usage):
+                yield event
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            failed = True
+            for event in answer.break_off(error_of(error)):
+                yield event
+        finally:
+            await parts.aclose()
+            generation.close(failed)
+            if self.turn is not None:
+                self.turn.close()
+            self._log_stream(generation)
+
+    def _log_stream(self, generation: Generation) -> None:
+        if len(generation.outputs) == generation.num_prompts:
+            usage = add_usage([output.usage for output in generation.outputs.values()])
+            self._log_usage(usage, generation.outputs[0].finish_reason)
+        else:
+            self.request.scope["state"]["log"]["finish_reason"] = "abort"
+
+    def _log_usage(self, usage: Usage, reason: str | None) -> None:
+        self.request.scope["state"]["log"].update(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            finish_reason=reason,
+        )
+
+
+def add_usage(parts: Sequence[Usage]) -> Usage:
+    return Usage(
+        sum(usage.prompt_tokens for usage in parts),
+        sum(usage.completion_tokens for usage in parts),
+        sum(usage.cached_tokens for usage in parts),
+    )
+
+
+def engine_error() -> ApiError:
+    return ApiError(500, "the engine failed on this request", code="engine_error")

@@ -1,0 +1,37 @@
+"""Token ids as clients read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TokenNames:
+    """Token ids as the strings that logprobs show."""
+
+    def __init__(self, tokenizer: Any, as_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids or tokenizer is None
+
+    def text(self, token_id: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        text: str = self._tokenizer.decode_tokens([token_id], skip_special_tokens=False)
+        if "\ufffd" in text:  # part of a character: named by its bytes, as OpenAI does
+            raw = self._tokenizer.token_bytes(token_id)
+            if raw != text.encode():
+                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return text
+
+    def detokenizer(self) -> Any:
+        """Counts the characters that tokens add to a text; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.detokenizer(True)
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """`bytes` are the token's own, which need not be whole characters."""
+        raw = None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
+        return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": raw}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI shows -9999 for "never"."""
+    return logprob if logprob > -9999.0 else -9999.0
