@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 import numpy as np
-from native_helpers import SAMPLING_DTYPES, BlockRow, Shape, block_step
+from native_helpers import SAMPLING_DTYPES, BlockRow, Shape, block_step, set_numbers
 
 from llaisys.libllaisys import types
 from llaisys.libllaisys.infer_types import (
@@ -173,19 +173,28 @@ def random_sampling(fuzz: Fuzzer, n_outputs: int) -> LlaisysSamplingMetadata:
         "rows": range(max(1, n_outputs)), "seq_ids": range(4), "temperature": (0.0, 0.5, 1.0, 2.0),
         "top_p": (0.1, 0.9, 1.0), "min_p": (0.0, 0.1, 1.0), "repetition_penalty": (0.5, 1.0, 2.0),
         "presence_penalty": (-1.0, 0.0, 1.0), "frequency_penalty": (-1.0, 0.0, 1.0),
+        "typical_p": (0.2, 1.0), "xtc_probability": (0.0, 0.5, 1.0), "xtc_threshold": (0.1, 1.0),
         "top_k": (0, 1, 3, 99), "seeds": (0, 1, 2**64 - 1), "positions": (0, 5, 2**40),
         "choices": (0, 1), "n_logprobs": (-1, 0, 2, 11), "mask_rows": (-1, 0, 1),
     }  # fmt: skip
     hostile = fuzz.pick(list(good)) if fuzz.one_in(2) else None
+    numbers: dict[str, int | None] = {}
     for name, values in good.items():
         if fuzz.one_in(2):
             continue
-        dtype = SAMPLING_DTYPES[name]
+        dtype = SAMPLING_DTYPES.get(name, np.float64)
         if name == hostile and name != "seeds":
-            values = FLOATS if dtype == np.float32 else INT32
-        setattr(sampling, name, fuzz.array(dtype, n, values))
+            values = (*FLOATS, *INT32, 1e300) if dtype == np.float64 else INT32
+        address = fuzz.array(dtype, n, values)
+        if dtype == np.float64:
+            numbers[name] = address
+        else:
+            setattr(sampling, name, address)
+    if fuzz.one_in(10):
+        numbers[fuzz.pick(("", "heat", "top_p\n", "n" * 999))] = fuzz.array(np.float64, n, FLOATS)
+    set_numbers(sampling, numbers)
     for offsets, parts in (
-        ("chain_offsets", [("chain", np.uint8, (0, 1, 2, 3, 4, 4, 200))]),
+        ("chain_offsets", [("chain", np.uint8, (0, 1, 2, 3, 4, 5, 6, 200))]),
         ("bias_offsets", [("bias_ids", np.int32, (*range(11), -1, 11)),
                           ("bias_values", np.float32, (0.0, -np.inf, 5.0, np.nan))]),
     ):  # fmt: skip
@@ -201,7 +210,7 @@ def random_sampling(fuzz: Fuzzer, n_outputs: int) -> LlaisysSamplingMetadata:
     sampling.n_masks = fuzz.pick((0, 2, 2, 2))
     sampling.masks = fuzz.array(np.uint32, sampling.n_masks * 1, (0, 0x7FF, 0xFFFFFFFF, 5))
     if fuzz.one_in(15):
-        sampling.reserved = 1
+        sampling.n_numbers = -1
     if fuzz.one_in(15):
         sampling.struct_size = 7
     if fuzz.one_in(15):

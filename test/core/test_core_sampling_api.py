@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -224,7 +225,7 @@ def test_counts_and_pointers_that_are_refused(model: MockModel) -> None:
     assert sample(model.handle, None, ids.ctypes.data) == -1
     assert sample(model.handle, ctypes.byref(good), None) == -1
     for fields in ({"n_rows": -1}, {"n_rows": 6}, {"n_rows": 2147483647}, {"n_masks": -1},
-                   {"reserved": 1}, {"struct_size": 4}):  # fmt: skip
+                   {"n_numbers": -1}, {"n_numbers": 1}, {"struct_size": 4}):  # fmt: skip
         bad = LlaisysSamplingMetadata(**({"struct_size": size, "n_rows": 1} | fields))
         assert sample(model.handle, ctypes.byref(bad), ids.ctypes.data) == -1
         assert lib().llaisysLastError()
@@ -249,4 +250,14 @@ def test_logprobs_end_with_the_next_step(model: MockModel) -> None:
 def test_the_adapter_hands_every_array_of_the_metadata_on() -> None:
     names = {field.name for field in dataclasses.fields(SamplingMetadata)}
     assert set(_SAMPLING_DTYPES) == names - {"numbers"}
-    assert set(ROW_NUMBERS) <= {name for name, _ in LlaisysSamplingMetadata._fields_}
+
+
+def test_both_sides_know_the_same_numbers_with_the_same_neutral_values(model: MockModel) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        model.draw(1, heat=[1.0])
+    known = re.search(r"one of (.*), got heat", str(caught.value))
+    assert known is not None and set(known[1].split(", ")) == set(ROW_NUMBERS)
+    arguments: dict[str, Any] = {"seeds": [11] * N, "positions": range(N), "n_logprobs": [2] * N}
+    drawn = model.draw(N, **arguments)
+    for name, neutral in ROW_NUMBERS.items():
+        assert model.draw(N, **({name: [neutral] * N} | arguments)) == drawn, name

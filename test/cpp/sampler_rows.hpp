@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
 
 namespace sampler_test {
 
@@ -34,10 +35,8 @@ inline const device::Stream &stream(int n_threads = 1) {
 }
 
 // One row's parameters, before they are laid out by column.
-struct Row {
-    float temperature = 1, top_p = 1, min_p = 0, repetition = 1, presence = 0, frequency = 0;
-    float typical_p = 1, xtc_probability = 0, xtc_threshold = 0.1f;
-    int32_t top_k = 0, choice = 0, output = 0, n_logprobs = -1, mask = -1;
+struct Row : RowNumbers {
+    int32_t choice = 0, output = 0, mask = -1;
     uint64_t seed = 0;
     int64_t position = 0, seq = 0;
     std::vector<uint8_t> chain{kPenalties, kTemperature, kTopK, kTypical, kTopP, kMinP, kXtc};
@@ -46,34 +45,30 @@ struct Row {
 
 // Columns of rows; owns what the metadata points to.
 struct Columns {
-    std::vector<int32_t> outputs, top_k, choices, chain_offsets{0}, bias_offsets{0}, bias_ids,
-        n_logprobs, mask_rows;
+    std::vector<int32_t> outputs, choices, chain_offsets{0}, bias_offsets{0}, bias_ids, mask_rows;
     std::vector<int64_t> seqs, positions;
-    std::vector<float> temperature, top_p, min_p, typical_p, xtc_probability, xtc_threshold,
-        repetition, presence, frequency, bias_values;
+    std::vector<float> bias_values;
     std::vector<uint64_t> seeds;
     std::vector<uint8_t> chain;
     std::vector<uint32_t> masks;
+    std::map<std::string, std::vector<double>> numbers;
+    std::vector<LlaisysSamplingNumber> entries; // into numbers
 
     explicit Columns(const std::vector<Row> &rows, std::vector<uint32_t> mask_words = {})
         : masks(std::move(mask_words)) {
+        for (const NumberField &field : kNumberFields) {
+            std::vector<double> &column = numbers[field.name];
+            for (const Row &row : rows) {
+                column.push_back(field.of(row));
+            }
+            entries.push_back({field.name, column.data()});
+        }
         for (const Row &row : rows) {
             outputs.push_back(row.output);
-            top_k.push_back(row.top_k);
             choices.push_back(row.choice);
-            n_logprobs.push_back(row.n_logprobs);
             mask_rows.push_back(row.mask);
             seqs.push_back(row.seq);
             positions.push_back(row.position);
-            temperature.push_back(row.temperature);
-            top_p.push_back(row.top_p);
-            min_p.push_back(row.min_p);
-            typical_p.push_back(row.typical_p);
-            xtc_probability.push_back(row.xtc_probability);
-            xtc_threshold.push_back(row.xtc_threshold);
-            repetition.push_back(row.repetition);
-            presence.push_back(row.presence);
-            frequency.push_back(row.frequency);
             seeds.push_back(row.seed);
             chain.insert(chain.end(), row.chain.begin(), row.chain.end());
             chain_offsets.push_back(int32_t(chain.size()));
@@ -90,16 +85,8 @@ struct Columns {
         s.n_rows = int32_t(outputs.size());
         s.rows = outputs.data();
         s.seq_ids = seqs.data();
-        s.temperature = temperature.data();
-        s.top_p = top_p.data();
-        s.min_p = min_p.data();
-        s.typical_p = typical_p.data();
-        s.xtc_probability = xtc_probability.data();
-        s.xtc_threshold = xtc_threshold.data();
-        s.repetition_penalty = repetition.data();
-        s.presence_penalty = presence.data();
-        s.frequency_penalty = frequency.data();
-        s.top_k = top_k.data();
+        s.numbers = entries.data();
+        s.n_numbers = int32_t(entries.size());
         s.seeds = seeds.data();
         s.positions = positions.data();
         s.choices = choices.data();
@@ -108,7 +95,6 @@ struct Columns {
         s.bias_offsets = bias_offsets.data();
         s.bias_ids = bias_ids.data();
         s.bias_values = bias_values.data();
-        s.n_logprobs = n_logprobs.data();
         s.mask_rows = mask_rows.data();
         s.masks = masks.data();
         s.n_masks = int32_t(masks.size() / size_t((vocab + 31) / 32));

@@ -19,11 +19,14 @@ Step block_step() {
     return step;
 }
 
-LlaisysSamplingMetadata greedy(int32_t n_rows, const float *zeros) {
+LlaisysSamplingMetadata greedy(int32_t n_rows) { // at most 3
+    static const double zeros[3] = {};
+    static const LlaisysSamplingNumber temperature = {"temperature", zeros};
     LlaisysSamplingMetadata sampling{};
     sampling.struct_size = sizeof sampling;
     sampling.n_rows = n_rows;
-    sampling.temperature = zeros;
+    sampling.numbers = &temperature;
+    sampling.n_numbers = 1;
     return sampling;
 }
 
@@ -210,25 +213,24 @@ TEST(the_first_long_prompt_allocates_no_device_memory) {
 
 TEST(execute_step_is_step_then_sample) {
     Rig rig(2);
-    const float zeros[3] = {};
     int32_t ids[3] = {-1, -1, -1};
     Step step = tokens({4, 30, 9});
     step.logits = {1, 0, 1};
-    CHECK_EQ(rig.runner.execute_step(step.view(), greedy(2, zeros), ids), LLAISYS_DECODE_OK);
+    CHECK_EQ(rig.runner.execute_step(step.view(), greedy(2), ids), LLAISYS_DECODE_OK);
     CHECK_EQ(ids[0], 5);
     CHECK_EQ(ids[1], 10);
     CHECK_EQ(ids[2], -1);
     CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK); // the two calls do the same
     int32_t again[2] = {};
-    rig.runner.sample(greedy(2, zeros), again);
+    rig.runner.sample(greedy(2), again);
     CHECK(again[0] == 5 && again[1] == 10);
-    CHECK_THROWS(rig.runner.sample(greedy(3, zeros), again), "row");
+    CHECK_THROWS(rig.runner.sample(greedy(3), again), "row");
 
     ids[0] = -1; // a step that finds no room samples nothing
-    CHECK_EQ(rig.runner.execute_step(tokens(Ints(11, 1)).view(), greedy(1, zeros), ids),
+    CHECK_EQ(rig.runner.execute_step(tokens(Ints(11, 1)).view(), greedy(1), ids),
              LLAISYS_DECODE_NO_KV_SLOT);
     CHECK_EQ(ids[0], -1);
-    CHECK_THROWS(rig.runner.sample(greedy(1, zeros), ids), "row"); // and left no row
+    CHECK_THROWS(rig.runner.sample(greedy(1), ids), "row"); // and left no row
 }
 
 TEST(slots_are_copied_as_if_read_first_and_checked) {

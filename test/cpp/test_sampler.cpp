@@ -234,6 +234,37 @@ TEST(extreme_logits_and_temperatures_stay_finite) {
     CHECK_EQ(draw_one({7}, row), 0);
 }
 
+TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
+    Sampler sampler(stream(), 4);
+    const int64_t history[] = {1};
+    sampler.reset(7, history, 1);
+    const auto takes_best = [&](const Row &row) {
+        const std::vector<uint32_t> masks{0xF};
+        return sampler.takes_best(Columns({Row(row), row}, masks).view(4), 1);
+    };
+    Row greedy;
+    greedy.temperature = 0;
+    CHECK(takes_best(greedy));
+    CHECK(!takes_best(Row()));
+    const auto changed = [&](auto change) {
+        Row row = greedy;
+        change(row);
+        return takes_best(row);
+    };
+    CHECK(changed([](Row &row) { row.top_k = 3, row.min_p = 1, row.typical_p = 0.1f; }));
+    CHECK(changed([](Row &row) { row.chain = {kTopK, kTemperature}, row.top_k = 3; }));
+    CHECK(changed([](Row &row) { row.chain = {kTypical, kTemperature}; }));
+    CHECK(!changed([](Row &row) { row.chain = {kTypical, kTemperature}, row.typical_p = 0.1f; }));
+    CHECK(!changed([](Row &row) { row.chain = {kXtc, kTemperature}, row.xtc_probability = 1; }));
+    CHECK(!changed([](Row &row) { row.chain = {kTopK}; }));
+    CHECK(changed([](Row &row) { row.repetition = 2; })); // its sequence has no history
+    CHECK(!changed([](Row &row) { row.repetition = 2, row.seq = 7; }));
+    CHECK(!changed([](Row &row) { row.n_logprobs = 0; }));
+    CHECK(!changed([](Row &row) { row.mask = 0; }));
+    CHECK(!changed([](Row &row) { row.bias = {{1, 1.0f}}; }));
+    CHECK(!sampler.takes_best(Columns({}).view(4), 1));
+}
+
 // -- Independence --------------------------------------------------------------------------------
 
 TEST(a_row_draws_the_same_alone_in_any_batch_and_with_any_threads) {

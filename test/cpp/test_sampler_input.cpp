@@ -30,7 +30,15 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
     using C = Columns;
     using S = LlaisysSamplingMetadata;
     refused({"n_rows", "got -1"}, [](C &, S &s) { s.n_rows = -1; });
-    refused({"reserved", "got 3"}, [](C &, S &s) { s.reserved = 3; });
+    refused({"n_numbers", "got -1"}, [](C &, S &s) { s.n_numbers = -1; });
+    refused({"numbers is NULL"}, [](C &, S &s) { s.numbers = nullptr; });
+    refused({"numbers[1].name is NULL"}, [](C &c, S &) { c.entries[1].name = nullptr; });
+    refused({"numbers[1].name", "one of temperature, ", "got heat"},
+            [](C &c, S &) { c.entries[1].name = "heat"; });
+    refused({"numbers[1].name repeats temperature"},
+            [](C &c, S &) { c.entries[1].name = "temperature"; });
+    refused({"numbers[1].values", "top_p", "NULL"},
+            [](C &c, S &) { c.entries[1].values = nullptr; });
     refused({"rows[1]", "[0, 2)", "got 2"}, [](C &c, S &) { c.outputs[1] = 2; });
     refused({"rows[0]", "got -1"}, [](C &c, S &) { c.outputs[0] = -1; });
     refused({"n_rows", "2", "got 3"}, [](C &, S &s) {
@@ -38,27 +46,37 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
         s.n_rows = 3;
     });
     refused({"seq_ids[1]", "got -5"}, [](C &c, S &) { c.seqs[1] = -5; });
-    refused({"temperature[1]", "got -0.5"}, [](C &c, S &) { c.temperature[1] = -0.5f; });
-    refused({"temperature[0]", "got nan"}, [](C &c, S &) { c.temperature[0] = kNaN; });
-    refused({"temperature[0]", "got inf"}, [](C &c, S &) { c.temperature[0] = kInf; });
-    refused({"top_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.top_p[1] = 0; });
-    refused({"top_p[1]", "got 1.5"}, [](C &c, S &) { c.top_p[1] = 1.5f; });
-    refused({"top_p[1]", "got nan"}, [](C &c, S &) { c.top_p[1] = kNaN; });
-    refused({"min_p[0]", "[0, 1]", "got 2"}, [](C &c, S &) { c.min_p[0] = 2; });
-    refused({"min_p[0]", "got nan"}, [](C &c, S &) { c.min_p[0] = kNaN; });
-    refused({"typical_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.typical_p[1] = 0; });
-    refused({"typical_p[0]", "got nan"}, [](C &c, S &) { c.typical_p[0] = kNaN; });
+    refused({"temperature[1]", "got -0.5"}, [](C &c, S &) { c.numbers["temperature"][1] = -0.5f; });
+    refused({"temperature[0]", "got nan"}, [](C &c, S &) { c.numbers["temperature"][0] = kNaN; });
+    refused({"temperature[0]", "got inf"}, [](C &c, S &) { c.numbers["temperature"][0] = kInf; });
+    refused({"top_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.numbers["top_p"][1] = 0; });
+    refused({"top_p[1]", "got 1.5"}, [](C &c, S &) { c.numbers["top_p"][1] = 1.5f; });
+    refused({"top_p[1]", "got nan"}, [](C &c, S &) { c.numbers["top_p"][1] = kNaN; });
+    refused({"min_p[0]", "[0, 1]", "got 2"}, [](C &c, S &) { c.numbers["min_p"][0] = 2; });
+    refused({"min_p[0]", "got nan"}, [](C &c, S &) { c.numbers["min_p"][0] = kNaN; });
+    refused({"typical_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.numbers["typical_p"][1] = 0; });
+    refused({"typical_p[0]", "got nan"}, [](C &c, S &) { c.numbers["typical_p"][0] = kNaN; });
     refused({"xtc_probability[1]", "[0, 1]", "got 1.5"},
-            [](C &c, S &) { c.xtc_probability[1] = 1.5f; });
-    refused({"xtc_threshold[0]", "[0, 1]", "got -1"}, [](C &c, S &) { c.xtc_threshold[0] = -1; });
-    refused({"repetition_penalty[0]", "got 0"}, [](C &c, S &) { c.repetition[0] = 0; });
-    refused({"presence_penalty[1]", "got -inf"}, [](C &c, S &) { c.presence[1] = -kInf; });
-    refused({"frequency_penalty[1]", "got nan"}, [](C &c, S &) { c.frequency[1] = kNaN; });
-    refused({"top_k[1]", "got -1"}, [](C &c, S &) { c.top_k[1] = -1; });
+            [](C &c, S &) { c.numbers["xtc_probability"][1] = 1.5f; });
+    refused({"xtc_threshold[0]", "[0, 1]", "got -1"},
+            [](C &c, S &) { c.numbers["xtc_threshold"][0] = -1; });
+    refused({"repetition_penalty[0]", "got 0"},
+            [](C &c, S &) { c.numbers["repetition_penalty"][0] = 0; });
+    refused({"presence_penalty[1]", "got -inf"},
+            [](C &c, S &) { c.numbers["presence_penalty"][1] = -kInf; });
+    refused({"frequency_penalty[1]", "got nan"},
+            [](C &c, S &) { c.numbers["frequency_penalty"][1] = kNaN; });
+    refused({"top_p[0]", "got 1e-60"}, [](C &c, S &) { c.numbers["top_p"][0] = 1e-60; });
+    refused({"presence_penalty[1]", "got 1e+39"},
+            [](C &c, S &) { c.numbers["presence_penalty"][1] = 1e39; });
+    refused({"top_k[1]", "got -1"}, [](C &c, S &) { c.numbers["top_k"][1] = -1; });
+    refused({"top_k[0]", "integer", "got 1.5"}, [](C &c, S &) { c.numbers["top_k"][0] = 1.5; });
+    refused({"top_k[0]", "got 1e+10"}, [](C &c, S &) { c.numbers["top_k"][0] = 1e10; });
+    refused({"top_k[0]", "got nan"}, [](C &c, S &) { c.numbers["top_k"][0] = kNaN; });
     refused({"positions[1]", "got -1"}, [](C &c, S &) { c.positions[1] = -1; });
     refused({"choices[1]", "got -1"}, [](C &c, S &) { c.choices[1] = -1; });
-    refused({"n_logprobs[1]", "[-1, 10]", "got 11"}, [](C &c, S &) { c.n_logprobs[1] = 11; });
-    refused({"n_logprobs[1]", "got -2"}, [](C &c, S &) { c.n_logprobs[1] = -2; });
+    refused({"n_logprobs[1]", "10", "got 11"}, [](C &c, S &) { c.numbers["n_logprobs"][1] = 11; });
+    refused({"n_logprobs[1]", "got -2"}, [](C &c, S &) { c.numbers["n_logprobs"][1] = -2; });
     refused({"chain_offsets[0]", "got 1"}, [](C &c, S &) { c.chain_offsets[0] = 1; });
     refused({"chain_offsets[2]", "7", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
     refused({"chain of row 1", "7", "got 2000000000"},
@@ -97,11 +115,12 @@ TEST(bad_arguments_are_refused) {
     CHECK_THROWS(sampler.forget(-1), "seq_id");
     // A refused accept has changed nothing: token 1 was not counted.
     const float row[] = {0, 3, 1, 0};
-    const float zero = 0, heavy = 9;
+    const double zero = 0, heavy = 9;
+    const LlaisysSamplingNumber numbers[] = {{"temperature", &zero}, {"presence_penalty", &heavy}};
     const int64_t seq = 0;
     s.seq_ids = &seq;
-    s.temperature = &zero;
-    s.presence_penalty = &heavy;
+    s.numbers = numbers;
+    s.n_numbers = 2;
     sampler.sample(row, 1, s, &id);
     CHECK_EQ(id, 1);
 }

@@ -46,9 +46,7 @@ def adapter() -> Iterator[MockAdapter]:
 def draw(adapter: MockAdapter, seed: int = 11, n: int = DRAWS, **values: Any) -> NDArray[np.int32]:
     """n draws of row 0; scalar values hold for all of them."""
     numbers = {
-        name: np.full(n, values.pop(name), dtype)
-        for name, (dtype, _) in ROW_NUMBERS.items()
-        if name in values
+        name: np.full(n, values.pop(name), np.float64) for name in ROW_NUMBERS if name in values
     }
     if "seq_ids" in values:
         values["seq_ids"] = np.full(n, values["seq_ids"], np.int64)

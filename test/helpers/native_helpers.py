@@ -16,9 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.libllaisys.arrays import keep_structs
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import LinearWeight, Model, Stream, Tensor, dtype_code
-from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
+from llaisys.libllaisys.infer_types import (
+    LlaisysSamplingMetadata,
+    LlaisysSamplingNumber,
+    LlaisysStepInput,
+)
 from llaisys.libllaisys.library import check, last_error, lib
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
 
@@ -323,24 +328,32 @@ class MockModel(Model):
         """llaisysModelSample with these arrays; raises on a code."""
         sampling = LlaisysSamplingMetadata(n_rows=n_rows)
         kept = {
-            name: np.ascontiguousarray(values, SAMPLING_DTYPES[name])
+            name: np.ascontiguousarray(values, SAMPLING_DTYPES.get(name, np.float64))
             for name, values in arrays.items()
         }
-        for name, values in kept.items():
-            setattr(sampling, name, values.ctypes.data)
+        numbers = {name: kept[name].ctypes.data for name in kept if name not in SAMPLING_DTYPES}
+        set_numbers(sampling, numbers)
+        for name in kept.keys() & SAMPLING_DTYPES.keys():
+            setattr(sampling, name, kept[name].ctypes.data)
         sampling.n_masks = len(kept["masks"]) if "masks" in kept else 0
         ids = np.full(max(1, n_rows), -7, np.int32)
         self.sample(sampling, ids.ctypes.data)
         return ids[:n_rows].tolist()
 
 
+def set_numbers(sampling: LlaisysSamplingMetadata, numbers: dict[str, int | None]) -> None:
+    """name -> the address of its values."""
+    entries = keep_structs(sampling, "numbers", LlaisysSamplingNumber, len(numbers))
+    sampling.n_numbers = len(numbers)
+    for entry, (name, address) in zip(entries, numbers.items(), strict=True):
+        entry.name, entry.values = name.encode(), address
+
+
+# The arrays that are fields of LlaisysSamplingMetadata; the numbers are float64.
 SAMPLING_DTYPES: dict[str, Any] = {
-    "rows": np.int32, "seq_ids": np.int64, "temperature": np.float32, "top_p": np.float32,
-    "min_p": np.float32, "repetition_penalty": np.float32, "presence_penalty": np.float32,
-    "frequency_penalty": np.float32, "top_k": np.int32, "seeds": np.uint64,
-    "positions": np.int64, "choices": np.int32, "chain_offsets": np.int32, "chain": np.uint8,
-    "bias_offsets": np.int32, "bias_ids": np.int32, "bias_values": np.float32,
-    "n_logprobs": np.int32, "mask_rows": np.int32, "masks": np.uint32,
+    "rows": np.int32, "seq_ids": np.int64, "seeds": np.uint64, "positions": np.int64,
+    "choices": np.int32, "chain_offsets": np.int32, "chain": np.uint8, "bias_offsets": np.int32,
+    "bias_ids": np.int32, "bias_values": np.float32, "mask_rows": np.int32, "masks": np.uint32,
 }  # fmt: skip
 
 

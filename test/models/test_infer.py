@@ -71,7 +71,7 @@ def decode_greedily(adapter: NativeAdapter, prompts: list[list[int]]) -> list[li
     """All prompts in one batch: first whole, then a token of each a step."""
     count = len(prompts)
     greedy = SamplingMetadata(
-        rows=np.arange(count, dtype=np.int32), numbers={"temperature": np.zeros(count, np.float32)}
+        rows=np.arange(count, dtype=np.int32), numbers={"temperature": np.zeros(count)}
     )
     pieces, starts = prompts, [0] * count
     drawn: list[list[int]] = [[] for _ in prompts]

@@ -105,7 +105,7 @@ def test_the_mock_adapter_works(adapter: ModelAdapter) -> None:
     assert logits.shape == (3, 64)
     drawn = adapter.sample(
         SamplingMetadata(np.array([2], np.int32), numbers={
-            "temperature": np.zeros(1, np.float32), "n_logprobs": np.array([1], np.int32)})
+            "temperature": np.zeros(1), "n_logprobs": np.ones(1)})
     )  # fmt: skip
     assert drawn.tolist() == [int(logits[2].argmax())]
     found = adapter.logprobs(0)
@@ -150,8 +150,8 @@ def test_the_adapter_checks_what_c_cannot(adapter: ModelAdapter) -> None:
 @pytest.mark.parametrize(
     "short",
     [
-        {"numbers": {"temperature": np.ones(1, np.float32)}},
-        {"numbers": {"hotness": np.ones(2, np.float32)}},
+        {"numbers": {"temperature": np.ones(1)}},
+        {"numbers": {"hotness": np.ones(2)}},
         {"seeds": np.zeros(1, np.uint64)},
         {"chain_offsets": np.zeros(2, np.int32), "chain": np.zeros(0, np.uint8)},
         {"masks": np.zeros((1, 1), np.uint32), "mask_rows": np.zeros(2, np.int32)},

@@ -51,41 +51,48 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_COUNT = 7
 } LlaisysSamplerKind;
 
+/* One number of each row. Its name, neutral value and limits:
+ *
+ *   temperature          1.0  finite, >= 0          xtc_probability     0.0  in [0, 1]
+ *   top_k                0    >= 0; 0 = all         xtc_threshold       0.1  in [0, 1]; above 0.5 neutral
+ *   top_p                1.0  in (0, 1]             repetition_penalty  1.0  finite, > 0
+ *   min_p                0.0  in [0, 1]             presence_penalty    0.0  finite
+ *   typical_p            1.0  in (0, 1]             frequency_penalty   0.0  finite
+ *   n_logprobs           -1   -1 .. vocabulary; -1 = none, 0 = the drawn token's, n = and the n best
+ *
+ * Another name is refused. A new one does not change the layout of anything here, so the ABI version
+ * stays. */
+typedef struct LlaisysSamplingNumber {
+    const char *name;
+    const double *values; /* [n_rows]; the integers among them as they are */
+} LlaisysSamplingNumber;
+
 /* How each output row is turned into a token. Entry r of each array belongs to row r of the call;
- * NULL means the neutral value given beside it for every row. The allowed-token mask, then the
- * bias, are applied before the chain; temperature 0 takes the most likely token of what is left,
- * the lowest id first. A row that has no finite logit left is refused: LLAISYS_ERROR_INVALID when
- * mask and bias banned everything, LLAISYS_ERROR_INTERNAL when the model gave only NaN (the handle
- * stays good: NaN in, NaN out). The draw is a function of (seed, choice, position) and the row's logits. */
+ * NULL means the neutral value given beside it for every row, and so does a number that is not
+ * given. The allowed-token mask, then the bias, are applied before the chain; temperature 0 takes the
+ * most likely token of what is left, the lowest id first. A row that has no finite logit left is
+ * refused: LLAISYS_ERROR_INVALID when mask and bias banned everything, LLAISYS_ERROR_INTERNAL when
+ * the model gave only NaN (the handle stays good: NaN in, NaN out). The draw is a function of
+ * (seed, choice, position) and the row's logits. */
 typedef struct LlaisysSamplingMetadata {
     uint32_t struct_size;
-    int32_t n_rows;               /* rows to sample */
-    const int32_t *rows;          /* [n_rows]: output row (0 .. NOutputs-1); NULL: 0, 1, 2, .. */
-    const int64_t *seq_ids;       /* [n_rows]: whose history penalties look at; NULL: no history */
-    const float *temperature;     /* 1.0; finite, >= 0 */
-    const float *top_p;           /* 1.0; in (0, 1] */
-    const float *min_p;           /* 0.0; in [0, 1] */
-    const float *typical_p;       /* 1.0; in (0, 1] */
-    const float *xtc_probability; /* 0.0; in [0, 1] */
-    const float *xtc_threshold;   /* 0.1; in [0, 1], above 0.5 neutral */
-    const float *repetition_penalty; /* 1.0; finite, > 0 */
-    const float *presence_penalty;   /* 0.0; finite */
-    const float *frequency_penalty;  /* 0.0; finite */
-    const int32_t *top_k;            /* 0 = all; >= 0 */
-    const uint64_t *seeds;           /* 0 */
-    const int64_t *positions;        /* 0: position of the token being drawn */
-    const int32_t *choices;          /* 0: index of the choice (n > 1) */
-    const int32_t *chain_offsets;    /* [n_rows + 1] into chain; NULL: penalties, temperature,
-                                        top_k, typical_p, top_p, min_p, xtc for every row */
-    const uint8_t *chain;            /* LlaisysSamplerKind, no kind twice in a row's chain */
-    const int32_t *bias_offsets;     /* [n_rows + 1] into bias_*; NULL: none */
-    const int32_t *bias_ids;         /* token ids */
-    const float *bias_values;        /* added to the logit; -INFINITY bans the token */
-    const int32_t *n_logprobs;       /* -1 = none; 0 = the drawn token's; n = and the n best */
-    const int32_t *mask_rows;        /* [n_rows]: row of masks, -1 = everything; NULL: -1 */
-    const uint32_t *masks;           /* [n_masks, (vocabulary + 31) / 32]: bit set = allowed */
+    int32_t n_rows;         /* rows to sample */
+    const int32_t *rows;    /* [n_rows]: output row (0 .. NOutputs-1); NULL: 0, 1, .. */
+    const int64_t *seq_ids; /* [n_rows]: whose history penalties look at; NULL: none */
+    const LlaisysSamplingNumber *numbers; /* [n_numbers], no name twice */
+    const uint64_t *seeds;                /* 0 */
+    const int64_t *positions;             /* 0: position of the token being drawn */
+    const int32_t *choices;               /* 0: index of the choice (n > 1) */
+    const int32_t *chain_offsets;         /* [n_rows + 1] into chain; NULL: penalties, temperature,
+                                             top_k, typical_p, top_p, min_p, xtc for every row */
+    const uint8_t *chain;                 /* LlaisysSamplerKind, no kind twice in a row's chain */
+    const int32_t *bias_offsets;          /* [n_rows + 1] into bias_*; NULL: none */
+    const int32_t *bias_ids;              /* token ids */
+    const float *bias_values;             /* added to the logit; -INFINITY bans the token */
+    const int32_t *mask_rows;             /* [n_rows]: row of masks, -1 = everything; NULL: -1 */
+    const uint32_t *masks;                /* [n_masks, (vocabulary + 31) / 32]: bit set = allowed */
     int32_t n_masks;
-    int32_t reserved; /* 0 */
+    int32_t n_numbers;
 } LlaisysSamplingMetadata;
 
 /* Log-probabilities of one sampled row, of the distribution before bias, mask and chain.

@@ -143,7 +143,7 @@ class _Run:
         self._adapter = adapter
         self._rng = np.random.default_rng(0)
         self._greedy = SamplingMetadata(
-            rows=np.zeros(1, np.int32), numbers={"temperature": np.zeros(1, np.float32)}
+            rows=np.zeros(1, np.int32), numbers={"temperature": np.zeros(1)}
         )
         self._position = 0
 

@@ -7,12 +7,10 @@ keeps. Every array is C-contiguous. `n`: tokens of the step, `s`: sequences, `r`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.options import Integer
 from llaisys.common.sampling import FIELDS
 
 
@@ -44,11 +42,9 @@ class ForwardOutput:
     output_ids: NDArray[np.int32]  # [n_outputs], index of the token in the step
 
 
-# The sampler's arrays that hold one number a row: array -> (its dtype, the neutral value).
-ROW_NUMBERS: dict[str, tuple[type[np.generic], float]] = {
-    about.array: (np.int32 if isinstance(about.kind, Integer) else np.float32, about.neutral)
-    for about in FIELDS.values()
-    if about.array is not None
+# The numbers that steer the sampler, one a row: name -> the neutral value.
+ROW_NUMBERS: dict[str, float] = {
+    about.array: about.neutral for about in FIELDS.values() if about.array is not None
 }
 
 
@@ -72,7 +68,9 @@ class SamplingMetadata:
     bias_values: NDArray[np.float32] | None = None  # -inf bans a token
     mask_rows: NDArray[np.int32] | None = None  # [r]: row of masks, -1 = everything allowed
     masks: NDArray[np.uint32] | None = None  # [m, (vocabulary + 31) // 32], bit set = allowed
-    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # key of ROW_NUMBERS -> [r]
+    numbers: dict[str, NDArray[np.float64]] = field(
+        default_factory=dict
+    )  # key of ROW_NUMBERS -> [r]
 
 
 @dataclass(slots=True)

@@ -27,6 +27,13 @@ def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
     setattr(owner, f"_{field}_kept", value)
 
 
+def keep_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:
+    """Point a `c_void_p` field at a new array of n structs, kept alive with it; the array."""
+    array = (kind * n)()
+    _keep(owner, field, array)
+    return array
+
+
 def keep_int32(owner: Any, field: str, values: Sequence[int]) -> None:
     """Point a `c_void_p` field at a new int32 array with these values, kept alive with it."""
     _keep(owner, field, (ctypes.c_int32 * max(1, len(values)))(*values))

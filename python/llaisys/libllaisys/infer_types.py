@@ -5,7 +5,7 @@ Array fields are addresses (`c_void_p`), so that numpy's can be put in without a
 
 from __future__ import annotations
 
-from ctypes import Structure, c_int32, c_uint32, c_void_p
+from ctypes import Structure, c_char_p, c_int32, c_uint32, c_void_p
 
 
 class LlaisysBatch(Structure):
@@ -41,22 +41,20 @@ class LlaisysStepInput(Structure):
     )
 
 
+class LlaisysSamplingNumber(Structure):
+    _fields_ = (
+        ("name", c_char_p),
+        ("values", c_void_p),
+    )
+
+
 class LlaisysSamplingMetadata(Structure):
     _fields_ = (
         ("struct_size", c_uint32),
         ("n_rows", c_int32),
         ("rows", c_void_p),
         ("seq_ids", c_void_p),
-        ("temperature", c_void_p),
-        ("top_p", c_void_p),
-        ("min_p", c_void_p),
-        ("typical_p", c_void_p),
-        ("xtc_probability", c_void_p),
-        ("xtc_threshold", c_void_p),
-        ("repetition_penalty", c_void_p),
-        ("presence_penalty", c_void_p),
-        ("frequency_penalty", c_void_p),
-        ("top_k", c_void_p),
+        ("numbers", c_void_p),
         ("seeds", c_void_p),
         ("positions", c_void_p),
         ("choices", c_void_p),
@@ -65,11 +63,10 @@ class LlaisysSamplingMetadata(Structure):
         ("bias_offsets", c_void_p),
         ("bias_ids", c_void_p),
         ("bias_values", c_void_p),
-        ("n_logprobs", c_void_p),
         ("mask_rows", c_void_p),
         ("masks", c_void_p),
         ("n_masks", c_int32),
-        ("reserved", c_int32),
+        ("n_numbers", c_int32),
     )
 
 

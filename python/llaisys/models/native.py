@@ -23,7 +23,11 @@ from llaisys.common.validation import check_choice, refuse, refuse_count
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Model, Tensor, dtype_code
-from llaisys.libllaisys.infer_types import LlaisysSamplingMetadata, LlaisysStepInput
+from llaisys.libllaisys.infer_types import (
+    LlaisysSamplingMetadata,
+    LlaisysSamplingNumber,
+    LlaisysStepInput,
+)
 from llaisys.libllaisys.kv_cache import LAYOUTS
 from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreateParams
 from llaisys.models.base import AdapterOptions, ModelAdapter
@@ -138,6 +142,9 @@ class NativeAdapter(ModelAdapter):
         self.eos_token_ids = ()
         self._step = LlaisysStepInput()
         self._sampling = LlaisysSamplingMetadata()
+        self._numbers = arrays.keep_structs(
+            self._sampling, "numbers", LlaisysSamplingNumber, len(ROW_NUMBERS)
+        )
 
     def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
         native = self._step
@@ -172,9 +179,9 @@ class NativeAdapter(ModelAdapter):
         for name, dtype in _SAMPLING_DTYPES.items():
             array = getattr(sampling, name)
             setattr(native, name, None if array is None else _address(array, dtype, name))
-        for name, (dtype, _) in ROW_NUMBERS.items():
-            array = sampling.numbers.get(name)
-            setattr(native, name, None if array is None else _address(array, dtype, name))
+        native.n_numbers = len(sampling.numbers)
+        for entry, (name, values) in zip(self._numbers, sampling.numbers.items(), strict=False):
+            entry.name, entry.values = name.encode(), _address(values, np.float64, name)
         native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
         ids = np.empty(len(sampling.rows), np.int32)
         self.native.sample(native, ids.ctypes.data)

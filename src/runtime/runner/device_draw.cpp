@@ -7,40 +7,10 @@
 
 namespace llaisys::runtime {
 
-namespace {
-
-template <typename T> bool all_are(const T *values, int32_t n, T neutral) {
-    return values == nullptr || std::all_of(values, values + n, [=](T x) { return x == neutral; });
-}
-
-// A chain that never comes to its temperature does not take the best token.
-bool chains_have_temperature(const LlaisysSamplingMetadata &s) {
-    for (int32_t r = 0; s.chain_offsets != nullptr && r < s.n_rows; ++r) {
-        const uint8_t *begin = s.chain + s.chain_offsets[r];
-        const uint8_t *end = s.chain + s.chain_offsets[r + 1];
-        if (std::find(begin, end, uint8_t(LLAISYS_SAMPLER_TEMPERATURE)) == end) {
-            return false;
-        }
-    }
-    return true;
-}
-
-} // namespace
-
 DeviceDraw::~DeviceDraw() {
     if (host_ != nullptr) {
         stream_.runtime().release_host(host_);
     }
-}
-
-bool DeviceDraw::can_draw(const LlaisysSamplingMetadata &s) const {
-    const int32_t n = s.n_rows;
-    return is_there() && n > 0 && s.temperature != nullptr && all_are(s.temperature, n, 0.0f) &&
-           all_are(s.repetition_penalty, n, 1.0f) && all_are(s.presence_penalty, n, 0.0f) &&
-           all_are(s.frequency_penalty, n, 0.0f) && all_are(s.n_logprobs, n, -1) &&
-           all_are(s.mask_rows, n, -1) &&
-           (s.bias_offsets == nullptr || s.bias_offsets[n] == s.bias_offsets[0]) &&
-           chains_have_temperature(s);
 }
 
 void DeviceDraw::reserve(int64_t n_rows) {

@@ -17,8 +17,6 @@ public:
 
     // Whether this device draws at all; the CPU's sampler reads the rows where they are.
     bool is_there() const { return stream_.type() != LLAISYS_DEVICE_CPU; }
-    // Whether the rows need nothing but their largest logit.
-    bool can_draw(const LlaisysSamplingMetadata &sampling) const;
 
     // Makes room for so many rows. memory_version() changes when the memory has moved.
     void reserve(int64_t n_rows);
@@ -27,9 +25,8 @@ public:
     // Finds the largest logit of each row of logits, f32 [n, vocabulary] on the device, and brings
     // it to the host, all in order with the stream: it may be part of a captured step.
     void queue(const Tensor &logits);
-    // Waits for the stream and picks from what was queued last; sampling as can_draw and
-    // check_sampling want it. False when a row has no largest logit (the Sampler says why); ids are
-    // then unchanged.
+    // Waits for the stream and picks from what was queued last; for sampling that takes_best
+    // (Sampler). False when a row has no largest logit (the Sampler says why); ids are then unchanged.
     bool finish(const LlaisysSamplingMetadata &sampling, int32_t *ids) const;
 
 private:

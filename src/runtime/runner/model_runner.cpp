@@ -218,8 +218,7 @@ uint64_t ModelRunner::memory_version() const {
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample();
-    if (device_draw_.can_draw(sampling)) {
-        check_sampling(sampling, output_.n_rows(), model_.vocabulary());
+    if (device_draw_.is_there() && sampler_.takes_best(sampling, output_.n_rows())) {
         if (!is_drawn_) {
             device_draw_.queue(output_.rows());
             is_drawn_ = true;

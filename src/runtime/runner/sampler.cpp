@@ -2,18 +2,15 @@
 
 #include "base/check.hpp"
 #include "device/cpu/cpu_runtime.hpp"
+#include "runtime/runner/sampler_links.hpp"
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 namespace llaisys::runtime {
 
 namespace {
-
-constexpr uint8_t kDefaultChain[] = {LLAISYS_SAMPLER_PENALTIES, LLAISYS_SAMPLER_TEMPERATURE,
-                                     LLAISYS_SAMPLER_TOP_K,     LLAISYS_SAMPLER_TYPICAL_P,
-                                     LLAISYS_SAMPLER_TOP_P,     LLAISYS_SAMPLER_MIN_P,
-                                     LLAISYS_SAMPLER_XTC};
 
 template <typename T> T entry_or(const T *values, int32_t r, T neutral) {
     return values == nullptr ? neutral : values[r];
@@ -33,18 +30,32 @@ Sampler::Sampler(const device::Stream &stream, int64_t vocab)
 
 void Sampler::sample(const float *logits, int32_t n_outputs,
                      const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    check_sampling(sampling, n_outputs, vocab_);
+    const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
     require((logits != nullptr && ids != nullptr) || sampling.n_rows == 0,
             logits == nullptr ? "logits" : "ids", " is NULL, with ", sampling.n_rows, " rows");
-    reserve_results(sampling);
-    pool_.run(sampling.n_rows,
-              [&](int64_t r, int thread) { sample_row(logits, sampling, int32_t(r), thread); });
+    reserve_results(sampling, numbers);
+    pool_.run(sampling.n_rows, [&](int64_t r, int thread) {
+        sample_row(logits, sampling, row_params(sampling, numbers, int32_t(r)), int32_t(r), thread);
+    });
     raise_failure(sampling);
     n_rows_ = sampling.n_rows;
     std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);
 }
 
-void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling) {
+bool Sampler::takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
+    const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
+    for (int32_t r = 0; r < sampling.n_rows; ++r) {
+        const RowParams params = row_params(sampling, numbers, r);
+        if (params.mask != nullptr || params.n_bias > 0 || params.n_logprobs >= 0 ||
+            !chain_takes_best(params)) {
+            return false;
+        }
+    }
+    return sampling.n_rows > 0;
+}
+
+void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling,
+                              const NumberColumns &numbers) {
     const size_t n = size_t(sampling.n_rows);
     n_rows_ = 0; // until all rows are drawn
     ids_.resize(std::max(ids_.size(), n));
@@ -54,7 +65,7 @@ void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling) {
     logprob_offsets_.resize(std::max(logprob_offsets_.size(), n + 1));
     logprob_offsets_[0] = 0;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        const int64_t room = int64_t(entry_or(sampling.n_logprobs, r, -1)) + 1;
+        const int64_t room = int64_t(numbers.row(r).n_logprobs) + 1;
         logprob_offsets_[size_t(r) + 1] = logprob_offsets_[size_t(r)] + room;
     }
     const size_t total = size_t(logprob_offsets_[n]);
@@ -62,23 +73,13 @@ void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling) {
     logprobs_.resize(std::max(logprobs_.size(), total));
 }
 
-RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, int32_t r) const {
-    RowParams params;
-    params.temperature = entry_or(s.temperature, r, 1.0f);
-    params.top_p = entry_or(s.top_p, r, 1.0f);
-    params.min_p = entry_or(s.min_p, r, 0.0f);
-    params.typical_p = entry_or(s.typical_p, r, 1.0f);
-    params.xtc_probability = entry_or(s.xtc_probability, r, 0.0f);
-    params.xtc_threshold = entry_or(s.xtc_threshold, r, 0.1f);
-    params.repetition = entry_or(s.repetition_penalty, r, 1.0f);
-    params.presence = entry_or(s.presence_penalty, r, 0.0f);
-    params.frequency = entry_or(s.frequency_penalty, r, 0.0f);
-    params.top_k = entry_or(s.top_k, r, 0);
+RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, const NumberColumns &numbers,
+                              int32_t r) const {
+    RowParams params{numbers.row(r)};
     params.seed = entry_or(s.seeds, r, uint64_t(0));
     params.position = entry_or(s.positions, r, int64_t(0));
     params.choice = entry_or(s.choices, r, 0);
-    params.chain = kDefaultChain;
-    params.n_chain = int32_t(sizeof kDefaultChain);
+    std::tie(params.chain, params.n_chain) = default_chain();
     if (s.chain_offsets != nullptr) {
         params.n_chain = s.chain_offsets[r + 1] - s.chain_offsets[r];
         params.chain = params.n_chain == 0 ? nullptr : s.chain + s.chain_offsets[r];
@@ -96,19 +97,19 @@ RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, int32_t r) const
     return params;
 }
 
-void Sampler::sample_row(const float *logits, const LlaisysSamplingMetadata &sampling, int32_t r,
-                         int thread) {
+void Sampler::sample_row(const float *logits, const LlaisysSamplingMetadata &sampling,
+                         const RowParams &params, int32_t r, int thread) {
     RowSampler &worker = workers_[size_t(thread)];
     const float *row = logits + entry_or(sampling.rows, r, r) * vocab_;
     const size_t i = size_t(r);
-    status_[i] = worker.draw(row, vocab_, row_params(sampling, r), &ids_[i]);
+    status_[i] = worker.draw(row, vocab_, params, &ids_[i]);
     logprob_counts_[i] = 0;
     ranks_[i] = 0;
-    const int32_t n_best = entry_or(sampling.n_logprobs, r, -1);
-    if (status_[i] == RowStatus::ok && n_best >= 0) {
+    if (status_[i] == RowStatus::ok && params.n_logprobs >= 0) {
         const int64_t at = logprob_offsets_[i];
-        status_[i] = worker.logprobs(row, vocab_, ids_[i], n_best, logprob_ids_.data() + at,
-                                     logprobs_.data() + at, &logprob_counts_[i], &ranks_[i]);
+        status_[i] =
+            worker.logprobs(row, vocab_, ids_[i], params.n_logprobs, logprob_ids_.data() + at,
+                            logprobs_.data() + at, &logprob_counts_[i], &ranks_[i]);
     }
 }
 

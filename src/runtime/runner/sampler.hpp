@@ -35,6 +35,10 @@ public:
     void sample(const float *logits, int32_t n_outputs, const LlaisysSamplingMetadata &sampling,
                 int32_t *ids);
 
+    // Whether every row is the most likely token of its logits as they are, with nothing else asked
+    // for: no more than an argmax. Checks everything as sample does.
+    bool takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
+
     // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
     LlaisysLogprobs logprobs(int32_t i) const;
     // The last sample was drawn elsewhere, n rows without logprobs.
@@ -49,10 +53,11 @@ public:
     void forget(int64_t seq);
 
 private:
-    void reserve_results(const LlaisysSamplingMetadata &sampling);
-    RowParams row_params(const LlaisysSamplingMetadata &sampling, int32_t r) const;
-    void sample_row(const float *logits, const LlaisysSamplingMetadata &sampling, int32_t r,
-                    int thread);
+    void reserve_results(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers);
+    RowParams row_params(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers,
+                         int32_t r) const;
+    void sample_row(const float *logits, const LlaisysSamplingMetadata &sampling,
+                    const RowParams &params, int32_t r, int thread);
     void raise_failure(const LlaisysSamplingMetadata &sampling) const;
 
     // Rows are drawn on the CPU: on the threads of the stream, or on our own when it has none.
@@ -72,7 +77,8 @@ private:
     std::vector<float> logprobs_;
 };
 
-// Throws INVALID unless every field of sampling is as infer_types.h demands.
-void check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t vocab);
+// Throws INVALID unless every field of sampling is as infer_types.h demands; its numbers by field.
+NumberColumns check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
+                             int64_t vocab);
 
 } // namespace llaisys::runtime

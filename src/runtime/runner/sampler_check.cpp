@@ -8,10 +8,9 @@ namespace llaisys::runtime {
 
 namespace {
 
-template <typename T, typename Holds>
-void check_each(const char *field, const T *values, int32_t n, const char *rule, Holds holds) {
+template <typename T> void check_natural(const char *field, const T *values, int32_t n) {
     for (int32_t r = 0; values != nullptr && r < n; ++r) {
-        require(holds(values[r]), field, "[", r, "] must be ", rule, ", got ", values[r]);
+        require(values[r] >= 0, field, "[", r, "] must be at least 0, got ", values[r]);
     }
 }
 
@@ -89,37 +88,23 @@ void check_masks(const LlaisysSamplingMetadata &s) {
 
 } // namespace
 
-void check_sampling(const LlaisysSamplingMetadata &s, int32_t n_outputs, int64_t vocab) {
+NumberColumns check_sampling(const LlaisysSamplingMetadata &s, int32_t n_outputs, int64_t vocab) {
     const int32_t n = s.n_rows;
     require(n >= 0, "n_rows must be at least 0, got ", n);
-    require(s.reserved == 0, "reserved must be 0, got ", s.reserved);
     check_rows(s, n_outputs);
-    const auto is_finite = [](float value) { return std::isfinite(value); };
-    const auto is_natural = [](auto value) { return value >= 0; };
-    check_each("seq_ids", s.seq_ids, n, "at least 0", is_natural);
-    check_each("temperature", s.temperature, n, "finite and at least 0",
-               [](float value) { return std::isfinite(value) && value >= 0; });
-    const auto is_share = [](float value) { return value >= 0 && value <= 1; };
-    const auto is_some_share = [](float value) { return value > 0 && value <= 1; };
-    check_each("top_p", s.top_p, n, "in (0, 1]", is_some_share);
-    check_each("min_p", s.min_p, n, "in [0, 1]", is_share);
-    check_each("typical_p", s.typical_p, n, "in (0, 1]", is_some_share);
-    check_each("xtc_probability", s.xtc_probability, n, "in [0, 1]", is_share);
-    check_each("xtc_threshold", s.xtc_threshold, n, "in [0, 1]", is_share);
-    check_each("repetition_penalty", s.repetition_penalty, n, "finite and above 0",
-               [](float value) { return std::isfinite(value) && value > 0; });
-    check_each("presence_penalty", s.presence_penalty, n, "finite", is_finite);
-    check_each("frequency_penalty", s.frequency_penalty, n, "finite", is_finite);
-    check_each("top_k", s.top_k, n, "at least 0", is_natural);
-    check_each("positions", s.positions, n, "at least 0", is_natural);
-    check_each("choices", s.choices, n, "at least 0", is_natural);
-    for (int32_t r = 0; s.n_logprobs != nullptr && r < n; ++r) {
-        require(s.n_logprobs[r] >= -1 && s.n_logprobs[r] <= vocab, "n_logprobs[", r,
-                "] must be in [-1, ", vocab, "], got ", s.n_logprobs[r]);
+    check_natural("seq_ids", s.seq_ids, n);
+    check_natural("positions", s.positions, n);
+    check_natural("choices", s.choices, n);
+    const NumberColumns numbers(s);
+    for (int32_t r = 0; r < n; ++r) {
+        const int32_t n_logprobs = numbers.row(r).n_logprobs;
+        require(n_logprobs <= vocab, "n_logprobs[", r, "] must be at most the vocabulary, ", vocab,
+                ", got ", n_logprobs);
     }
     check_chain(s);
     check_bias(s, vocab);
     check_masks(s);
+    return numbers;
 }
 
 } // namespace llaisys::runtime

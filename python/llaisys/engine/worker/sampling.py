@@ -55,7 +55,8 @@ class SamplingRows:
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._numbers = {
-            name: np.full(max_rows, v, dtype=t) for name, (t, v) in ROW_NUMBERS.items()
+            name: np.full(max_rows, neutral, dtype=np.float64)
+            for name, neutral in ROW_NUMBERS.items()
         }
         # Rows whose number is not the neutral one: a field that nobody uses costs a step nothing.
         self._users: dict[str, set[int]] = {name: set() for name in ROW_NUMBERS}
@@ -76,7 +77,7 @@ class SamplingRows:
         params = seq.sampling
         for name, array in _ARRAYS.items():
             value = getattr(params, name)
-            if value is not None and value != ROW_NUMBERS[array][1]:
+            if value is not None and value != ROW_NUMBERS[array]:
                 self._numbers[array][row] = value
                 self._users[array].add(row)
         self.seeds[row] = seq.seed
@@ -106,7 +107,7 @@ class SamplingRows:
         for name, users in self._users.items():
             if row in users:
                 users.remove(row)
-                self._numbers[name][row] = ROW_NUMBERS[name][1]
+                self._numbers[name][row] = ROW_NUMBERS[name]
         self.penalised.discard(row)
         for table in (self._bias, self._bans, self._chains, self._masks):
             table.pop(row, None)
@@ -136,7 +137,7 @@ class SamplingRows:
         for name, users in self._users.items():
             if users:
                 values = self._numbers[name][rows]
-                if (values != ROW_NUMBERS[name][1]).any():
+                if (values != ROW_NUMBERS[name]).any():
                     meta.numbers[name] = values
         if self.penalised:
             meta.seq_ids = seq_ids[rows]

@@ -156,7 +156,7 @@ class Worker:
         )
         adapter = self._open_adapter()
         adapter.forward(step, attention)
-        greedy = {"temperature": np.zeros(1, dtype=np.float32)}
+        greedy = {"temperature": np.zeros(1)}
         adapter.sample(SamplingMetadata(slots.copy(), numbers=greedy))
 
     def check_health(self) -> None:

@@ -1,0 +1,104 @@
+// What one row is drawn with, and the table of the numbers among it.
+#pragma once
+
+#include "llaisys/runtime/infer_types.h"
+#include "runtime/runner/sampler_history.hpp"
+
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+
+namespace llaisys::runtime {
+
+// The numbers that steer a row; the values here are the neutral ones.
+struct RowNumbers {
+    float temperature = 1;
+    float top_p = 1;
+    float min_p = 0;
+    float typical_p = 1;
+    float xtc_probability = 0;
+    float xtc_threshold = 0.1f;
+    float repetition = 1;
+    float presence = 0;
+    float frequency = 0;
+    int32_t top_k = 0;
+    int32_t n_logprobs = -1; // at most the vocabulary, too
+};
+
+// Finite numbers from low to high; low itself is not among them when above_low is set.
+struct Limits {
+    double low = -std::numeric_limits<double>::infinity();
+    double high = std::numeric_limits<double>::infinity();
+    bool above_low = false;
+};
+
+// A number as callers name it (LlaisysSamplingNumber), where it goes, and its limits.
+struct NumberField {
+    const char *name;
+    float RowNumbers::*real = nullptr; // one of the two is set
+    int32_t RowNumbers::*whole = nullptr;
+    Limits limits;
+
+    constexpr NumberField(const char *name, float RowNumbers::*member, Limits limits = {})
+        : name(name), real(member), limits(limits) {}
+    constexpr NumberField(const char *name, int32_t RowNumbers::*member, Limits limits = {})
+        : name(name), whole(member), limits(limits) {}
+
+    double of(const RowNumbers &numbers) const {
+        return real != nullptr ? double(numbers.*real) : double(numbers.*whole);
+    }
+    void set(RowNumbers *numbers, double value) const {
+        if (real != nullptr) {
+            numbers->*real = float(value);
+        } else {
+            numbers->*whole = int32_t(value);
+        }
+    }
+};
+
+// Reading, checking and the tests follow this table: a new number is a member above and a line here.
+inline constexpr NumberField kNumberFields[] = {
+    {"temperature", &RowNumbers::temperature, {0}},
+    {"top_p", &RowNumbers::top_p, {0, 1, true}},
+    {"min_p", &RowNumbers::min_p, {0, 1}},
+    {"typical_p", &RowNumbers::typical_p, {0, 1, true}},
+    {"xtc_probability", &RowNumbers::xtc_probability, {0, 1}},
+    {"xtc_threshold", &RowNumbers::xtc_threshold, {0, 1}},
+    {"repetition_penalty",
+     &RowNumbers::repetition,
+     {0, std::numeric_limits<double>::infinity(), true}},
+    {"presence_penalty", &RowNumbers::presence},
+    {"frequency_penalty", &RowNumbers::frequency},
+    {"top_k", &RowNumbers::top_k, {0}},
+    {"n_logprobs", &RowNumbers::n_logprobs, {-1}},
+};
+
+// The numbers of a call by field. A view: valid as long as the caller's arrays.
+class NumberColumns {
+public:
+    // Throws INVALID, naming number, row, value and limit, unless every value is within its limits.
+    // n_rows must not be negative.
+    explicit NumberColumns(const LlaisysSamplingMetadata &sampling);
+
+    RowNumbers row(int32_t r) const;
+
+private:
+    std::array<const double *, std::size(kNumberFields)> values_{}; // null: neutral
+};
+
+// All that a row is drawn with, checked. Pointers are views.
+struct RowParams : RowNumbers {
+    uint64_t seed = 0;
+    int64_t position = 0;
+    int32_t choice = 0;
+    const uint8_t *chain = nullptr; // [n_chain] LlaisysSamplerKind
+    int32_t n_chain = 0;
+    const int32_t *bias_ids = nullptr; // [n_bias]
+    const float *bias_values = nullptr;
+    int32_t n_bias = 0;
+    const uint32_t *mask = nullptr;                   // [(vocab + 31) / 32]; null: all allowed
+    const SamplerHistory::Entries *history = nullptr; // null: none
+};
+
+} // namespace llaisys::runtime
