@@ -56,7 +56,7 @@ def make_app(service: Service) -> ASGIApp:
     guarded: ASGIApp = BodyGuard(
         app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_bodies_bytes)
     )
-    guarded = KeyGuard(guarded, config.api_keys, is_public)
+    guarded = KeyGuard(guarded, service.keys, is_public)
     if config.allowed_origins:
         guarded = CORSMiddleware(
             guarded,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import check_choice, check_float, check_int
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.processes.watchdog import WatchLimits
+from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
 
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"
@@ -105,7 +106,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     served_model_names: tuple[str, ...] = ()  # () : the model's own name
-    api_keys: tuple[str, ...] = ()  # (): everybody may
+    api_keys: Iterable[str | ApiKey] = ()  # a tuple of ApiKey when checked; (): everybody may
+    api_key_file: Path | None = None  # where those `from_file` come from
     share_prefix_cache: bool = False  # with several keys: between them, too
     allowed_hosts: tuple[str, ...] = ()  # names beside localhost and IP addresses; '*': any
     allowed_origins: tuple[str, ...] = ()  # CORS; '*': any
@@ -127,10 +129,7 @@ class ServerConfig:
         check_int("port", self.port, 0, 65535)
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
-        if any(not key or not key.isascii() or len(key) > 512 for key in self.api_keys):
-            raise InvalidInputError(
-                "an API key must have 1 to 512 ASCII characters", field="api_keys"
-            )
+        object.__setattr__(self, "api_keys", named_keys(self.api_keys))
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             missing = "ssl_keyfile" if self.ssl_certfile else "ssl_certfile"
             raise InvalidInputError(
@@ -143,21 +142,31 @@ class ServerConfig:
     @property
     def has_private_prefixes(self) -> bool:
         """Whether a key's prompts are found in the prefix cache by that key only."""
-        return len(self.api_keys) > 1 and not self.share_prefix_cache
+        return bool(self.api_keys) and not self.share_prefix_cache
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        return tuple(self.api_keys)  # type: ignore[arg-type]  # checked and named
+
+    def with_keys_read_again(self) -> ServerConfig:
+        """With the keys that the file has now. Raises InvalidInputError when it cannot be used."""
+        kept = [key for key in self.keys if not key.from_file]
+        read = [] if self.api_key_file is None else read_key_file(self.api_key_file)
+        return replace(self, api_keys=(*kept, *read))
 
     @property
     def max_per_key(self) -> int:
         """Open sequences of one API key; 0: no own limit."""
         if self.limits.max_per_key is not None:
             return self.limits.max_per_key
-        if len(self.api_keys) < 2:
+        if len(self.keys) < 2:
             return 0
         return max(1, (self.engine.scheduler.max_num_seqs + self.limits.max_queued) // 2)
 
     @property
     def max_session_bytes_per_key(self) -> int | None:
         """Half of the session file when there are several keys; None: no own limit."""
-        return None if len(self.api_keys) < 2 else self.limits.max_session_bytes // 2
+        return None if len(self.keys) < 2 else self.limits.max_session_bytes // 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,7 +183,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="repeatable; also LLAISYS_API_KEY (comma separated)",
     )
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key per line")
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a key, or a JSON object with its name and budgets, per line",
+    )
     group.add_argument(
         "--share-prefix-cache",
         action="store_true",
@@ -219,6 +233,7 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         port=args.port,
         served_model_names=tuple(args.served_model_name),
         api_keys=_api_keys(args.api_key, args.api_key_file),
+        api_key_file=args.api_key_file,
         share_prefix_cache=args.share_prefix_cache,
         allowed_hosts=tuple(args.allowed_host),
         allowed_origins=tuple(args.allowed_origin),
@@ -236,11 +251,7 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
     )
 
 
-def _api_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
-    keys = [*given, *os.environ.get("LLAISYS_API_KEY", "").split(",")]
-    if file is not None:
-        try:
-            keys += file.read_text().splitlines()
-        except OSError as error:
-            raise InvalidInputError(f"--api-key-file {file}: {error.strerror}") from error
-    return tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))
+def _api_keys(given: Sequence[str], file: Path | None) -> list[str | ApiKey]:
+    plain = [*given, *os.environ.get("LLAISYS_API_KEY", "").split(",")]
+    keys: list[str | ApiKey] = [key.strip() for key in plain if key.strip()]
+    return keys if file is None else [*keys, *read_key_file(file)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import log_event
 from llaisys.common.progress import ProgressLine
 from llaisys.server.app import make_app
@@ -53,6 +54,8 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.on_signal, number)
+        if self.service.config.api_key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
         engine = self.service.engine
         engine.on_death.append(self.on_death)
         await engine.start()
@@ -106,6 +109,15 @@ class Lifecycle:
             self.status = 1
             self._draining.cancel()
             self._spawn(self._abort())
+
+    def on_hangup(self) -> None:
+        """Keys as the file has them now; one that cannot be used leaves them as they were."""
+        try:
+            self.service.read_keys_again()
+        except InvalidInputError as error:
+            log_event(logger, logging.ERROR, "the keys stay as they were", error=str(error))
+        else:
+            log_event(logger, logging.INFO, "keys", count=len(self.service.keys))
 
     async def _drain(self) -> None:
         """Let open requests finish, up to a limit; new ones are refused meanwhile."""

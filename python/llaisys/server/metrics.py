@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.messages import EngineStats
+from llaisys.server.keys.ring import KeyRing
 
 PREFIX = "llaisys:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -114,6 +115,40 @@ class EngineCollector(Collector):
         return family
 
 
+class KeyCollector(Collector):
+    """What each API key has used, by its name."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        self.ring = ring
+
+    def collect(self) -> Iterable[Metric]:
+        budgets = list(self.ring.budgets.values())
+
+        def counter(name: str, text: str, values: Iterable[tuple[list[str], float]]) -> Metric:
+            more = ["limit"] if name == "key_rejected" else []
+            family = CounterMetricFamily(PREFIX + name, text, labels=["key", *more])
+            for labels, value in values:
+                family.add_metric(labels, value)
+            return family
+
+        rows = [([budget.key.name], budget) for budget in budgets]
+        yield counter(
+            "key_requests", "Requests of a key that began.", [(n, b.num_requests) for n, b in rows]
+        )
+        yield counter(
+            "key_prompt_tokens", "Of a key's requests.", [(n, b.prompt_tokens) for n, b in rows]
+        )
+        yield counter(
+            "key_generation_tokens", "Of its answers.", [(n, b.generation_tokens) for n, b in rows]
+        )
+        refused = [([*n, limit], count) for n, b in rows for limit, count in b.rejected.items()]
+        yield counter("key_rejected", "Requests beyond a limit of the key.", refused)
+        gauge = GaugeMetricFamily(PREFIX + "key_open_sequences", "Of a key.", labels=["key"])
+        for name, budget in rows:
+            gauge.add_metric(name, budget.open)
+        yield gauge
+
+
 class Metrics:
     """One registry a server, so that several can live in one process (tests)."""
 
@@ -165,6 +200,9 @@ class Metrics:
                        self.output_size):  # fmt: skip
             metric.labels(model)
         self.registry.register(EngineCollector(engine, model))
+
+    def watch_keys(self, ring: KeyRing) -> None:
+        self.registry.register(KeyCollector(ring))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -15,6 +15,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.http.limits import Admission
+from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics
 from llaisys.server.sessions.store import SessionStore
@@ -34,6 +35,8 @@ class Service:
         self.engine = engine
         self.sessions = sessions
         self.metrics = Metrics()
+        self.keys = KeyRing(config.keys)
+        self.metrics.watch_keys(self.keys)
         self.registry = Registry()
         self.admission = Admission(
             config.limits, config.engine.scheduler.max_num_seqs, config.max_per_key
@@ -89,8 +92,22 @@ class Service:
 
     def generation(self, owner: str, public_ids: Sequence[str], count: int) -> Generation:
         return Generation(
-            self.engine, self.admission, self.metrics, self.registry, owner, public_ids, count
+            self.engine,
+            self.admission,
+            self.keys.budget(owner),
+            self.metrics,
+            self.registry,
+            owner,
+            public_ids,
+            count,
         )
+
+    def read_keys_again(self) -> None:
+        """Raises InvalidInputError, and changes nothing, when the file cannot be used."""
+        self.config = config = self.config.with_keys_read_again()
+        self.keys.replace(config.keys)
+        self.admission.max_per_key = config.max_per_key
+        self.sessions.max_owner_bytes = config.max_session_bytes_per_key
 
 
 def own_name(given: str | None, path: str) -> str:

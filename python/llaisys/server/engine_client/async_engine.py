@@ -98,6 +98,7 @@ class AsyncLLMEngine:
         self._inputs: InputProcessor | None = None
         self._outputs = OutputProcessor()
         self._requests: dict[str, _OpenRequest] = {}
+        self._counting: dict[str, Callable[[int], None]] = {}  # by the choices' names in the engine
         self._names_taken: set[str] = set()  # by requests that are still being prepared
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
@@ -186,6 +187,7 @@ class AsyncLLMEngine:
         owner: str = "",
         stream: bool = False,
         cache_salt: str | None = None,
+        on_tokens: Callable[[int], None] | None = None,
     ) -> str:
         """Send a prompt to the engine and return its name there: the client's request id, made
         unique where need be. Raises InvalidInputError for what can be seen to be wrong here; the
@@ -193,7 +195,8 @@ class AsyncLLMEngine:
 
         `owner` is whose request it is: owners have equal shares of a full engine, and so have the
         request ids of one owner. Unless the prefix cache is shared, a prefix is reused by its owner
-        only.
+        only. `on_tokens` hears how many tokens were generated, of every step until the engine has
+        ended the request, whether anybody reads them or not.
         """
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
@@ -214,6 +217,8 @@ class AsyncLLMEngine:
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
         self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)
         names = [request.request_id for request in entry.requests]
+        if on_tokens is not None:
+            self._counting.update(dict.fromkeys(names, on_tokens))
         self._requests[entry.request_id] = _OpenRequest(entry.request_id, names)
         return entry.request_id
 
@@ -281,6 +286,8 @@ class AsyncLLMEngine:
         elif isinstance(message, Rejected):
             ends = [TokenUpdate(name, [], ABORTED) for name in message.request_ids]
             self._outputs.process(ends)  # forget them
+            for name in message.request_ids:
+                self._counting.pop(name, None)
             request = self._requests.get(message.group)
             if request is not None:
                 text = message.error
@@ -292,9 +299,18 @@ class AsyncLLMEngine:
             self._opening = asyncio.create_task(self._open(message))
 
     def _on_outputs(self, message: Outputs) -> None:
-        parts, stopped = self._outputs.process([update.update() for update in message.updates])
+        updates = [update.update() for update in message.updates]
+        for update in updates:
+            done = update.status.finished
+            find = self._counting.pop if done else self._counting.get
+            count = find(update.request_id, None)
+            if count is not None and update.token_ids:
+                count(len(update.token_ids))
+        parts, stopped = self._outputs.process(updates)
         if stopped:
-            self._link.send(Finish(stopped, stopped=True))
+            self._link.send(Finish(stopped, stopped=True))  # not answered
+            for name in stopped:
+                self._counting.pop(name, None)
         for part in parts:
             request = self._requests.get(part.request_id)
             if request is None:
@@ -324,6 +340,7 @@ class AsyncLLMEngine:
             callback(reason)
 
     def _fail_all(self, reason: str) -> None:
+        self._counting.clear()
         for request in list(self._requests.values()):
             if not request.ended:
                 self._end(request, EngineDeadError(reason))

@@ -18,6 +18,7 @@ from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
 from llaisys.server.http.limits import Admission
+from llaisys.server.keys.budget import KeyBudget
 from llaisys.server.metrics import Metrics
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Generation:
         self,
         engine: AsyncLLMEngine,
         admission: Admission,
+        budget: KeyBudget,
         metrics: Metrics,
         registry: Registry,
         owner: str,
@@ -68,6 +70,7 @@ class Generation:
     ) -> None:
         self.engine = engine
         self.admission = admission
+        self.budget = budget
         self.metrics = metrics
         self.registry = registry
         self.owner = owner
@@ -84,7 +87,11 @@ class Generation:
         return len(self._names)
 
     async def __aenter__(self) -> Generation:
-        self._stack.enter_context(self.admission.admit(self.owner, self.num_sequences))
+        count = self.num_sequences
+        with contextlib.ExitStack() as stack:  # both, or neither
+            stack.enter_context(self.budget.hold(count, self.admission.retry_after))
+            stack.enter_context(self.admission.admit(self.owner, count))
+            self._stack = stack.pop_all()
         self.registry.add(self)
         return self
 
@@ -112,6 +119,7 @@ class Generation:
         request_id: str,
     ) -> None:
         """A salt that nobody else has keeps a request from reusing, and from being reused."""
+        self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
         for prompt in prompts:
             name = await self.engine.submit(
                 prompt,
@@ -120,6 +128,7 @@ class Generation:
                 owner=self.owner,
                 stream=stream,
                 cache_salt=cache_salt if reuse_prefix else f"once:{uuid.uuid4().hex}",
+                on_tokens=self.budget.spend,
             )
             self._names.append(name)
 

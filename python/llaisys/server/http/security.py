@@ -6,8 +6,6 @@ Order, outermost first: `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGu
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 import logging
 import re
@@ -21,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
+from llaisys.server.keys.ring import ANONYMOUS, KeyRing
 
 logger = logging.getLogger("llaisys.server")
 
@@ -28,7 +27,6 @@ LOGGED_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 BODIES_FULL = "too_many_bodies"
 FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-ANONYMOUS = "anonymous"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 API_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -127,6 +125,7 @@ class RequestContext:
             latency_ms=round(1e3 * seconds, 1),
             error=scope["state"].get("error"),
             param=scope["state"].get("param"),
+            key=scope["state"].get("key"),
             **scope["state"].get("log", {}),
         )
 
@@ -188,18 +187,17 @@ class HostGuard:
 class KeyGuard:
     """Every route needs a key when there are keys, but for /health and the web UI's files."""
 
-    def __init__(
-        self, app: ASGIApp, keys: tuple[str, ...], is_public: Callable[[str, str], bool]
-    ) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, is_public: Callable[[str, str], bool]) -> None:
         self.app = app
-        self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self.ring = ring
         self.is_public = is_public  # (method, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.digests:
-            owner = self.owner(header(scope, b"authorization"))
+        if scope["type"] == "http" and len(self.ring):
+            owner = self.ring.owner(header(scope, b"authorization"))
             if owner is not None:
                 scope["state"]["owner"] = owner
+                scope["state"]["key"] = self.ring.name(owner)
             elif not self.is_public(scope["method"], scope["path"]):
                 error = ApiError(
                     401,
@@ -209,16 +207,6 @@ class KeyGuard:
                 await refuse(scope, send, error)
                 return
         await self.app(scope, receive, send)
-
-    def owner(self, authorization: str | None) -> str | None:
-        """The hash of the key that was given, if it is one of ours. The time it takes depends on
-        neither: digests of equal length, all of them compared."""
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
-        found = False
-        for known in self.digests:
-            found |= hmac.compare_digest(digest, known)
-        return digest.hex() if found and scheme.lower() == "bearer" else None
 
 
 class BodyBudget:

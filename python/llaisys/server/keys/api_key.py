@@ -1,0 +1,121 @@
+"""A key, its name and its budgets; and the file that many of them come from.
+
+    sk-plain-old-key
+    {"key": "sk-...", "name": "team-a", "requests_per_minute": 60, "tokens_per_minute": 20000}
+
+A line of the file is a key, or a JSON object with the fields of `ApiKey`; empty lines and those
+that begin with # are left out. No error repeats a key: it names the line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.nearest import unknown_name
+from llaisys.common.options import Integer, check_options, option, options_of
+from llaisys.common.validation import refuse
+
+MAX_KEY_CHARS = 512
+NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One client. `name` is what logs and metrics call it; the key itself is never shown."""
+
+    key: str = field(repr=False)
+    name: str = ""  # "": numbered by `named_keys`
+    requests_per_minute: int | None = option(
+        None, Integer(1), "requests that may begin in any 60 seconds"
+    )
+    tokens_per_minute: int | None = option(
+        None, Integer(1), "tokens of prompts and answers in any 60 seconds"
+    )
+    max_concurrent: int | None = option(None, Integer(1), "sequences that are open at once")
+    from_file: bool = False  # read again on SIGHUP
+
+    def __post_init__(self) -> None:
+        key = self.key
+        if not isinstance(key, str) or not key.isascii() or not 0 < len(key) <= MAX_KEY_CHARS:
+            raise InvalidInputError(
+                f"an API key must have 1 to {MAX_KEY_CHARS} ASCII characters", field="api_keys"
+            )
+        if not isinstance(self.name, str) or (self.name and not NAME.fullmatch(self.name)):
+            raise refuse("name", self.name, f"a string like {NAME.pattern}")
+        check_options(self)
+
+    @property
+    def has_budget(self) -> bool:
+        return any(getattr(self, name) is not None for name, _, _ in options_of(self))
+
+
+def named_keys(given: Iterable[str | ApiKey]) -> tuple[ApiKey, ...]:
+    """Each key once, and each with a name of its own: those without one are key1, key2, ... by
+    their place. Of a key that is given twice, the one with a name counts. Raises InvalidInputError
+    for a name that two keys have."""
+    found: dict[str, ApiKey] = {}
+    for item in given:
+        item = item if isinstance(item, ApiKey) else ApiKey(item)
+        before = found.get(item.key)
+        if before is not None and before.name and item.name and before != item:
+            raise InvalidInputError(
+                f"the API keys named {before.name} and {item.name} are the same", field="api_keys"
+            )
+        if before is None or not before.name:
+            found[item.key] = item
+    keys = [
+        item if item.name else replace(item, name=f"key{number}")
+        for number, item in enumerate(found.values(), 1)
+    ]
+    names = [item.name for item in keys]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInputError(f"two API keys are named {name}", field="api_keys")
+    return tuple(keys)
+
+
+def read_key_file(path: Path) -> list[ApiKey]:
+    """Raises InvalidInputError with the file and the line; a file without a key is one, too."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidInputError(f"--api-key-file {path}: {reason}", field="api_key_file") from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        try:
+            keys.append(replace(_read_line(text), from_file=True))
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"--api-key-file {path} line {number}: {error}", field="api_key_file"
+            ) from None
+    if not keys:
+        raise InvalidInputError(f"--api-key-file {path} has no key in it", field="api_key_file")
+    return keys
+
+
+FIELDS = ("key", "name", *[name for name, _, _ in options_of(ApiKey)])
+
+
+def _read_line(text: str) -> ApiKey:
+    if not text.startswith("{"):
+        return ApiKey(text)
+    try:
+        values: dict[str, Any] = json.loads(text)
+    except ValueError:
+        raise InvalidInputError("it begins like a JSON object and is none") from None
+    for name in values:
+        if name not in FIELDS:
+            raise InvalidInputError(unknown_name("field", name, FIELDS))
+    if "key" not in values:
+        raise InvalidInputError('there is no "key"')
+    return ApiKey(**values)
