@@ -1,4 +1,4 @@
-// The two blocks with parts of their own: code with its bar, and tables.
+// Blocks with parts of their own: code with its bar, tables, the box of a task.
 
 import { copyButton, h } from "./dom.js";
 import { renderInline } from "./inline.js";
@@ -43,4 +43,8 @@ export function cells(row) {
 	}
 	if (found.length > 1 && !found.at(-1).trim()) found.pop();
 	return found.map((cell) => cell.trim());
+}
+
+export function taskBox(done) {
+	return h("input", { type: "checkbox", checked: done, disabled: true, "aria-label": done ? "done" : "to do" });
 }

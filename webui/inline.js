@@ -1,11 +1,16 @@
-// Markdown inside a block: emphasis, code, links. Makes nodes, never HTML, so text stays text.
+// Markdown inside a block: emphasis, code, links, formulas. Makes nodes, never HTML, so text stays text.
 
 import { h } from "./dom.js";
+import { formula } from "./math.js";
 
 // What can stand inside a paragraph, in order of precedence. `_` does not work inside words. Every
 // repetition has one way to match, so that no text makes it search for ever.
 const TOKEN = new RegExp([
-	/\\(?<escaped>[\\`*_~#|<>!+\-.{}])/,
+	/\\\((?<tex>[^]*?)\\\)/,
+	/\\(?<escaped>[\\`*_~#|<>!+\-.{}$])/,
+	/\$\$(?<block>[^$]+)\$\$/,
+	// Money is no formula: no space inside the dollars, no digit behind them.
+	/(?<![\p{L}\p{N}$])\$(?=[^\s$])(?<dollars>(?:\\.|[^$\\\n])*?[^\s$\\])\$(?![\p{N}$])/,
 	/(?<!`)(?<ticks>`+)(?<code>[^`](?:[^]*?[^`])?)\k<ticks>(?!`)/,
 	/!?\[(?<label>(?:\\.|\[[^\]]*\]|[^\]\\[])*)\]\(\s*<?(?<target>(?:[^\s()<>]|\([^\s()]*\))*)>?(?:\s+"[^"]*")?\s*\)/,
 	/<(?<auto>https?:\/\/[^\s<>]+)>/,
@@ -14,7 +19,7 @@ const TOKEN = new RegExp([
 	/(?<br>\n|<br ?\/?>)/,
 ].map(({ source }) => source).join("|"), "gu");
 // Text that the next piece may turn into one of them.
-const OPEN = /[`[]|[*~](?=\S|$)|(?<![\p{L}\p{N}])_|https?:\S*$/u;
+const OPEN = /[`[$]|\\\(|[*~](?=\S|$)|(?<![\p{L}\p{N}])_|https?:\S*$/u;
 
 /** The address of a link that may be followed, or null. Only absolute http, https and mailto. */
 export function safeUrl(text) {
@@ -52,9 +57,11 @@ export function renderInline(source, inLink = false) {
 	return { nodes, cut };
 }
 
-function element({ escaped, code, label, target, auto, bare, mark, inner, br }, inLink) {
+function element({ escaped, tex, block, dollars, code, label, target, auto, bare, mark, inner, br }, inLink) {
 	const inside = (source, link = inLink) => renderInline(source, link).nodes;
 	if (escaped) return document.createTextNode(escaped);
+	if (tex ?? dollars) return formula(tex ?? dollars);
+	if (block) return formula(block, true);
 	if (code) return h("code", {}, code.replaceAll("\n", " ").replace(/^ (.*\S.*) $/, "$1"));
 	if (br) return h("br");
 	if (mark) {

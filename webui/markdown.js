@@ -2,26 +2,20 @@
 // back and read anew with every piece, unless more text cannot change what it is: then the piece is
 // only added to its paragraph. The cost of a piece depends on the last line, not on the answer.
 
-import { cells, codeBlock, tableBlock, tableRow } from "./blocks.js";
+import { cells, codeBlock, tableBlock, tableRow, taskBox } from "./blocks.js";
 import { h } from "./dom.js";
 import { familyOf, highlightLine } from "./highlight.js";
 import { renderInline } from "./inline.js";
+import * as lines from "./lines.js";
+import { formula } from "./math.js";
 
-const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const FENCE = /^ *(`{3,}|~{3,}) *([^`]*)$/;
-const MARKER = /^( *)([-+*]|\d{1,9}[.)])( +|$)/;
-const QUOTE = /^ {0,3}> ?/;
-const SEPARATOR = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$/;
-// Lines whose kind is decided however they go on.
-const SETTLED = /^(?:[^\s#>\-+*\d`~_]|\d+[^\d.)]|(?:\*\*?|__?|`)[^\s*_`]|\d+[.)]\S|[-+]+[^\s\-+])/;
 const FREEZE = 400; // characters of a paragraph that may still be rendered again
 const FORCE = 4000; // characters after which it is not, even if something in it is still open
 
 export class Markdown {
 	#root;
 	#stack; // containers: {kind: doc | quote | list | item, el, ...}
-	#leaf = null; // what the next line may go on: {kind: p | h | code | table, ...}
+	#leaf = null; // what the next line may go on: {kind: p | h | code | formula | table, ...}
 	#pending = ""; // the open line
 	#streaming = false; // the open line is in #leaf already, and only grows
 	#saved = null; // how to take the open line back
@@ -41,9 +35,9 @@ export class Markdown {
 			text = text.slice(end + 1);
 		}
 		this.#rollback();
-		const lines = (this.#pending + text).split("\n");
-		this.#pending = lines.pop();
-		for (const line of lines) this.#line(line);
+		const complete = (this.#pending + text).split("\n");
+		this.#pending = complete.pop();
+		for (const line of complete) this.#line(line);
 		if (this.#pending) this.#openLine();
 		this.#paint();
 	}
@@ -53,7 +47,6 @@ export class Markdown {
 		this.#streaming = false;
 		this.#rollback();
 		if (this.#pending) this.#line(this.#pending);
-		this.#pending = "";
 		this.#setLeaf(null);
 	}
 
@@ -61,7 +54,7 @@ export class Markdown {
 		const leaf = this.#leaf;
 		this.#saved = { stack: [...this.#stack], leaf, fields: { ...leaf }, added: [] };
 		const rest = this.#line(this.#pending);
-		if (rest !== null && (SETTLED.test(rest) || rest.length > 60)) {
+		if (rest !== null && (lines.SETTLED.test(rest) || rest.length > 60)) {
 			this.#saved = null;
 			this.#streaming = true;
 			this.#pending = "";
@@ -91,12 +84,13 @@ export class Markdown {
 	/** Reads one line. Returns the text that went to a paragraph or heading, or null. */
 	#line(line) {
 		if (this.#leaf?.kind === "code") return this.#codeLine(line);
+		if (this.#leaf?.kind === "formula") return this.#formulaLine(line);
 		if (this.#leaf?.kind === "h") this.#setLeaf(null);
 		let rest = line.replace(/^[ \t]+/, (space) => space.replaceAll("\t", "    "));
 		const blank = !rest.trim();
 		let depth = 1;
 		for (; depth < this.#stack.length; depth++) {
-			const inside = enter(this.#stack[depth], rest, blank);
+			const inside = lines.enter(this.#stack[depth], rest, blank);
 			if (inside === null) break;
 			rest = inside;
 		}
@@ -106,7 +100,7 @@ export class Markdown {
 			return null;
 		}
 		if (depth < this.#stack.length) {
-			if (this.#leaf?.kind === "p" && !startsBlock(rest)) return this.#text(rest);
+			if (this.#leaf?.kind === "p" && !lines.startsBlock(rest)) return this.#text(rest);
 			this.#close(depth);
 		}
 		rest = this.#containers(rest);
@@ -121,8 +115,8 @@ export class Markdown {
 	/** Opens quotes and lists that begin here; null when the line is used up. */
 	#containers(rest) {
 		for (;;) {
-			const quote = QUOTE.exec(rest);
-			const marker = RULE.test(rest) ? null : MARKER.exec(rest);
+			const quote = lines.QUOTE.exec(rest);
+			const marker = lines.RULE.test(rest) ? null : lines.MARKER.exec(rest);
 			// "1986. A good year" in the middle of a paragraph is no list.
 			const list = marker && !(this.#leaf?.kind === "p" && /^\d/.test(marker[2])
 				&& Number.parseInt(marker[2], 10) !== 1) ? marker : null;
@@ -134,7 +128,8 @@ export class Markdown {
 			} else if (list) {
 				this.#setLeaf(null);
 				this.#item(list);
-				rest = rest.slice(list[0].length);
+				rest = this.#task(rest.slice(list[0].length));
+				if (rest === null) return null;
 			} else {
 				this.#leaveList();
 				return rest.trim() ? rest : null;
@@ -154,31 +149,47 @@ export class Markdown {
 			if (tag === "ol" && Number.parseInt(mark, 10) !== 1) el.start = Number.parseInt(mark, 10);
 			this.#stack.push({ kind: "list", tag, el });
 		}
-		const extra = whole.length - space.length - mark.length;
-		const indent = space.length + mark.length + Math.min(Math.max(extra, 1), 4);
+		const extra = Math.min(Math.max(whole.length - space.length - mark.length, 1), 4);
+		const indent = space.length + mark.length + extra;
 		this.#stack.push({ kind: "item", indent, margin: space.length, el: this.#add(h("li")) });
 	}
 
+	/** The box of a task at the beginning of an item; null when more text must say whether it is one. */
+	#task(rest) {
+		if (this.#saved && lines.TASK_BEGUN.test(rest)) return null;
+		const box = lines.TASK.exec(rest);
+		if (!box) return rest;
+		this.#stack.at(-1).el.className = "task";
+		this.#add(taskBox(box[1] !== " "));
+		return rest.slice(box[0].length);
+	}
+
 	#leafLine(rest) {
-		if (RULE.test(rest)) {
+		if (lines.RULE.test(rest)) {
 			this.#setLeaf(null);
 			this.#add(h("hr"));
 			return null;
 		}
-		const fence = FENCE.exec(rest);
+		const fence = lines.FENCE.exec(rest);
 		if (fence) return this.#fence(rest, fence);
-		const heading = HEADING.exec(rest);
+		const math = lines.FORMULA.exec(rest);
+		if (math) return this.#formula(math);
+		if (this.#saved && (rest === "$" || rest === "\\")) return null; // perhaps half of a formula's mark
+		const heading = lines.HEADING.exec(rest);
 		if (heading) {
 			this.#setLeaf({ kind: "h", el: this.#add(h(`h${heading[1].length}`)), ...EMPTY,
 				text: heading[2].replace(/\s+#+\s*$/, "") });
 			return heading[2] ? `x${heading[2]}` : null;
 		}
-		if (this.#leaf?.kind === "table") return this.#row(rest);
+		if (this.#leaf?.kind === "table") {
+			this.#add(tableRow(rest, this.#leaf.align), this.#leaf.el);
+			return null;
+		}
 		if (this.#leaf?.kind === "p" && rest.includes("|") && this.#leaf.text.includes("|")
 			&& /^[ |:-]+$/.test(rest)) {
 			if (this.#saved) return null; // half of a separator: not shown
-			const head = this.#leaf.text.slice(this.#leaf.text.lastIndexOf("\n") + 1);
-			if (SEPARATOR.test(rest) && cells(head).length === cells(rest).length) return this.#table(head, rest);
+			const head = this.#leaf.text.split("\n").at(-1);
+			if (lines.SEPARATOR.test(rest) && cells(head).length === cells(rest).length) return this.#table(head, rest);
 		}
 		return this.#text(rest);
 	}
@@ -196,9 +207,8 @@ export class Markdown {
 		const language = info.trim().split(/[\s{,]/)[0].toLowerCase();
 		const { block, code } = codeBlock(language);
 		this.#add(block);
-		const indent = rest.length - rest.trimStart().length;
-		this.#setLeaf({ kind: "code", el: code, mark, indent, family: language ? familyOf(language) : null,
-			state: null });
+		this.#setLeaf({ kind: "code", el: code, mark, indent: rest.length - rest.trimStart().length,
+			family: language ? familyOf(language) : null, state: null });
 		return null;
 	}
 
@@ -211,16 +221,41 @@ export class Markdown {
 			return null;
 		}
 		if (marks && this.#saved) return null; // perhaps the end: not shown yet
-		const depth = this.#stack.reduce((sum, { indent = 0 }) => sum + indent, leaf.indent);
-		let text = line;
-		for (const { kind } of this.#stack) if (kind === "quote") text = text.replace(QUOTE, "");
-		text = text.replace(new RegExp(`^ {0,${depth}}`), "");
+		const text = lines.codeText(line, this.#stack, leaf.indent);
 		const { nodes, state } = highlightLine(text, leaf.family, leaf.state);
 		leaf.state = state;
 		for (const node of [...nodes, "\n"]) {
 			this.#add(typeof node === "string" ? document.createTextNode(node) : node, leaf.el);
 		}
 		return null;
+	}
+
+	// ---- formulas
+
+	#formula([, mark, text]) {
+		const end = lines.FORMULA_ENDS[mark];
+		const close = text.indexOf(end);
+		if (close >= 0) {
+			if (text.slice(close + end.length).trim()) return this.#text(mark + text); // a sentence begins with it
+			this.#setLeaf(null);
+			this.#add(h("div", { class: "formula" }, formula(text.slice(0, close), true)));
+		} else if (!this.#saved) {
+			this.#setLeaf({ kind: "formula", el: this.#add(h("div", { class: "formula" }, text)), end, tex: text });
+		}
+		return null;
+	}
+
+	#formulaLine(line) {
+		if (this.#saved) return null; // shown when it is complete
+		const leaf = this.#leaf;
+		const close = line.indexOf(leaf.end);
+		leaf.tex += `\n${close < 0 ? line : line.slice(0, close)}`;
+		leaf.el.textContent = leaf.tex;
+		if (close < 0) return null;
+		leaf.el.replaceChildren(formula(leaf.tex, true));
+		this.#setLeaf(null);
+		const after = line.slice(close + leaf.end.length).trim();
+		return after ? this.#text(after) : null;
 	}
 
 	// ---- tables
@@ -235,11 +270,6 @@ export class Markdown {
 		this.#add(block);
 		if (!before) el.remove();
 		this.#leaf = { kind: "table", el: body, align };
-		return null;
-	}
-
-	#row(rest) {
-		this.#add(tableRow(rest, this.#leaf.align), this.#leaf.el);
 		return null;
 	}
 
@@ -268,17 +298,3 @@ export class Markdown {
 }
 
 const EMPTY = { text: "", painted: null, frozen: 0, kept: 0 };
-
-/** What is left of a line inside a container, or null when the line does not belong to it. */
-function enter(container, rest, blank) {
-	if (container.kind === "list") return rest;
-	if (container.kind === "quote") return QUOTE.test(rest) ? rest.replace(QUOTE, "") : null;
-	if (blank) return rest;
-	const indent = rest.length - rest.trimStart().length;
-	const nested = indent >= container.margin + 2 && MARKER.test(rest); // models indent by two, or four
-	return indent >= container.indent || nested ? rest.slice(Math.min(indent, container.indent)) : null;
-}
-
-function startsBlock(rest) {
-	return [RULE, FENCE, HEADING, MARKER, QUOTE].some((pattern) => pattern.test(rest));
-}
