@@ -1,13 +1,14 @@
-"""NovaInfer: `LLM` and `SamplingParams`. Nothing heavy is imported before it is used."""
+"""NovaInfer: `LLM`, `SamplingParams`, `StructuredOutputs`. Nothing heavy is imported before use."""
 
 from llaisys.common.version import __version__
 
 TYPE_CHECKING = False  # as typing's; `python -m llaisys` imports nothing before it has a safe path
 if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
+    from llaisys.common.structured import StructuredOutputs
     from llaisys.entrypoints.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> object:
         from llaisys.common.sampling import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from llaisys.common.structured import StructuredOutputs
+
+        return StructuredOutputs
     raise AttributeError(f"module 'llaisys' has no attribute {name!r}")
 
 

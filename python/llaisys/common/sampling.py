@@ -27,6 +27,7 @@ from llaisys.common.options import (
     options_of,
     rebuilt,
 )
+from llaisys.common.structured import Structured, StructuredOutputs
 from llaisys.common.validation import (
     check_choice,
     check_count,
@@ -220,6 +221,9 @@ class SamplingParams:
     samplers: tuple[str, ...] | list[str] | None = plain(
         None, Samplers(), f"the sampler chain in its order, {';'.join(DEFAULT_SAMPLERS)}", ""
     )
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = plain(
+        None, Structured(), "what the answer must look like: a schema, a pattern, a grammar"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -279,11 +283,15 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain data, for logs and JSON."""
-        return {name: getattr(self, name) for name in FIELDS}
+        values = {name: getattr(self, name) for name in FIELDS}
+        return values | {"structured_outputs": self.to_wire().get("structured_outputs")}
 
     def to_wire(self) -> dict[str, Any]:
         """The fields that were set, as plain data; `from_wire` makes an equal one of them."""
-        return changed(self)
+        values = changed(self)
+        if isinstance(self.structured_outputs, StructuredOutputs):
+            values["structured_outputs"] = self.structured_outputs.to_wire()
+        return values
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> SamplingParams:

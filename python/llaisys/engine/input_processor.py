@@ -151,6 +151,10 @@ class InputProcessor:
             check_int("logit_bias", token_id, 0, last, called=BIAS_KEY)
         if params.stop or params.bad_words:
             self._needs_tokenizer("stop strings and bad_words")
+        if params.structured_outputs is not None:
+            raise InvalidInputError(
+                "structured_outputs is not supported by this engine yet", field="structured_outputs"
+            )
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each word, at the start of a text and after a space."""

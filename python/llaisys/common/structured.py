@@ -1,0 +1,208 @@
+"""What an answer must look like: a JSON schema, a pattern, one of several texts, or a grammar.
+
+    SamplingParams(structured_outputs=StructuredOutputs(json={"type": "object", ...}))
+    SamplingParams(structured_outputs={"choice": ["yes", "no"]})       the same as plain data
+
+The names are vLLM's. Here only what can be seen without compiling is checked: sizes, nesting, that
+exactly one kind of constraint is given. What it means, and whether it can be compiled within its
+limits, is found out by `llaisys.engine.structured`, beside the steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.options import (
+    Kind,
+    Strings,
+    Switch,
+    changed,
+    check_options,
+    option,
+    options_of,
+    rebuilt,
+)
+from llaisys.common.validation import check_count, check_text, refuse, refuse_count
+
+FIELD = "structured_outputs"
+MAX_SCHEMA_CHARS = 128 << 10  # of a schema as JSON text; OpenAI's limit is 120,000
+MAX_SCHEMA_DEPTH = 64  # objects and lists within each other
+MAX_GRAMMAR_CHARS = 64 << 10
+MAX_REGEX_CHARS = 16 << 10
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARS = 4096
+MAX_CHOICES_CHARS = 64 << 10  # of all of them
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText(Kind):
+    """An object (or a boolean: JSON Schema has those, too) or its JSON text; kept as text."""
+
+    may_be_bool: bool = False
+
+    def check(self, name: str, value: Any) -> str:
+        data = _read(name, value) if isinstance(value, str) else value
+        if not isinstance(data, Mapping) and not (self.may_be_bool and isinstance(data, bool)):
+            raise refuse(name, data, "an object")
+        depth = _depth(data)
+        if depth > MAX_SCHEMA_DEPTH:
+            raise refuse_count(name, depth, "levels", f"at most {MAX_SCHEMA_DEPTH}")
+        try:
+            text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            message = f"{name} is not JSON: {str(error)[:200]}"
+            raise InvalidInputError(message, field=name) from None
+        check_count(name, len(text), MAX_SCHEMA_CHARS, "characters")
+        return text
+
+    def json_schema(self) -> dict[str, Any]:
+        kinds = ["object", "string", *(["boolean"] if self.may_be_bool else [])]
+        return {"type": kinds, "maxLength": MAX_SCHEMA_CHARS}
+
+
+@dataclass(frozen=True, slots=True)
+class LongText(Kind):
+    """A string that is not empty, of a bounded length."""
+
+    max_chars: int
+
+    def check(self, name: str, value: Any) -> str:
+        text = check_text(name, value)
+        check_count(name, len(text), self.max_chars, "characters")
+        return text
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1, "maxLength": self.max_chars}
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTexts(Strings):
+    """Several texts, of a bounded length in all."""
+
+    def check(self, name: str, value: Any) -> tuple[str, ...]:
+        texts = super(ChoiceTexts, self).check(name, value)
+        if not texts:
+            raise refuse_count(name, 0, "strings", "at least 1")
+        check_count(name, sum(map(len, texts)), MAX_CHOICES_CHARS, "characters")
+        return texts
+
+
+_SCHEMA = JsonText(may_be_bool=True)
+_CHOICES = ChoiceTexts(MAX_CHOICES, MAX_CHOICE_CHARS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """Exactly one of the first six is given. `json` and `structural_tag` are kept as JSON text,
+    whatever they were given as, so that equal ones are equal and the value can be hashed."""
+
+    json: str | Mapping[str, Any] | bool | None = option(
+        None, _SCHEMA, "a JSON schema that the answer fulfils"
+    )
+    json_object: bool = option(False, Switch(), "the answer is a JSON object")
+    regex: str | None = option(
+        None, LongText(MAX_REGEX_CHARS), "a regular expression that the whole answer matches"
+    )
+    choice: tuple[str, ...] | list[str] | None = option(
+        None, _CHOICES, "the answer is one of these"
+    )
+    grammar: str | None = option(
+        None, LongText(MAX_GRAMMAR_CHARS), "a grammar of the answer: llama.cpp's GBNF or Lark"
+    )
+    structural_tag: str | Mapping[str, Any] | None = option(
+        None, JsonText(), "free text with tags whose contents have schemas"
+    )
+    lenient: bool = option(
+        False, Switch(), "pass over keywords of a schema that cannot be enforced, not refuse them"
+    )
+    whitespace_pattern: str | None = option(
+        None, LongText(256), "what may stand between the parts of a JSON text"
+    )
+    disable_any_whitespace: bool = option(False, Switch(), "nothing stands between them")
+    disable_additional_properties: bool = option(
+        False, Switch(), "objects of the schema have no other properties than those it names"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidInputError(
+                f"{FIELD} has {' and '.join(given) or 'none'} of {', '.join(CONSTRAINTS)}; it must "
+                "have exactly one",
+                field=f"{FIELD}.{given[1]}" if given else FIELD,
+                value=given,
+                limit="exactly one",
+            )
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise refuse(f"{FIELD}.whitespace_pattern", self.whitespace_pattern, "left out")
+
+    @property
+    def constraint(self) -> str:
+        """The name of the one that is given."""
+        return next(name for name in CONSTRAINTS if getattr(self, name) not in (None, False))
+
+    def to_wire(self) -> dict[str, Any]:
+        """The fields that were set, as plain data; `rebuilt` and `StructuredOutputs(**it)` make an
+        equal one."""
+        return changed(self)
+
+
+CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Structured(Kind):
+    """The kind of `SamplingParams.structured_outputs`: the record, or a mapping of its fields."""
+
+    @staticmethod
+    def parse(text: str) -> Any:
+        """Text that is not JSON stays what it is, for `check` to refuse by name."""
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def check(self, name: str, value: Any) -> StructuredOutputs:
+        if isinstance(value, StructuredOutputs):
+            return value
+        if not isinstance(value, Mapping):
+            raise refuse(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
+        given = {key: item for key, item in value.items() if item is not None}
+        try:
+            made: StructuredOutputs = rebuilt(StructuredOutputs, given)
+        except InvalidInputError as error:
+            if error.field is not None and not error.field.startswith(FIELD):
+                error.field = f"{name}.{error.field}"
+            raise
+        return made
+
+    def json_schema(self) -> dict[str, Any]:
+        fields = {n: about.kind.json_schema() for n, about, _ in options_of(StructuredOutputs)}
+        return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
+def _read(name: str, text: str) -> Any:
+    check_count(name, len(text), MAX_SCHEMA_CHARS, "characters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{name} is not JSON: {str(error)[:200]}", field=name) from None
+
+
+def _depth(data: Any) -> int:
+    """How many objects and lists lie within each other; no further than can matter."""
+    depth, level = 0, [data]
+    while level and depth <= MAX_SCHEMA_DEPTH:
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, (Mapping, list, tuple))
+            for item in (parent.values() if isinstance(parent, Mapping) else parent)
+        ]
+        depth += 1
+    return depth
