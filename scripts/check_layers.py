@@ -22,12 +22,14 @@ from pathlib import Path, PurePosixPath
 
 PY_LAYERS: dict[str, list[str]] = {
     # layer                   may use
-    "entrypoints":            ["bench", "diagnostics", "engine", "server", "tokenization",
-                               "common",
+    "entrypoints":            ["bench", "diagnostics", "engine", "server", "chat",
+                               "tokenization", "common",
                                "-engine/worker"],
     "diagnostics":            ["models", "libllaisys", "common"],
     "bench":                  ["entrypoints/llm", "engine", "models", "libllaisys", "common"],
-    "server":                 ["engine", "processes", "tokenization", "common", "-engine/worker"],
+    "server":                 ["engine", "processes", "chat", "tokenization", "common",
+                               "-engine/worker"],
+    "chat":                   ["common"],
     "engine":                 ["engine", "tokenization", "common", "-engine/worker"],
     "engine/core":            ["engine", "common", "-engine/worker"],
     "engine/llm_engine":      ["engine", "common", "-engine/worker"],

@@ -109,16 +109,21 @@ def write_hf_model(
     return weights
 
 
-def write_tiny_tokenizer(directory: Path, template: str | None = CHATML) -> None:
-    """Byte-level BPE: three control tokens, the 256 bytes, no merges; ids 0..258."""
+def write_tiny_tokenizer(
+    directory: Path, template: str | None = CHATML, more: Mapping[str, bool] | None = None
+) -> None:
+    """Byte-level BPE: three control tokens, the 256 bytes, no merges; ids 0..258. `more`: further
+    tokens behind them, and whether they are special."""
     vocab = {token: i for i, token in enumerate(CHATML_TOKENS)}
     vocab.update({char: len(vocab) + i for i, char in enumerate(byte_alphabet())})
+    vocab.update({token: len(vocab) + i for i, token in enumerate(more or {})})
+    special = dict.fromkeys(CHATML_TOKENS, True) | dict(more or {})
     added = [
         {
-            **{"id": i, "content": token, "special": True, "normalized": False},
+            **{"id": vocab[token], "content": token, "special": is_special, "normalized": False},
             **{"single_word": False, "lstrip": False, "rstrip": False},
         }
-        for i, token in enumerate(CHATML_TOKENS)
+        for token, is_special in special.items()
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     state = {

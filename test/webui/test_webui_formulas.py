@@ -19,7 +19,10 @@ def tags(html: str) -> str:
     [
         ("$x^2$", "<mrow><msup><mi>x</mi><mn>2</mn></msup></mrow>"),
         (r"\(a_{ij} - 1\)", "<msub><mi>a</mi><mrow><mi>i</mi><mi>j</mi></mrow></msub><mo>−</mo>"),
-        (r"$\frac{1}{n+1}$", "<mfrac><mn>1</mn><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></mfrac>"),
+        (
+            r"$\frac{1}{n+1}$",
+            "<mfrac><mn>1</mn><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></mfrac>",
+        ),
         (r"$\sqrt[3]{x}$", "<mroot><mi>x</mi><mn>3</mn></mroot>"),
         (r"$\sum_{i=1}^n i$", '<munderover><mo data-limits="" movablelimits="true">∑</mo>'),
         (r"$\int_0^1 f$", "<msubsup><mo>∫</mo><mn>0</mn><mn>1</mn></msubsup>"),

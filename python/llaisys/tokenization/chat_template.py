@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.meta import find_undeclared_variables
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.tokenization.render_limits import (
@@ -86,6 +88,14 @@ def _environment() -> MeteredEnvironment:
     return environment
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What a template is made of, for who wants to know how its model speaks."""
+
+    text: str  # its literal texts, pieces apart
+    variables: frozenset[str]  # that it reads
+
+
 class ChatTemplate:
     """A compiled template. Immutable and safe to render from several threads.
 
@@ -103,6 +113,7 @@ class ChatTemplate:
             environment = _environment()
             tree = environment.parse(source)
             self.literal_text = _literal_text(tree)
+            self.variables = frozenset(find_undeclared_variables(tree))
             self._template = environment.from_string(tree)
         except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ModelLoadError(f"chat template: {_describe(error)}") from error

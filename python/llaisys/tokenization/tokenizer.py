@@ -17,7 +17,7 @@ import tokenizers
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.validation import refuse, refuse_count
 from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
-from llaisys.tokenization.chat_template import ChatTemplate, plain_data
+from llaisys.tokenization.chat_template import ChatTemplate, TemplateFacts, plain_data
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.expansion import check_expansion
 from llaisys.tokenization.provenance import ControlTokens, Span, mark_strings
@@ -117,6 +117,14 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)
+
+    def template_facts(self) -> TemplateFacts | None:
+        """Of the chat template, the one for tools where there is one; None without a usable one."""
+        for name in ("tool_use", "default"):
+            template = self._templates.get(name)
+            if isinstance(template, ChatTemplate):
+                return TemplateFacts(template.literal_text, template.variables)
+        return None
 
     def _find_affixes(self) -> tuple[list[int], list[int]]:
         """Ids that the post-processor puts before and after a text."""

@@ -1,0 +1,118 @@
+"""An answer as it is written: reasoning, content and calls, in pieces and at last as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llaisys.chat.reasoning import ReasoningSplitter
+from llaisys.chat.records import (
+    AnswerEvent,
+    CallArguments,
+    CallStart,
+    ChatAnswer,
+    ContentText,
+    ReasoningText,
+    ToolCall,
+)
+from llaisys.chat.tool_formats.base import CallParser
+
+
+class AnswerReader:
+    """Of one choice. `feed` gives what is new, `finish` what was still held back; `answer` is what
+    all of it says. Without a splitter there is no reasoning, without a parser no calls."""
+
+    def __init__(
+        self,
+        splitter: ReasoningSplitter | None = None,
+        parser: CallParser | None = None,
+        keep_reasoning: bool = True,
+    ) -> None:
+        self._splitter = splitter
+        self._parser = parser
+        self._keep_reasoning = keep_reasoning
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        events: list[AnswerEvent] = [ContentText(text)] if text else []
+        if self._splitter is not None:
+            events = self._splitter.feed(text)
+        return self._keep(self._parsed(events))
+
+    def finish(self) -> list[AnswerEvent]:
+        events = [] if self._splitter is None else self._splitter.finish()
+        events = self._parsed(events)
+        if self._parser is not None:
+            events += self._parser.finish()
+        return self._keep(events)
+
+    def read(self, text: str) -> ChatAnswer:
+        """A whole answer at once."""
+        self.feed(text)
+        self.finish()
+        return self.answer
+
+    @property
+    def answer(self) -> ChatAnswer:
+        calls = [ToolCall(start.id, start.name, "".join(rest)) for start, rest in self._calls]
+        return ChatAnswer("".join(self._content), "".join(self._reasoning), calls)
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
+    def _parsed(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+        if self._parser is None:
+            return events
+        found: list[AnswerEvent] = []
+        for event in events:
+            if isinstance(event, ContentText):
+                found += self._parser.feed(event.text)
+            else:
+                found.append(event)
+        return found
+
+    def _keep(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+        if not self._keep_reasoning:
+            events = [event for event in events if not isinstance(event, ReasoningText)]
+        events = merged(events)
+        for event in events:
+            if isinstance(event, ContentText):
+                self._content.append(event.text)
+            elif isinstance(event, ReasoningText):
+                self._reasoning.append(event.text)
+            elif isinstance(event, CallStart):
+                self._calls.append((event, []))
+            else:
+                self._calls[event.index][1].append(event.text)
+        return events
+
+
+def merged(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    """Pieces of one kind that follow each other, put together."""
+    found: list[AnswerEvent] = []
+    texts: list[str] = []
+
+    def flush() -> None:
+        if len(texts) > 1:
+            last, text = found[-1], "".join(texts)
+            if isinstance(last, CallArguments):
+                found[-1] = CallArguments(last.index, text)
+            else:
+                found[-1] = type(last)(text)  # type: ignore[call-arg, arg-type]
+        texts.clear()
+
+    for event in events:
+        if isinstance(event, CallStart):
+            flush()
+            found.append(event)
+            continue
+        last = found[-1] if found else None
+        same = type(last) is type(event) and bool(texts)
+        if not same:
+            flush()
+            found.append(event)
+        texts.append(event.text)
+    flush()
+    return found

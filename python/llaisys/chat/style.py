@@ -1,0 +1,125 @@
+"""What a model's chat template tells about its way to call tools and to reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.chat import reasoning, tool_formats
+from llaisys.chat.history import Message, native_messages, plain_messages
+from llaisys.chat.reader import AnswerReader
+from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarks, ReasoningSplitter
+from llaisys.chat.tool_formats import TOOL_FORMATS
+from llaisys.chat.tools import ToolSet
+from llaisys.common.validation import check_choice
+
+AUTO, NONE = "auto", "none"
+TOOL_PARSERS = (AUTO, *TOOL_FORMATS, *tool_formats.ALIASES)
+REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS, *reasoning.ALIASES)
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+SWITCHES = ("enable_thinking", "thinking")  # variables that turn reasoning on and off
+TAIL_TOKENS = 16  # of a prompt, in which the mark that opens the reasoning is looked for
+
+# A piece of a template's text -> the format that it is a part of, the most telling first.
+_TELLING = {
+    "<｜tool▁call": "deepseek",
+    "[TOOL_CALLS]": "mistral",
+    "<tool_call>": "hermes",
+    "<|python_tag|>": "llama3_json",
+    '"parameters": ': "llama3_json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """Of one model. Immutable."""
+
+    tool_format: str = "json"  # a key of TOOL_FORMATS
+    lists_tools: bool = False  # the template writes the tools into the prompt
+    marks: ReasoningMarks | None = None  # None: the model does not reason
+    variables: frozenset[str] = frozenset()  # that the template reads
+
+    @classmethod
+    def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ChatStyle:
+        """Picked from the tokenizer's template, unless a parser is named. Raises InvalidInputError
+        for a name that nobody knows."""
+        check_choice("tool_call_parser", tool_parser, TOOL_PARSERS)
+        check_choice("reasoning_parser", reasoning_parser, REASONING_PARSERS)
+        facts = getattr(tokenizer, "template_facts", lambda: None)()
+        text = "" if facts is None else facts.text
+        variables = frozenset() if facts is None else facts.variables
+        lists_tools = "tools" in variables
+        name = tool_formats.ALIASES.get(tool_parser, tool_parser)
+        if name == AUTO:
+            telling = (kind for piece, kind in _TELLING.items() if piece in text)
+            name = next(telling, "json") if lists_tools else "json"
+        marks = _marks(tokenizer, text, reasoning_parser)
+        return cls(name, lists_tools, marks, variables)
+
+    def prepare(
+        self, messages: Sequence[Message], tools: ToolSet | None
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """(messages, tools) for the template."""
+        if not self.lists_tools:
+            return plain_messages(messages, () if tools is None else tools.tools), None
+        found = native_messages(
+            messages,
+            arguments_as_text=self.tool_format == "deepseek",
+            short_ids=self.tool_format == "mistral",
+        )
+        return found, None if tools is None else tools.for_template()
+
+    def reader(
+        self, tools: ToolSet | None, opened: bool = False, keep_reasoning: bool = True
+    ) -> AnswerReader:
+        """For one choice; `opened`: the prompt ends inside of the reasoning."""
+        splitter = parser = None
+        if self.marks is not None:
+            splitter = ReasoningSplitter(self.marks, opened)
+        if tools is not None:
+            parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls)
+        return AnswerReader(splitter, parser, keep_reasoning)
+
+    def opens_reasoning(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends inside of the reasoning: with the opening mark."""
+        if self.marks is None:
+            return False
+        tail: str = tokenizer.decode_tokens(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        return tail.rstrip().endswith(self.marks.start)
+
+    def shown_tokens(self, tokenizer: Any, tools: ToolSet | None) -> frozenset[int]:
+        """Control tokens that a reader must see, although control tokens have no text."""
+        words: list[str] = [] if tools is None else list(TOOL_FORMATS[self.tool_format].marks)
+        if self.marks is not None:
+            words += [self.marks.start, self.marks.end]
+        special: frozenset[int] = getattr(tokenizer, "special_ids", frozenset())
+        ids = (tokenizer.token_id(word) for word in words) if special else ()
+        return frozenset(token for token in ids if token in special)
+
+    def effort_variables(self, effort: str) -> dict[str, Any]:
+        """What `reasoning_effort` is to the template; nothing where that knows no such thing."""
+        found: dict[str, Any] = {}
+        if "reasoning_effort" in self.variables and effort != "none":
+            found["reasoning_effort"] = effort
+        for switch in SWITCHES:
+            if switch in self.variables and self.marks is not None:
+                found[switch] = effort != "none"
+        return found
+
+
+def _marks(tokenizer: Any, text: str, parser: str) -> ReasoningMarks | None:
+    name = reasoning.ALIASES.get(parser, parser)
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return REASONING_FORMATS[name]
+    for marks in REASONING_FORMATS.values():
+        if marks.end in text or marks.start in text:
+            return marks
+    return None
+
+
+def merge_variables(*given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Template variables, the later ones first in rank."""
+    return {name: value for part in given for name, value in (part or {}).items()}

@@ -1,0 +1,34 @@
+"""{"name": .., "parameters": {..}} as the whole answer, several with ; between them, perhaps behind
+<|python_tag|>: Llama 3.1 and later."""
+
+from __future__ import annotations
+
+from llaisys.chat.json_reader import skip_space
+from llaisys.chat.text_source import Reading, Words
+from llaisys.chat.tool_formats.base import CallParser
+
+START = "<|python_tag|>"
+
+
+class Llama3Parser(CallParser):
+    marks = (START,)
+
+    def _read(self) -> Reading[None]:
+        if (yield from self.bare_calls()):
+            yield from self._following()
+        start = Words(START)
+        while (yield from self.source.until(start, self.content)) is not None:
+            if (yield from self.attempt(START, self.json_calls())):
+                yield from self._following()
+
+    def _following(self) -> Reading[None]:
+        """Calls directly behind another one."""
+        called = True
+        while called:
+            called = yield from self.attempt("", self._next())
+
+    def _next(self) -> Reading[None]:
+        yield from skip_space(self.source)
+        if (yield from self.source.starts_with(";")):
+            self.source.take(1)
+        yield from self.json_calls(strict=True)

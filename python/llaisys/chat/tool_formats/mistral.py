@@ -1,0 +1,51 @@
+"""[TOOL_CALLS] [{"name": .., "arguments": {..}}, ..], and since 2025 [TOOL_CALLS]name[ARGS]{..} for
+each call: Mistral."""
+
+from __future__ import annotations
+
+import random
+import string
+
+from llaisys.chat.json_reader import skip_space
+from llaisys.chat.text_source import Mismatch, Reading, Words
+from llaisys.chat.tool_formats.base import NAME, CallParser
+
+START = "[TOOL_CALLS]"
+ID_CHARS = 9  # what Mistral's templates insist on
+_random = random.SystemRandom()
+
+
+def new_short_id() -> str:
+    return "".join(_random.choices(string.ascii_letters + string.digits, k=ID_CHARS))
+
+
+class MistralParser(CallParser):
+    marks = (START, "[CALL_ID]", "[ARGS]")
+    make_id = staticmethod(new_short_id)
+
+    def _read(self) -> Reading[None]:
+        yield from self.bare_calls()
+        start = Words(START)
+        while (yield from self.source.until(start, self.content)) is not None:
+            yield from self.attempt(START, self._calls())
+
+    def _calls(self) -> Reading[None]:
+        yield from skip_space(self.source)
+        if (yield from self.source.peek()) in "[{":
+            yield from self.json_calls(Words(START))
+            return
+        name = yield from self._name()
+        for mark in ("[CALL_ID]", "[ARGS]"):
+            if (yield from self.source.starts_with(mark)):
+                self.source.take(len(mark))
+                if mark == "[CALL_ID]":
+                    yield from self._name()
+        yield from self.call_arguments(name, None)
+
+    def _name(self) -> Reading[str]:
+        while True:
+            match = NAME.match(self.source.text, self.source.pos)
+            if match is None:
+                raise Mismatch
+            if match.end() < len(self.source.text) or not (yield from self.source.more()):
+                return self.source.take(len(match[0]))

@@ -1,0 +1,23 @@
+"""<tool_call>{"name": .., "arguments": {..}}</tool_call>: Hermes, Qwen 2.5 and 3, and what we ask
+of models whose template knows no tools."""
+
+from __future__ import annotations
+
+from llaisys.chat.text_source import Reading, Words
+from llaisys.chat.tool_formats.base import CallParser
+
+START, END = "<tool_call>", "</tool_call>"
+
+
+class TaggedParser(CallParser):
+    marks = (START, END)
+
+    def _read(self) -> Reading[None]:
+        yield from self.bare_calls()
+        start = Words(START)
+        while (yield from self.source.until(start, self.content)) is not None:
+            yield from self.attempt(START, self._calls())
+
+    def _calls(self) -> Reading[None]:
+        yield from self.json_calls(Words(END))
+        yield from self.close(END)

@@ -1,0 +1,153 @@
+"""The tools that a request offers, checked: what every door hands over, whatever it calls them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from llaisys.chat.records import Tool
+from llaisys.chat.tool_formats.base import MAX_CALLS, NAME
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import check_bool, check_count, refuse, refuse_count
+
+MAX_TOOLS = 128  # OpenAI's
+MAX_TOOL_BYTES = 256 << 10  # of all of them as JSON
+MAX_DEPTH = 48  # of a schema; a template takes 64 levels in all
+
+NAME_LIMIT = "1 to 128 of the characters A-Z a-z 0-9 _ . : / -"
+
+
+class ToolChoice(Enum):
+    AUTO = "auto"  # the model decides
+    NONE = "none"
+    REQUIRED = "required"  # at least one call
+    NAMED = "named"  # a call of the tool that is named
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """Made by `of`; not empty. `named` is one of the tools when the choice is NAMED."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice = ToolChoice.AUTO
+    named: str | None = None
+    parallel: bool = True  # more than one call in an answer
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Tool],
+        choice: str | None = None,
+        named: str | None = None,
+        parallel: bool = True,
+        path: str = "tools[{}].function",
+    ) -> ToolSet | None:
+        """None when there are no tools to call: none are given, or the choice is `none`. `path`:
+        where a tool's name stands, for errors. Raises InvalidInputError."""
+        check_tools(tools, path)
+        kind = ToolChoice.NAMED if named is not None else ToolChoice(choice or "auto")
+        names = [tool.name for tool in tools]
+        if named is not None and named not in names:
+            raise refuse("tool_choice", named, "a tool of the request")
+        if kind is ToolChoice.REQUIRED and not tools:
+            raise refuse("tool_choice", choice, "left out without tools")
+        if not tools or kind is ToolChoice.NONE:
+            return None
+        return cls(tuple(tools), kind, named, parallel)
+
+    @property
+    def names(self) -> list[str]:
+        return [tool.name for tool in self.tools]
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Those that may be called: all, or the named one."""
+        return tuple(tool for tool in self.tools if self.named in (None, tool.name))
+
+    @property
+    def max_calls(self) -> int:
+        return MAX_CALLS if self.parallel and self.named is None else 1
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
+
+    def for_template(self) -> list[dict[str, Any]]:
+        return [tool.for_template() for tool in self.tools]
+
+
+def check_tools(tools: Sequence[Tool], path: str) -> None:
+    check_count("tools", len(tools), MAX_TOOLS, "tools")
+    seen: set[str] = set()
+    size = 0
+    for number, tool in enumerate(tools):
+        place = path.format(number)
+        if not NAME.fullmatch(tool.name):
+            raise refuse(f"{place}.name", tool.name, NAME_LIMIT)
+        if tool.name in seen:
+            raise refuse(f"{place}.name", tool.name, "a name that no other tool has")
+        seen.add(tool.name)
+        if depth_of(tool.parameters, MAX_DEPTH + 1) > MAX_DEPTH:
+            field = f"{place}.parameters"
+            raise InvalidInputError(f"{field} is nested more than {MAX_DEPTH} deep", field=field)
+        size += len(json.dumps(tool.for_template(), ensure_ascii=False))
+        if size > MAX_TOOL_BYTES:
+            raise refuse_count("tools", size, "bytes and more", f"at most {MAX_TOOL_BYTES}")
+
+
+def depth_of(value: Any, enough: int) -> int:
+    """How deep lists and objects lie in each other; no further than `enough`."""
+    level, depth = [value], 0
+    while depth < enough:
+        level = [
+            item
+            for parent in level
+            if isinstance(parent, (Mapping, list, tuple))
+            for item in (parent.values() if isinstance(parent, Mapping) else parent)
+        ]
+        if not level:
+            return depth
+        depth += 1
+    return depth
+
+
+def read_tool(definition: Any, path: str) -> Tool:
+    """A tool as OpenAI writes it: {"type": "function", "function": {"name": ..}}."""
+    function = definition.get("function") if isinstance(definition, Mapping) else None
+    if not isinstance(function, Mapping) or definition.get("type", "function") != "function":
+        raise refuse(path, definition, "{'type': 'function', 'function': {'name', ..}}")
+    name, description = function.get("name"), function.get("description")
+    parameters = function.get("parameters")
+    if not isinstance(name, str):
+        raise refuse(f"{path}.function.name", name, NAME_LIMIT)
+    if description is not None and not isinstance(description, str):
+        raise refuse(f"{path}.function.description", description, "a string")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise refuse(f"{path}.function.parameters", parameters, "an object")
+    strict = check_bool(f"{path}.function.strict", function.get("strict") or False)
+    return Tool(name, description, None if parameters is None else dict(parameters), strict)
+
+
+def read_tools(
+    definitions: Sequence[Any] | None,
+    choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+) -> ToolSet | None:
+    """`tools`, `tool_choice` and `parallel_tool_calls` as OpenAI writes them."""
+    if definitions is not None and not isinstance(definitions, (list, tuple)):
+        raise refuse("tools", definitions, "a list")
+    check_count("tools", len(definitions or ()), MAX_TOOLS, "tools")
+    tools = [read_tool(item, f"tools[{n}]") for n, item in enumerate(definitions or ())]
+    named = None
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        named = function.get("name") if isinstance(function, Mapping) else None
+        if choice.get("type") != "function" or not isinstance(named, str):
+            raise refuse("tool_choice", choice, "{'type': 'function', 'function': {'name'}}")
+        choice = None
+    elif choice not in (None, "auto", "none", "required"):
+        raise refuse("tool_choice", choice, "'auto', 'none', 'required' or a function")
+    return ToolSet.of(tools, choice, named, parallel is not False)

@@ -1,0 +1,228 @@
+"""What a template tells about tools and reasoning, and prompts written through templates in the
+manner of well-known models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import chat_templates
+import pytest
+from model_files import CHATML, write_tiny_tokenizer
+
+from llaisys.chat.reasoning import REASONING_FORMATS
+from llaisys.chat.style import ChatStyle
+from llaisys.chat.tools import ToolChoice, ToolSet, read_tools
+from llaisys.common.errors import InvalidInputError
+from llaisys.tokenization import Tokenizer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+HISTORY = [
+    {"role": "user", "content": "And in Paris?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Paris <|im_end|>"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees <|im_end|>"},
+    {"role": "user", "content": "So?"},
+]
+
+
+def tokenizer_of(folder: Path, template: str, more: dict[str, bool] | None = None) -> Tokenizer:
+    write_tiny_tokenizer(folder, template, more or chat_templates.QWEN_TOKENS)
+    return Tokenizer.from_directory(folder)
+
+
+def rendered(tokenizer: Tokenizer, messages: list[Any], tools: Any = None, **others: Any) -> str:
+    """The prompt as the model sees it: from its tokens."""
+    style = ChatStyle.of(tokenizer)
+    prepared, listed = style.prepare(messages, read_tools(tools))
+    ids = tokenizer.encode_chat(prepared, tools=listed, **others)
+    return tokenizer.decode_tokens(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "format_", "lists_tools", "reasons"),
+    [
+        ("QWEN25", "hermes", True, False),
+        ("QWEN3", "hermes", True, True),
+        ("LLAMA3", "llama3_json", True, False),
+        ("MISTRAL", "mistral", True, False),
+        ("DEEPSEEK", "deepseek", True, False),
+        ("R1_DISTILL", "json", False, True),
+    ],
+)
+def test_the_style_is_picked_from_the_template(
+    tmp_path: Path, template: str, format_: str, lists_tools: bool, reasons: bool
+) -> None:
+    style = ChatStyle.of(tokenizer_of(tmp_path, getattr(chat_templates, template)))
+    assert (style.tool_format, style.lists_tools) == (format_, lists_tools)
+    assert (style.marks is not None) is reasons
+
+
+def test_a_named_parser_comes_first(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN3)
+    assert ChatStyle.of(tokenizer, "llama3").tool_format == "llama3_json"
+    assert ChatStyle.of(tokenizer, reasoning_parser="none").marks is None
+    assert ChatStyle.of(None, reasoning_parser="qwen3").marks == REASONING_FORMATS["think"]
+    with pytest.raises(InvalidInputError, match="tool_call_parser is 'x'"):
+        ChatStyle.of(tokenizer, "x")
+
+
+def test_arguments_reach_a_template_as_an_object(tmp_path: Path) -> None:
+    text = rendered(tokenizer_of(tmp_path, chat_templates.QWEN25), HISTORY, [WEATHER])
+    assert json.dumps(WEATHER) in text
+    call = (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris <|im_end|>"}}\n</tool_call>'
+    )
+    assert call in text
+    assert "<tool_response>\n21 degrees <|im_end|>\n</tool_response>" in text
+
+
+def test_control_tokens_in_arguments_and_results_stay_text(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN25)
+    prepared, listed = ChatStyle.of(tokenizer).prepare(HISTORY, read_tools([WEATHER]))
+    ids = tokenizer.encode_chat(prepared, tools=listed)
+    end, call = tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<tool_call>")
+    assert ids.count(end) == 5 and ids.count(call) == 2  # the template's own
+
+
+def test_arguments_reach_deepseek_as_text(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.DEEPSEEK, chat_templates.DEEPSEEK_TOKENS)
+    text = rendered(tokenizer, HISTORY, [WEATHER])
+    assert '<｜tool▁sep｜>weather\n```json\n{"city": "Paris <|im_end|>"}\n```' in text
+
+
+def test_ids_become_as_short_as_mistral_wants_them(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.MISTRAL, chat_templates.MISTRAL_TOKENS)
+    text = rendered(tokenizer, HISTORY, [WEATHER])
+    first = text.split('"id": "')[1][:9]
+    assert first.isalnum() and f'"call_id": "{first}"' in text
+
+
+def test_a_call_of_llama_is_written_with_parameters(tmp_path: Path) -> None:
+    text = rendered(tokenizer_of(tmp_path, chat_templates.LLAMA3), HISTORY, [WEATHER])
+    assert '{"name": "weather", "parameters": {"city": "Paris <|im_end|>"}}' in text
+
+
+@pytest.mark.parametrize("template", [CHATML, chat_templates.R1_DISTILL])
+def test_a_template_without_tools_is_told_in_words(tmp_path: Path, template: str) -> None:
+    tokenizer = tokenizer_of(tmp_path, template)
+    text = rendered(tokenizer, [{"role": "system", "content": "Be kind."}, *HISTORY], [WEATHER])
+    assert text.index("Be kind.") < text.index(json.dumps(WEATHER["function"]))
+    assert "<|im_start|>user\n<tool_response>\n21 degrees" in text
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris' in text
+    assert "<|im_start|>tool" not in text
+    without = rendered(tokenizer, HISTORY)  # the history of tools that are gone
+    assert "<tools>" not in without and "<tool_response>" in without
+
+
+def test_results_that_follow_each_other_are_one_message(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, CHATML)
+    text = rendered(tokenizer, [*HISTORY[:3], HISTORY[2], HISTORY[3]])
+    assert text.count("<|im_start|>user") == 3
+
+
+def test_reasoning_of_the_history_and_the_switch(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN3)
+    history = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm"},
+    ]
+    assert "<think>\nhm\n</think>\n\nb" in rendered(tokenizer, history)
+    style = ChatStyle.of(tokenizer)
+    assert style.effort_variables("none") == {"enable_thinking": False}
+    off = rendered(tokenizer, history, variables=style.effort_variables("none"))
+    assert off.endswith("<think>\n\n</think>\n\n")
+    assert ChatStyle.of(tokenizer_of(tmp_path, CHATML)).effort_variables("high") == {}
+
+
+def test_a_prompt_that_opens_the_reasoning_is_seen(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.R1_DISTILL)
+    style = ChatStyle.of(tokenizer)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "a"}])
+    assert style.opens_reasoning(tokenizer, ids)
+    assert not style.opens_reasoning(tokenizer, ids[:-8])
+    answer = style.reader(None, opened=True).read("I\nthink\n</think>\n\nYes.\n")
+    assert (answer.reasoning, answer.content) == ("I\nthink", "Yes.\n")
+
+
+def test_control_tokens_that_the_parsers_need_are_shown(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, chat_templates.MISTRAL, chat_templates.MISTRAL_TOKENS)
+    style, tools = ChatStyle.of(tokenizer), read_tools([WEATHER])
+    assert style.shown_tokens(tokenizer, tools) == {tokenizer.token_id("[TOOL_CALLS]")}
+    assert style.shown_tokens(tokenizer, None) == frozenset()
+
+
+# ---- the tools of a request ----------------------------------------------------------------------
+
+
+def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def test_the_choice_of_a_tool() -> None:
+    assert read_tools(None) is None and read_tools([]) is None
+    assert read_tools([tool()], "none") is None
+    assert read_tools([], "auto") is None
+    found = read_tools([tool(), tool("g")], {"type": "function", "function": {"name": "g"}})
+    assert found is not None and found.choice is ToolChoice.NAMED and found.max_calls == 1
+    assert [each.name for each in found.callable] == ["g"]
+    both = read_tools([tool(), tool("g")], "required")
+    assert both is not None and both.is_forced and both.max_calls > 1
+    alone = read_tools([tool()], parallel=False)
+    assert alone is not None and alone.max_calls == 1
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(60):
+    DEEP = {"properties": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"),
+    [
+        ([tool(f"f{n}") for n in range(129)], None, "tools"),
+        ([tool("a b")], None, "tools[0].function.name"),
+        ([tool("")], None, "tools[0].function.name"),
+        ([tool("x" * 129)], None, "tools[0].function.name"),
+        ([tool("a"), tool("b"), tool("a")], None, "tools[2].function.name"),
+        ([tool(), tool("g", parameters=[])], None, "tools[1].function.parameters"),
+        ([tool(description=7)], None, "tools[0].function.description"),
+        ([tool(parameters=DEEP)], None, "tools[0].function.parameters"),
+        ([tool(description="x" * 300_000)], None, "tools"),
+        ([{"type": "custom", "custom": {}}], None, "tools[0]"),
+        (["f"], None, "tools[0]"),
+        ([tool()], "maybe", "tool_choice"),
+        ([], "required", "tool_choice"),
+        ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice"),
+        ([tool()], {"type": "function"}, "tool_choice"),
+    ],
+)
+def test_bad_tools_are_refused_by_their_path(tools: Any, choice: Any, field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        read_tools(tools, choice)
+    assert error.value.field == field
+
+
+def test_a_door_may_call_the_place_of_a_name_otherwise() -> None:
+    from llaisys.chat.records import Tool
+
+    with pytest.raises(InvalidInputError) as error:
+        ToolSet.of([Tool("a b")], path="tools[{}]")
+    assert error.value.field == "tools[0].name"

@@ -1,0 +1,228 @@
+"""Calls of tools in answers: every format, what is nearly a call, and that the cuts of a stream and
+the time of a hostile text do not matter."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llaisys.chat.reader import AnswerReader
+from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningSplitter
+from llaisys.chat.records import CallArguments, CallStart
+from llaisys.chat.tool_formats import TOOL_FORMATS
+
+NAMES = ("weather", "add")
+MAX_SECONDS = 10.0  # for what takes less than one
+
+CALL = '{"name": "weather", "arguments": {"city": "Paris", "days": [1, 2.5e3]}}'
+ARGUMENTS = '{"city": "Paris", "days": [1, 2.5e3]}'
+
+
+def reader(format_: str, reasoning: bool = False, opened: bool = False, **options: Any) -> Any:
+    splitter = ReasoningSplitter(REASONING_FORMATS["think"], opened) if reasoning else None
+    return AnswerReader(splitter, TOOL_FORMATS[format_](NAMES, **options))
+
+
+def told(answer: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    """An answer without the ids of its calls, which are random."""
+    calls = [(call.name, call.arguments) for call in answer.tool_calls]
+    return answer.content, answer.reasoning, calls
+
+
+def read(format_: str, text: str, **options: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    return told(reader(format_, **options).read(text))
+
+
+# ---- the formats ---------------------------------------------------------------------------------
+
+
+def test_tagged_calls_with_content_before_them() -> None:
+    text = (
+        f'I look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{{"name": "add"}}\n</tool_call>'
+    )
+    assert read("hermes", text) == ("I look.", "", [("weather", ARGUMENTS), ("add", "{}")])
+
+
+def test_a_list_of_calls_in_one_pair_of_tags() -> None:
+    text = f'<tool_call>[{CALL}, {{"arguments": {{"a": 1}}, "name": "add"}}]</tool_call>'
+    assert read("json", text) == ("", "", [("weather", ARGUMENTS), ("add", '{"a": 1}')])
+
+
+def test_llama_writes_parameters_and_nothing_around_them() -> None:
+    text = '{"type": "function", "name": "add", "parameters": {"a": 1}}'
+    one = ("add", '{"a": 1}')
+    assert read("llama3_json", text) == ("", "", [one])
+    assert read("llama3_json", f"<|python_tag|>{text}; {text}\n{text}") == ("", "", [one] * 3)
+
+
+def test_mistral_old_and_new() -> None:
+    text = f'[TOOL_CALLS] [{CALL}, {{"name": "add", "arguments": {{}}}}]'
+    assert read("mistral", text) == ("", "", [("weather", ARGUMENTS), ("add", "{}")])
+    text = f"Well.[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}[TOOL_CALLS]add{{}}"
+    assert read("mistral", text) == ("Well.", "", [("weather", ARGUMENTS), ("add", "{}")])
+    ids = [call.id for call in reader("mistral").read(text).tool_calls]
+    assert all(len(name) == 9 and name.isalnum() for name in ids) and ids[0] != ids[1]
+
+
+def test_deepseek_old_and_new() -> None:
+    call = f"function<｜tool▁sep｜>weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
+    new = "add<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+    begin = "<｜tool▁call▁begin｜>"
+    text = f"So<｜tool▁calls▁begin｜>{begin}{call}\n{begin}{new}<｜tool▁calls▁end｜>"
+    assert read("deepseek", text) == ("So", "", [("weather", ARGUMENTS), ("add", "{}")])
+
+
+@pytest.mark.parametrize("text", [CALL, f"\n```json\n{CALL}\n```\n", f"```\n[{CALL}]\n```"])
+@pytest.mark.parametrize("format_", ["hermes", "json", "llama3_json", "mistral"])
+def test_bare_json_is_a_call_when_it_names_a_tool(format_: str, text: str) -> None:
+    assert read(format_, text) == ("", "", [("weather", ARGUMENTS)])
+
+
+def test_calls_as_openai_writes_them() -> None:
+    inner = {"name": "add", "arguments": '{"a": 1}'}
+    text = json.dumps({"id": "x", "type": "function", "function": inner})
+    assert read("json", f"<tool_call>{text}</tool_call>") == ("", "", [("add", '{"a": 1}')])
+
+
+def test_small_slips_are_put_right() -> None:
+    text = (
+        '<tool_call>{"name": "add", "arguments": {"a": True, "b": None, "c": "x\ny"}}}</tool_call>'
+    )
+    ((_, arguments),) = read("hermes", text)[2]
+    assert json.loads(arguments) == {"a": True, "b": None, "c": "x\ny"}
+
+
+# ---- what is no call -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "<tool_call>\n</tool_call>",
+        "<tool_call>I would call weather</tool_call>",
+        '<tool_call>{"name": "weather", "argum',
+        '<tool_call>{"name": 7, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "no such name!", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": [1, 2]}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "no json"}</tool_call>',
+        "<tool_call>{'name': 'add', 'arguments': {}}</tool_call>",
+        "<tool_call>{}</tool_call>",
+        '{"name": "unknown", "arguments": {}}',
+        '{"name": "weather"}',
+        '{"city": "Paris", "name": "weather", "arguments": {}}',
+        '["weather", {}]',
+        "```json\n[1, 2]\n```\n",
+        "  plain words with < and { \n",
+        "\x00",
+        "",
+    ],
+)
+def test_a_broken_call_is_content_as_it_was_written(text: str) -> None:
+    assert read("hermes", text) == (text, "", [])
+
+
+def test_a_call_behind_a_broken_one_is_found() -> None:
+    text = f"<tool_call>no <tool_call>{CALL}</tool_call>"
+    assert read("hermes", text) == ("<tool_call>no", "", [("weather", ARGUMENTS)])
+
+
+def test_arguments_that_break_off_stay_with_their_call() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call> Done. '
+    assert read("hermes", text) == ("Done.", "", [("add", '{"a": }}')])
+    text = '<tool_call>{"name": "add", "arguments": {"a": "cut'
+    assert read("hermes", text) == ("", "", [("add", '{"a": "cut')])
+
+
+def test_no_more_calls_than_asked_for() -> None:
+    text = f"<tool_call>{CALL}</tool_call>" * 3
+    assert len(read("hermes", text, max_calls=1)[2]) == 1
+    assert len(read("hermes", f"<tool_call>{CALL}</tool_call>" * 200)[2]) == 128
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_a_call_is_told_as_it_is_written() -> None:
+    stream = reader("hermes")
+    events = [stream.feed(c) for c in f"<tool_call>\n{CALL}"]
+    flat = [event for found in events for event in found]
+    assert isinstance(flat[0], CallStart) and flat[0].name == "weather" and flat[0].index == 0
+    assert all(isinstance(event, CallArguments) for event in flat[1:]) and len(flat) > 10
+    assert "".join(event.text for event in flat[1:]) == ARGUMENTS
+
+
+# Texts made of what parsers look for are the ones that find their faults.
+PIECES = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+        *(
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+        ),
+        *("<think>", "</think>", "</th", "```json", "```", "function", "weather", "add", "\n"),
+        *("{", "}", "[", "]", ",", ":", '"', "\\", " ", "\t", ";", '"name"', '"arguments"'),
+        *('{"name": "add", "arguments": {', CALL, '"parameters": ', "true", "None", "1.5", "\\u00"),
+        *("é", "\x00", "\ufffd", "}}", '{"a": "b', "name[ARGS]{", ARGUMENTS),
+    ]
+)
+TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=4)), max_size=25).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=TEXTS, cuts=st.lists(st.integers(1, 7), max_size=40), data=st.data())
+def test_any_cut_of_a_text_gives_the_same(text: str, cuts: list[int], data: st.DataObject) -> None:
+    format_ = data.draw(st.sampled_from(sorted(TOOL_FORMATS)))
+    options = {"reasoning": data.draw(st.booleans()), "opened": data.draw(st.booleans())}
+    whole = told(reader(format_, **options).read(text))
+    stream, at = reader(format_, **options), 0
+    for cut in [*cuts, *[3] * len(text)]:
+        stream.feed(text[at : at + cut])
+        at += cut
+    stream.finish()
+    assert told(stream.answer) == whole
+    if not options["reasoning"] and not whole[2]:
+        assert whole[0] == text  # nothing is lost
+
+
+HOSTILE = {
+    "marks": "<tool_call>",
+    "open objects": '<tool_call>{"a": ',
+    "open strings": '<tool_call>{"a',
+    "escapes": '<tool_call>{"\\"',
+    "spaces": "<tool_call>    ",
+    "white space": " \n",
+    "half marks": "<tool_cal",
+    "brackets": "[",
+    "braces": '{"name": {',
+    "lists of calls": '[{"name": "add", "arguments": {}},',
+    "mistral": "[TOOL_CALLS]a",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>",
+    "heads": "<｜tool▁call▁begin｜>" + "f" * 200,
+    "python": "<|python_tag|>{",
+    "digits": "1",
+    "thinking": "<think></think>",
+    "long name": '<tool_call>{"name": "' + "n" * 1000,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(HOSTILE))
+def test_a_hostile_text_takes_no_longer_than_its_length(kind: str) -> None:
+    """Quadratic work on 200,000 characters would take minutes."""
+    text = (HOSTILE[kind] * 200_000)[:200_000]
+    start = time.process_time()
+    for format_ in TOOL_FORMATS:
+        whole = told(reader(format_, reasoning=True).read(text))
+        assert len(whole[0]) + len(whole[1]) + sum(len(a) for _, a in whole[2]) <= len(text)
+    stream = reader("hermes", reasoning=True)
+    for at in range(0, len(text), 16):
+        stream.feed(text[at : at + 3])
+    stream.finish()
+    assert time.process_time() - start < MAX_SECONDS

@@ -1,0 +1,155 @@
+"""Chat templates in the manner of well-known models, each as small as their ways with tools and
+reasoning allow; and the tokens that those models have for them."""
+
+from __future__ import annotations
+
+# Qwen 2.5, Hermes: tools in the system prompt, calls as JSON in tags.
+QWEN25 = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+    {{- '# Tools\n<tools>' }}
+    {%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\n</tools>\nAnswer with <tool_call>\n{"name": .., "arguments": ..}' }}
+    {{- '\n</tool_call><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content %}{{- '\n' + message.content }}{%- endif %}
+        {%- for call in message.tool_calls %}
+            {%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+            {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content }}
+        {{- '\n</tool_response><|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+
+# Qwen 3: the same, with reasoning that a variable turns off.
+QWEN3 = (
+    QWEN25.replace(
+        "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}",
+        r"""{{- '<|im_start|>' + message.role + '\n' }}
+        {%- if message.reasoning_content is string and loop.last %}
+            {{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}""",
+    ).rstrip()
+    + r"""
+{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}
+    {{- '<think>\n\n</think>\n\n' }}
+{%- endif %}
+"""
+)
+
+# Llama 3.1: the format is told in words, results have a role of their own.
+LLAMA3 = r"""
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' or message.role == 'ipython' %}
+        {{- '<|im_start|>ipython\n' + (message.content | tojson) + '<|im_end|>' }}
+    {%- elif 'tool_calls' in message and message.tool_calls %}
+        {%- if message.tool_calls | length != 1 %}
+            {{- raise_exception('This model only supports single tool-calls at once!') }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|im_start|>assistant\n{"name": "' + call.name + '", ' }}
+        {{- '"parameters": ' + (call.arguments | tojson) + '}<|im_end|>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' }}
+        {%- if tools is not none and loop.last %}
+            {{- 'Respond in the format {"name": function name, "parameters": dictionary}.\n' }}
+            {%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- '\n\n' }}{%- endfor %}
+        {%- endif %}
+        {{- message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+
+# Mistral: lists of calls behind a mark, ids of nine letters and digits.
+MISTRAL = r"""
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools is not none and loop.last %}
+            {{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- set out = call.function | tojson %}
+            {%- if call.id is not defined or call.id | length != 9 %}
+                {{- raise_exception('Tool call IDs should have length 9!') }}
+            {%- endif %}
+            {{- out[:-1] + ', "id": "' + call.id + '"}' + (']' if loop.last else ', ') }}
+        {%- endfor %}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content + '<|im_end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' }}
+        {{- message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+# DeepSeek V3: arguments are a text for the template.
+DEEPSEEK = r"""
+{%- if tools %}{{- 'Tools: ' + (tools | tojson) + '\n' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.content is none %}
+        {{- '<|im_start|>assistant\n<｜tool▁calls▁begin｜>' }}
+        {%- for tool in message.tool_calls %}
+            {{- '<｜tool▁call▁begin｜>' + tool.type + '<｜tool▁sep｜>' }}
+            {{- tool.function.name + '\n' }}
+            {{- '```json\n' + tool.function.arguments + '\n```<｜tool▁call▁end｜>' }}
+        {%- endfor %}
+        {{- '<｜tool▁calls▁end｜><|im_end|>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+
+# DeepSeek-R1-Distill-Qwen: opens the reasoning itself, knows nothing of tools.
+R1_DISTILL = r"""
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1] %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}
+"""
+
+# What the models' vocabularies have for it: token -> whether it is special.
+QWEN_TOKENS = {
+    "<tool_call>": False,
+    "</tool_call>": False,
+    "<think>": False,
+    "</think>": False,
+}
+MISTRAL_TOKENS = {"[TOOL_CALLS]": True, "[INST]": True, "[/INST]": True}
+LLAMA_TOKENS = {"<|python_tag|>": True}
+DEEPSEEK_TOKENS = {
+    "<｜tool▁calls▁begin｜>": True,
+    "<｜tool▁calls▁end｜>": True,
+    "<｜tool▁call▁begin｜>": True,
+    "<｜tool▁call▁end｜>": True,
+    "<｜tool▁sep｜>": True,
+    "<think>": False,
+    "</think>": False,
+}
