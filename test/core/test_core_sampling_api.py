@@ -13,6 +13,7 @@ import pytest
 from native_helpers import MockModel
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplerKind
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
 from llaisys.libllaisys.infer_types import LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.libllaisys.library import lib
@@ -199,7 +200,7 @@ def test_logprobs_are_of_the_distribution_before_everything(model: MockModel) ->
         ("chain_offsets", {"chain_offsets": [1, 1, 1], "chain": [0]}),
         ("chain_offsets", {"chain_offsets": [0, 1, 0], "chain": [0]}),
         ("chain is NULL", {"chain_offsets": [0, 1, 1]}),
-        ("chain[0]", {"chain_offsets": [0, 1, 1], "chain": [7]}),
+        ("chain[0]", {"chain_offsets": [0, 1, 1], "chain": [len(SamplerKind)]}),
         ("chain[1]", {"chain_offsets": [0, 2, 2], "chain": [1, 1]}),
         ("bias_offsets", {"bias_offsets": [0, -1, 0], "bias_ids": [0], "bias_values": [0]}),
         ("bias_ids is NULL", {"bias_offsets": [0, 1, 1], "bias_values": [0]}),

@@ -23,7 +23,8 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr uint8_t kPenalties = LLAISYS_SAMPLER_PENALTIES,
                   kTemperature = LLAISYS_SAMPLER_TEMPERATURE, kTopK = LLAISYS_SAMPLER_TOP_K,
                   kTopP = LLAISYS_SAMPLER_TOP_P, kMinP = LLAISYS_SAMPLER_MIN_P,
-                  kTypical = LLAISYS_SAMPLER_TYPICAL_P, kXtc = LLAISYS_SAMPLER_XTC;
+                  kTypical = LLAISYS_SAMPLER_TYPICAL_P, kXtc = LLAISYS_SAMPLER_XTC,
+                  kTopSigma = LLAISYS_SAMPLER_TOP_N_SIGMA;
 
 inline const device::Stream &stream(int n_threads = 1) {
     static std::map<int, std::unique_ptr<device::Stream>> streams;
@@ -39,7 +40,8 @@ struct Row : RowNumbers {
     int32_t choice = 0, output = 0, mask = -1;
     uint64_t seed = 0;
     int64_t position = 0, seq = 0;
-    std::vector<uint8_t> chain{kPenalties, kTemperature, kTopK, kTypical, kTopP, kMinP, kXtc};
+    std::vector<uint8_t> chain{kPenalties, kTemperature, kTopSigma, kTopK,
+                               kTypical,   kTopP,        kMinP,     kXtc};
     std::vector<std::pair<int32_t, float>> bias;
 };
 

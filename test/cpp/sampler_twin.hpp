@@ -90,6 +90,18 @@ struct Twin {
             }
             ids.resize(n);
             keep(ids);
+        } else if (kind == kTopSigma && row.top_n_sigma > 0) {
+            double mean = 0, variance = 0;
+            for (const int32_t id : ids) {
+                mean += x[size_t(id)] / double(ids.size());
+            }
+            for (const int32_t id : ids) {
+                variance += std::pow(x[size_t(id)] - mean, 2) / double(ids.size());
+            }
+            const double floor =
+                x[size_t(ids[0])] - double(row.top_n_sigma) * std::sqrt(variance) - 1e-6;
+            keep({ids.begin(), std::find_if(ids.begin(), ids.end(),
+                                            [&](int32_t id) { return x[size_t(id)] < floor; })});
         } else if (kind == kXtc && row.xtc_threshold <= 0.5f) {
             if (uniform(row.seed, row.choice, row.position, Purpose::xtc) <
                 double(row.xtc_probability)) {

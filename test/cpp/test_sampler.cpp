@@ -95,6 +95,37 @@ TEST(typical_p_keeps_what_surprises_as_expected) {
     CHECK_EQ(draw_one(logits, greedy), 1);
 }
 
+TEST(top_n_sigma_keeps_what_is_near_the_best_logit) {
+    // The finite logits have the mean 2 and a standard deviation of 2.24.
+    const std::vector<float> logits{5, -kInf, 1, 3, kNaN, -1};
+    const auto support = [&](float n, float temperature) {
+        Sampler sampler(stream(), 6);
+        Row row;
+        row.top_n_sigma = n;
+        row.temperature = temperature;
+        std::vector<Row> rows(300, row);
+        for (size_t r = 0; r < rows.size(); ++r) {
+            rows[r].position = int64_t(r);
+        }
+        std::string seen(6, '.');
+        for (const int32_t id : draw(sampler, logits, rows)) {
+            seen[size_t(id)] = 'x';
+        }
+        return seen;
+    };
+    for (const float temperature : {1.0f, 3.0f}) { // both sides scale with it
+        CHECK_EQ(support(0.5f, temperature), "x.....");
+        CHECK_EQ(support(1, temperature), "x..x..");
+        CHECK_EQ(support(1.9f, temperature), "x.xx..");
+    }
+    CHECK_EQ(support(100, 3), "x.xx.x");
+    CHECK_EQ(support(0, 3), "x.xx.x");
+    Row row;
+    row.top_n_sigma = 1;
+    CHECK_EQ(draw_one({1, kInf, 2}, row), 1);
+    CHECK(draw_one({2, 2, 2}, row) >= 0);
+}
+
 TEST(xtc_keeps_the_least_likely_of_the_top_tokens) {
     const float ln2 = std::log(2.0f);
     const std::vector<float> logits{ln2, 4 * ln2, 2 * ln2, 3 * ln2, ln2}; // 1/2, 1/4, 1/8, ...

@@ -39,13 +39,14 @@ double chi_square(const std::vector<float> &logits, Row row, const std::vector<d
 // Bounds: chi-square exceeds df + 5 sqrt(2 df) + 10 with a chance below 1e-5; the draws are fixed.
 TEST(draws_follow_small_distributions) {
     const std::vector<float> logits{0.3f, -1.2f, 2.0f, 0.0f, 1.1f, -kInf, 0.9f, kNaN};
-    std::vector<Row> rows(6);
+    std::vector<Row> rows(7);
     rows[1].temperature = 0.6f;
     rows[2].top_k = 3;
     rows[3].top_p = 0.8f;
     rows[4].min_p = 0.2f;
     rows[4].temperature = 1.7f;
     rows[5].typical_p = 0.6f;
+    rows[6].top_n_sigma = 1.1f;
     for (Row &row : rows) {
         row.seed = 0x123456789abcdefull;
         const Twin twin = twin_of(logits.data(), 8, row, {}, {}, {});
@@ -94,11 +95,12 @@ TEST(random_chains_draw_what_the_twin_draws) {
         row.top_p = pick({1, 1, 0.05f, 0.5f, 0.95f, 0.9999f});
         row.min_p = pick({0, 0, 0.01f, 0.3f});
         row.typical_p = pick({1, 1, 0.02f, 0.3f, 0.95f});
+        row.top_n_sigma = pick({0, 0, 0.7f, 1.3f, 2.9f});
         row.repetition = pick({1, 1.3f, 0.7f});
         row.presence = pick({0, 0.4f, -0.2f});
         row.frequency = pick({0, 0.3f});
         std::shuffle(row.chain.begin(), row.chain.end(), random);
-        row.chain.resize(random() % 8);
+        row.chain.resize(random() % (LLAISYS_SAMPLER_COUNT + 1));
         row.mask = vocab > 40 && random() % 3 == 0 ? int32_t(random() % 2) : -1;
         for (size_t n = random() % 4; n > 0; --n) {
             row.bias.push_back({int32_t(token()), pick({2.5f, -1.0f, 0.125f})});

@@ -56,6 +56,8 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
     refused({"min_p[0]", "got nan"}, [](C &c, S &) { c.numbers["min_p"][0] = kNaN; });
     refused({"typical_p[1]", "(0, 1]", "got 0"}, [](C &c, S &) { c.numbers["typical_p"][1] = 0; });
     refused({"typical_p[0]", "got nan"}, [](C &c, S &) { c.numbers["typical_p"][0] = kNaN; });
+    refused({"top_n_sigma[1]", "at least 0", "got -1"},
+            [](C &c, S &) { c.numbers["top_n_sigma"][1] = -1; });
     refused({"xtc_probability[1]", "[0, 1]", "got 1.5"},
             [](C &c, S &) { c.numbers["xtc_probability"][1] = 1.5f; });
     refused({"xtc_threshold[0]", "[0, 1]", "got -1"},
@@ -78,11 +80,11 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
     refused({"n_logprobs[1]", "10", "got 11"}, [](C &c, S &) { c.numbers["n_logprobs"][1] = 11; });
     refused({"n_logprobs[1]", "got -2"}, [](C &c, S &) { c.numbers["n_logprobs"][1] = -2; });
     refused({"chain_offsets[0]", "got 1"}, [](C &c, S &) { c.chain_offsets[0] = 1; });
-    refused({"chain_offsets[2]", "7", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
-    refused({"chain of row 1", "7", "got 2000000000"},
-            [](C &c, S &) { c.chain_offsets[2] = 2000000007; });
+    refused({"chain_offsets[2]", "8", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
+    refused({"chain of row 1", "8", "got 2000000000"},
+            [](C &c, S &) { c.chain_offsets[2] = 2000000008; });
     refused({"chain is NULL"}, [](C &, S &s) { s.chain = nullptr; });
-    refused({"chain[8]", "row 1", "[0, 7)", "got 7"}, [](C &c, S &) { c.chain[8] = 7; });
+    refused({"chain[9]", "row 1", "[0, 8)", "got 8"}, [](C &c, S &) { c.chain[9] = 8; });
     refused({"chain[1]", "row 0", "repeats kind 0"}, [](C &c, S &) { c.chain[1] = 0; });
     refused({"bias_offsets[0]", "got -1"}, [](C &c, S &) { c.bias_offsets[0] = -1; });
     refused({"bias_offsets[2]", "got 0"}, [](C &c, S &) { c.bias_offsets[2] = 0; });

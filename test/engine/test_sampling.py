@@ -244,6 +244,13 @@ def test_typical_p_keeps_the_tokens_that_are_as_surprising_as_expected(
     assert set(drawn.tolist()) == set(np.flatnonzero(mask).tolist())
 
 
+def test_top_n_sigma_keeps_the_tokens_near_the_best_logit(adapter: MockAdapter) -> None:
+    logits = adapter.logits()[0].astype(np.float64)
+    near = np.flatnonzero(logits >= logits.max() - 1.5 * logits.std())
+    drawn = draw(adapter, top_n_sigma=1.5)
+    assert 1 < len(near) < VOCAB and set(drawn.tolist()) == set(near.tolist())
+
+
 def test_xtc_leaves_out_the_top_choices_but_the_least_of_them(adapter: MockAdapter) -> None:
     probabilities = softmax(adapter.logits()[0].astype(np.float64))
     threshold = float(np.sort(probabilities)[-3] * 0.999)  # three top choices

@@ -48,7 +48,8 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_MIN_P = 4,
     LLAISYS_SAMPLER_TYPICAL_P = 5,
     LLAISYS_SAMPLER_XTC = 6, /* exclude top choices, by chance */
-    LLAISYS_SAMPLER_COUNT = 7
+    LLAISYS_SAMPLER_TOP_N_SIGMA = 7,
+    LLAISYS_SAMPLER_COUNT = 8
 } LlaisysSamplerKind;
 
 /* One number of each row. Its name, neutral value and limits:
@@ -58,6 +59,7 @@ typedef enum LLAISYS_INT32_ENUM {
  *   top_p                1.0  in (0, 1]             repetition_penalty  1.0  finite, > 0
  *   min_p                0.0  in [0, 1]             presence_penalty    0.0  finite
  *   typical_p            1.0  in (0, 1]             frequency_penalty   0.0  finite
+ *   top_n_sigma          0.0  finite, >= 0; 0 = all
  *   n_logprobs           -1   -1 .. vocabulary; -1 = none, 0 = the drawn token's, n = and the n best
  *
  * Another name is refused. A new one does not change the layout of anything here, so the ABI version
@@ -84,7 +86,8 @@ typedef struct LlaisysSamplingMetadata {
     const int64_t *positions;             /* 0: position of the token being drawn */
     const int32_t *choices;               /* 0: index of the choice (n > 1) */
     const int32_t *chain_offsets;         /* [n_rows + 1] into chain; NULL: penalties, temperature,
-                                             top_k, typical_p, top_p, min_p, xtc for every row */
+                                             top_n_sigma, top_k, typical_p, top_p, min_p, xtc for
+                                             every row */
     const uint8_t *chain;                 /* LlaisysSamplerKind, no kind twice in a row's chain */
     const int32_t *bias_offsets;          /* [n_rows + 1] into bias_*; NULL: none */
     const int32_t *bias_ids;              /* token ids */

@@ -47,11 +47,14 @@ class SamplerKind(IntEnum):
     MIN_P = 4
     TYPICAL_P = 5
     XTC = 6
+    TOP_N_SIGMA = 7
 
 
 # The links in their default order. The mask (allowed_token_ids) and the bias (logit_bias,
 # bad_words, min_tokens) come before the chain, whatever its order.
-DEFAULT_SAMPLERS = ("penalties", "temperature", "top_k", "typical_p", "top_p", "min_p", "xtc")
+DEFAULT_SAMPLERS = (
+    "penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc",
+)  # fmt: skip
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -174,6 +177,10 @@ class SamplingParams:
         "typical_p", None, Number(0, 1, above_low=True),
         "tokens about as surprising as expected, with this probability in all",
         neutral=1.0, from_model=True,
+    )  # fmt: skip
+    top_n_sigma: float = number(
+        "top_n_sigma", 0.0, Number(0, 100),
+        "tokens within so many standard deviations of the best logit; 0: all",
     )  # fmt: skip
     xtc_probability: float = number(
         "xtc_probability", 0.0, Number(0, 1), "chance of leaving out the top choices of a token"

@@ -72,6 +72,28 @@ void apply_temperature(Candidates *left, const RowParams &params) {
     left->keep_selected();
 }
 
+void keep_top_n_sigma(Candidates *left, const RowParams &params) {
+    const float *x = left->x();
+    const int64_t n = left->size();
+    const float max = max_of(x, n);
+    if (!std::isfinite(max)) {
+        return;
+    }
+    double count = 0, sum = 0, squares = 0; // of the distances from the best, of logits above -inf
+    for (int64_t i = 0; i < n; ++i) {
+        if (x[i] > -kInf) {
+            const double distance = double(max) - double(x[i]);
+            count += 1;
+            sum += distance;
+            squares += distance * distance;
+        }
+    }
+    const double mean = sum / count;
+    const double sigma = std::sqrt(std::max(0.0, squares / count - mean * mean));
+    const float floor = float(double(max) - double(params.top_n_sigma) * sigma);
+    left->keep_where(x, floor, [](int64_t) { return true; });
+}
+
 void keep_top_k(Candidates *left, const RowParams &params) {
     if (params.top_k >= left->size()) {
         return;
@@ -190,13 +212,15 @@ constexpr Link kLinks[] = {
     {LLAISYS_SAMPLER_XTC, false,
      [](const RowParams &p) { return p.xtc_probability == 0 || p.xtc_threshold > 0.5f; },
      exclude_top},
+    {LLAISYS_SAMPLER_TOP_N_SIGMA, true, [](const RowParams &p) { return p.top_n_sigma == 0; },
+     keep_top_n_sigma},
 };
 static_assert(std::size(kLinks) == LLAISYS_SAMPLER_COUNT);
 
-constexpr uint8_t kDefaultChain[] = {LLAISYS_SAMPLER_PENALTIES, LLAISYS_SAMPLER_TEMPERATURE,
-                                     LLAISYS_SAMPLER_TOP_K,     LLAISYS_SAMPLER_TYPICAL_P,
-                                     LLAISYS_SAMPLER_TOP_P,     LLAISYS_SAMPLER_MIN_P,
-                                     LLAISYS_SAMPLER_XTC};
+constexpr uint8_t kDefaultChain[] = {LLAISYS_SAMPLER_PENALTIES,   LLAISYS_SAMPLER_TEMPERATURE,
+                                     LLAISYS_SAMPLER_TOP_N_SIGMA, LLAISYS_SAMPLER_TOP_K,
+                                     LLAISYS_SAMPLER_TYPICAL_P,   LLAISYS_SAMPLER_TOP_P,
+                                     LLAISYS_SAMPLER_MIN_P,       LLAISYS_SAMPLER_XTC};
 
 // Whether the links from `first` on take the most likely token of what is left: a temperature of 0,
 // with nothing before it that could change which token that is.

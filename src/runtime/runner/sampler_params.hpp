@@ -17,6 +17,7 @@ struct RowNumbers {
     float top_p = 1;
     float min_p = 0;
     float typical_p = 1;
+    float top_n_sigma = 0;
     float xtc_probability = 0;
     float xtc_threshold = 0.1f;
     float repetition = 1;
@@ -63,6 +64,7 @@ inline constexpr NumberField kNumberFields[] = {
     {"top_p", &RowNumbers::top_p, {0, 1, true}},
     {"min_p", &RowNumbers::min_p, {0, 1}},
     {"typical_p", &RowNumbers::typical_p, {0, 1, true}},
+    {"top_n_sigma", &RowNumbers::top_n_sigma, {0}},
     {"xtc_probability", &RowNumbers::xtc_probability, {0, 1}},
     {"xtc_threshold", &RowNumbers::xtc_threshold, {0, 1}},
     {"repetition_penalty",
