@@ -19,8 +19,11 @@ EXAMPLES = 25
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(
-        "--max-num-seqs", "16", session_file=tmp_path_factory.mktemp("schema") / "s.db"
+    with ServerProcess(  # strict: what the document does not have is refused
+        "--strict-fields",
+        "--max-num-seqs",
+        "16",
+        session_file=tmp_path_factory.mktemp("schema") / "s.db",
     ) as process:
         yield process.wait_ready()
 

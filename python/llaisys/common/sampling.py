@@ -61,6 +61,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
+BAN = float("-inf")  # the bias of a token that is never drawn
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
 MAX_TOKENS = 1 << 31
@@ -70,16 +71,14 @@ BIAS_KEY = "a token id of logit_bias"  # what errors call it
 
 @dataclass(frozen=True, slots=True)
 class LogitBias(Kind):
-    """Token id -> number added to its logit."""
+    """Token id -> number added to its logit; -inf: never drawn."""
 
     def check(self, name: str, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
             raise refuse(name, value, "a mapping of token ids to numbers")
         check_count(name, len(value), MAX_LOGIT_BIAS, "entries")
         return {
-            check_int(name, _as_id(key), 0, called=BIAS_KEY): check_float(
-                f"{name}[{key}]", bias, -MAX_BIAS, MAX_BIAS
-            )
+            check_int(name, _as_id(key), 0, called=BIAS_KEY): check_bias(f"{name}[{key}]", bias)
             for key, bias in value.items()
         }
 
@@ -90,6 +89,10 @@ class LogitBias(Kind):
             "additionalProperties": Number(-MAX_BIAS, MAX_BIAS).json_schema(),
             "maxProperties": MAX_LOGIT_BIAS,
         }
+
+
+def check_bias(name: str, value: Any) -> float:
+    return BAN if value == BAN else check_float(name, value, -MAX_BIAS, MAX_BIAS)
 
 
 @dataclass(frozen=True, slots=True)

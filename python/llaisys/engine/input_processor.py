@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.sampling import BIAS_KEY, SamplingParams, starting_defaults
+from llaisys.common.sampling import BAN, BIAS_KEY, SamplingParams, starting_defaults
 from llaisys.common.types import ModelInfo, Request
 from llaisys.common.validation import (
     MAX_INT,
@@ -116,7 +116,7 @@ class InputProcessor:
         if not sampling.ignore_eos:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
-        _check_something_left(sampling, stops, bad_words)
+        _check_something_left(sampling, stops, bad_words, self.info.vocab_size)
         now = time.monotonic()
         requests = [
             Request(
@@ -204,17 +204,27 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _check_something_left(
-    params: SamplingParams, stops: frozenset[int], bad_words: tuple[tuple[int, ...], ...]
+    params: SamplingParams,
+    stops: frozenset[int],
+    bad_words: tuple[tuple[int, ...], ...],
+    vocab_size: int,
 ) -> None:
     """An allowed token must be left once what may never (or not yet) come is taken away."""
-    if params.allowed_token_ids is None:
-        return
     banned = {word[0] for word in bad_words if len(word) == 1}
+    banned |= {token for token, bias in params.bias_items if bias == BAN}
     if params.min_tokens:
         banned |= stops
+    if len(banned) >= vocab_size:
+        raise InvalidInputError(
+            f"logit_bias, bad_words and min_tokens ban each of the {vocab_size} tokens",
+            field="logit_bias",
+        )
+    if params.allowed_token_ids is None:
+        return
     if banned.issuperset(params.allowed_token_ids):
         raise InvalidInputError(
             f"allowed_token_ids has {len(params.allowed_token_ids)} ids; bad_words and "
-            f"min_tokens {params.min_tokens} (no stop token before) ban every one of them",
+            f"min_tokens {params.min_tokens} (no stop token before) and logit_bias ban "
+            "every one of them",
             field="allowed_token_ids",
         )

@@ -16,6 +16,7 @@ from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGu
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.openai import routes as openai_routes
+from llaisys.server.openai.fields import IGNORED_HEADER
 from llaisys.server.service import Service
 from llaisys.server.sessions import routes as session_routes
 
@@ -42,7 +43,7 @@ def make_app(service: Service) -> ASGIApp:
     app.include_router(openai_routes.router)
     app.include_router(session_routes.router)
     add_status_routes(app, service)
-    webui = WebUi(find_webui(config.webui))
+    webui = WebUi(find_webui(config.webui) if config.serve_webui else None)
     for path in webui.assets:
         app.add_api_route(path, webui.serve, methods=["GET", "HEAD"], include_in_schema=False)
     limits = config.limits
@@ -63,7 +64,7 @@ def make_app(service: Service) -> ASGIApp:
             allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["*"],  # OpenAI's JavaScript client sends X-Stainless-* headers
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", IGNORED_HEADER],
         )
     guarded = HostGuard(guarded, (*config.allowed_hosts, config.host), config.allowed_origins)
     return RequestContext(guarded, count)

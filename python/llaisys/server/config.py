@@ -116,6 +116,8 @@ class ServerConfig:
     ssl_keyfile_password: str | None = None
     session_file: Path | None = None  # None: default_session_file()
     webui: Path | None = None  # None: the one that is installed, if any
+    serve_webui: bool = True
+    strict_fields: bool = False  # refuse the fields of a request that change nothing here
     drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
     log_level: str = "info"
     log_format: str = "text"
@@ -213,6 +215,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ssl-keyfile-password")
     group.add_argument("--session-file", type=Path, help="SQLite file that keeps the sessions")
     group.add_argument("--webui", type=Path, metavar="DIR", help="web UI to serve at /")
+    group.add_argument(
+        "--no-ui", "--no-webui", action="store_true", help="serve the API only, nothing at /"
+    )
+    group.add_argument(
+        "--strict-fields",
+        action="store_true",
+        help="refuse fields that are ignored otherwise (metadata, store, ...) and other names "
+        "for our own (n_predict, ...)",
+    )
     group.add_argument("--drain-timeout", "--shutdown-timeout", type=float, default=30.0)
     group.add_argument("--log-level", choices=LEVELS, default="info")
     group.add_argument("--log-format", choices=FORMATS, default="text")
@@ -242,6 +253,8 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         ssl_keyfile_password=args.ssl_keyfile_password,
         session_file=args.session_file,
         webui=args.webui,
+        serve_webui=not args.no_ui,
+        strict_fields=args.strict_fields,
         drain_timeout=args.drain_timeout,
         log_level=args.log_level,
         log_format=args.log_format,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.sampling import DEFAULT_SAMPLERS, FIELDS, SamplerKind
+from llaisys.common.sampling import BAN, DEFAULT_SAMPLERS, FIELDS, SamplerKind
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
 from llaisys.common.types import NewSequence
 from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
@@ -22,7 +22,6 @@ Array = NDArray[Any]
 # Field of SamplingParams -> the sampler's array.
 _ARRAYS = {name: about.array for name, about in FIELDS.items() if about.array is not None}
 _KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
-_BAN = float("-inf")
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class SamplingRows:
         if params.allowed_token_ids is not None:
             self._masks[row] = allowed_mask(params.allowed_token_ids, self.vocab_size)
         bias = dict(params.bias_items)
-        bias.update({word[0]: _BAN for word in seq.bad_words if len(word) == 1})
+        bias.update({word[0]: BAN for word in seq.bad_words if len(word) == 1})
         if bias:
             self._bias[row] = (
                 np.array(list(bias), dtype=np.int32),
@@ -165,7 +164,7 @@ class SamplingRows:
             banned = () if bans is None else bans.at(position, tokens[row])
             if banned:
                 ids = np.concatenate([ids, np.array(banned, dtype=np.int32)])
-                values = np.concatenate([values, np.full(len(banned), _BAN, dtype=np.float32)])
+                values = np.concatenate([values, np.full(len(banned), BAN, dtype=np.float32)])
             biases.append((ids, values))
         if any(len(ids) for ids, _ in biases):
             meta.bias_offsets = _offsets([ids for ids, _ in biases])

@@ -70,8 +70,13 @@ class Job:
 
     async def sampling(self, to_sampling: Callable[[], SamplingParams]) -> SamplingParams:
         """The body's parameters, checked; beside the loop when they name many tokens."""
-        size = len(self.body.allowed_token_ids or ())
-        return await self.service.engine.text_work(size, to_sampling)
+        engine, body = self.service.engine, self.body
+
+        def check() -> SamplingParams:
+            body.name_tokens(engine.tokenizer)
+            return to_sampling()
+
+        return await engine.text_work(body.text_chars, check)
 
     async def run(
         self, prompts: list[list[int]], params: SamplingParams, answer: Answer

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from llaisys.server.errors import ApiError
 from llaisys.server.http.faults import validation_error
+from llaisys.server.openai.fields import FieldNotes
 
 INLINE_BYTES = 16 << 10  # parsed on the event loop: a thread costs more than they do
 SLICE_BYTES = 256 << 10  # looked at in one go; other threads run in between
@@ -73,8 +74,10 @@ def read_json(body: bytes) -> Any:
         return json.loads(body.decode("utf-8-sig"))
 
 
-def parse_body(schema: type[BaseModel], body: bytes, max_items: int) -> BaseModel:
-    """Raises ApiError with what is wrong."""
+def parse_body(
+    schema: type[BaseModel], body: bytes, max_items: int, notes: FieldNotes | None = None
+) -> BaseModel:
+    """Raises ApiError with what is wrong; `notes` learn what was ignored."""
     check_structure(body, max_items)
     try:
         data = read_json(body)
@@ -83,9 +86,10 @@ def parse_body(schema: type[BaseModel], body: bytes, max_items: int) -> BaseMode
     except ValueError:
         raise ApiError(400, "the body is not valid JSON", code="invalid_json") from None
     try:
-        return schema.model_validate(data)
+        return schema.model_validate(data, context=notes)
     except ValidationError as error:
-        raise validation_error(error.errors(include_url=False)) from None
+        found = error.errors(include_url=False)
+        raise validation_error(found, schema.model_fields) from None
 
 
 class ParsedRequest(Request):
@@ -114,12 +118,16 @@ class CheckedRoute(APIRoute):
             body = b"".join([chunk async for chunk in request.stream() if chunk])
             service = request.app.state.service
             parsed: BaseModel | None = None  # then FastAPI says what is missing
+            notes = FieldNotes(service.config.strict_fields)
             if len(body) > INLINE_BYTES:
-                parsed = await service.body_lane.run(parse_body, schema, body, service.max_items)
+                parsed = await service.body_lane.run(
+                    parse_body, schema, body, service.max_items, notes
+                )
             elif body:
-                parsed = parse_body(schema, body, service.max_items)
+                parsed = parse_body(schema, body, service.max_items, notes)
             del body
             request.scope["state"]["body_parsed"]()
+            request.scope["state"]["ignored_fields"] = notes.header
             return await handle(ParsedRequest(request, parsed))
 
         return parse_and_handle

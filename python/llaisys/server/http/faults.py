@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,7 +24,7 @@ from llaisys.server.errors import (
 )
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import note_refusal
-from llaisys.server.openai.fields import REFUSED, UNSUPPORTED
+from llaisys.server.openai.fields import ALIASES, HINTS, REFUSED, UNSUPPORTED, unknown_text
 from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
@@ -79,8 +79,9 @@ def error_of(error: BaseException) -> ApiError:
     return internal_error()
 
 
-def validation_error(errors: Sequence[Any]) -> ApiError:
-    """The most telling of what pydantic found; a union reports every one of its members."""
+def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
+    """The most telling of what pydantic found; a union reports every one of its members. `known`:
+    the body's fields."""
 
     def weight(error: Any) -> tuple[bool, int]:
         return not str(error["type"]).endswith("_type"), len(error["loc"])
@@ -92,12 +93,19 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
     loc = worst["loc"]
     path = path_of(loc)
     if kind == "extra_forbidden":
-        name = str(loc[-1])[:100]
+        name, inside = str(loc[-1])[:100], path_of(loc[:-1])
+        path = f"{inside}.{name}" if inside else name
         if name in REFUSED:
-            return ApiError(400, f"{name} {REFUSED[name][0]}", param=name, code=UNSUPPORTED)
-        return ApiError(400, f"unknown field {name!r}", param=name, code="unknown_field")
+            return ApiError(400, f"{path} {REFUSED[name][0]}", param=path, code=UNSUPPORTED)
+        if name in HINTS or name in ALIASES:
+            text = f"{path} is not a field of this server, and it was started with --strict-fields"
+            return ApiError(400, text, param=path, code=UNSUPPORTED)
+        text = unknown_text(path, name, () if inside else known)
+        return ApiError(400, text, param=path, code="unknown_field")
     ours = worst.get("ctx", {}).get("error")
-    if isinstance(ours, InvalidInputError) and ours.field is not None:
+    if isinstance(ours, InvalidInputError):
+        if ours.field is None:  # it follows the path
+            return ApiError(400, f"{path} {ours}"[:MAX_SHOWN], param=path, code=ours.code)
         return ApiError(400, told(ours), param=ours.field, code=ours.code)
     return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
 
@@ -165,7 +173,7 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = ApiError(error.status_code, http_text(error, request.url.path))
+        answer = ApiError(error.status_code, http_text(error, request.url.path, routes_of(app)))
         response = respond(request, answer)
         response.headers.update(error.headers or {})
         return response
@@ -189,10 +197,19 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, on_error)
 
 
-def http_text(error: HTTPException, path: str) -> str:
+def http_text(error: HTTPException, path: str, routes: Sequence[str]) -> str:
     if error.status_code == 404:
         known = API_PATH.fullmatch(path)  # any other path may hold anything
-        return f"there is no route {path} on this server" if known else "there is no such route"
+        text = f"there is no route {path} on this server" if known else "there is no such route"
+        near = next((route for route in routes if path.endswith(route.removeprefix("/v1"))), None)
+        return f"{text}; did you mean {near}? The API's base URL ends in /v1" if near else text
     if error.status_code == 405:
         return "this route does not have this method"
     return str(error.detail)[:MAX_SHOWN]
+
+
+def routes_of(app: FastAPI) -> list[str]:
+    """The routes of the API that a client may have meant, the longest first."""
+    included = [getattr(route, "original_router", app) for route in app.routes]
+    paths = {getattr(route, "path", "") for router in included for route in router.routes}
+    return sorted((p for p in paths if p.startswith("/v1/") and "{" not in p), key=len)[::-1]

@@ -20,6 +20,7 @@ from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.keys.ring import ANONYMOUS, KeyRing
+from llaisys.server.openai.fields import IGNORED_HEADER
 
 logger = logging.getLogger("llaisys.server")
 
@@ -27,6 +28,7 @@ LOGGED_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 BODIES_FULL = "too_many_bodies"
 FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+MAX_ORIGINS_TOLD = 8  # in the log
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 API_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -97,7 +99,10 @@ class RequestContext:
                 headers = list(message.get("headers", ()))
                 present = {key for key, _ in headers}
                 headers += [pair for pair in API_HEADERS if pair[0] not in present]
-                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode())]}
+                headers.append((b"x-request-id", request_id.encode()))
+                if ignored := state.get("ignored_fields"):
+                    headers.append((IGNORED_HEADER.encode(), ignored.encode()))
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
@@ -137,6 +142,7 @@ class HostGuard:
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...], origins: tuple[str, ...]) -> None:
         self.app = app
         self.hosts = {host.lower() for host in hosts} | {"localhost"}
+        self._told: set[str] = set()  # origins that the log has a hint about
         self.origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,14 +164,27 @@ class HostGuard:
                 403, "this Host is not served here; see --allowed-host", code="host_not_allowed"
             )
         origin = header(scope, b"origin")
-        if origin is None or scope["method"] in SAFE_METHODS:
+        if origin is None:
             return
         origin = origin.lower()
         if "*" in self.origins or origin in self.origins:
             return
         if origin.partition("://")[2] != host:  # whatever a proxy made of the scheme
+            self._hint(origin)
+            if scope["method"] in SAFE_METHODS:  # the browser keeps the answer from the page
+                return
             raise ApiError(
                 403, "this Origin is not allowed; see --allowed-origin", code="origin_not_allowed"
+            )
+
+    def _hint(self, origin: str) -> None:
+        """For whoever wonders why their page's browser reports a CORS error: once an origin, which
+        is the client's own word and so not shown."""
+        if origin not in self._told and len(self._told) < MAX_ORIGINS_TOLD:
+            self._told.add(origin)
+            logger.warning(
+                "a page of another origin was kept from this server (its browser calls it CORS); "
+                "--allowed-origin ORIGIN, such as http://localhost:3000, lets it in"
             )
 
     def _known(self, host: str) -> bool:

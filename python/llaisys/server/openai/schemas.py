@@ -1,27 +1,45 @@
-"""What clients may send, field by field. Every name is honoured or refused; none is swallowed: names
-that are not here are in `fields`."""
+"""What clients may send, field by field; what becomes of names that are not here, `fields` says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    ValidationInfo,
     create_model,
     model_validator,
 )
-from pydantic_core import core_schema
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.options import Integer, Kind, Strings
-from llaisys.common.sampling import FIELDS, MAX_SEED, SamplingParams
-from llaisys.common.validation import MAX_INT, refuse_count
+from llaisys.common.options import Integer, Kind
+from llaisys.common.sampling import (
+    FIELDS,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKENS,
+    SamplingParams,
+)
+from llaisys.common.validation import (
+    MAX_INT,
+    refuse_count,
+)
 from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
-from llaisys.server.openai.fields import NOT_YET, REFUSED, UNSUPPORTED, is_neutral
+from llaisys.server.openai.field_kinds import (
+    UNLIMITED,
+    BiasField,
+    BiasPairs,
+    Checked,
+    NewTokens,
+    StopStrings,
+    TopP,
+)
+from llaisys.server.openai.fields import NOT_YET, UNSUPPORTED, FieldNotes, sift
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_FIELDS = 128
@@ -39,20 +57,23 @@ class Schema(BaseModel):
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
+    path: ClassVar[str] = ""  # of the object in a body, before its fields' names
+    takes_any: ClassVar[bool] = False  # names that nobody knows are hints here
+
     @model_validator(mode="before")
     @classmethod
-    def drop_neutral(cls, data: Any) -> Any:
+    def sift(cls, data: Any, info: ValidationInfo) -> Any:
         """Leave out what is not used, so that only its use is an error."""
         if not isinstance(data, dict):
             return data
         if len(data) > MAX_FIELDS:  # each unknown one would be reported
             raise ValueError(f"the object has {len(data)} fields; at most {MAX_FIELDS} are allowed")
-        known = cls.model_fields
-        return {
-            name: value
-            for name, value in data.items()
-            if not (name in REFUSED and name not in known and is_neutral(name, value))
-        }
+        return cls.prepare(data, info.context or FieldNotes())
+
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        """The fields to validate."""
+        return sift(data, cls.model_fields, notes, cls.path, cls.takes_any)
 
 
 # JSON can spell halves of characters that no other layer could encode; they become U+FFFD.
@@ -65,48 +86,27 @@ RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 class StreamOptions(Schema):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM: usage so far in every chunk
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # padding against listeners; there is none
 
 
-class Checked:
-    """The annotation of a field whose values a kind checks; null is always let through."""
-
-    def __init__(self, name: str, kind: Kind) -> None:
-        self.name = name
-        self.kind = kind
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {"anyOf": [self.kind.json_schema(), {"type": "null"}]}
-
-    def _check(self, value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(self.kind, Strings):
-            value = _clean(value)
-        return self.kind.check(self.name, value)
-
-
-def _clean(value: Any) -> Any:
-    """Every string in a string or a list of them."""
-    if isinstance(value, list):
-        return [clean_text(item) if isinstance(item, str) else item for item in value]
-    return clean_text(value) if isinstance(value, str) else value
-
-
+RANDOM_SEED = -1
 # Fields of SamplingParams that requests spell in their own way, or do not have.
 SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed"}
+# Those that take more over HTTP.
+LENIENT: dict[str, Kind] = {
+    "logit_bias": BiasField(),
+    "stop": StopStrings(MAX_STOP_STRINGS, MAX_STOP_CHARS),
+    "top_p": TopP(0, 1, above_low=True),
+}
 # The others, under their own names.
 SAMPLING_FIELDS: dict[str, Any] = {
-    name: (Annotated[Any, Checked(name, about.kind)], None)
+    name: (Annotated[Any, Checked(name, LENIENT.get(name, about.kind))], None)
     for name, about in FIELDS.items()
     if name not in SPECIAL
 }
 TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS)
 SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI's may be negative
-MAX_TOKENS = FIELDS["max_tokens"].kind
+NEW_TOKENS = NewTokens(1, MAX_TOKENS)
 LOGPROBS = FIELDS["logprobs"].kind
 
 
@@ -126,6 +126,15 @@ class SamplingFields(TableFields):
     # ours
     reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
 
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        if data.get("stream_options") is not None and not data.get("stream"):
+            if notes.strict:
+                raise refuse_together("stream_options", "given", "left out unless stream is true")
+            data = {name: value for name, value in data.items() if name != "stream_options"}
+            notes.ignore("stream_options")
+        return super().prepare(data, notes)
+
     @property
     def num_choices(self) -> int:
         return int(self.n or 1)
@@ -139,23 +148,63 @@ class SamplingFields(TableFields):
         options = self.stream_options
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
+    @property
+    def text_chars(self) -> int:
+        """What `sampling_params` has to look at."""
+        bias: Any = self.logit_bias
+        named = bias.num_chars if isinstance(bias, BiasPairs) else 0
+        return len(self.allowed_token_ids or ()) + named
+
+    def name_tokens(self, tokenizer: Any) -> None:
+        """Put token ids for the texts of `logit_bias`."""
+        bias: Any = self.logit_bias
+        if isinstance(bias, BiasPairs):
+            super().__setattr__("logit_bias", bias.by_token(tokenizer))
+
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises InvalidInputError with the field, its value and the limit."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         given = {name: value for name, value in values.items() if value is not None}
-        if self.seed is not None:
+        if self.seed not in (None, RANDOM_SEED):
             given["seed"] = self.seed % (1 << 64)  # OpenAI's may be negative
-        if self.stream_options is not None and not self.stream:
-            raise refuse_together("stream_options", "given", "left out unless stream is true")
-        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+        most = None if max_tokens == UNLIMITED else max_tokens
+        return SamplingParams(**given, max_tokens=most, logprobs=logprobs)
+
+
+OTHER_PARTS = {
+    "image_url": "an image",
+    "image": "an image",
+    "input_image": "an image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "a video",
+    "file": "a file",
+    "input_file": "a file",
+}
 
 
 class TextPart(Schema):
+    path: ClassVar[str] = "messages[].content[]."
+    takes_any: ClassVar[bool] = True
+
     type: Literal["text"]
     text: Text
 
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        kind = data.get("type")
+        if isinstance(kind, str) and kind in OTHER_PARTS:
+            raise InvalidInputError(
+                f"is {OTHER_PARTS[kind]}; this is a text model and takes parts of type 'text' only",
+                code="text_only",
+            )
+        return super().prepare(data, notes)
+
 
 class ChatMessage(Schema):
+    path: ClassVar[str] = "messages[]."
+    takes_any: ClassVar[bool] = True
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = Field(None, max_length=256)
@@ -178,8 +227,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 class ChatCompletionRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
-    max_tokens: Annotated[int | None, Checked("max_tokens", MAX_TOKENS)] = None
-    max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", MAX_TOKENS)] = (
+    max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
+    max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", NEW_TOKENS)] = (
         None
     )
     logprobs: bool | None = None
@@ -226,7 +275,7 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
         | Annotated[list[TokenPrompt], Field(fail_fast=True)]
     )
-    max_tokens: Annotated[int | None, Checked("max_tokens", MAX_TOKENS)] = None
+    max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     logprobs: Annotated[int | None, Checked("logprobs", LOGPROBS)] = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

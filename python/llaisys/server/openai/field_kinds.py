@@ -1,0 +1,165 @@
+"""Kinds of values that requests may have beyond those of `SamplingParams`, and the annotation that
+puts a kind into a schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import core_schema
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.options import Integer, Kind, Number, Strings
+from llaisys.common.sampling import (
+    BAN,
+    MAX_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARS,
+    LogitBias,
+)
+from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, refuse
+from llaisys.tokenization.unicode_text import clean_text
+
+UNLIMITED = -1  # max_tokens: as the context holds
+
+
+class Checked:
+    """The annotation of a field whose values a kind checks; null is always let through."""
+
+    def __init__(self, name: str, kind: Kind) -> None:
+        self.name = name
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [self.kind.json_schema(), {"type": "null"}]}
+
+    def _check(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(self.kind, Strings):
+            value = _clean(value)
+        elif isinstance(self.kind, Integer) and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 100.0 is how some languages write 100
+        return self.kind.check(self.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens(Integer):
+    """So many tokens; -1: as the context holds."""
+
+    def check(self, name: str, value: Any) -> int:
+        return (
+            UNLIMITED
+            if type(value) is int and value == UNLIMITED
+            else Integer.check(self, name, value)
+        )
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"const": UNLIMITED}, Integer.json_schema(self)]}
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings(Strings):
+    """Clients send "" for none."""
+
+    def check(self, name: str, value: Any) -> tuple[str, ...]:
+        given = [value] if isinstance(value, str) else value
+        if isinstance(given, list):
+            given = [item for item in given if item != ""]
+        return Strings.check(self, name, given)
+
+    def json_schema(self) -> dict[str, Any]:
+        one = {"type": "string", "maxLength": self.max_chars}
+        return {"anyOf": [one, {"type": "array", "items": one, "maxItems": self.max_count}]}
+
+
+@dataclass(frozen=True, slots=True)
+class BiasField(LogitBias):
+    """OpenAI's object, or llama.cpp's list of [token id or text, bias]; false bans a token."""
+
+    def check(self, name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            banned = {key: 0.0 for key, bias in value.items() if bias is False}
+            found = LogitBias.check(self, name, value | banned)
+            if BAN in found.values():  # JSON has no infinity; some parsers do
+                raise refuse(name, BAN, "a mapping of token ids to finite numbers or false")
+            return found | dict.fromkeys(LogitBias.check(self, name, banned), BAN)
+        if not isinstance(value, list):
+            raise refuse(name, value, "a mapping of token ids to numbers, or a list of pairs")
+        check_count(name, len(value), MAX_LOGIT_BIAS, "entries")
+        return BiasPairs(tuple(self._pair(f"{name}[{i}]", pair) for i, pair in enumerate(value)))
+
+    def _pair(self, name: str, pair: Any) -> tuple[int | str, float]:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise refuse(name, pair, "[token id or text, bias or false]")
+        token, bias = pair
+        if isinstance(token, str):
+            check_count(f"{name}[0]", len(token), MAX_STOP_CHARS, "characters")
+        else:
+            check_int(f"{name}[0]", token, 0)
+        return token, _bias(f"{name}[1]", bias)
+
+    def json_schema(self) -> dict[str, Any]:
+        bias: Any = {"anyOf": [Number(-MAX_BIAS, MAX_BIAS).json_schema(), {"const": False}]}
+        token = {
+            "anyOf": [Integer(0).json_schema(), {"type": "string", "maxLength": MAX_STOP_CHARS}]
+        }
+        pair = {
+            "type": "array",
+            "prefixItems": [token, bias],
+            "items": False,
+            "minItems": 2,
+            "maxItems": 2,
+        }
+        pairs = {"type": "array", "items": pair, "maxItems": MAX_LOGIT_BIAS}
+        return {"anyOf": [{**LogitBias.json_schema(self), "additionalProperties": bias}, pairs]}
+
+
+def _bias(name: str, value: Any) -> float:
+    """False, for -inf, which JSON does not have."""
+    return BAN if value is False else check_float(name, value, -MAX_BIAS, MAX_BIAS)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasPairs:
+    """A logit_bias that may name tokens by their text: each token of a text gets its bias."""
+
+    pairs: tuple[tuple[int | str, float], ...]
+
+    @property
+    def num_chars(self) -> int:
+        return sum(len(token) for token, _ in self.pairs if isinstance(token, str))
+
+    def by_token(self, tokenizer: Any) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for token, bias in self.pairs:
+            if isinstance(token, str):
+                if tokenizer is None:
+                    raise InvalidInputError("texts need a tokenizer", field="logit_bias")
+                ids = tokenizer.encode(token, False)
+            else:
+                ids = [token]
+            found.update(dict.fromkeys(ids, bias))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TopP(Number):
+    """0 leaves the most likely token only, as the smallest number above it does."""
+
+    def check(self, name: str, value: Any) -> float:
+        zero = type(value) in (int, float) and value == 0
+        return MIN_FLOAT if zero else Number.check(self, name, value)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": 0, "maximum": self.high}
+
+
+def _clean(value: Any) -> Any:
+    """Every string in a string or a list of them."""
+    if isinstance(value, list):
+        return [clean_text(item) if isinstance(item, str) else item for item in value]
+    return clean_text(value) if isinstance(value, str) else value
