@@ -21,8 +21,9 @@ LLAISYS_API int32_t llaisysTensorMap(const char *path, uint64_t offset, const in
                                      int32_t ndim, llaisysDataType_t dtype,
                                      llaisysTensor_t *tensor);
 
-/* Ends this handle; the storage goes with its last view. */
-LLAISYS_API void llaisysTensorDestroy(llaisysTensor_t tensor);
+/* Ends this handle; the storage goes with its last view. NULL is nothing to end. A handle that a
+ * model holds is the model's to end: LLAISYS_ERROR_INVALID, and nothing has changed. */
+LLAISYS_API int32_t llaisysTensorDestroy(llaisysTensor_t tensor);
 
 /* The first element; NULL for a tensor without elements or a NULL handle. */
 LLAISYS_API void *llaisysTensorData(llaisysTensor_t tensor);

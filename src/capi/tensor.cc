@@ -1,5 +1,6 @@
 #include "capi/guard.hpp"
 #include "ops/rearrange/op.hpp"
+#include "runtime/weights/weights.hpp"
 
 using namespace llaisys;
 using namespace llaisys::capi;
@@ -37,7 +38,13 @@ int32_t llaisysTensorMap(const char *path, uint64_t offset, const int64_t *shape
     });
 }
 
-void llaisysTensorDestroy(llaisysTensor_t tensor) { delete tensor; }
+int32_t llaisysTensorDestroy(llaisysTensor_t tensor) {
+    return guard([&] {
+        require(tensor == nullptr || !runtime::WeightTable::is_held(tensor),
+                "tensor belongs to a model, which ends it");
+        delete tensor;
+    });
+}
 
 void *llaisysTensorData(llaisysTensor_t tensor) {
     const bool has_values =

@@ -215,6 +215,36 @@ def test_a_tensor_that_another_model_holds_is_refused(decoder: Decoder) -> None:
         assert not getattr(slots_of(decoder), field)
 
 
+@pytest.mark.parametrize("with_step", [False, True])
+def test_a_tensor_that_a_model_holds_is_not_destroyed_from_outside(with_step: bool) -> None:
+    """Given, tied, or written into its slot and taken over by a step: the model frees it."""
+    destroy, replace = lib().llaisysTensorDestroy, lib().llaisysModelReplaceWeight
+    with Decoder() as decoder:
+        decoder.fill()
+        slots = slots_of(decoder)
+        assert replace(decoder.handle, b"out_embed", 0, slots.in_embed) == 0
+        if with_step:
+            slots.out_norm_w, left = direct_norm(), slots.out_norm_w
+            assert decoder.try_step([1]) == 0
+            assert destroy(left) == 0  # it has left its slot: the writer's to free
+        layers = (ctypes.c_void_p * N_LAYERS).from_address(slots.attn_q_w)
+        for handle in {*layers, *(getattr(slots, field) for field in GLOBAL)}:
+            assert destroy(handle) == -1
+            assert lib().llaisysLastError() == b"tensor belongs to a model, which ends it"
+        assert decoder.try_step([2]) == 0  # nothing is gone
+        refused = Tensor(slots.out_norm_w)
+        with pytest.raises(InvalidInputError, match="belongs to a model"):
+            refused.close()
+        refused.close()  # once said is enough
+
+
+def direct_norm() -> int:
+    made = tensor(np.ones(SHAPE.hs, np.float32), "f32")
+    handle = made.handle
+    made.give_away()
+    return handle
+
+
 def test_a_tensor_of_another_model_written_into_a_slot_is_refused_and_left_alone() -> None:
     with MockModel() as owner, MockModel(weights=False) as thief:
         slots_of(thief).in_embed = slots_of(owner).in_embed

@@ -99,7 +99,7 @@ class Handle(Closing):
     def close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            getattr(lib(), self._destroy)(handle)
+            check(getattr(lib(), self._destroy)(handle) or types.OK)
 
 
 class Stream(Handle):

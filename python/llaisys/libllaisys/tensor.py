@@ -13,7 +13,7 @@ _RESULT = POINTER(c_void_p)
 FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysTensorCreate", c_int32, [_SIZES, c_int32, c_int, c_int, c_int32, _RESULT]),
     ("llaisysTensorMap", c_int32, [c_char_p, c_uint64, _SIZES, c_int32, c_int, _RESULT]),
-    ("llaisysTensorDestroy", None, [c_void_p]),
+    ("llaisysTensorDestroy", c_int32, [c_void_p]),
     ("llaisysTensorData", c_void_p, [c_void_p]),
     ("llaisysTensorNdim", c_int32, [c_void_p]),
     ("llaisysTensorShape", c_int32, [c_void_p, _SIZES]),

@@ -116,9 +116,14 @@ bool WeightTable::holds(const LlaisysTensor *handle) const {
                        [&](const llaisysTensor_t *slot) { return *slot == handle; });
 }
 
-bool WeightTable::is_held_elsewhere(const LlaisysTensor *handle) const {
+const WeightTable *WeightTable::holder_of(const LlaisysTensor *handle) {
     const auto owner = std::static_pointer_cast<const WeightTable>(handle->owner.lock());
-    return owner != nullptr && owner.get() != this && owner->holds(handle);
+    return owner != nullptr && owner->holds(handle) ? owner.get() : nullptr;
+}
+
+bool WeightTable::is_held_elsewhere(const LlaisysTensor *handle) const {
+    const WeightTable *holder = holder_of(handle);
+    return holder != nullptr && holder != this;
 }
 
 void WeightTable::leave_to_others(llaisysTensor_t *slot) const {

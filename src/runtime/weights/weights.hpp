@@ -57,6 +57,9 @@ public:
     // check_complete, and what was written into the slots directly belongs to the table.
     void take_over();
 
+    // Whether a model has the handle in one of its slots, and has taken it over.
+    static bool is_held(const LlaisysTensor *handle) { return holder_of(handle) != nullptr; }
+
     // Tensors of the host become copies on the stream's device, in all slots but these.
     void move_to_device(const device::Stream &stream,
                         const std::vector<llaisysTensor_t *> &but_these) const;
@@ -73,6 +76,8 @@ private:
     void check(const Field &field, int layer, const LlaisysTensor *handle) const;
     std::vector<llaisysTensor_t *> all_slots() const;
     bool holds(const LlaisysTensor *handle) const;
+    // The living table that took the handle over and still has it; nullptr: none.
+    static const WeightTable *holder_of(const LlaisysTensor *handle);
     bool is_held_elsewhere(const LlaisysTensor *handle) const;
     // Empties a slot into which a handle of another table was written directly.
     void leave_to_others(llaisysTensor_t *slot) const;
