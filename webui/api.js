@@ -5,7 +5,8 @@ import { eventData } from "./sse.js";
 const ROOT = new URL(".", document.baseURI);
 const PREFIX = "llaisys:"; // of the metrics
 const PARAMETERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop",
-	"reuse_prefix", "model"];
+	"repetition_penalty", "presence_penalty", "frequency_penalty", "reuse_prefix", "model"];
+const OTHER_TOKENS = 5; // that are shown beside the one that was drawn
 
 /** What went wrong, in words for people. `status` 0: no answer at all. */
 export class ApiError extends Error {
@@ -30,7 +31,7 @@ export function newRequestId() {
 	return "web-" + Array.from(words, (word) => word.toString(16).padStart(8, "0")).join("");
 }
 
-async function call(path, { body, signal, requestId } = {}) {
+async function call(path, { method, body, signal, requestId } = {}) {
 	const headers = {};
 	if (body) headers["Content-Type"] = "application/json";
 	if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
@@ -38,7 +39,7 @@ async function call(path, { body, signal, requestId } = {}) {
 	let response;
 	try {
 		response = await fetch(new URL(path, ROOT), {
-			method: body ? "POST" : "GET",
+			method: method ?? (body ? "POST" : "GET"),
 			headers,
 			body: body ? JSON.stringify(body) : undefined,
 			signal,
@@ -92,6 +93,22 @@ export async function models() {
 	}));
 }
 
+// ---- chats that the server keeps, each under a name
+
+/** [{id, title, updated}], the latest first. */
+export async function sessions() {
+	const { data } = await (await call("v1/sessions")).json();
+	return data.map(({ id, title, updated }) => ({ id, title, updated: 1000 * updated }));
+}
+
+/** {title, messages: [{role, content}]}. */
+export const readSession = async (id) => (await call(`v1/sessions/${id}`)).json();
+
+/** From now on the session has this title and these messages. */
+export const writeSession = (id, title, messages) => call(`v1/sessions/${id}`, { method: "PUT", body: { title, messages } });
+
+export const deleteSession = (id) => call(`v1/sessions/${id}`, { method: "DELETE" });
+
 /** Name -> number, without prefix, summed over labels. Histograms' buckets are left out. */
 export async function metrics() {
 	const text = await (await call("metrics")).text();
@@ -106,13 +123,15 @@ export async function metrics() {
 }
 
 /**
- * Yields {text, finish, usage} as the answer comes; one part when `settings.stream` is false.
+ * Yields {text, tokens, finish, usage} as the answer comes; one part when `settings.stream` is false.
  * `messages`: [{role, content}]. When the last one is the assistant's, it is continued.
  * Throws ApiError, or AbortError when `signal` fires.
  */
 export async function* generate(messages, settings, { signal, requestId }) {
 	const parameters = {};
 	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
+	if (settings.probabilities) Object.assign(parameters, { logprobs: true, top_logprobs: OTHER_TOKENS });
+	Object.assign(parameters, settings.custom);
 	parameters.stream = settings.stream !== false;
 	if (parameters.stream) parameters.stream_options = { include_usage: true };
 	const resume = messages.at(-1).role === "assistant"
@@ -150,6 +169,7 @@ function part(response) {
 	const choice = response.choices?.[0];
 	return {
 		text: choice?.delta?.content ?? choice?.message?.content ?? "",
+		tokens: (choice?.logprobs?.content ?? []).map((token) => ({ ...chance(token), others: (token.top_logprobs ?? []).map(chance) })),
 		finish: choice?.finish_reason ?? null,
 		usage: response.usage && {
 			prompt: response.usage.prompt_tokens,
@@ -158,3 +178,5 @@ function part(response) {
 		},
 	};
 }
+
+const chance = ({ token, logprob }) => ({ text: token, probability: Math.exp(logprob) });

@@ -4,9 +4,11 @@ import { Conversations } from "./chat.js";
 import { Composer } from "./composer.js";
 import { DebugBar } from "./debugbar.js";
 import { byId, download, icon, toast } from "./dom.js";
+import { Kept } from "./kept.js";
+import { chatAsMarkdown } from "./records.js";
 import { Sessions } from "./sessions.js";
 import { Settings } from "./settings.js";
-import { Store, chatAsMarkdown, readDefaults } from "./store.js";
+import { Store, readDefaults } from "./store.js";
 import { Thread } from "./thread.js";
 
 for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
@@ -14,10 +16,11 @@ for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon
 const narrow = matchMedia("(max-width: 760px)");
 const store = new Store();
 const chats = new Conversations(store);
-const settings = new Settings(store);
+const settings = new Settings(store, () => kept.look());
 const composer = new Composer(store, chats, () => thread.editLast());
 const thread = new Thread(store, chats, (text) => composer.submit(text));
-const sessions = new Sessions(store, chats, () => {
+const kept = new Kept(store, chats);
+const sessions = new Sessions(store, chats, kept, () => {
 	if (narrow.matches) showSidebar(false);
 	composer.focus();
 });

@@ -3,6 +3,8 @@
 
 import * as api from "./api.js";
 import { Emitter } from "./events.js";
+import { note } from "./probabilities.js";
+import { contentOf, newAnswer, withAnotherVersion } from "./records.js";
 
 /** Emits `progress` (chat, message), `state` (chat), `unauthorized`. */
 export class Conversations extends Emitter {
@@ -24,26 +26,30 @@ export class Conversations extends Emitter {
 	}
 
 	send(chat, text) {
-		const before = chat.messages;
-		if (!chat.named && !before.length) chat.title = titleOf(text);
+		const { messages: before, files } = chat;
+		if (!chat.named && !before.length) chat.title = titleOf(text || files[0].name);
 		chat.draft = "";
-		return this.#ask(chat, [...before, { role: "user", content: text }], before, () => {
+		chat.files = [];
+		return this.#ask(chat, [...before, { role: "user", content: text, files }], before, () => {
 			chat.draft = [text, chat.draft].filter(Boolean).join("\n\n");
+			chat.files = [...files, ...chat.files];
 			return { kind: "send" };
 		});
 	}
 
-	/** Answers message `index` anew: everything from there on is replaced. */
+	/** Answers message `index` anew. The earlier answer and what followed it stay as a version of it. */
 	regenerate(chat, index) {
+		const versions = withAnotherVersion(chat.messages, index);
 		return this.#ask(chat, chat.messages.slice(0, index), chat.messages,
-			() => ({ kind: "regenerate", index }));
+			() => ({ kind: "regenerate", index }), versions);
 	}
 
 	/** Replaces a user message and everything after it. On failure the text goes to `onBack`. */
 	edit(chat, index, text, onBack) {
 		const before = chat.messages;
 		if (!chat.named && index === 0) chat.title = titleOf(text);
-		return this.#ask(chat, [...before.slice(0, index), { role: "user", content: text }], before,
+		const { files } = before[index];
+		return this.#ask(chat, [...before.slice(0, index), { role: "user", content: text, files }], before,
 			() => onBack(text));
 	}
 
@@ -57,8 +63,8 @@ export class Conversations extends Emitter {
 		this.#runs.get(chat.id)?.controller.abort();
 	}
 
-	#ask(chat, messages, before, giveBack) {
-		const message = { role: "assistant", content: "", finish: null, usage: null, stats: null, failure: null };
+	#ask(chat, messages, before, giveBack, versions = null) {
+		const message = { ...newAnswer(), versions };
 		chat.messages = [...messages, message];
 		return this.#run(chat, message, before, giveBack, null);
 	}
@@ -87,6 +93,7 @@ export class Conversations extends Emitter {
 				if (signal.aborted) break;
 				clock.note(part);
 				message.content += part.text;
+				note(message, part.tokens);
 				message.stats = clock.stats(message.stats);
 				if (part.usage) message.usage = part.usage;
 				if (part.finish) message.finish = part.finish;
@@ -122,7 +129,7 @@ export class Conversations extends Emitter {
 function wire(chat, resume) {
 	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
 	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
-	return [...system, ...messages.map(({ role, content }) => ({ role, content }))];
+	return [...system, ...messages.map((message) => ({ role: message.role, content: contentOf(message) }))];
 }
 
 function describe(error, requestId) {

@@ -1,6 +1,7 @@
 // Where people write. The draft belongs to its chat, so switching never loses or mixes text.
 
 import { byId } from "./dom.js";
+import { Attachments } from "./files.js";
 
 export class Composer {
 	#store;
@@ -9,12 +10,14 @@ export class Composer {
 	#send = byId("send");
 	#stop = byId("stop");
 	#editLast;
+	#files;
 
 	/** `editLast`: opens the last user message for editing, as ArrowUp does in an empty field. */
 	constructor(store, chats, editLast) {
 		this.#store = store;
 		this.#chats = chats;
 		this.#editLast = editLast;
+		this.#files = new Attachments(store, () => this.#refresh());
 		this.#area.addEventListener("input", () => {
 			store.active.draft = this.#area.value;
 			store.saveSoon(store.active);
@@ -38,13 +41,14 @@ export class Composer {
 	load() {
 		const { draft } = this.#store.active;
 		if (this.#area.value !== draft) this.#area.value = draft;
+		this.#files.show();
 		this.#refresh();
 	}
 
 	/** Sends `text`, or what was written. While an answer is being written, nothing happens. */
 	submit(text = this.#area.value) {
 		const chat = this.#store.active;
-		if (!text.trim() || this.#chats.isRunning(chat)) return;
+		if (!(text.trim() || chat.files.length) || this.#chats.isRunning(chat)) return;
 		this.#chats.send(chat, text.trim());
 		this.focus();
 	}
@@ -72,7 +76,7 @@ export class Composer {
 		const running = this.#chats.isRunning(this.#store.active);
 		this.#send.hidden = running;
 		this.#stop.hidden = !running;
-		this.#send.disabled = !this.#area.value.trim();
+		this.#send.disabled = !(this.#area.value.trim() || this.#store.active.files.length);
 		if (!CSS.supports("field-sizing", "content")) {
 			this.#area.style.height = "auto";
 			this.#area.style.height = `${this.#area.scrollHeight}px`;

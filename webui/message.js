@@ -2,9 +2,13 @@
 
 import { Answer } from "./answer.js";
 import { copyButton, h, icon, iconButton } from "./dom.js";
+import { editInPlace } from "./editor.js";
 import { failureCard } from "./failure.js";
+import { sentFiles } from "./files.js";
+import { jsonBlock } from "./json.js";
+import { hasTokens, tokenView } from "./probabilities.js";
 
-/** `actions`: {edit, regenerate, resume, stop, fork}, each called with the message. */
+/** `actions`: {edit, rewrite, regenerate, show, resume, fork}, each called with the message. */
 export function messageView(message, actions) {
 	return message.role === "user" ? new UserView(message, actions) : new AnswerView(message, actions);
 }
@@ -17,7 +21,9 @@ class UserView {
 		this.tools = h("div", { class: "tools" },
 			iconButton("edit", "Edit message", () => this.edit(message.content)),
 			copyButton("Copy message", () => message.content));
-		this.element = h("article", { class: "message user", "aria-label": "You" }, this.text, this.tools);
+		this.element = h("article", { class: "message user", "aria-label": "You" },
+			...sentFiles(message.files), this.text, this.tools);
+		this.text.hidden = !message.content;
 	}
 
 	sync({ running }) {
@@ -26,34 +32,16 @@ class UserView {
 
 	/** Opens an editor in place of the text. */
 	edit(text) {
-		if (this.editor) return;
-		const area = h("textarea", { value: text, class: "edit-text", rows: 2, "aria-label": "Edit message" });
-		const close = () => {
-			this.editor.replaceWith(this.text);
-			this.editor = null;
-			this.element.classList.remove("editing");
-			this.tools.firstChild.focus();
-		};
-		const save = () => {
-			const changed = area.value.trim();
-			if (!changed) return;
-			close();
-			this.actions.edit(this.message, changed);
-		};
-		area.addEventListener("keydown", (event) => {
-			if (event.isComposing) return;
-			if (event.key === "Escape") close();
-			else if (event.key === "Enter" && !event.shiftKey) save();
-			else return;
-			event.preventDefault();
-			event.stopPropagation();
-		});
-		this.editor = h("div", { class: "editor" }, area, h("div", { class: "row end" },
-			h("button", { class: "button quiet", onclick: close }, "Cancel"),
-			h("button", { class: "button", onclick: save }, "Send")));
-		this.text.replaceWith(this.editor);
+		if (this.element.classList.contains("editing")) return;
 		this.element.classList.add("editing");
-		area.focus();
+		editInPlace(this.text, {
+			text, label: "Edit message", button: "Send",
+			save: (changed) => this.actions.edit(this.message, changed),
+			closed: () => {
+				this.element.classList.remove("editing");
+				this.tools.firstChild.focus();
+			},
+		});
 	}
 }
 
@@ -104,7 +92,28 @@ class AnswerView {
 		if (!writing && !this.ended) {
 			this.#answer.end();
 			this.ended = true;
+			const json = jsonBlock(content);
+			if (json) this.body.replaceChildren(json);
 		}
+	}
+
+	/** Opens an editor in place of the answer. */
+	#edit() {
+		this.foot.hidden = true;
+		editInPlace(this.body, {
+			text: this.message.content, label: "Edit answer", button: "Save",
+			save: (changed) => this.actions.rewrite(this.message, changed),
+			closed: () => { this.foot.hidden = false; },
+		});
+	}
+
+	/** The answer as its tokens, and back. */
+	#toggleTokens(button) {
+		const shown = this.element.querySelector(".tokens");
+		button.setAttribute("aria-pressed", String(!shown));
+		this.body.hidden = !shown;
+		if (shown) shown.remove();
+		else this.body.after(tokenView(this.message));
 	}
 
 	#footer(running, last) {
@@ -117,16 +126,35 @@ class AnswerView {
 				h("button", { class: "button quiet", disabled: running,
 					onclick: () => actions.resume(message) }, icon("play"), "Continue")));
 		}
-		const tools = h("div", { class: "tools" },
-			copyButton("Copy answer", () => message.content),
-			iconButton("refresh", "Regenerate answer", () => actions.regenerate(message)),
+		const changing = [iconButton("refresh", "Regenerate answer", () => actions.regenerate(message)),
+			iconButton("edit", "Edit answer", () => this.#edit())];
+		const tools = h("div", { class: "tools" }, ...this.#versions(running),
+			copyButton("Copy answer", () => message.content), ...changing,
 			iconButton("branch", "Branch into a new chat", () => actions.fork(message)));
-		tools.children[1].disabled = running;
+		for (const button of changing) button.disabled = running;
+		if (hasTokens(message)) {
+			const button = iconButton("chance", "Token probabilities", () => this.#toggleTokens(button));
+			tools.append(button);
+		}
 		const { usage, stats } = message;
-		const facts = [usage?.completion && `${usage.completion} tokens`,
+		const facts = [message.edited && "edited", usage?.completion && `${usage.completion} tokens`,
 			stats?.rate && `${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tok/s`].filter(Boolean);
 		if (facts.length) tools.append(h("span", { class: "facts" }, facts.join(" · ")));
 		parts.push(tools);
 		return parts;
+	}
+
+	/** Which of several answers to the same question this is, and the way to its neighbours. */
+	#versions(running) {
+		const { versions } = this.message;
+		if (!versions) return [];
+		const at = versions.indexOf(null);
+		const step = (name, label, to) => {
+			const button = iconButton(name, label, () => this.actions.show(this.message, to));
+			button.disabled = running || !versions[to];
+			return button;
+		};
+		return [step("left", "Earlier version", at - 1), h("span", { class: "facts" }, `${at + 1} / ${versions.length}`),
+			step("right", "Later version", at + 1)];
 	}
 }

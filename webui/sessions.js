@@ -7,14 +7,16 @@ const DAY = 86_400_000;
 export class Sessions {
 	#store;
 	#chats;
+	#kept;
 	#onPick;
 	#list = byId("chats");
 	#search = byId("search");
 
 	/** `onPick`: called after somebody chose a chat. */
-	constructor(store, chats, onPick) {
+	constructor(store, chats, kept, onPick) {
 		this.#store = store;
 		this.#chats = chats;
+		this.#kept = kept;
 		this.#onPick = onPick;
 		this.#search.addEventListener("input", () => this.render());
 		this.#search.addEventListener("keydown", (event) => {
@@ -53,7 +55,12 @@ export class Sessions {
 		}
 		this.#list.replaceChildren(...[...groups].map(([name, group]) => h("section", {},
 			h("h2", {}, name), h("ul", {}, ...group.map((chat) => this.#row(chat))))));
-		if (!chats.length) this.#list.append(h("p", { class: "hint" }, "No chat matches."));
+		const remote = this.#kept.remote.filter(({ title }) => words.every((word) => title.toLowerCase().includes(word)));
+		if (remote.length) {
+			this.#list.append(h("section", {}, h("h2", {}, "On the server"),
+				h("ul", {}, ...remote.map((session) => this.#remoteRow(session)))));
+		}
+		if (!chats.length && !remote.length) this.#list.append(h("p", { class: "hint" }, "No chat matches."));
 		if (focused) this.#list.querySelector(`[data-id="${focused}"] button`)?.focus();
 	}
 
@@ -71,6 +78,13 @@ export class Sessions {
 			iconButton("trash", `Delete “${chat.title}”`, () => this.#delete(chat)));
 	}
 
+	#remoteRow(session) {
+		const title = session.title || "New chat";
+		return h("li", { data: { id: session.id } }, h("button", { class: "chat", title,
+			onclick: async () => { await this.#kept.open(session); this.#onPick(); } },
+		h("span", { class: "chat-title" }, title)));
+	}
+
 	#rename(chat) {
 		const row = this.#list.querySelector(`[data-id="${chat.id}"]`);
 		const field = h("input", { value: chat.title, class: "rename", maxLength: 200, "aria-label": "Name of the chat" });
@@ -82,6 +96,7 @@ export class Sessions {
 			if (keep && title && title !== chat.title) {
 				Object.assign(chat, { title, named: true });
 				this.#store.save(chat);
+				this.#store.emit("changed", chat);
 			}
 			field.remove();
 			this.#store.emit("list");
@@ -101,9 +116,11 @@ export class Sessions {
 	#delete(chat) {
 		this.#chats.stop(chat);
 		this.#store.remove(chat.id);
+		this.#kept.forget(chat);
 		toast(`“${chat.title.slice(0, 40)}” was deleted`, "Undo", () => {
 			this.#store.add(chat);
 			this.#store.activate(chat.id);
+			this.#kept.sync(chat);
 		});
 		byId("prompt").focus();
 	}

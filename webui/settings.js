@@ -12,21 +12,32 @@ const FIELDS = [
 	["top_p", "Top-p", "number", { min: 0.0001, max: 1, step: "any" }, "1 = off"],
 	["top_k", "Top-k", "integer", { min: -1, max: 2147483647 }, "0 = off"],
 	["min_p", "Min-p", "number", { min: 0, max: 1, step: "any" }, "0 = off"],
+	["repetition_penalty", "Repetition penalty", "number", { min: 0.01, max: 2, step: "any" }, "1 = off"],
+	["presence_penalty", "Presence penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
+	["frequency_penalty", "Frequency penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
 	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Of an answer"],
 	["seed", "Seed", "integer", { min: 0, max: Number.MAX_SAFE_INTEGER }, "Makes answers repeatable"],
 	["stop", "Stop strings", "lines", { rows: 2 }, "One in each line; \\n is a line break"],
+	["custom", "Custom parameters", "json", { rows: 2 }, "A JSON object, sent as it is"],
 	["stream", "Stream the answer as it is written", "switch", {}, ""],
 	["reuse_prefix", "Reuse computed prefixes (KV cache)", "switch", {}, ""],
+	["probabilities", "Show how likely each token was", "option", {}, ""],
+	["keep", "Keep this chat on the server", "option", {}, "Where other browsers with your key find it"],
 ];
+
+const MANY_LINES = ["text", "lines", "json"];
 
 export class Settings {
 	#store;
 	#dialog = byId("settings");
 	#inputs = new Map();
 	#models = [];
+	#ready;
 
-	constructor(store) {
+	/** `ready`: called when the server is there and has said what it has. */
+	constructor(store, ready) {
 		this.#store = store;
+		this.#ready = ready;
 		byId("settings-fields").append(...FIELDS.map((field) => this.#field(...field)));
 		byId("settings-open").addEventListener("click", () => this.open());
 		byId("settings-close").addEventListener("click", () => this.#dialog.close());
@@ -62,7 +73,10 @@ export class Settings {
 		try {
 			const progress = await api.loading();
 			this.#models = progress ? [] : await api.models();
-			if (this.#models.length) return this.#title();
+			if (this.#models.length) {
+				this.#title();
+				return this.#ready();
+			}
 			shown = `${progress?.stage ?? "loading the model"}…`;
 			if (progress?.percent != null) shown += ` ${progress.percent} %`;
 		} catch (error) {
@@ -105,8 +119,8 @@ export class Settings {
 	#field(name, label, type, attributes, hint) {
 		const id = `set-${name}`;
 		const input = type === "select" ? h("select", { id })
-			: type === "text" || type === "lines" ? h("textarea", { id, ...attributes })
-				: type === "switch" ? h("input", { id, type: "checkbox" })
+			: MANY_LINES.includes(type) ? h("textarea", { id, ...attributes })
+				: type === "switch" || type === "option" ? h("input", { id, type: "checkbox" })
 					: h("input", { id, type: "number", ...attributes });
 		this.#inputs.set(name, { input, type });
 		const help = hint ? h("small", { id: `${id}-hint` }, hint) : null;
@@ -122,10 +136,12 @@ export class Settings {
 		for (const [name, { input, type }] of this.#inputs) {
 			const value = settings[name];
 			if (type === "switch") input.checked = value !== false;
+			else if (type === "option") input.checked = value === true;
+			else if (type === "json") input.value = value ? JSON.stringify(value, null, 1) : "";
 			else if (type === "select") input.value = this.#model?.id ?? "";
 			else if (type === "lines") input.value = (value ?? []).map(escapeLine).join("\n");
 			else input.value = value ?? "";
-			input.placeholder = type === "text" || type === "lines" ? "" : String(defaults[name] ?? "default");
+			input.placeholder = MANY_LINES.includes(type) ? "" : String(defaults[name] ?? "default");
 		}
 		const limit = this.#model?.maxLength;
 		if (limit && !defaults.max_tokens) this.#inputs.get("max_tokens").input.placeholder = `up to ${limit}`;
@@ -136,10 +152,16 @@ export class Settings {
 		const { model } = this.#store.active.settings;
 		const settings = model && !this.#models.length ? { model } : {};
 		for (const [name, { input, type }] of this.#inputs) {
-			if (!input.checkValidity()) continue;
 			const value = input.value;
+			if (type === "json") input.setCustomValidity(objectIn(value) ? "" : "This must be a JSON object.");
+			if (!input.checkValidity()) continue;
 			if (type === "switch") {
 				if (!input.checked) settings[name] = false;
+			} else if (type === "option") {
+				if (input.checked) settings[name] = true;
+			} else if (type === "json") {
+				const custom = objectIn(value);
+				if (Object.keys(custom).length) settings[name] = custom;
 			} else if (type === "lines") {
 				const lines = value.split("\n").filter(Boolean).map(unescapeLine);
 				if (lines.length) settings[name] = lines;
@@ -154,9 +176,20 @@ export class Settings {
 		const chat = this.#store.active;
 		chat.settings = settings;
 		this.#store.save(chat);
+		this.#store.emit("changed", chat);
 		this.#title();
 	}
 }
 
 const escapeLine = (text) => text.replaceAll("\\", "\\\\").replaceAll("\n", "\\n").replaceAll("\t", "\\t");
 const unescapeLine = (text) => text.replace(/\\([\\nt])/g, (_, char) => ({ n: "\n", t: "\t" })[char] ?? "\\");
+
+/** The object that a text is; an empty one for no text, null for anything else. */
+function objectIn(text) {
+	try {
+		const value = JSON.parse(text.trim() || "{}");
+		return value && typeof value === "object" && !Array.isArray(value) ? value : null;
+	} catch {
+		return null;
+	}
+}

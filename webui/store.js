@@ -1,15 +1,12 @@
 // Chats in localStorage, one key each, so that saving one never touches another.
-//
-// A chat: {id, title, named, created, updated, settings, messages, draft, failure}. A message:
-// {role, content, finish, usage, stats, failure}; `finish` is null while it is being written.
 
 import { Emitter } from "./events.js";
+import { cleanChat, newId } from "./records.js";
 
 const CHAT = "llaisys:chat:";
 const VERSION = 1;
-const ROLES = ["user", "assistant"];
 
-/** Emits `list` (titles, order), `active` (another chat is shown), `chat` (id), `trouble` (text). */
+/** Emits `list` (titles, order), `active` (another chat is shown), `changed` (a chat, by hand), `trouble` (text). */
 export class Store extends Emitter {
 	#chats = new Map();
 	#timers = new Map();
@@ -53,7 +50,7 @@ export class Store extends Emitter {
 				if (!last.content) chat.messages.pop();
 			}
 			const mine = this.#chats.get(chat.id);
-			if (mine) chat.draft = mine.draft; // what is being typed here stays
+			if (mine) Object.assign(chat, { draft: mine.draft, files: mine.files }); // what is being typed here stays
 			this.#chats.set(chat.id, chat);
 		} catch { /* not ours, or damaged: left where it is, not shown */ }
 	}
@@ -73,7 +70,7 @@ export class Store extends Emitter {
 
 	/** An empty chat; the one that is empty already, if there is. Not saved until it has something. */
 	create(settings = {}) {
-		const empty = this.all().find((chat) => !chat.messages.length && !chat.draft && !chat.named);
+		const empty = this.all().find((chat) => !chat.messages.length && !chat.draft && !chat.files.length && !chat.named);
 		const chat = empty ?? cleanChat({ id: newId(), settings });
 		chat.settings = { ...settings };
 		chat.updated = Date.now();
@@ -161,13 +158,6 @@ export class Store extends Emitter {
 	}
 }
 
-export function chatAsMarkdown(chat) {
-	const names = { user: "You", assistant: "Assistant" };
-	const system = chat.settings.system ? [`> ${chat.settings.system.replaceAll("\n", "\n> ")}`] : [];
-	return [`# ${chat.title}`, ...system,
-		...chat.messages.map(({ role, content }) => `## ${names[role]}\n\n${content}`)].join("\n\n") + "\n";
-}
-
 /** Settings that new chats begin with. */
 export function readDefaults() {
 	try {
@@ -179,31 +169,4 @@ export function readDefaults() {
 
 export function writeDefaults(settings) {
 	localStorage.setItem("llaisys:defaults", JSON.stringify(settings));
-}
-
-const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
-
-/** A chat with all its fields and nothing else, whatever came in. */
-function cleanChat(raw) {
-	const now = Date.now();
-	return {
-		id: /^[\w-]{1,64}$/.test(raw.id) ? raw.id : newId(),
-		title: String(raw.title ?? "New chat").slice(0, 200),
-		named: Boolean(raw.named),
-		created: Number(raw.created) || now,
-		updated: Number(raw.updated) || now,
-		settings: { ...raw.settings },
-		messages: (raw.messages ?? []).filter(({ role }) => ROLES.includes(role)).map((message) => ({
-			role: message.role,
-			content: String(message.content ?? ""),
-			...(message.role === "assistant" && {
-				finish: message.finish ?? null,
-				usage: message.usage ?? null,
-				stats: message.stats ?? null,
-				failure: message.failure ?? null,
-			}),
-		})),
-		draft: String(raw.draft ?? ""),
-		failure: raw.failure ?? null,
-	};
 }

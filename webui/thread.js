@@ -3,6 +3,7 @@
 import { announce, byId, h, icon, toast } from "./dom.js";
 import { failureCard } from "./failure.js";
 import { messageView } from "./message.js";
+import { showVersion } from "./records.js";
 
 const NEAR = 80; // pixels from the end that still count as the end
 
@@ -111,7 +112,12 @@ export class Thread {
 				this.#replace(chat, () => this.#chats.edit(chat, index, text,
 					(back) => queueMicrotask(() => this.#views.get(chat.messages[index])?.edit(back))));
 			},
-			regenerate: (message) => this.#replace(chat, () => this.#chats.regenerate(chat, place(message))),
+			rewrite: (message, text) => {
+				const changed = { ...message, content: text, edited: true };
+				this.#change(chat, chat.messages.map((other) => other === message ? changed : other));
+			},
+			regenerate: (message) => this.#chats.regenerate(chat, place(message)),
+			show: (message, number) => this.#change(chat, showVersion(chat.messages, place(message), number)),
 			resume: () => this.#chats.resume(chat),
 			fork: (message) => {
 				const messages = structuredClone(chat.messages.slice(0, place(message) + 1));
@@ -124,6 +130,13 @@ export class Thread {
 		};
 	}
 
+	#change(chat, messages) {
+		chat.messages = messages;
+		this.#store.save(chat, true);
+		this.#store.emit("changed", chat);
+		if (chat === this.#store.active) this.#update();
+	}
+
 	/** Runs something that replaces messages, and offers to have them back. */
 	#replace(chat, run) {
 		const before = chat.messages;
@@ -131,10 +144,8 @@ export class Thread {
 		toast("The earlier answer was replaced", "Undo", async () => {
 			this.#chats.stop(chat);
 			while (this.#chats.isRunning(chat)) await new Promise((resume) => setTimeout(resume, 20));
-			chat.messages = before;
 			chat.failure = null;
-			this.#store.save(chat, true);
-			if (chat === this.#store.active) this.#update();
+			this.#change(chat, before);
 		});
 	}
 

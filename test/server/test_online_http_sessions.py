@@ -58,6 +58,22 @@ def test_sessions_can_be_listed_imported_renamed_and_deleted(client: httpx.Clien
     error_of(client.patch(f"/v1/sessions/{name}", json={"title": "u"}), 404)
 
 
+def test_a_session_is_replaced_whole_or_not_at_all(client: httpx.Client) -> None:
+    first = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    other = [{"role": "user", "content": "three"}]
+    path = "/v1/sessions/mirror"
+    made = client.put(path, json={"title": "Mine", "messages": first}).json()
+    assert (made["title"], made["messages"]) == ("Mine", first)
+    changed = client.put(path, json={"messages": other}).json()
+    assert (changed["title"], changed["messages"]) == ("", other)
+    assert changed["created"] == made["created"]
+    bad = client.put(path, json={"messages": [*first, {"role": "nobody", "content": "x"}]})
+    assert bad.status_code == 400
+    assert client.get(path).json()["messages"] == other
+    assert client.put(path, json={"title": "x"}).status_code == 400
+    client.delete(path)
+
+
 def test_a_session_belongs_to_its_key(client: httpx.Client, server: ServerProcess) -> None:
     client.post(CHAT, json=chat(session_id="private"))
     with server.client(KEYS[1]) as other:
@@ -179,6 +195,19 @@ def test_a_session_deleted_during_its_first_turn_stays_deleted(
         assert client.post(CHAT, json=chat(session_id="gone")).status_code == 200
         assert client.get("/v1/sessions/gone").json()["num_messages"] == 2
         client.delete("/v1/sessions/gone")
+
+
+def test_a_session_replaced_during_a_turn_keeps_what_it_was_given(held: HeldServer) -> None:
+    other = [{"role": "user", "content": "mine"}]
+
+    def replace(client: httpx.Client) -> None:
+        assert client.put("/v1/sessions/changing", json={"messages": other}).is_success
+
+    status, answer = held.during_turn(replace, session_id="changing")
+    assert (status, answer["error"]["code"]) == (409, "session_changed")
+    with held.process.client() as client:
+        assert client.get("/v1/sessions/changing").json()["messages"] == other
+        client.delete("/v1/sessions/changing")
 
 
 def test_a_turn_that_could_not_be_stored_is_not_said_to_be(held: HeldServer) -> None:

@@ -92,20 +92,6 @@ def test_cancel_before_the_first_token_gives_the_input_back(
     assert tester.page.locator(".failure").count() == 0
 
 
-def test_regenerate_replaces_the_answer_and_undo_brings_it_back(
-    tester: Person, fake: FakeServer
-) -> None:
-    fake.replies["dice"] = [Reply(["one"]), Reply(["two"])]
-    tester.ask("dice")
-    tester.page.get_by_label("Regenerate answer").click()
-    tester.until_answer("two")
-    tester.idle()
-    assert len(fake.bodies("/v1/chat/completions")[1]["messages"]) == 1
-    tester.page.get_by_role("button", name="Undo").click()
-    tester.until_answer("one")
-    assert [m["content"] for m in tester.stored()[0]["messages"]] == ["dice", "one"]
-
-
 def test_copy_answer_and_code(tester: Person, fake: FakeServer) -> None:
     tester.context.grant_permissions(["clipboard-read", "clipboard-write"])
     fake.replies["code"] = Reply.of("So:\n\n```js\nlet a = 1;\n\nf(a)\n```\n")

@@ -59,6 +59,7 @@ class Reply:
     fail_after: int | None = None  # pieces, then an error event
     drop_after: int | None = None  # pieces, then the connection closes
     usage: tuple[int, int] = (42, 32)  # prompt tokens, cached ones
+    logprob: float | None = None  # of every piece, with one other token
     gone: threading.Event = field(default_factory=threading.Event)  # the client hung up
     sent: int = 0
 
@@ -78,6 +79,8 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.replies: dict[str, Reply | list[Reply]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.sessions: dict[str, dict[str, Any]] = {}
+        self.sessions_full = False
         self.api_key: str | None = None
         self.loading: dict[str, Any] | None = None  # what /health says until the model is there
         self.metrics = {
@@ -101,6 +104,8 @@ class FakeServer(ThreadingHTTPServer):
     def reset(self) -> None:
         self.replies.clear()
         self.requests.clear()
+        self.sessions.clear()
+        self.sessions_full = False
         self.api_key = None
         self.loading = None
 
@@ -148,6 +153,11 @@ class Handler(BaseHTTPRequestHandler):
             card = {"id": MODEL, "object": "model", "max_model_len": 8192}
             card["default_sampling_params"] = {"temperature": 1.0, "top_p": 1.0}
             self._json({"object": "list", "data": [card, {**card, "id": "another-model"}]})
+        elif path == "/v1/sessions":
+            kept = [{"id": name, **session} for name, session in self.server.sessions.items()]
+            self._json({"object": "list", "data": kept})
+        elif (name := path.removeprefix("/v1/sessions/")) in self.server.sessions:
+            self._json({"id": name, **self.server.sessions[name]})
         elif path == "/metrics":
             lines = [f'llaisys:{k}{{model_name="m"}} {v}' for k, v in self.server.metrics.items()]
             self._send(200, "\n".join(lines).encode(), "text/plain")
@@ -165,6 +175,22 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(self.server.reply_to(("+" if resumed else "") + users[-1]), body)
         else:
             self._refuse(404, f"no route {self.path}")
+
+    def do_PUT(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self.server.requests.append((self.path, body))
+        if self.server.sessions_full:
+            self._refuse(507, "the sessions are full")
+            return
+        self.server.sessions[self.path.removeprefix("/v1/sessions/")] = {**body, "updated": 1}
+        self._json({})
+
+    def do_DELETE(self) -> None:
+        name = self.path.removeprefix("/v1/sessions/")
+        if self.server.sessions.pop(name, None) is None:
+            self._refuse(404, "there is no such session")
+        else:
+            self._json({"deleted": True})
 
     def _allowed(self) -> bool:
         key = self.server.api_key
@@ -214,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
             if number == reply.drop_after:
                 raise ConnectionAbortedError
             reply.sent = number + 1
-            yield chunk(piece)
+            yield chunk(piece, logprob=reply.logprob)
         yield chunk("", finish=reply.finish)
         yield json.dumps({"choices": [], "usage": usage(reply)})
         yield "[DONE]"
@@ -240,11 +266,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def chunk(text: str, role: str | None = None, finish: str | None = None) -> str:
+def chunk(
+    text: str, role: str | None = None, finish: str | None = None, logprob: float | None = None
+) -> str:
     delta: dict[str, Any] = {"content": text} if text or role else {}
     if role:
         delta["role"] = role
-    return json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    if logprob is not None:
+        other = {"token": "another", "logprob": -3.0}
+        token = {"token": text, "logprob": logprob, "top_logprobs": [other]}
+        choice["logprobs"] = {"content": [token]}
+    return json.dumps({"choices": [choice]})
 
 
 def usage(reply: Reply) -> dict[str, Any]:

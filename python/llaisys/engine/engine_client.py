@@ -27,7 +27,6 @@ class EngineClient(ABC):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
-        shown: frozenset[int] = frozenset(),
     ) -> str: ...
 
     @abstractmethod
@@ -67,9 +66,8 @@ class InProcessClient(EngineClient):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
-        shown: frozenset[int] = frozenset(),
     ) -> str:
-        return self.engine.submit(prompt, params, request_id, stream, cache_salt, shown)
+        return self.engine.submit(prompt, params, request_id, stream, cache_salt)
 
     def step(self) -> list[StreamOutput]:
         return self.engine.step()

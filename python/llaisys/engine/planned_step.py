@@ -41,7 +41,6 @@ class PlannedStep:
                 choice=request.choice,
                 stop_token_ids=request.stop_token_ids,
                 bad_words=request.bad_words,
-                thinking=request.thinking,
             )
         )
 

@@ -318,5 +318,12 @@ class SessionRequest(Schema):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
 
 
+class SessionContent(Schema):
+    """What a session is to have from now on."""
+
+    title: Text | None = Field(None, max_length=256)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+
+
 class SessionPatch(Schema):
     title: Text = Field(max_length=256)

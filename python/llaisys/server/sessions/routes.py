@@ -1,4 +1,4 @@
-"""/v1/sessions: list, make or import, export, rename, delete. All of the caller's own only."""
+"""/v1/sessions: list, make or import, export, replace, rename, delete; of the caller's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.openai.schemas import (
     SESSION_PATTERN,
+    SessionContent,
     SessionPatch,
     SessionRequest,
     plain_messages,
@@ -59,6 +60,18 @@ async def export_session(request: Request, session_id: SessionName) -> dict[str,
         raise not_found()
     info, messages = found
     return {**info.to_dict(), "messages": messages}
+
+
+@router.put("/{session_id}")
+async def replace_session(
+    request: Request, session_id: SessionName, body: SessionContent
+) -> dict[str, Any]:
+    """Exactly these messages, in a session that may be new: the copy of a client that edits."""
+    service = service_of(request)
+    messages = plain_messages(body.messages)
+    check_count("messages", len(messages), service.config.limits.max_messages, "messages")
+    await service.turns.replace(owner_of(request), session_id, body.title or "", messages)
+    return await export_session(request, session_id)
 
 
 @router.patch("/{session_id}")

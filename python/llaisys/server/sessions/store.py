@@ -205,6 +205,26 @@ class SessionStore:
 
         return await self._run(write)
 
+    async def replace(
+        self, owner: str, session_id: str, title: str, messages: Sequence[Message]
+    ) -> None:
+        """A session has this title and these messages, whatever it had; it is made if there is
+        none."""
+
+        def write(db: sqlite3.Connection) -> None:
+            if _exists(db, owner, session_id):
+                key = (owner, session_id)
+                db.execute("DELETE FROM messages WHERE owner = ? AND session = ?", key)
+                db.execute(
+                    "UPDATE sessions SET title = ?, updated = ? WHERE owner = ? AND id = ?",
+                    (title, time.time(), *key),
+                )
+            else:
+                self._insert(db, owner, session_id, title)
+            self._append(db, owner, session_id, 0, messages)
+
+        await self._run(write)
+
     async def rename(self, owner: str, session_id: str, title: str) -> bool:
         return await self._run(
             lambda db: (

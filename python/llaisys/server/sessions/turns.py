@@ -47,6 +47,18 @@ class SessionTurns:
             await self.store.delete(owner, session_id)
         return True
 
+    async def replace(
+        self, owner: str, session_id: str, title: str, messages: list[dict[str, Any]]
+    ) -> None:
+        """Give a session other contents. The turn that is open was an answer to the earlier ones:
+        it will not be stored."""
+        turn = self._open.get((owner, session_id))
+        if turn is None:
+            return await self.store.replace(owner, session_id, title, messages)
+        async with turn.storing:
+            await self.store.replace(owner, session_id, title, messages)
+            turn.deleted = True
+
     def add(self, turn: SessionTurn) -> None:
         if turn.key in self._open:
             raise ApiError(
@@ -68,7 +80,7 @@ class SessionTurn:
     ) -> None:
         self.key = key  # owner, session id
         self.messages = new  # with the history before them, after `load`
-        self.deleted = False  # the session was, while this turn was open
+        self.deleted = False  # what it was behind is gone: deleted or replaced while it was open
         self.storing = asyncio.Lock()  # held to store the turn, and to delete the session under it
         self._turns = turns
         self._new = new
