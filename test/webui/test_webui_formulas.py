@@ -70,7 +70,8 @@ def test_what_is_no_formula_is_shown_as_it_was_written(tester: Person, source: s
 def test_formulas_and_tasks_in_pieces_are_the_same_as_whole(tester: Person) -> None:
     source = (
         "Say $x^2$ or \\(y\\) and $5.\n\n$$\n\\frac{a}{b}\n$$\n\n\\[ c \\]\n\n"
-        "- [ ] to do with $z$\n- [x] done\n- [link](https://example.org)\n- [\n\n$$d$$ begins a line.\n"
+        "- [ ] to do with $z$\n- [x] done\n- [link](https://example.org)\n- [\n"
+        "\n$$d$$ begins a line.\n"
     )
     whole = tester.render(source)
     for size in (1, 2, 3, 5, 9, 30):
