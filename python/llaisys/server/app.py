@@ -9,14 +9,17 @@ from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from llaisys.server.errors import ApiError
+from llaisys.server.anthropic import routes as anthropic_routes
+from llaisys.server.errors import ApiError, ErrorShape
 from llaisys.server.http import faults
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.metrics import CONTENT_TYPE
+from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
 from llaisys.server.openai.fields import IGNORED_HEADER
+from llaisys.server.responses import routes as responses_routes
 from llaisys.server.service import Service
 from llaisys.server.sessions import routes as session_routes
 
@@ -26,6 +29,19 @@ try:
     VERSION = metadata.version("llaisys")
 except metadata.PackageNotFoundError:  # run from the source tree
     VERSION = "0+source"
+
+
+# Each is a translation to and from what `generation` does.
+DOORS = (openai_routes, responses_routes, anthropic_routes, ollama_routes)
+ERROR_SHAPES = (
+    ("/v1/messages", anthropic_routes.error_body),
+    ("/api/", ollama_routes.error_body),
+)
+
+
+def error_shape(path: str) -> ErrorShape:
+    """How the door at `path` writes errors; OpenAI's way everywhere else."""
+    return next((shape for start, shape in ERROR_SHAPES if path.startswith(start)), ApiError.body)
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -40,7 +56,8 @@ def make_app(service: Service) -> ASGIApp:
     )
     app.state.service = service
     faults.install(app)
-    app.include_router(openai_routes.router)
+    for door in DOORS:
+        app.include_router(door.router)
     app.include_router(session_routes.router)
     add_status_routes(app, service)
     webui = WebUi(find_webui(config.webui) if config.serve_webui else None)
@@ -67,7 +84,7 @@ def make_app(service: Service) -> ASGIApp:
             expose_headers=["X-Request-Id", "Retry-After", IGNORED_HEADER],
         )
     guarded = HostGuard(guarded, (*config.allowed_hosts, config.host), config.allowed_origins)
-    return RequestContext(guarded, count)
+    return RequestContext(guarded, count, error_shape)
 
 
 def add_status_routes(app: FastAPI, service: Service) -> None:

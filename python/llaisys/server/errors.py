@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
@@ -53,6 +54,10 @@ class ApiError(LlaisysError):
 
     def body(self, request_id: str | None) -> dict[str, Any]:
         return error_body(self.status, self.message, self.param, self.code, request_id)
+
+
+# How a door writes an error: (the error, the request's id) -> its body.
+ErrorShape = Callable[[ApiError, str | None], dict[str, Any]]
 
 
 def error_type(status: int) -> str:

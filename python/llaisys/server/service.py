@@ -18,6 +18,7 @@ from llaisys.server.http.limits import Admission
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics
+from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
 
@@ -45,6 +46,7 @@ class Service:
         self.model_names: tuple[str, ...] = config.served_model_names
         self.created = int(time.time())
         self.turns = SessionTurns(sessions)
+        self.responses = ResponseStore(sessions)
         self.body_lane = Lane("body", BODY_THREADS, MAX_WAITING_BODIES)
 
     def model_loaded(self) -> None:

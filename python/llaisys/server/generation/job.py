@@ -184,11 +184,12 @@ class Job:
             item: tuple[int, StreamOutput] | None = first
             while item is not None:
                 number, part = item
-                if part.output is not None and self.turn is not None:
-                    await self.turn.finish(part.output.outputs[0], self.model)
                 if part.finish_reason == "error":
                     raise engine_error()
-                for event in answer.chunks(number, part):
+                events = answer.chunks(number, part)
+                if part.output is not None and self.turn is not None:
+                    await self.turn.finish(part.output.outputs[0], self.model)
+                for event in events:
                     yield event
                 item = await anext(parts, None)
             usage = add_usage([output.usage for output in generation.outputs.values()])

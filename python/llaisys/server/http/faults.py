@@ -23,7 +23,7 @@ from llaisys.server.errors import (
     internal_error,
 )
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.http.security import note_refusal
+from llaisys.server.http.security import error_object, note_refusal
 from llaisys.server.openai.fields import ALIASES, HINTS, REFUSED, UNSUPPORTED, unknown_text
 from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
 
@@ -50,6 +50,8 @@ RULES = {
     "dict_type": "an object",
     "model_attributes_type": "an object",
     "literal_error": "{expected}",
+    "union_tag_invalid": "one of type {expected_tags}",
+    "union_tag_not_found": "an object with a type",
     "string_pattern_mismatch": "a string like {pattern}",
 }
 
@@ -155,10 +157,8 @@ def shown(value: Any) -> str:
 
 def respond(request: Request, error: ApiError) -> Response:
     note_refusal(request.scope, error)
-    body = error.body(request.scope["state"]["request_id"])
-    return Response(
-        json_bytes(body), error.status, headers=error.headers, media_type="application/json"
-    )
+    body = json_bytes(error_object(request.scope, error))
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 def install(app: FastAPI) -> None:

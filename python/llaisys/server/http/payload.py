@@ -19,6 +19,10 @@ def sse(data: dict[str, Any]) -> bytes:
     return b"data: " + json_bytes(data) + b"\n\n"
 
 
+def named_event(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + json_bytes(data) + b"\n\n"
+
+
 def json_bytes(data: Any) -> bytes:
     try:
         return _encode(data)

@@ -12,12 +12,13 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llaisys.common.logs import log_event
-from llaisys.server.errors import ApiError, error_type, internal_error, is_fault
+from llaisys.server.errors import ApiError, ErrorShape, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.keys.ring import ANONYMOUS, KeyRing
 from llaisys.server.openai.fields import IGNORED_HEADER
@@ -43,8 +44,8 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def send_error(send: Send, error: ApiError, request_id: str | None) -> None:
-    body = json_bytes(error.body(request_id))
+async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
+    body = json_bytes(error_object(scope, error))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -61,7 +62,13 @@ async def send_error(send: Send, error: ApiError, request_id: str | None) -> Non
 async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
     """Answer with an error, and leave its reason for the log."""
     note_refusal(scope, error)
-    await send_error(send, error, scope["state"]["request_id"])
+    await send_error(scope, send, error)
+
+
+def error_object(scope: Scope, error: ApiError) -> dict[str, Any]:
+    """The body of an error in the shape of the door that the request came to."""
+    shape: ErrorShape = scope["state"]["error_shape"]
+    return shape(error, scope["state"]["request_id"])
 
 
 def note_refusal(scope: Scope, error: ApiError) -> None:
@@ -77,9 +84,15 @@ class RequestContext:
     """Gives every request its id, logs one line for each, and turns a bug into a 500 that says
     nothing but the id."""
 
-    def __init__(self, app: ASGIApp, on_done: Callable[[str, str, int], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_done: Callable[[str, str, int], None],
+        shape_of: Callable[[str], ErrorShape] = lambda path: ApiError.body,
+    ) -> None:
         self.app = app
         self.on_done = on_done  # (method, route, status)
+        self.shape_of = shape_of  # path -> how its door writes errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,6 +103,7 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["owner"] = ANONYMOUS
+        state["error_shape"] = self.shape_of(scope["path"])
         start, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -214,6 +228,8 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and len(self.ring):
             owner = self.ring.owner(header(scope, b"authorization"))
+            if owner is None and (key := header(scope, b"x-api-key")) is not None:
+                owner = self.ring.owner(f"Bearer {key}")  # as Anthropic's clients send it
             if owner is not None:
                 scope["state"]["owner"] = owner
                 scope["state"]["key"] = self.ring.name(owner)

@@ -39,22 +39,32 @@ CREATE TABLE IF NOT EXISTS messages (
     PRIMARY KEY (owner, session, position),
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 );
+CREATE TABLE IF NOT EXISTS responses (
+    owner TEXT NOT NULL, id TEXT NOT NULL, session TEXT NOT NULL, position INTEGER NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (owner, id),
+    FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS responses_of_sessions ON responses (owner, session);
 """
-# What each owner's messages take, kept by the database itself for as long as it is open: it follows
+# What each owner's rows take, kept by the database itself for as long as it is open: it follows
 # every transaction, and the sessions that are deleted with their messages. They are ASCII.
-ROW_BYTES = 256  # of the bookkeeping of a message, its index included
-SHARES = f"""
-CREATE TEMP TABLE shares (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+ROW_BYTES = 256  # of the bookkeeping of a row, its index included
+ROWS = {"messages": "message", "responses": "body"}  # table -> the column with its text
+SHARES = "CREATE TEMP TABLE shares (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL);" + "".join(
+    f"""
 INSERT INTO shares
-    SELECT owner, sum(length(message) + {ROW_BYTES}) FROM messages GROUP BY owner;
-CREATE TEMP TRIGGER share_grows AFTER INSERT ON main.messages BEGIN
-    INSERT INTO shares VALUES (new.owner, length(new.message) + {ROW_BYTES})
+    SELECT owner, sum(length({text}) + {ROW_BYTES}) FROM {table} WHERE true GROUP BY owner
+    ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+CREATE TEMP TRIGGER {table}_grow AFTER INSERT ON main.{table} BEGIN
+    INSERT INTO shares VALUES (new.owner, length(new.{text}) + {ROW_BYTES})
         ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
-CREATE TEMP TRIGGER share_shrinks AFTER DELETE ON main.messages BEGIN
-    UPDATE shares SET bytes = bytes - length(old.message) - {ROW_BYTES} WHERE owner = old.owner;
+CREATE TEMP TRIGGER {table}_shrink AFTER DELETE ON main.{table} BEGIN
+    UPDATE shares SET bytes = bytes - length(old.{text}) - {ROW_BYTES} WHERE owner = old.owner;
 END;
 """
+    for table, text in ROWS.items()
+)
 VERSION = 1
 ANOTHER = "name another with --session-file"
 
@@ -159,7 +169,7 @@ class SessionStore:
 
     async def list_all(self, owner: str) -> list[SessionInfo]:
         """The latest one first."""
-        return await self._run(
+        return await self.transaction(
             lambda db: [
                 SessionInfo(*row)
                 for row in db.execute(
@@ -182,11 +192,11 @@ class SessionStore:
             ).fetchone()
             if row is None:
                 return None
-            messages = _messages(db, owner, session_id)
+            messages = read_messages(db, owner, session_id)
             name, title, model, created, updated = row
             return SessionInfo(name, title, model, created, updated, len(messages)), messages
 
-        return await self._run(read)
+        return await self.transaction(read)
 
     async def create(
         self,
@@ -199,11 +209,11 @@ class SessionStore:
         name = session_id or f"sess-{uuid.uuid4().hex}"
 
         def write(db: sqlite3.Connection) -> str:
-            self._insert(db, owner, name, title)
-            self._append(db, owner, name, 0, messages)
+            self.insert(db, owner, name, title)
+            self.add_messages(db, owner, name, 0, messages)
             return name
 
-        return await self._run(write)
+        return await self.transaction(write)
 
     async def replace(
         self, owner: str, session_id: str, title: str, messages: Sequence[Message]
@@ -226,7 +236,7 @@ class SessionStore:
         await self._run(write)
 
     async def rename(self, owner: str, session_id: str, title: str) -> bool:
-        return await self._run(
+        return await self.transaction(
             lambda db: (
                 db.execute(
                     "UPDATE sessions SET title = ? WHERE owner = ? AND id = ?",
@@ -237,7 +247,7 @@ class SessionStore:
         )
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        return await self._run(
+        return await self.transaction(
             lambda db: (
                 db.execute(
                     "DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, session_id)
@@ -253,13 +263,13 @@ class SessionStore:
         `append`. SessionLimitError now, not after the answer, when there is no room for `new`."""
 
         def read(db: sqlite3.Connection) -> tuple[bool, list[Message]]:
-            exists = _exists(db, owner, session_id)
+            exists = exists_in(db, owner, session_id)
             if not exists:
-                self._check_count(db, owner)
-            self._check_bytes(db, owner, _encoded(new))
-            return exists, _messages(db, owner, session_id)
+                self.check_count(db, owner)
+            self.check_bytes(db, owner, encoded(new))
+            return exists, read_messages(db, owner, session_id)
 
-        return await self._run(read)
+        return await self.transaction(read)
 
     async def append(
         self,
@@ -275,25 +285,23 @@ class SessionStore:
         the database, it is not refused: its answer exists."""
 
         def write(db: sqlite3.Connection) -> bool:
-            if _exists(db, owner, session_id) != exists:
+            if exists_in(db, owner, session_id) != exists:
                 return False
             if not exists:
-                self._insert(db, owner, session_id, "")
-            count = db.execute(
-                "SELECT count(*) FROM messages WHERE owner = ? AND session = ?", (owner, session_id)
-            ).fetchone()[0]
+                self.insert(db, owner, session_id, "")
+            count = count_messages(db, owner, session_id)
             if count != position:
                 return False
-            self._append(db, owner, session_id, position, messages)
+            self.add_messages(db, owner, session_id, position, messages)
             db.execute(
                 "UPDATE sessions SET updated = ?, model = ? WHERE owner = ? AND id = ?",
                 (time.time(), model, owner, session_id),
             )
             return True
 
-        return await self._lane.finish(self._locked, write)
+        return await self.last_transaction(write)
 
-    def _check_count(self, db: sqlite3.Connection, owner: str) -> None:
+    def check_count(self, db: sqlite3.Connection, owner: str) -> None:
         count = db.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0]
         if count >= self.max_sessions:
             raise SessionLimitError(
@@ -301,7 +309,7 @@ class SessionStore:
                 "too_many_sessions",
             )
 
-    def _check_bytes(self, db: sqlite3.Connection, owner: str, messages: Sequence[str]) -> None:
+    def check_bytes(self, db: sqlite3.Connection, owner: str, messages: Sequence[str]) -> None:
         """Free pages inside the file count as room."""
         pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
@@ -325,8 +333,8 @@ class SessionStore:
             "session_storage_full",
         )
 
-    def _insert(self, db: sqlite3.Connection, owner: str, name: str, title: str) -> None:
-        self._check_count(db, owner)
+    def insert(self, db: sqlite3.Connection, owner: str, name: str, title: str) -> None:
+        self.check_count(db, owner)
         now = time.time()
         try:
             db.execute(
@@ -336,7 +344,7 @@ class SessionStore:
         except sqlite3.IntegrityError:
             raise refuse("session_id", name, "one that does not exist yet") from None
 
-    def _append(
+    def add_messages(
         self,
         db: sqlite3.Connection,
         owner: str,
@@ -344,15 +352,19 @@ class SessionStore:
         position: int,
         messages: Sequence[Message],
     ) -> None:
-        rows = _encoded(messages)
-        self._check_bytes(db, owner, rows)
+        rows = encoded(messages)
+        self.check_bytes(db, owner, rows)
         db.executemany(
             "INSERT INTO messages (owner, session, position, message) VALUES (?, ?, ?, ?)",
             [(owner, name, position + index, row) for index, row in enumerate(rows)],
         )
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._lane.run(self._locked, work)
+
+    async def last_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`transaction`, never refused: for what has been generated, which would be lost."""
+        return await self._lane.finish(self._locked, work)
 
     def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
@@ -379,12 +391,18 @@ def _make_file(path: Path) -> FileLock:
     return lock
 
 
-def _exists(db: sqlite3.Connection, owner: str, session_id: str) -> bool:
+def exists_in(db: sqlite3.Connection, owner: str, session_id: str) -> bool:
     query = "SELECT 1 FROM sessions WHERE owner = ? AND id = ?"
     return db.execute(query, (owner, session_id)).fetchone() is not None
 
 
-def _messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Message]:
+def count_messages(db: sqlite3.Connection, owner: str, session_id: str) -> int:
+    query = "SELECT count(*) FROM messages WHERE owner = ? AND session = ?"
+    count: int = db.execute(query, (owner, session_id)).fetchone()[0]
+    return count
+
+
+def read_messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Message]:
     with closing(
         db.execute(
             "SELECT message FROM messages WHERE owner = ? AND session = ? ORDER BY position",
@@ -394,6 +412,6 @@ def _messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Messa
         return [json.loads(row[0]) for row in rows]
 
 
-def _encoded(messages: Sequence[Message]) -> list[str]:
+def encoded(messages: Sequence[Message]) -> list[str]:
     """As they are stored, in ASCII."""
     return [json.dumps(message) for message in messages]

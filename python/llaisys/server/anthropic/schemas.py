@@ -1,0 +1,296 @@
+"""What clients of Anthropic's Messages API may send, and the same as a chat."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.schemas import MAX_TOKENS, Checked, Schema, Text
+
+CacheControl = dict[str, Any] | None  # a hint: prefixes are found without it
+NAME = Field(max_length=128)
+
+
+class TextBlock(Schema):
+    type: Literal["text"]
+    text: Text
+    cache_control: CacheControl = None
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(Schema):
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+    cache_control: CacheControl = None
+
+
+class RedactedThinkingBlock(Schema):
+    type: Literal["redacted_thinking"]
+    data: Text
+
+
+class ToolUseBlock(Schema):
+    type: Literal["tool_use"]
+    id: Text = NAME
+    name: Text = NAME
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+    cache_control: CacheControl = None
+
+
+class UnreadableBlock(Schema):
+    """An image or a document: refused with words of its own."""
+
+    type: Literal["image", "document", "search_result"]
+    source: Any = None
+    title: Any = None
+    context: Any = None
+    content: Any = None
+    citations: Any = None
+    cache_control: CacheControl = None
+
+
+class ToolResultBlock(Schema):
+    type: Literal["tool_result"]
+    tool_use_id: Text = NAME
+    content: (
+        Text
+        | Annotated[
+            list[Annotated[TextBlock | UnreadableBlock, Field(discriminator="type")]],
+            Field(fail_fast=True),
+        ]
+        | None
+    ) = None
+    is_error: bool | None = None
+    cache_control: CacheControl = None
+
+
+Block = Annotated[
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | UnreadableBlock,
+    Field(discriminator="type"),
+]
+
+
+class InputMessage(Schema):
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class ToolDefinition(Schema):
+    name: Text = NAME
+    description: Text | None = None
+    input_schema: dict[str, Any] | None = None
+    type: Text | None = None
+    strict: bool | None = None
+    cache_control: CacheControl = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[Any] | None = None
+
+
+class ToolChoice(Schema):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Schema):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: Text | None = None
+
+
+class OutputFormat(Schema):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    effort: Text | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Schema):
+    user_id: Text | None = Field(None, max_length=1024)
+
+
+class CountTokensRequest(DoorRequest):
+    """What makes the prompt."""
+
+    model: Text | None = Field(None, max_length=1024)
+    messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)]
+    system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: CacheControl = None
+
+    def to_chat(self) -> dict[str, Any]:
+        chat: dict[str, Any] = {"model": self.model, "messages": self._messages()}
+        last = self.messages[-1]
+        if last.role == "assistant":  # a prefill: the answer goes on from it
+            chat["continue_final_message"] = True
+        chat |= self._tools()
+        if self.thinking is not None:
+            chat |= thinking_fields(self.thinking)
+        format = self.output_format
+        if self.output_config is not None:
+            format = self.output_config.format or format
+            if self.output_config.effort is not None and "reasoning_effort" not in chat:
+                chat["reasoning_effort"] = EFFORTS.get(
+                    self.output_config.effort, self.output_config.effort
+                )
+        if format is not None:
+            schema = {"name": "answer", "schema": format.schema_, "strict": True}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return chat
+
+    def _messages(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if self.system:
+            system = self.system
+            if not isinstance(system, str):
+                system = "\n".join(block.text for block in system)
+            found.append({"role": "system", "content": system})
+        for number, message in enumerate(self.messages):
+            found += chat_messages(message, f"messages[{number}]")
+        return found
+
+    def _tools(self) -> dict[str, Any]:
+        if not self.tools:
+            return {}
+        for number, tool in enumerate(self.tools):
+            if tool.type not in (None, "custom") or tool.input_schema is None:
+                raise InvalidInputError(
+                    f"tools[{number}] is of a kind that this server does not have; it must be a "
+                    "tool of your own, with an input_schema",
+                    field=f"tools[{number}].type",
+                    code=UNSUPPORTED,
+                )
+        fields: dict[str, Any] = {"tools": [chat_tool(tool) for tool in self.tools]}
+        choice = self.tool_choice
+        if choice is not None:
+            if choice.type == "tool":
+                fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            else:
+                fields["tool_choice"] = "required" if choice.type == "any" else choice.type
+            if choice.disable_parallel_tool_use:
+                fields["parallel_tool_calls"] = False
+        return fields
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: Annotated[int | None, Checked("max_tokens", MAX_TOKENS)] = None
+    stop_sequences: list[Text] | None = None
+    stream: bool | None = None
+    temperature: float | int | None = None
+    top_k: int | None = None
+    top_p: float | int | None = None
+    metadata: Metadata | None = None
+    service_tier: Text | None = None  # a hint
+    inference_geo: Text | None = None  # a hint
+
+    def to_chat(self) -> dict[str, Any]:
+        chat = super().to_chat()
+        values = {
+            "max_tokens": self.max_tokens,
+            "stop": [text for text in self.stop_sequences or () if text] or None,
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "user": None if self.metadata is None else self.metadata.user_id,
+        }
+        return chat | {name: value for name, value in values.items() if value is not None}
+
+
+EFFORTS = {"max": "high", "xhigh": "high"}
+
+
+def thinking_fields(thinking: Thinking) -> dict[str, Any]:
+    """Whether and how long to reason before the answer."""
+    if thinking.type == "disabled":
+        return {"reasoning_effort": "none"}
+    if thinking.budget_tokens is None:
+        return {}
+    return {"thinking_token_budget": thinking.budget_tokens}
+
+
+def chat_tool(tool: ToolDefinition) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def chat_messages(message: InputMessage, path: str) -> list[dict[str, Any]]:
+    """The messages of a chat that one of Anthropic's is: results of tools have their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for number, block in enumerate(message.content):
+        place = f"{path}.content[{number}]"
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ToolResultBlock):
+            content = result_text(block, place)
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif isinstance(block, UnreadableBlock):
+            raise unreadable(block, place)
+    if calls and message.role != "assistant":
+        raise InvalidInputError(
+            f"{path} has a tool_use block; only messages of the assistant may", field=path
+        )
+    found = results
+    if texts or calls or thoughts or not results:
+        said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+        if calls:
+            said["tool_calls"] = calls
+        if thoughts and message.role == "assistant":
+            said["reasoning_content"] = "\n".join(thoughts)
+        found.append(said)
+    return found
+
+
+def result_text(block: ToolResultBlock, path: str) -> str:
+    content = block.content or ""
+    if not isinstance(content, str):
+        texts = []
+        for number, part in enumerate(content):
+            if isinstance(part, UnreadableBlock):
+                raise unreadable(part, f"{path}.content[{number}]")
+            texts.append(part.text)
+        content = "\n".join(texts)
+    return f"Error: {content}" if block.is_error else content
+
+
+def unreadable(block: UnreadableBlock, path: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path} is of type {block.type}; this is a text model: send text blocks",
+        field=path,
+        code=UNSUPPORTED,
+    )

@@ -1,0 +1,105 @@
+"""A chat from the request to its prompt: what the doors to a chat share.
+
+Every door says what it was asked in the fields of OpenAI's chat request, and goes on from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from pydantic import PrivateAttr, ValidationError, model_validator
+
+from llaisys.chat.reader import AnswerReader
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.validation import check_count, refuse
+from llaisys.server.generation.job import Job
+from llaisys.server.generation.prompts import encode_messages, encode_prompts
+from llaisys.server.http.faults import validation_error
+from llaisys.server.openai.schemas import ChatCompletionRequest, Schema, plain_messages
+
+Message = dict[str, Any]
+
+
+class DoorRequest(Schema):
+    """A body in another door's words. `chat` is the same in OpenAI's, made where the body is
+    parsed, which for a large one is beside the event loop."""
+
+    _chat: ChatCompletionRequest = PrivateAttr()
+
+    @model_validator(mode="after")
+    def translate(self) -> DoorRequest:
+        self.set_chat()
+        return self
+
+    def set_chat(self) -> None:
+        """Translate what the fields are now. Raises InvalidInputError."""
+        try:
+            self._chat = ChatCompletionRequest.model_validate(self.to_chat())
+        except ValidationError as error:
+            told = validation_error(error.errors(include_url=False))
+            raise InvalidInputError(told.message, field=told.param, code=told.code) from None
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        return self._chat
+
+    def to_chat(self) -> dict[str, Any]:
+        """The fields of a ChatCompletionRequest. Raises InvalidInputError."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Chat:
+    """A chat that is ready to run."""
+
+    job: Job
+    params: SamplingParams
+    messages: list[Message]
+    prompt: list[int]
+    reader: AnswerReader  # of its one choice
+
+
+async def open_chat(
+    request: Request,
+    body: ChatCompletionRequest,
+    prompt_name: str = "messages",
+    messages: list[Message] | None = None,
+) -> Chat:
+    """The chat of a body; `messages` are all of its messages where there are more than the body
+    has. `prompt_name`: what the door calls them."""
+    job = await Job.of(request, body, prompt_name)
+    params = await job.sampling(body.to_sampling)
+    found = plain_messages(body.messages) if messages is None else messages
+    limits = job.service.config.limits
+    check_count(prompt_name, len(found), limits.max_messages, "messages")
+    options: dict[str, Any] = {}
+    if body.add_generation_prompt is not None:
+        options["add_generation_prompt"] = body.add_generation_prompt
+    if body.chat_template_kwargs:
+        options["variables"] = body.chat_template_kwargs
+    prompt = await chat_prompt(job, body, found, options)
+    return Chat(job, params, found, prompt, AnswerReader())
+
+
+async def chat_prompt(
+    job: Job, body: ChatCompletionRequest, history: list[Message], options: dict[str, Any]
+) -> list[int]:
+    """Token ids of a chat; with `continue_final_message`, up to the end of the last message's text,
+    which the answer then continues."""
+    engine, limit = job.service.engine, job.prompt_limit
+    if not body.continue_final_message:
+        return await encode_messages(engine, history, limit, **options)
+    if history[-1]["role"] != "assistant" or len(history) < 2:
+        raise refuse(
+            f"{job.prompt_name}[{len(history) - 1}].role",
+            history[-1]["role"],
+            "'assistant' when continue_final_message is true",
+        )
+    options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
+    start = await encode_messages(engine, history[:-1], limit, **options)
+    (end,) = await encode_prompts(engine, [history[-1]["content"]], False, limit)
+    limit.check_tokens(len(start) + len(end))
+    return start + end

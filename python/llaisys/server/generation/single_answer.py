@@ -1,0 +1,124 @@
+"""The answer of a door that has one choice and says it in blocks: reasoning, text, calls."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+from llaisys.chat.reader import AnswerReader
+from llaisys.chat.records import (
+    AnswerEvent,
+    CallArguments,
+    CallStart,
+    ChatAnswer,
+    ContentText,
+    ReasoningText,
+)
+from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
+from llaisys.server.generation.answer import Answer
+from llaisys.server.http.payload import json_bytes
+
+
+class Block(Enum):
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+class SingleAnswer(Answer):
+    """Reads what is generated into blocks, of which one is open at a time. A door says what opens
+    one, adds to it and closes it; `begin` comes first, `close` last."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self.reader = reader
+        self.block: Block | None = None  # the open one
+        self.call: CallStart | None = None  # of the open block, when it is one
+        self.text = ""  # of the open block, so far
+        self.output: CompletionOutput | None = None  # when it is complete
+        self._begun = False
+        self.was_cut = False  # it ended at the limit of its length
+
+    # ---- what a door writes --------------------------------------------------------------------
+
+    @abstractmethod
+    def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
+        """The whole answer as an object."""
+
+    @abstractmethod
+    def begin(self) -> list[bytes]: ...
+
+    @abstractmethod
+    def open_block(self, block: Block) -> list[bytes]:
+        """`self.call` says which call it is."""
+
+    @abstractmethod
+    def add(self, block: Block, text: str) -> list[bytes]: ...
+
+    @abstractmethod
+    def close_block(self, block: Block) -> list[bytes]:
+        """`self.text` is all that was added."""
+
+    @abstractmethod
+    def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]: ...
+
+    # ---- from the job --------------------------------------------------------------------------
+
+    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
+        output = outputs[0].outputs[0]
+        self.output = output
+        yield json_bytes(self.body(self.reader.read(output.text), output, usage))
+
+    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+        found = self._begin()
+        self.was_cut = part.finish_reason == "length"
+        events = self.reader.feed(part.text)
+        if part.finish_reason is not None:
+            events += self.reader.finish()
+        for event in events:
+            found += self._event(event)
+        if part.finish_reason is not None:
+            found += self.end_block()
+        if part.output is not None:
+            self.output = part.output.outputs[0]
+            found += self.close(self.output, part.output.usage)
+        return found
+
+    def end(self, usage: Usage) -> list[bytes]:
+        return []  # its one choice has ended everything
+
+    def end_block(self) -> list[bytes]:
+        """Close the open block, if there is one."""
+        if self.block is None:
+            return []
+        found = self.close_block(self.block)
+        self.block, self.call, self.text = None, None, ""
+        return found
+
+    def _begin(self) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        return self.begin()
+
+    def _event(self, event: AnswerEvent) -> list[bytes]:
+        if isinstance(event, CallStart):
+            found = self.end_block()
+            self.block, self.call = Block.CALL, event
+            return found + self.open_block(Block.CALL)
+        kind = BLOCKS[type(event)]
+        found = []
+        if kind is not self.block:
+            found = self.end_block()
+            self.block = kind
+            found += self.open_block(kind)
+        self.text += event.text
+        return found + self.add(kind, event.text)
+
+
+BLOCKS: dict[type[AnswerEvent], Block] = {
+    ReasoningText: Block.REASONING,
+    ContentText: Block.TEXT,
+    CallArguments: Block.CALL,
+}

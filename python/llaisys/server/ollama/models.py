@@ -1,0 +1,82 @@
+"""A model as Ollama describes it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llaisys.server.service import Service
+
+FOREVER = "2318-01-01T00:00:00Z"  # Ollama's own word for a model that stays
+WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+def weight_bytes(path: str) -> int:
+    """Of the files that the model was loaded from; 0: it has none."""
+    place = Path(path)
+    files = [place] if place.is_file() else [f for kind in WEIGHTS for f in place.glob(kind)]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def details(service: Service) -> dict[str, Any]:
+    info = service.info
+    return {
+        "parent_model": "",
+        "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
+        "family": info.model_type,
+        "families": [info.model_type],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+async def model_entry(service: Service, name: str) -> dict[str, Any]:
+    """`digest` stands for the name: clients use it to tell models apart."""
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": stamp(service.created),
+        "size": await asyncio.to_thread(weight_bytes, service.info.model_path),
+        "digest": hashlib.sha256(name.encode()).hexdigest(),
+        "details": details(service),
+    }
+
+
+async def running_entry(service: Service, name: str) -> dict[str, Any]:
+    entry = await model_entry(service, name)
+    del entry["modified_at"]
+    return {
+        **entry,
+        "expires_at": FOREVER,
+        "size_vram": 0 if service.config.engine.device == "cpu" else entry["size"],
+        "context_length": service.info.max_model_len,
+    }
+
+
+def model_details(service: Service) -> dict[str, Any]:
+    info, kind = service.info, service.info.model_type
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "license": "",
+        "details": details(service),
+        "model_info": {
+            "general.architecture": kind,
+            f"{kind}.context_length": info.max_model_len,
+            f"{kind}.vocab_size": info.vocab_size,
+        },
+        "capabilities": capabilities(service),
+        "modified_at": stamp(service.created),
+    }
+
+
+def capabilities(service: Service) -> list[str]:
+    return ["completion"]
+
+
+def stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

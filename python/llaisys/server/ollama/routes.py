@@ -1,0 +1,91 @@
+"""Ollama's routes, for clients that know only those: chat, generate, and what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from llaisys.chat.reader import AnswerReader
+from llaisys.common.validation import refuse
+from llaisys.server.generation.chat import Chat, open_chat
+from llaisys.server.generation.job import Job
+from llaisys.server.generation.prompts import encode_prompts
+from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.payload import json_response
+from llaisys.server.ollama.answer import OllamaAnswer, error_body, now
+from llaisys.server.ollama.models import model_details, model_entry, running_entry
+from llaisys.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaRequest, ShowRequest
+from llaisys.server.service import service_for, service_of
+
+__all__ = ["error_body", "router"]
+
+router = APIRouter(prefix="/api", tags=["Ollama"], route_class=CheckedRoute)
+
+API_VERSION = "0.12.0"  # of Ollama, whose routes these are; clients ask for a least one
+
+
+@router.post("/chat")
+async def chat(request: Request, body: ChatRequest) -> Response:
+    """Answer a conversation, a line of JSON for each part unless `stream` is false."""
+    if body.only_loads:
+        return await loaded(request, body, {"message": {"role": "assistant", "content": ""}})
+    return await run(await open_chat(request, body.chat), body, chat=True)
+
+
+@router.post("/generate")
+async def generate(request: Request, body: GenerateRequest) -> Response:
+    """Answer one prompt, through the model's template or, with `raw`, without it."""
+    if body.only_loads:
+        return await loaded(request, body, {"response": ""})
+    if not body.raw:
+        return await run(await open_chat(request, body.chat, "prompt"), body, chat=False)
+    job = await Job.of(request, body.chat, "prompt")
+    params = await job.sampling(body.chat.to_sampling)
+    engine = job.service.engine
+    (prompt,) = await encode_prompts(engine, [body.prompt or ""], True, job.prompt_limit)
+    return await run(Chat(job, params, [], prompt, AnswerReader()), body, chat=False)
+
+
+async def run(chat_: Chat, body: OllamaRequest, chat: bool) -> Response:
+    answer = OllamaAnswer(chat_.reader, body.model, chat)
+    return await chat_.job.run([chat_.prompt], chat_.params, answer)
+
+
+async def loaded(request: Request, body: OllamaRequest, said: dict[str, Any]) -> Response:
+    """Nothing to answer: clients ask this to load a model, or with `keep_alive` 0 to let it go. It
+    is there either way."""
+    await service_for(request, body.chat.model)
+    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+    head = {"model": body.model, "created_at": now()}
+    return json_response({**head, **said, "done": True, "done_reason": reason})
+
+
+@router.get("/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The models that there are."""
+    service = service_of(request)
+    return {"models": [await model_entry(service, name) for name in service.model_names]}
+
+
+@router.get("/ps")
+async def running(request: Request) -> dict[str, Any]:
+    """The models that are loaded: the same."""
+    service = service_of(request)
+    return {"models": [await running_entry(service, name) for name in service.model_names]}
+
+
+@router.post("/show")
+async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
+    """What is known of a model."""
+    name = body.model or body.name
+    if not name:
+        raise refuse("model", name, "the name of a model")
+    service = await service_for(request, name.removesuffix(":latest"))
+    return model_details(service)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    return {"version": API_VERSION}

@@ -1,0 +1,215 @@
+"""What clients of Ollama may send, and the same as a chat or a completion."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import refuse
+from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.schemas import Schema, Text
+
+Number = float | int
+
+# Options by the names of the sampling fields that they are.
+SAMPLING = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+# How a model is loaded and run is the server's to say: these are taken and change nothing.
+HINTS = frozenset(
+    "num_ctx num_keep num_batch num_gpu main_gpu num_thread numa use_mmap use_mlock low_vram f16_kv "
+    "vocab_only logits_all embedding_only rope_frequency_base rope_frequency_scale repeat_last_n "
+    "penalize_newline mirostat_tau mirostat_eta draft_num_predict".split()
+)
+# Those that would change the answer, and the values that mean "not used".
+NEUTRAL: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "tfs_z": (1,)}
+
+
+class OllamaMessage(Schema):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text | None = None
+    thinking: Text | None = None
+    images: list[Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: Text | None = Field(None, max_length=256)
+    tool_call_id: Text | None = Field(None, max_length=256)
+
+
+class OllamaRequest(DoorRequest):
+    """What /api/chat and /api/generate share. Answers are streamed unless `stream` is false."""
+
+    model: Text = Field(max_length=1024)
+    stream: bool | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: Text | Number | None = None  # the model stays as long as the server does
+    think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    truncate: bool | None = None  # prompts are never cut; one that is too long is refused
+    shift: bool | None = None
+
+    def shared_fields(self) -> dict[str, Any]:
+        fields = sampling_fields(self.options or {})
+        fields |= {"model": self.model.removesuffix(":latest"), "stream": self.stream is not False}
+        if self.format == "json":
+            fields["response_format"] = {"type": "json_object"}
+        elif isinstance(self.format, dict):
+            schema = {"name": "answer", "schema": self.format, "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.think is False:
+            fields["reasoning_effort"] = "none"
+        elif isinstance(self.think, str):
+            fields["reasoning_effort"] = self.think
+        return fields
+
+
+class ChatRequest(OllamaRequest):
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = []
+    tools: list[dict[str, Any]] | None = None
+
+    @property
+    def only_loads(self) -> bool:
+        return not self.messages
+
+    def to_chat(self) -> dict[str, Any]:
+        fields = self.shared_fields()
+        if self.tools:
+            fields["tools"] = [{"type": "function", **tool} for tool in self.tools]
+        fields["messages"] = chat_messages(self.messages) or PLACEHOLDER
+        return fields
+
+
+class GenerateRequest(OllamaRequest):
+    prompt: Text | None = None
+    system: Text | None = None
+    raw: bool | None = None  # the prompt is used as it is, without the model's template
+    suffix: Literal[""] | None = None
+    template: Literal[""] | None = None
+    context: list[int] | None = None
+    images: list[Any] | None = None
+
+    @property
+    def only_loads(self) -> bool:
+        return not self.prompt
+
+    def to_chat(self) -> dict[str, Any]:
+        if self.images:
+            raise no_images("images")
+        if self.context:
+            raise InvalidInputError(
+                "context is not supported by this server; use /api/chat",
+                field="context",
+                code=UNSUPPORTED,
+            )
+        fields = self.shared_fields()
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        said = [{"role": "user", "content": self.prompt}] if self.prompt else PLACEHOLDER
+        return fields | {"messages": [*system, *said]}
+
+
+class ShowRequest(Schema):
+    model: Text | None = Field(None, max_length=1024)
+    name: Text | None = Field(None, max_length=1024)  # its older name
+    verbose: bool | None = None
+    system: Text | None = None
+    template: Text | None = None
+    options: dict[str, Any] | None = None
+
+
+PLACEHOLDER = [{"role": "user", "content": ""}]  # of a request that only loads the model
+
+
+def no_images(path: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path} is given; this is a text model: send text only", field=path, code=UNSUPPORTED
+    )
+
+
+def chat_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
+    """Ollama's calls have no ids: a result belongs to the first call before it that has none."""
+    found: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []  # (name, id) of calls without a result
+    for number, message in enumerate(messages):
+        path = f"messages[{number}]"
+        if message.images:
+            raise no_images(f"{path}.images")
+        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.role == "assistant":
+            calls = [
+                chat_call(call, f"{path}.tool_calls[{i}]")
+                for i, call in enumerate(message.tool_calls or ())
+            ]
+            if calls:
+                made["tool_calls"] = calls
+                waiting = [(call["function"]["name"], call["id"]) for call in calls]
+            if message.thinking:
+                made["reasoning_content"] = message.thinking
+        elif message.role == "tool":
+            same = [call for call in waiting if call[0] == message.tool_name] or waiting
+            own = same[0] if same else ("", f"call_{uuid.uuid4().hex[:16]}")
+            if own in waiting:
+                waiting.remove(own)
+            made["tool_call_id"] = message.tool_call_id or own[1]
+        found.append(made)
+    return found
+
+
+def chat_call(call: dict[str, Any], path: str) -> dict[str, Any]:
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str):
+        raise refuse(path, call, "{'function': {'name', 'arguments'}}")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments or {})
+    own = call.get("id")
+    return {
+        "id": own if isinstance(own, str) and own else f"call_{uuid.uuid4().hex[:16]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` in OpenAI's names. Raises InvalidInputError for one that nobody knows."""
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in HINTS:
+            continue
+        if name in SAMPLING:
+            fields[SAMPLING[name]] = value
+        elif name == "num_predict":
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise refuse("options.num_predict", value, "an integer")
+            if value > 0:  # -1 and -2: as many as there is room for
+                fields["max_tokens"] = value
+        elif name == "seed":
+            fields["seed"] = value
+        elif name == "stop":
+            texts = [value] if isinstance(value, str) else value
+            fields["stop"] = [text for text in texts if text] if isinstance(texts, list) else texts
+        elif name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                raise InvalidInputError(
+                    f"options.{name} is not supported by this server",
+                    field=f"options.{name}",
+                    code=UNSUPPORTED,
+                )
+        else:
+            raise InvalidInputError(
+                "options has a name that is not known", field="options", code="unknown_field"
+            )
+    return fields

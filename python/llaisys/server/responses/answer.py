@@ -1,0 +1,221 @@
+"""OpenAI's response object, whole or as its stream of events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from llaisys.chat.reader import AnswerReader
+from llaisys.chat.records import ChatAnswer
+from llaisys.common.types import CompletionOutput, Usage
+from llaisys.server.errors import ApiError
+from llaisys.server.generation.single_answer import Block, SingleAnswer
+from llaisys.server.http.payload import named_event
+from llaisys.server.responses.schemas import ResponsesRequest
+
+PREFIXES = {Block.REASONING: "rs", Block.TEXT: "msg", Block.CALL: "fc"}
+ERROR_CODES = {429: "rate_limit_exceeded"}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+class ResponsesAnswer(SingleAnswer):
+    """Items are named after the response, so that a reference to one finds it."""
+
+    def __init__(
+        self,
+        reader: AnswerReader,
+        body: ResponsesRequest,
+        model: str,
+        defaults: Mapping[str, Any],
+        request_id: str,
+    ) -> None:
+        super().__init__(reader)
+        self.key = uuid.uuid4().hex
+        self.response_id = f"resp_{self.key}"
+        self.request_id = request_id
+        self.items: list[dict[str, Any]] = []  # complete ones
+        self.complete: dict[str, Any] | None = None  # the response, once it is
+        self._head = response_head(body, self.response_id, model, defaults)
+        self._sequence = 0
+
+    def _response(self, status: str, usage: Usage | None = None, **others: Any) -> dict[str, Any]:
+        return {
+            **self._head,
+            "status": status,
+            "output": list(self.items),
+            "usage": None if usage is None else usage_object(usage),
+            **others,
+        }
+
+    def _finished(self, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
+        if output.finish_reason == "length":
+            details = {"reason": "max_output_tokens"}
+            found = self._response("incomplete", usage, incomplete_details=details)
+        elif output.finish_reason == "abort":
+            found = self._response("cancelled", usage)
+        else:
+            found = self._response("completed", usage, completed_at=int(time.time()))
+        self.complete = found
+        return found
+
+    # ---- items ---------------------------------------------------------------------------------
+
+    @property
+    def _item_id(self) -> str:
+        assert self.block is not None
+        return self._id(self.block)
+
+    def _id(self, block: Block) -> str:
+        return f"{PREFIXES[block]}_{self.key}_{len(self.items)}"
+
+    def _item(self, block: Block, text: str, status: str, call: Any = None) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._id(block), "status": status}
+        if block is Block.REASONING:
+            content = [{"type": "reasoning_text", "text": text}] if text else []
+            return {**item, "type": "reasoning", "summary": [], "content": content}
+        if block is Block.CALL:
+            names = {"call_id": call.id, "name": call.name, "arguments": text}
+            return {**item, "type": "function_call", **names}
+        content = [text_part(text)] if status != "in_progress" else []
+        return {**item, "type": "message", "role": "assistant", "content": content}
+
+    def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
+        status = "incomplete" if output.finish_reason == "length" else "completed"
+        if answer.reasoning:
+            self.items.append(self._item(Block.REASONING, answer.reasoning, status))
+        if answer.content or not answer.tool_calls:
+            self.items.append(self._item(Block.TEXT, answer.content, status))
+        for call in answer.tool_calls:
+            self.items.append(self._item(Block.CALL, call.arguments, status, call))
+        return self._finished(output, usage)
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def _say(self, kind: str, **fields: Any) -> bytes:
+        number, self._sequence = self._sequence, self._sequence + 1
+        return named_event(kind, {"type": kind, "sequence_number": number, **fields})
+
+    def _about_item(self, kind: str, **fields: Any) -> bytes:
+        """An event about the open item."""
+        return self._say(kind, item_id=self._item_id, output_index=len(self.items), **fields)
+
+    def begin(self) -> list[bytes]:
+        response = self._response("in_progress")
+        return [
+            self._say("response.created", response=response),
+            self._say("response.in_progress", response=response),
+        ]
+
+    def open_block(self, block: Block) -> list[bytes]:
+        self.block = block
+        item = self._item(block, "", "in_progress", self.call)
+        found = [self._say("response.output_item.added", output_index=len(self.items), item=item)]
+        if block is not Block.CALL:
+            part = part_of(block, "")
+            found.append(
+                self._about_item("response.content_part.added", content_index=0, part=part)
+            )
+        return found
+
+    def add(self, block: Block, text: str) -> list[bytes]:
+        if block is Block.TEXT:
+            more = {"content_index": 0, "logprobs": []}
+            return [self._about_item("response.output_text.delta", delta=text, **more)]
+        if block is Block.REASONING:
+            return [self._about_item("response.reasoning_text.delta", delta=text, content_index=0)]
+        return [self._about_item("response.function_call_arguments.delta", delta=text)]
+
+    def close_block(self, block: Block) -> list[bytes]:
+        text, index = self.text, {"content_index": 0}
+        done: dict[str, Any]
+        if block is Block.CALL:
+            assert self.call is not None
+            done = {"arguments": text, "name": self.call.name}
+            found = [self._about_item("response.function_call_arguments.done", **done)]
+        else:
+            kind = "output_text" if block is Block.TEXT else "reasoning_text"
+            done = {"text": text, **index, **({"logprobs": []} if block is Block.TEXT else {})}
+            part = part_of(block, text)
+            found = [
+                self._about_item(f"response.{kind}.done", **done),
+                self._about_item("response.content_part.done", part=part, **index),
+            ]
+        item = self._item(block, text, "incomplete" if self.was_cut else "completed", self.call)
+        place = len(self.items)
+        self.items.append(item)
+        return [*found, self._say("response.output_item.done", output_index=place, item=item)]
+
+    def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
+        found = []
+        if not self.items:  # nothing was said: that is a message, too
+            found = [*self.open_block(Block.TEXT), *self.end_block()]
+        response = self._finished(output, usage)
+        status = response["status"]
+        kind = "response.completed" if status == "completed" else "response.incomplete"
+        return [*found, self._say(kind, response=response)]
+
+    def break_off(self, error: ApiError) -> list[bytes]:
+        code = ERROR_CODES.get(error.status, "server_error")
+        told = {"code": code, "message": error.message}
+        return [self._say("response.failed", response=self._response("failed", error=told))]
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def part_of(block: Block, text: str) -> dict[str, Any]:
+    return text_part(text) if block is Block.TEXT else {"type": "reasoning_text", "text": text}
+
+
+def response_head(
+    body: ResponsesRequest, response_id: str, model: str, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a response repeats of its request, with the defaults that it left out."""
+    format: dict[str, Any] = {"type": "text"}
+    if body.text is not None and body.text.format is not None:
+        format = body.text.format.model_dump(by_alias=True, exclude_none=True)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    numbers = {
+        name: getattr(body, name) if getattr(body, name) is not None else defaults.get(name, 1.0)
+        for name in ("temperature", "top_p")
+    }
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": effort, "summary": None},
+        "service_tier": "default",
+        "store": body.store is not False,
+        **numbers,
+        "text": {"format": format},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }

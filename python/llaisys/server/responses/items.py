@@ -1,0 +1,138 @@
+"""Input items of the Responses API as the messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import refuse
+from llaisys.server.openai.fields import UNSUPPORTED
+
+Item = dict[str, Any]
+Message = dict[str, Any]
+
+REFERENCE = "item_reference"
+TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+ROLES = ("user", "assistant", "system", "developer")
+
+
+def chat_messages(items: Sequence[Any]) -> list[Message]:
+    """Reasoning, text and calls that follow each other are one message of the assistant. References
+    have been replaced by what they stand for, or are left out. Raises InvalidInputError."""
+    found: list[Message] = []
+    answer: Message | None = None  # the assistant's message that items add to
+
+    def said() -> Message:
+        nonlocal answer
+        if answer is None:
+            answer = {"role": "assistant", "content": ""}
+            found.append(answer)
+        return answer
+
+    for number, item in enumerate(items):
+        path = f"input[{number}]"
+        if not isinstance(item, dict):
+            raise refuse(path, item, "an object")
+        kind = item.get("type", "message")
+        if kind == "message":
+            role = item.get("role")
+            if role not in ROLES:
+                raise refuse(f"{path}.role", role, f"one of {', '.join(ROLES)}")
+            text = text_of(item.get("content"), f"{path}.content")
+            if role != "assistant":
+                answer = None
+                found.append({"role": role, "content": text})
+                continue
+            if answer is not None and (answer["content"] or "tool_calls" in answer):
+                answer = None
+            said()["content"] = text
+        elif kind == "function_call":
+            said().setdefault("tool_calls", []).append(chat_call(item, path))
+        elif kind == "function_call_output":
+            answer = None
+            output = text_of(item.get("output"), f"{path}.output")
+            found.append({"role": "tool", "tool_call_id": call_id(item, path), "content": output})
+        elif kind == "reasoning":
+            if answer is not None and (answer["content"] or "tool_calls" in answer):
+                answer = None
+            text = reasoning_text(item)
+            if text:
+                said()["reasoning_content"] = text
+        elif kind != REFERENCE:
+            raise InvalidInputError(
+                f"{path}.type is of a kind that this server does not have; it must be message, "
+                "function_call, function_call_output, reasoning or item_reference",
+                field=f"{path}.type",
+                code=UNSUPPORTED,
+            )
+    return found
+
+
+def chat_call(item: Item, path: str) -> dict[str, Any]:
+    name, arguments = item.get("name"), item.get("arguments")
+    if not isinstance(name, str):
+        raise refuse(f"{path}.name", name, "a string")
+    if not isinstance(arguments, str):
+        raise refuse(f"{path}.arguments", arguments, "JSON as a string")
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id(item, path), "type": "function", "function": function}
+
+
+def call_id(item: Item, path: str) -> str:
+    found = item.get("call_id")
+    if not isinstance(found, str) or not found:
+        raise refuse(f"{path}.call_id", found, "the id of a call")
+    return found
+
+
+def text_of(content: Any, path: str) -> str:
+    """A text, or the texts of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refuse(path, content, "a string or a list of parts")
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, dict) or kind not in TEXT_PARTS:
+            field = f"{path}[{number}]"
+            raise InvalidInputError(
+                f"{field} is no text; this is a text model: send input_text parts",
+                field=field,
+                code=UNSUPPORTED,
+            )
+        text = part.get(TEXT_PARTS[kind])
+        if not isinstance(text, str):
+            raise refuse(f"{path}[{number}].text", text, "a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def reasoning_text(item: Item) -> str:
+    """What was thought, where the item says it; a summary where it says no more."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if isinstance(parts, list) and parts:
+            texts = (part.get("text") for part in parts if isinstance(part, dict))
+            return "\n".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
+def references(items: Iterable[Any]) -> list[str]:
+    """The ids that items refer to. Raises InvalidInputError."""
+    found = []
+    for number, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == REFERENCE:
+            name = item.get("id")
+            if not isinstance(name, str):
+                raise refuse(f"input[{number}].id", name, "the id of an item")
+            found.append(name)
+    return found
+
+
+def resolved(items: Sequence[Any], known: dict[str, Item]) -> list[Any]:
+    return [
+        known[item["id"]] if isinstance(item, dict) and item.get("type") == REFERENCE else item
+        for item in items
+    ]

@@ -1,0 +1,139 @@
+"""/v1/responses: OpenAI's newer door to a chat, with responses that are kept and followed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi import Path as PathParameter
+from fastapi.responses import Response
+
+from llaisys.common.types import CompletionOutput
+from llaisys.server.errors import ApiError
+from llaisys.server.generation.chat import open_chat
+from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.payload import json_response
+from llaisys.server.openai.schemas import plain_messages
+from llaisys.server.responses.answer import ResponsesAnswer
+from llaisys.server.responses.items import references, resolved
+from llaisys.server.responses.schemas import ResponsesRequest
+from llaisys.server.service import Service, service_of
+from llaisys.server.sessions.responses import Place, ResponseStore
+from llaisys.server.sessions.store import SessionLimitError
+
+logger = logging.getLogger("llaisys.server")
+
+router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=CheckedRoute)
+
+ResponseId = Annotated[str, PathParameter(min_length=1, max_length=128)]
+
+
+@router.post("")
+async def create_response(request: Request, body: ResponsesRequest) -> Response:
+    """Answer a text or items. The response is kept unless `store` is false."""
+    service, owner = service_of(request), owner_of(request)
+    body = await with_referred(service, owner, body)
+    before = await previous(service, owner, body.previous_response_id)
+    new = plain_messages(body.chat.messages)
+    messages = [*(before.messages if before is not None else ()), *new]
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    keeps = body.store is not False
+    if keeps:
+        await service.responses.make_room(owner, new)
+    chat = await open_chat(request, body.chat, "input", messages)
+    job = chat.job
+    defaults = job.service.engine.inputs.defaults
+    answer = ResponsesAnswer(chat.reader, body, job.model, defaults, job.request_id)
+    if keeps:
+        job.turn = ResponseTurn(service.responses, owner, answer, before, new)
+    return await job.run([chat.prompt], chat.params, answer)
+
+
+async def with_referred(service: Service, owner: str, body: ResponsesRequest) -> ResponsesRequest:
+    """The request with the items themselves where it refers to some that are kept."""
+    names = references(body.items)
+    if not names:
+        return body
+    known: dict[str, Any] = {}
+    for response_id in dict.fromkeys(f"resp_{name.split('_')[1]}" for name in names if "_" in name):
+        response = await service.responses.get(owner, response_id)
+        known |= {item["id"]: item for item in (response or {}).get("output", ())}
+    for name in names:
+        if name not in known:
+            raise ApiError(
+                404, "there is no such item; it is not kept, or not yours", param="input",
+                code="item_not_found",
+            )  # fmt: skip
+    return await service.body_lane.run(body.with_items, resolved(body.items, known))
+
+
+async def previous(service: Service, owner: str, response_id: str | None) -> Place | None:
+    if response_id is None:
+        return None
+    found = await service.responses.place(owner, response_id)
+    if found is None:
+        raise ApiError(
+            400,
+            "there is no such response; it is not kept, or not yours",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return found
+
+
+class ResponseTurn:
+    """Keeps a response when it has come to its end; one that is cancelled or fails is not kept."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        owner: str,
+        answer: ResponsesAnswer,
+        before: Place | None,
+        new: list[dict[str, Any]],
+    ) -> None:
+        self.store = store
+        self.owner = owner
+        self.answer = answer
+        self.before = before
+        self.new = new
+
+    async def finish(self, output: CompletionOutput, model: str) -> None:
+        response = self.answer.complete
+        if response is None or output.finish_reason not in ("stop", "length"):
+            return
+        said = self.answer.reader.answer.to_message()
+        try:
+            await self.store.keep(self.owner, response, self.before, [*self.new, said], model)
+        except SessionLimitError as error:  # others were faster: the answer itself is not lost
+            logger.warning("response %s is not kept: %s", response["id"], error)
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def owner_of(request: Request) -> str:
+    owner: str = request.scope["state"]["owner"]
+    return owner
+
+
+def not_found() -> ApiError:
+    return ApiError(404, "there is no such response", code="response_not_found")
+
+
+@router.get("/{response_id}")
+async def get_response(request: Request, response_id: ResponseId) -> Response:
+    """A response that is kept."""
+    found = await service_of(request).responses.get(owner_of(request), response_id)
+    if found is None:
+        raise not_found()
+    return json_response(found)
+
+
+@router.delete("/{response_id}")
+async def delete_response(request: Request, response_id: ResponseId) -> dict[str, Any]:
+    if not await service_of(request).responses.delete(owner_of(request), response_id):
+        raise not_found()
+    return {"id": response_id, "object": "response", "deleted": True}

@@ -1,0 +1,161 @@
+"""What clients of OpenAI's Responses API may send, and the same as a chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import check_count, refuse
+from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.schemas import MAX_TOKENS, Checked, Schema, Text
+from llaisys.server.responses import items
+
+RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
+MAX_METADATA = 16  # OpenAI's
+
+# What a request may ask to have included although it is not there, or is there anyway.
+INCLUDED = frozenset({"reasoning.encrypted_content"})
+EFFORTS = {"minimal": "low", "xhigh": "high"}
+
+
+class TextFormat(Schema):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = Field(None, max_length=128)
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Schema):
+    format: TextFormat | None = None
+    verbosity: Text | None = None  # a hint
+
+
+class Reasoning(Schema):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Text | None = None  # there are none: the reasoning itself is sent
+    generate_summary: Text | None = None
+    context: Text | None = None
+
+
+class StreamOptions(Schema):
+    include_obfuscation: Literal[False] | None = None
+
+
+MetadataText = Annotated[Text, Field(max_length=512)]
+
+
+class ResponsesRequest(DoorRequest):
+    input: Text | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
+    model: Text | None = Field(None, max_length=1024)
+    instructions: Text | None = None
+    previous_response_id: str | None = Field(None, pattern=RESPONSE_ID)
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Annotated[int | None, Checked("max_output_tokens", MAX_TOKENS)] = None
+    temperature: float | int | None = None
+    top_p: float | int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Text | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, MetadataText] | None = None
+    include: list[Text] | None = None
+    user: Text | None = Field(None, max_length=1024)
+    truncation: Literal["disabled", "auto"] | None = None  # prompts are never cut
+    background: Literal[False] | None = None
+    # hints
+    service_tier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+    safety_identifier: Text | None = None
+    max_tool_calls: int | None = None  # of tools that a server has; here there are none
+    top_logprobs: Literal[0] | None = None
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return self.input
+
+    def with_items(self, found: list[dict[str, Any]]) -> ResponsesRequest:
+        """The same request with other items. Raises InvalidInputError."""
+        copy = self.model_copy(update={"input": found})
+        copy.set_chat()
+        return copy
+
+    def to_chat(self) -> dict[str, Any]:
+        self._check()
+        messages = items.chat_messages(self.items)
+        # One that has only references is not complete yet; `with_items` makes it so.
+        chat: dict[str, Any] = {"messages": messages or [{"role": "user", "content": ""}]}
+        values = {
+            "model": self.model,
+            "stream": self.stream,
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "user": self.user,
+            "response_format": self._format(),
+        }
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            effort = self.reasoning.effort
+            values["reasoning_effort"] = EFFORTS.get(effort, effort)
+        chat |= {name: value for name, value in values.items() if value is not None}
+        return chat | self._tools()
+
+    def _check(self) -> None:
+        check_count("metadata", len(self.metadata or ()), MAX_METADATA, "entries")
+        items.references(self.items)
+        for number, name in enumerate(self.include or ()):
+            if name not in INCLUDED:
+                raise InvalidInputError(
+                    f"include[{number}] is not supported by this server",
+                    field=f"include[{number}]",
+                    code=UNSUPPORTED,
+                )
+
+    def _format(self) -> dict[str, Any] | None:
+        format = self.text.format if self.text is not None else None
+        if format is None or format.type == "text":
+            return None
+        if format.type == "json_object":
+            return {"type": "json_object"}
+        schema: dict[str, Any] = {"name": format.name or "answer", "schema": format.schema_}
+        if format.strict is not None:
+            schema["strict"] = format.strict
+        return {"type": "json_schema", "json_schema": schema}
+
+    def _tools(self) -> dict[str, Any]:
+        if not self.tools:
+            return {}
+        fields: dict[str, Any] = {
+            "tools": [chat_tool(tool, f"tools[{n}]") for n, tool in enumerate(self.tools)]
+        }
+        choice = self.tool_choice
+        if isinstance(choice, dict):
+            if choice.get("type") != "function":
+                raise refuse("tool_choice.type", choice.get("type"), "function")
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        if choice is not None:
+            fields["tool_choice"] = choice
+        if self.parallel_tool_calls is not None:
+            fields["parallel_tool_calls"] = self.parallel_tool_calls
+        return fields
+
+
+def chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise InvalidInputError(
+            f"{path}.type is of a kind that this server does not have; it must be function",
+            field=f"{path}.type",
+            code=UNSUPPORTED,
+        )
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}

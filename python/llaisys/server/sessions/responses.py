@@ -1,0 +1,142 @@
+"""Responses that are kept, and the conversations that they belong to.
+
+A response is a place in a session: its history is the first `position` messages of that. One that
+follows the last of a session goes on with it; one that follows an earlier place begins a session of
+its own, with a copy of what was before. Clients keep responses without being asked to (OpenAI's
+default), so where there is no room the oldest of these sessions make some.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.server.sessions.store import (
+    Message,
+    SessionLimitError,
+    SessionStore,
+    count_messages,
+    encoded,
+    exists_in,
+    read_messages,
+)
+
+PREFIX = "resp_"  # of responses, and of the sessions that they began
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a response ends: behind the first `position` messages of a session."""
+
+    session: str
+    position: int
+    messages: tuple[Message, ...]
+
+
+class ResponseStore:
+    """Every method is one transaction of the session store."""
+
+    def __init__(self, sessions: SessionStore) -> None:
+        self._sessions = sessions
+
+    async def get(self, owner: str, response_id: str) -> dict[str, Any] | None:
+        def read(db: sqlite3.Connection) -> dict[str, Any] | None:
+            query = "SELECT body FROM responses WHERE owner = ? AND id = ?"
+            row = db.execute(query, (owner, response_id)).fetchone()
+            return None if row is None else json.loads(row[0])
+
+        return await self._sessions.transaction(read)
+
+    async def place(self, owner: str, response_id: str) -> Place | None:
+        """What a response that follows this one begins with; None: there is no such response."""
+
+        def read(db: sqlite3.Connection) -> Place | None:
+            query = "SELECT session, position FROM responses WHERE owner = ? AND id = ?"
+            row = db.execute(query, (owner, response_id)).fetchone()
+            if row is None:
+                return None
+            messages = read_messages(db, owner, row[0])[: row[1]]
+            return Place(row[0], row[1], tuple(messages))
+
+        return await self._sessions.transaction(read)
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        """And its session with the last response of that."""
+
+        def write(db: sqlite3.Connection) -> bool:
+            query = "DELETE FROM responses WHERE owner = ? AND id = ? RETURNING session"
+            row = db.execute(query, (owner, response_id)).fetchone()
+            if row is None:
+                return False
+            query = "SELECT 1 FROM responses WHERE owner = ? AND session = ?"
+            if db.execute(query, (owner, row[0])).fetchone() is None:
+                query = "DELETE FROM sessions WHERE owner = ? AND id = ?"
+                db.execute(query, (owner, row[0]))
+            return True
+
+        return await self._sessions.transaction(write)
+
+    async def make_room(self, owner: str, messages: Sequence[Message]) -> None:
+        """SessionLimitError now, not after the answer, when there is none for these."""
+        rows = encoded(messages)
+        await self._sessions.transaction(lambda db: self._make_room(db, owner, rows, None))
+
+    async def keep(
+        self,
+        owner: str,
+        response: dict[str, Any],
+        before: Place | None,
+        new: Sequence[Message],
+        model: str,
+    ) -> None:
+        """Keep a response with what it added to the conversation. SessionLimitError: no room."""
+        name, body = response["id"], json.dumps(response)
+
+        def write(db: sqlite3.Connection) -> None:
+            session, start = name, 0
+            added: Sequence[Message] = new
+            if before is not None:
+                goes_on = count_messages(db, owner, before.session) == before.position
+                if goes_on and exists_in(db, owner, before.session):
+                    session, start = before.session, before.position
+                else:
+                    added = [*before.messages, *new]
+            self._make_room(db, owner, [*encoded(added), body], session)
+            if session == name:
+                self._sessions.insert(db, owner, name, "")
+            self._sessions.add_messages(db, owner, session, start, added)
+            db.execute(
+                "UPDATE sessions SET updated = ?, model = ? WHERE owner = ? AND id = ?",
+                (time.time(), model, owner, session),
+            )
+            db.execute(
+                "INSERT INTO responses (owner, id, session, position, body) VALUES (?, ?, ?, ?, ?)",
+                (owner, name, session, start + len(added), body),
+            )
+
+        await self._sessions.last_transaction(write)
+
+    def _make_room(
+        self, db: sqlite3.Connection, owner: str, rows: Sequence[str], kept: str | None
+    ) -> None:
+        """Delete sessions of this owner's responses, the oldest first, until there is room for
+        another session and these rows; not the one that is `kept`."""
+        while True:
+            try:
+                self._sessions.check_count(db, owner)
+                self._sessions.check_bytes(db, owner, rows)
+                return
+            except SessionLimitError:
+                oldest = db.execute(
+                    "SELECT id FROM sessions s WHERE owner = ? AND id != ? AND EXISTS (SELECT 1 "
+                    "FROM responses r WHERE r.owner = s.owner AND r.session = s.id) "
+                    "AND substr(id, 1, 5) = ? ORDER BY updated, id LIMIT 1",
+                    (owner, kept or "", PREFIX),
+                ).fetchone()
+                if oldest is None:
+                    raise
+                db.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, oldest[0]))
