@@ -30,9 +30,7 @@ CONTEXT = 8192
 TURN = "<|im_start|>assistant\n"
 DEFAULT = "Hello from the script."
 
-WEATHER_CALL = (
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-)
+WEATHER_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 WEATHER_ANSWER = "It is sunny in Paris."
 CITY_JSON = '{"name":"Paris","population":2100000}'
 THOUGHT = "The user wants a thought."
@@ -88,7 +86,9 @@ class ScriptedAdapter(FakeAdapter):
     def _next(self, seen: Sequence[int]) -> int:
         text = self.tokenizer.decode(list(seen), skip_special_tokens=False)
         prompt, _, said = text.rpartition(TURN)
-        answer = next((r["say"] for r in self.rules if all(w in prompt for w in r["when"])), DEFAULT)
+        answer = next(
+            (r["say"] for r in self.rules if all(w in prompt for w in r["when"])), DEFAULT
+        )
         script = self.tokenizer.encode(answer, add_special_tokens=False).ids
         begun = self.tokenizer.encode(said, add_special_tokens=False).ids
         return script[len(begun)] if len(begun) < len(script) else self.eos

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from llaisys.server.anthropic.answer import AnthropicAnswer, error_body
 from llaisys.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_response
 
@@ -19,14 +20,15 @@ router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=Checke
 @router.post("")
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation, whole or as events."""
-    chat = await open_chat(request, body.chat)
-    job = chat.job
-    answer = AnthropicAnswer(chat.reader, job.model, len(chat.prompt), job.request_id)
-    return await job.run([chat.prompt], chat.params, answer)
+    job = await Job.of(request, body.chat, "messages")
+    chat = await open_chat(job, body.chat)
+    prompt_tokens = len(chat.prompt)
+    answer = AnthropicAnswer(chat.new_reader(), job.model, prompt_tokens, job.request_id)
+    return await chat.run(answer)
 
 
 @router.post("/count_tokens")
 async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
     """How many tokens the same messages, tools and system prompt are as a prompt."""
-    chat = await open_chat(request, body.chat)
+    chat = await open_chat(await Job.of(request, body.chat, "messages"), body.chat)
     return json_response({"input_tokens": len(chat.prompt)})

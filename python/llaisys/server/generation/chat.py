@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
+from fastapi.responses import Response
 from pydantic import PrivateAttr, ValidationError, model_validator
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count, refuse
+from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_messages, encode_prompts
 from llaisys.server.http.faults import validation_error
@@ -57,31 +58,31 @@ class Chat:
 
     job: Job
     params: SamplingParams
-    messages: list[Message]
     prompt: list[int]
-    reader: AnswerReader  # of its one choice
+
+    def new_reader(self) -> AnswerReader:
+        """For one choice."""
+        return AnswerReader()
+
+    async def run(self, answer: Answer) -> Response:
+        return await self.job.run([self.prompt], self.params, answer)
 
 
 async def open_chat(
-    request: Request,
-    body: ChatCompletionRequest,
-    prompt_name: str = "messages",
-    messages: list[Message] | None = None,
+    job: Job, body: ChatCompletionRequest, messages: list[Message] | None = None
 ) -> Chat:
     """The chat of a body; `messages` are all of its messages where there are more than the body
-    has. `prompt_name`: what the door calls them."""
-    job = await Job.of(request, body, prompt_name)
+    has."""
     params = await job.sampling(body.to_sampling)
     found = plain_messages(body.messages) if messages is None else messages
     limits = job.service.config.limits
-    check_count(prompt_name, len(found), limits.max_messages, "messages")
+    check_count(job.prompt_name, len(found), limits.max_messages, "messages")
     options: dict[str, Any] = {}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     if body.chat_template_kwargs:
         options["variables"] = body.chat_template_kwargs
-    prompt = await chat_prompt(job, body, found, options)
-    return Chat(job, params, found, prompt, AnswerReader())
+    return Chat(job, params, await chat_prompt(job, body, found, options))
 
 
 async def chat_prompt(

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.validation import refuse
-from llaisys.server.generation.chat import Chat, open_chat
+from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.bodies import CheckedRoute
@@ -31,7 +31,8 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation, a line of JSON for each part unless `stream` is false."""
     if body.only_loads:
         return await loaded(request, body, {"message": {"role": "assistant", "content": ""}})
-    return await run(await open_chat(request, body.chat), body, chat=True)
+    opened = await open_chat(await Job.of(request, body.chat, "messages"), body.chat)
+    return await opened.run(OllamaAnswer(opened.new_reader(), body.model, chat=True))
 
 
 @router.post("/generate")
@@ -39,18 +40,14 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
     """Answer one prompt, through the model's template or, with `raw`, without it."""
     if body.only_loads:
         return await loaded(request, body, {"response": ""})
-    if not body.raw:
-        return await run(await open_chat(request, body.chat, "prompt"), body, chat=False)
     job = await Job.of(request, body.chat, "prompt")
-    params = await job.sampling(body.chat.to_sampling)
-    engine = job.service.engine
-    (prompt,) = await encode_prompts(engine, [body.prompt or ""], True, job.prompt_limit)
-    return await run(Chat(job, params, [], prompt, AnswerReader()), body, chat=False)
-
-
-async def run(chat_: Chat, body: OllamaRequest, chat: bool) -> Response:
-    answer = OllamaAnswer(chat_.reader, body.model, chat)
-    return await chat_.job.run([chat_.prompt], chat_.params, answer)
+    if body.raw:
+        params = await job.sampling(body.chat.to_sampling)
+        engine = job.service.engine
+        prompts = await encode_prompts(engine, [body.prompt or ""], True, job.prompt_limit)
+        return await job.run(prompts, params, OllamaAnswer(AnswerReader(), body.model, chat=False))
+    opened = await open_chat(job, body.chat)
+    return await opened.run(OllamaAnswer(opened.new_reader(), body.model, chat=False))
 
 
 async def loaded(request: Request, body: OllamaRequest, said: dict[str, Any]) -> Response:

@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.validation import check_count, check_token_ids, refuse
+from llaisys.common.validation import check_count, check_token_ids
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import (
     PromptLimit,
@@ -38,45 +39,17 @@ router = APIRouter(route_class=CheckedRoute)
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
     job = await Job.of(request, body, "messages")
-    params = await job.sampling(body.to_sampling)
-    limits = job.service.config.limits
-    check_count("messages", len(body.messages), limits.max_messages, "messages")
     messages = plain_messages(body.messages)
+    check_count("messages", len(messages), job.service.config.limits.max_messages, "messages")
     async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
         job.turn = turn
-        history = turn.messages if turn is not None else messages
-        options: dict[str, Any] = {}
-        if body.add_generation_prompt is not None:
-            options["add_generation_prompt"] = body.add_generation_prompt
-        if body.chat_template_kwargs:
-            options["variables"] = body.chat_template_kwargs
-        prompt = await _chat_prompt(job, body, history, options)
-        answer = OpenAIAnswer(job, True, [prompt], params.n, session_id=body.session_id)
-        response = await job.run([prompt], params, answer)
+        chat = await open_chat(job, body, turn.messages if turn is not None else messages)
+        n = chat.params.n
+        answer = OpenAIAnswer(job, True, [chat.prompt], n, session_id=body.session_id)
+        response = await chat.run(answer)
         if turn is not None and isinstance(response, EventStream):
             turn.keep()  # the stream ends the turn
         return response
-
-
-async def _chat_prompt(
-    job: Job, body: ChatCompletionRequest, history: list[dict[str, Any]], options: dict[str, Any]
-) -> list[int]:
-    """Token ids of a chat; with `continue_final_message`, up to the end of the last message's text,
-    which the answer then continues."""
-    engine, limit = job.service.engine, job.prompt_limit
-    if not body.continue_final_message:
-        return await encode_messages(engine, history, limit, **options)
-    if history[-1]["role"] != "assistant" or len(history) < 2:
-        raise refuse(
-            f"messages[{len(history) - 1}].role",
-            history[-1]["role"],
-            "'assistant' when continue_final_message is true",
-        )
-    options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
-    start = await encode_messages(engine, history[:-1], limit, **options)
-    (end,) = await encode_prompts(engine, [history[-1]["content"]], False, limit)
-    limit.check_tokens(len(start) + len(end))
-    return start + end
 
 
 @router.post("/v1/completions", tags=["OpenAI"])

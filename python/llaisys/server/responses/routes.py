@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from llaisys.common.types import CompletionOutput
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_response
 from llaisys.server.openai.schemas import plain_messages
@@ -42,13 +43,13 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     keeps = body.store is not False
     if keeps:
         await service.responses.make_room(owner, new)
-    chat = await open_chat(request, body.chat, "input", messages)
-    job = chat.job
+    job = await Job.of(request, body.chat, "input")
+    chat = await open_chat(job, body.chat, messages)
     defaults = job.service.engine.inputs.defaults
-    answer = ResponsesAnswer(chat.reader, body, job.model, defaults, job.request_id)
+    answer = ResponsesAnswer(chat.new_reader(), body, job.model, defaults, job.request_id)
     if keeps:
         job.turn = ResponseTurn(service.responses, owner, answer, before, new)
-    return await job.run([chat.prompt], chat.params, answer)
+    return await chat.run(answer)
 
 
 async def with_referred(service: Service, owner: str, body: ResponsesRequest) -> ResponsesRequest:

@@ -1,0 +1,239 @@
+"""Every door but OpenAI's chat: the same limits, keys, faults and back-pressure, in its own words."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from http_helpers import KEYS
+from server_helpers import STEP_SECONDS, Gate, ServerProcess, post_bytes, reset
+from test_online_security import CANARY, TELLING
+
+SAID = [{"role": "user", "content": "hi"}]
+
+
+@dataclass(frozen=True)
+class Door:
+    path: str
+    body: dict[str, Any]
+    limit: Callable[[int], dict[str, Any]]  # the fields that say how many tokens
+    message: Callable[[Any], str]  # of an error's body
+
+    def of(self, tokens: int, **fields: Any) -> dict[str, Any]:
+        return {**self.body, **self.limit(tokens), **fields}
+
+
+def in_error(body: Any) -> str:
+    return str(body["error"]["message"])
+
+
+DOORS = {
+    "responses": Door(
+        "/v1/responses", {"input": "hi"}, lambda n: {"max_output_tokens": n}, in_error
+    ),
+    "anthropic": Door("/v1/messages", {"messages": SAID}, lambda n: {"max_tokens": n}, in_error),
+    "ollama chat": Door(
+        "/api/chat",
+        {"model": "fake", "messages": SAID},
+        lambda n: {"options": {"num_predict": n}},
+        lambda body: str(body["error"]),
+    ),
+    "ollama generate": Door(
+        "/api/generate",
+        {"model": "fake", "prompt": "hi"},
+        lambda n: {"options": {"num_predict": n}},
+        lambda body: str(body["error"]),
+    ),
+}
+doors = pytest.mark.parametrize("door", DOORS.values(), ids=list(DOORS))
+
+
+def refused(door: Door, response: httpx.Response, status: int) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["x-request-id"]
+    return door.message(response.json())
+
+
+@doors
+def test_a_key_is_needed_and_either_header_may_have_it(server: ServerProcess, door: Door) -> None:
+    with server.client() as client:
+        refused(door, client.post(door.path, json=door.of(2)), 401)
+        for headers in (
+            {"x-api-key": KEYS[0]},
+            {"Authorization": f"Bearer {KEYS[1]}"},
+            {"Authorization": "Bearer wrong", "x-api-key": KEYS[1]},
+        ):
+            answer = client.post(door.path, json=door.of(2, stream=False), headers=headers)
+            assert answer.status_code == 200, answer.text
+        refused(door, client.post(door.path, json=door.of(2), headers={"x-api-key": "no"}), 401)
+
+
+@doors
+def test_what_is_wrong_is_named_in_the_words_of_the_door(client: httpx.Client, door: Door) -> None:
+    assert "nope" in refused(door, client.post(door.path, json=door.of(2, model="nope")), 404)
+    assert "context" not in door.body
+    said = refused(door, client.post(door.path, content=b"{", headers=JSON), 400)
+    assert said == "the body is not valid JSON"
+    assert refused(door, client.post(door.path, content=b"x"), 415)
+    assert refused(door, client.post(door.path, json=door.of(2, stream="yes")), 400)
+    assert refused(door, client.put(door.path, json={}), 405)
+    long = json.dumps(door.of(2)).replace("hi", "x" * 5000)
+    assert "tokens" in refused(door, client.post(door.path, content=long, headers=JSON), 400)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def wrong_bodies() -> list[tuple[str, Any]]:
+    part = {"type": CANARY, "text": CANARY}
+    return [
+        ("/v1/responses", {"input": [{"role": CANARY, "content": "x"}]}),
+        ("/v1/responses", {"input": [{"type": CANARY}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [part]}]}),
+        ("/v1/responses", {"input": "x", "tools": [{"type": CANARY}]}),
+        ("/v1/responses", {"input": "x", "tool_choice": {"type": CANARY}, "tools": [FUNCTION]}),
+        ("/v1/responses", {"input": "x", "include": [CANARY]}),
+        ("/v1/responses", {"input": "x", "previous_response_id": CANARY}),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": CANARY}]}),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": f"msg_{CANARY}_0"}]}),
+        ("/v1/responses", {"input": "x", "metadata": {CANARY: CANARY * 100}}),
+        ("/v1/responses", {"input": "x", "temperature": CANARY}),
+        ("/v1/messages", {"messages": [{"role": CANARY, "content": "x"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [part]}]}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": CANARY}),
+        ("/v1/messages", {"messages": SAID, "tools": [{"name": "a", "type": CANARY}]}),
+        ("/v1/messages", {"messages": SAID, "stop_sequences": [1]}),
+        ("/v1/messages/count_tokens", {"messages": []}),
+        ("/api/chat", {"model": "fake", "messages": [{"role": CANARY}]}),
+        ("/api/chat", {"model": "fake", "messages": SAID, "options": {CANARY: 1}}),
+        ("/api/chat", {"model": "fake", "messages": SAID, "options": {"num_predict": CANARY}}),
+        ("/api/chat", {"model": "fake", "messages": SAID, "format": CANARY}),
+        ("/api/generate", {"model": "fake", "prompt": "x", "images": [CANARY]}),
+        ("/api/generate", {"model": "fake", "prompt": "x", "suffix": CANARY}),
+        ("/api/show", {"model": ""}),
+    ]
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+
+
+def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerProcess) -> None:
+    for path, body in wrong_bodies():
+        response = client.post(path, json=body)
+        assert 400 <= response.status_code < 500, (path, body, response.text)
+        assert not TELLING.search(response.text), (path, response.text)
+    for path in (f"/v1/responses/{CANARY}", f"/api/{CANARY}"):
+        assert not TELLING.search(client.get(path).text)
+    assert not any(CANARY in line for line in server.log)
+
+
+def test_errors_have_the_shape_of_their_door(client: httpx.Client) -> None:
+    anthropic = client.post("/v1/messages", json={"messages": SAID, "model": "x"}).json()
+    assert anthropic["type"] == "error" and anthropic["error"]["type"] == "not_found_error"
+    assert set(anthropic) == {"type", "error", "request_id"}
+    assert set(client.post("/api/chat", json={"model": "x"}).json()) == {"error"}
+    openai = client.post("/v1/responses", json={"input": "x", "model": "x"}).json()
+    assert openai["error"]["code"] == "model_not_found" and openai["error"]["param"] == "model"
+
+
+# ---- one client among others ---------------------------------------------------------------------
+
+
+@dataclass
+class Gated:
+    server: ServerProcess
+    gate: Gate
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
+    """A small server whose engine stands still, or fails, when it is told to."""
+    gate = Gate(tmp_path_factory.mktemp("gate"))
+    options = ("--max-queued", "0", "--max-num-seqs", "2")
+    with ServerProcess(*options, env={**gate.env, STEP_SECONDS: "0.005"}) as server:
+        yield Gated(server.wait_ready(), gate)
+
+
+@doors
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_server_refuses_and_a_hang_up_makes_room(
+    gated: Gated, door: Door, stream: bool
+) -> None:
+    server, gate = gated.server, gated.gate
+    gate.order("wait")
+    body = door.of(1000, stream=stream)
+    held = [raw_post(server, door.path, body) for _ in range(2)]
+    gate.hold()
+    server.wait_for(lambda: full(server, door), "a full server")
+    with server.client() as client:
+        response = client.post(door.path, json=body)
+        assert "full" in refused(door, response, 429)
+        assert int(response.headers["Retry-After"]) >= 1
+    held[0].close()
+    reset(held[1])
+    server.wait_for(lambda: server.num_connections == 0, "the hang-ups to be noticed")
+    gate.open()
+    server.wait_idle()
+
+
+@doors
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_step_has_a_status_and_the_next_request_is_served(
+    gated: Gated, door: Door, stream: bool
+) -> None:
+    gated.gate.order("raise once")
+    with gated.server.client() as client:
+        response = client.post(door.path, json=door.of(9, stream=stream))
+        assert "engine failed" in refused(door, response, 500)
+        assert client.post(door.path, json=door.of(2, stream=stream)).status_code == 200
+
+
+def full(server: ServerProcess, door: Door) -> bool:
+    with server.client() as client:
+        return client.post(door.path, json=door.of(1, stream=False), timeout=5).status_code == 429
+
+
+def raw_post(server: ServerProcess, path: str, body: dict[str, Any]) -> socket.socket:
+    connection = server.connect()
+    connection.sendall(post_bytes(body, path))
+    return connection
+
+
+@doors
+def test_a_stream_that_fails_on_its_way_ends_in_an_error(gated: Gated, door: Door) -> None:
+    with (
+        gated.server.client() as client,
+        client.stream("POST", door.path, json=door.of(1000, stream=True)) as response,
+    ):
+        lines = response.iter_lines()
+        assert next(lines)
+        gated.gate.order("raise once")
+        rest = [line for line in lines if line]
+    last = json.loads(rest[-1].removeprefix("data: "))
+    found = last.get("response", last)["error"]
+    text = found if isinstance(found, str) else found["message"]
+    assert text == "the engine failed on this request"
+    assert not re.search("secret|0x7f|/root", "".join(rest))
+    gated.server.wait_idle()
+
+
+def test_the_request_line_and_the_metrics_know_every_door(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    for door in DOORS.values():
+        before = server.metric("request_success_total", KEYS[0])
+        answer = client.post(door.path, json=door.of(2, stream=False))
+        assert answer.status_code == 200
+        assert server.metric("request_success_total", KEYS[0]) == before + 1
+        name = answer.headers["x-request-id"]
+        server.wait_for(
+            lambda name=name: any(e.get("request_id") == name for e in server.events()), "a line"
+        )
+        line = next(event for event in server.events() if event.get("request_id") == name)
+        assert line["route"] == door.path and line["completion_tokens"] == 2
