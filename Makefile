@@ -15,6 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 NATIVE := build/native
+CLIENTS := build/clients
 PIP := $(PY) -m pip --disable-pip-version-check -q
 CMAKE := $(BIN)/cmake
 CTEST := $(BIN)/ctest
@@ -41,7 +42,7 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
-.PHONY: help run build test cpp-test py-test lint format bench sanitize asan tsan cross-test clean \
+.PHONY: help run build test cpp-test py-test clients lint format bench sanitize asan tsan cross-test clean \
   check-tools
 
 help: ## this list
@@ -86,6 +87,13 @@ $(VENV)/.test: pyproject.toml $(VENV)/.base
 	$(PIP) install -r build/requirements-test.txt
 	@touch $@
 
+# Clients that are tested pin other versions than we do: an environment of their own.
+$(CLIENTS)/.installed: pyproject.toml $(VENV)/.created
+	@$(call requirements,clients) > build/requirements-clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check -q install -r build/requirements-clients.txt
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml $(VENV)/.base
 	@$(call requirements,dev) > build/requirements-dev.txt
 	$(PIP) install -r build/requirements-dev.txt
@@ -117,7 +125,9 @@ cpp-test: $(VENV)/.base ## C++ unit tests only
 	$(CMAKE) --build $(NATIVE)
 	$(CTEST) --test-dir $(NATIVE) --output-on-failure -j $(JOBS)
 
-py-test: $(VENV)/.test $(VENV)/.installed ## Python tests only (PYTEST_ARGS="...")
+clients: $(CLIENTS)/.installed ## the packages that test/clients runs, in build/clients
+
+py-test: $(VENV)/.test $(VENV)/.installed $(CLIENTS)/.installed ## Python tests only (PYTEST_ARGS="...")
 	@scripts/ensure_browser.sh $(PY)
 	$(PY) scripts/run_tests.py $(ARGS) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 

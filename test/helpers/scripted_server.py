@@ -3,8 +3,9 @@
     python test/helpers/scripted_server.py serve MODEL [options of `llaisys serve`]
 
 MODEL is a directory of `write_model`: a real tokenizer with a real chat template. Only the model's
-arithmetic is replaced, as in `server_helpers`: the first rule of the script whose words all stand in
-the prompt says the answer. A token that a grammar forbids is replaced by the first that it allows.
+arithmetic is replaced, as in `server_helpers`: the first rule of the script whose words all stand
+in the prompt says the answer. A token that a grammar forbids is replaced by the first that it
+allows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 from engine_fakes import FakeAdapter
 from numpy.typing import NDArray
+from script import HELLO, MODEL, RULES
 
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.models.base import AdapterOptions
@@ -28,19 +31,7 @@ from llaisys.models.base import AdapterOptions
 SCRIPT = "LLAISYS_TEST_SCRIPT"
 CONTEXT = 8192
 TURN = "<|im_start|>assistant\n"
-DEFAULT = "Hello from the script."
-
-WEATHER_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-WEATHER_ANSWER = "It is sunny in Paris."
-CITY_JSON = '{"name":"Paris","population":2100000}'
-THOUGHT = "The user wants a thought."
-RULES = [
-    {"when": ["<tool_response>", "sunny"], "say": WEATHER_ANSWER},
-    {"when": ["weather", "get_weather"], "say": WEATHER_CALL},
-    {"when": ["CITY"], "say": CITY_JSON},
-    {"when": ["think about"], "say": f"<think>\n{THOUGHT}\n</think>\n\nForty-two."},
-    {"when": ["count"], "say": "one two three four five six seven eight nine ten"},
-]
+TOOL_NAME = re.compile(r'<tools>\s*\{"type": "function", "function": \{"name": "([^"]+)"')
 
 
 class ScriptedAdapter(FakeAdapter):
@@ -86,9 +77,9 @@ class ScriptedAdapter(FakeAdapter):
     def _next(self, seen: Sequence[int]) -> int:
         text = self.tokenizer.decode(list(seen), skip_special_tokens=False)
         prompt, _, said = text.rpartition(TURN)
-        answer = next(
-            (r["say"] for r in self.rules if all(w in prompt for w in r["when"])), DEFAULT
-        )
+        answer = next((r["say"] for r in self.rules if all(w in prompt for w in r["when"])), HELLO)
+        tool = TOOL_NAME.search(prompt)
+        answer = answer.replace("TOOL", tool[1]) if tool else answer
         script = self.tokenizer.encode(answer, add_special_tokens=False).ids
         begun = self.tokenizer.encode(said, add_special_tokens=False).ids
         return script[len(begun)] if len(begun) < len(script) else self.eos
@@ -114,7 +105,7 @@ def scripted_server(
     script = folder / "script.json"
     script.write_text(json.dumps(list(rules)))
     command = [str(Path(__file__).resolve()), "serve", str(write_model(folder))]
-    name = ("--served-model-name", "scripted")
+    name = ("--served-model-name", MODEL)
     with ServerProcess(*name, *options, command=command, env={SCRIPT: str(script)}) as process:
         yield process.wait_ready()
 

@@ -1,4 +1,4 @@
-"""Every door but OpenAI's chat: the same limits, keys, faults and back-pressure, in its own words."""
+"""Every door but OpenAI's chat: the same limits, keys, faults and errors, in its own words."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_named_in_the_words_of_the_door(client: httpx.Client, d
     assert "context" not in door.body
     said = refused(door, client.post(door.path, content=b"{", headers=JSON), 400)
     assert said == "the body is not valid JSON"
-    assert refused(door, client.post(door.path, content=b"x"), 415)
+    assert refused(door, client.post(door.path, content=b"x", headers=PLAIN), 415)
     assert refused(door, client.post(door.path, json=door.of(2, stream="yes")), 400)
     assert refused(door, client.put(door.path, json={}), 405)
     long = json.dumps(door.of(2)).replace("hi", "x" * 5000)
@@ -88,6 +88,17 @@ def test_what_is_wrong_is_named_in_the_words_of_the_door(client: httpx.Client, d
 
 
 JSON = {"Content-Type": "application/json"}
+PLAIN = {"Content-Type": "text/plain"}
+
+
+def test_ollamas_clients_may_name_no_type_but_a_page_may_not_use_that(client: httpx.Client) -> None:
+    body = json.dumps({"model": "fake", "messages": SAID, "options": {"num_predict": 2}})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for headers in ({}, form):
+        assert client.post("/api/chat", content=body, headers=headers).status_code == 200
+        page = {**headers, "Origin": "https://example.org"}
+        assert client.post("/api/chat", content=body, headers=page).status_code == 403
+        assert client.post("/v1/responses", content=body, headers=headers).status_code == 415
 
 
 def wrong_bodies() -> list[tuple[str, Any]]:

@@ -9,33 +9,41 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
-from llaisys.server.openai.schemas import MAX_TOKENS, Checked, Schema, Text
+from llaisys.server.openai.schemas import NEW_TOKENS, Schema, Text
 
 CacheControl = dict[str, Any] | None  # a hint: prefixes are found without it
 NAME = Field(max_length=128)
 
 
-class TextBlock(Schema):
+class BlockSchema(Schema):
+    """A block of a message; what clients keep there for themselves is a hint."""
+
+    path = "messages[].content[]."
+    takes_any = True
+
+
+class TextBlock(BlockSchema):
     type: Literal["text"]
     text: Text
     cache_control: CacheControl = None
     citations: list[Any] | None = None
 
 
-class ThinkingBlock(Schema):
+class ThinkingBlock(BlockSchema):
     type: Literal["thinking"]
     thinking: Text
     signature: Text | None = None
     cache_control: CacheControl = None
 
 
-class RedactedThinkingBlock(Schema):
+class RedactedThinkingBlock(BlockSchema):
     type: Literal["redacted_thinking"]
     data: Text
 
 
-class ToolUseBlock(Schema):
+class ToolUseBlock(BlockSchema):
     type: Literal["tool_use"]
     id: Text = NAME
     name: Text = NAME
@@ -44,7 +52,7 @@ class ToolUseBlock(Schema):
     cache_control: CacheControl = None
 
 
-class UnreadableBlock(Schema):
+class UnreadableBlock(BlockSchema):
     """An image or a document: refused with words of its own."""
 
     type: Literal["image", "document", "search_result"]
@@ -56,7 +64,7 @@ class UnreadableBlock(Schema):
     cache_control: CacheControl = None
 
 
-class ToolResultBlock(Schema):
+class ToolResultBlock(BlockSchema):
     type: Literal["tool_result"]
     tool_use_id: Text = NAME
     content: (
@@ -194,7 +202,7 @@ class CountTokensRequest(DoorRequest):
 
 
 class MessagesRequest(CountTokensRequest):
-    max_tokens: Annotated[int | None, Checked("max_tokens", MAX_TOKENS)] = None
+    max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     stop_sequences: list[Text] | None = None
     stream: bool | None = None
     temperature: float | int | None = None

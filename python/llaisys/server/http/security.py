@@ -30,6 +30,9 @@ BODIES_FULL = "too_many_bodies"
 FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_ORIGINS_TOLD = 8  # in the log
+# Ollama's clients, curl among them, name no type, or curl's own; `HostGuard` knows a page's form.
+UNTYPED = ("", "application/x-www-form-urlencoded")
+UNTYPED_PATHS = ("/api/",)
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 API_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -321,7 +324,10 @@ class BodyGuard:
             more = message.get("more_body", False)
         if body:
             kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
-            if kind != "application/json":
+            if kind in UNTYPED and scope["path"].startswith(UNTYPED_PATHS):
+                others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+                scope["headers"] = [*others, (b"content-type", b"application/json")]
+            elif kind != "application/json":
                 raise ApiError(415, "the body must be JSON: Content-Type: application/json")
         return body
 

@@ -29,15 +29,18 @@ SAMPLING = {
 }
 # How a model is loaded and run is the server's to say: these are taken and change nothing.
 HINTS = frozenset(
-    "num_ctx num_keep num_batch num_gpu main_gpu num_thread numa use_mmap use_mlock low_vram f16_kv "
-    "vocab_only logits_all embedding_only rope_frequency_base rope_frequency_scale repeat_last_n "
-    "penalize_newline mirostat_tau mirostat_eta draft_num_predict".split()
+    "num_ctx num_keep num_batch num_gpu main_gpu num_thread numa use_mmap use_mlock low_vram "
+    "f16_kv vocab_only logits_all embedding_only rope_frequency_base rope_frequency_scale "
+    "repeat_last_n penalize_newline mirostat_tau mirostat_eta draft_num_predict".split()
 )
 # Those that would change the answer, and the values that mean "not used".
 NEUTRAL: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "tfs_z": (1,)}
 
 
 class OllamaMessage(Schema):
+    path = "messages[]."
+    takes_any = True
+
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
@@ -77,7 +80,7 @@ class OllamaRequest(DoorRequest):
 
 
 class ChatRequest(OllamaRequest):
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = []
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
     @property

@@ -9,8 +9,9 @@ from pydantic import Field
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import check_count, refuse
 from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
-from llaisys.server.openai.schemas import MAX_TOKENS, Checked, Schema, Text
+from llaisys.server.openai.schemas import NEW_TOKENS, Schema, Text
 from llaisys.server.responses import items
 
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
@@ -56,7 +57,7 @@ class ResponsesRequest(DoorRequest):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int | None, Checked("max_output_tokens", MAX_TOKENS)] = None
+    max_output_tokens: Annotated[int | None, Checked("max_output_tokens", NEW_TOKENS)] = None
     temperature: float | int | None = None
     top_p: float | int | None = None
     tools: list[dict[str, Any]] | None = None

@@ -222,7 +222,7 @@ class SessionStore:
         none."""
 
         def write(db: sqlite3.Connection) -> None:
-            if _exists(db, owner, session_id):
+            if exists_in(db, owner, session_id):
                 key = (owner, session_id)
                 db.execute("DELETE FROM messages WHERE owner = ? AND session = ?", key)
                 db.execute(
@@ -230,10 +230,10 @@ class SessionStore:
                     (title, time.time(), *key),
                 )
             else:
-                self._insert(db, owner, session_id, title)
-            self._append(db, owner, session_id, 0, messages)
+                self.insert(db, owner, session_id, title)
+            self.add_messages(db, owner, session_id, 0, messages)
 
-        await self._run(write)
+        await self.transaction(write)
 
     async def rename(self, owner: str, session_id: str, title: str) -> bool:
         return await self.transaction(

@@ -1,0 +1,57 @@
+"""Packages that people use, unchanged, against a real server: each chats, streams, and uses its
+tools and its JSON where it has them.
+
+They live in an environment of their own (`build/clients`, made by `make test` from the extra
+`clients`): they pin versions of each other's dependencies that the rest of the tests does not have.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from script import KEY
+from scripted_server import scripted_server
+from server_helpers import ROOT, ServerProcess
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+PYTHON = ROOT / "build" / "clients" / "bin" / "python"
+
+CLIENTS = {
+    "openai_chat": ["chat", "stream"],
+    "openai_responses": ["chat", "stream"],
+    "anthropic_client": ["chat", "stream"],
+    "ollama_client": ["chat", "stream"],
+    "litellm_client": ["chat", "stream"],
+    "langchain_client": ["chat", "stream"],
+    "llama_index_client": ["chat", "stream"],
+    "pydantic_ai_client": ["chat", "stream"],
+    "openai_agents_client": ["chat", "stream"],
+    "llm_client": ["chat", "stream"],
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    if not PYTHON.exists():
+        pytest.skip("needs build/clients: run `make test`, or `make clients`")
+    with scripted_server(tmp_path_factory.mktemp("clients"), "--api-key", KEY) as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_client(server: ServerProcess, tmp_path: Path, name: str) -> None:
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "test" / "helpers"),
+        "HOME": str(tmp_path),  # nobody's settings
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # nothing is fetched
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        "LANGSMITH_TRACING": "false",
+    }
+    command = [str(PYTHON), str(PROGRAMS / f"{name}.py"), server.url, *CLIENTS[name]]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
