@@ -222,6 +222,9 @@ class SamplingParams:
     min_tokens: int = plain(
         0, Integer(0, MAX_TOKENS), "no stop token and no stop string before this many", ""
     )
+    thinking_budget: int | None = plain(
+        None, Integer(0, MAX_TOKENS), "tokens of reasoning at most; then it is closed", ""
+    )
     logprobs: int | None = number(
         "n_logprobs", None, Integer(0, MAX_LOGPROBS),
         "0: of the drawn token, k: and of the k best", neutral=-1, flag=None,

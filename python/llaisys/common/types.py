@@ -97,6 +97,8 @@ class Request:
     choice: int = 0  # index among the n choices of a prompt
     stop_token_ids: frozenset[int] = frozenset()  # eos (unless ignored) and the request's own
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    # With a thinking_budget: the token that opens reasoning (-1: none), then what closes it.
+    thinking: tuple[int, ...] = ()
     cache_salt: str = ""  # prefixes are shared only between equal salts
     owner: str = ""  # whose request it is: an API key's hash; owners share the engine fairly
     job: str = ""  # the client's call that it is a part of; so do the jobs of one owner
@@ -180,6 +182,7 @@ class NewSequence:
     choice: int
     stop_token_ids: frozenset[int]
     bad_words: tuple[tuple[int, ...], ...]
+    thinking: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ class EngineClient(ABC):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> str: ...
 
     @abstractmethod
@@ -66,8 +67,9 @@ class InProcessClient(EngineClient):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> str:
-        return self.engine.submit(prompt, params, request_id, stream, cache_salt)
+        return self.engine.submit(prompt, params, request_id, stream, cache_salt, shown)
 
     def step(self) -> list[StreamOutput]:
         return self.engine.step()

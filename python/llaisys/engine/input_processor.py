@@ -23,6 +23,7 @@ from llaisys.common.validation import (
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
+REASONING_MARKS = ("<think>", "</think>")  # unless the template shows others
 MAX_BAD_WORD_TOKENS = 16_384  # of all of them, each at the start of a text and after a space
 
 
@@ -61,6 +62,7 @@ class InputProcessor:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """`defaults`: for sampling fields that a request leaves out; None: the model's own."""
+        self.reasoning_marks = REASONING_MARKS
         self.info = info
         self.defaults = info.generation_defaults if defaults is None else defaults
         self.tokenizer = tokenizer
@@ -116,6 +118,7 @@ class InputProcessor:
         if not sampling.ignore_eos:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
+        thinking = () if sampling.thinking_budget is None else self._thinking_tokens()
         _check_something_left(sampling, stops, bad_words, self.info.vocab_size)
         now = time.monotonic()
         requests = [
@@ -128,6 +131,7 @@ class InputProcessor:
                 choice=choice,
                 stop_token_ids=stops,
                 bad_words=bad_words,
+                thinking=thinking,
                 cache_salt=salt,
                 arrival_time=now,
             )
@@ -172,6 +176,20 @@ class InputProcessor:
         check_count("bad_words", sum(map(len, found)), MAX_BAD_WORD_TOKENS, "tokens")
         self._last_bad_words = (words, found)
         return found
+
+    def _thinking_tokens(self) -> tuple[int, ...]:
+        """The token that opens reasoning (-1: there is none), the one that closes it, and the line
+        breaks that follow."""
+        tokenizer = self._needs_tokenizer("thinking_budget")
+        start, end = (tokenizer.token_id(mark) for mark in self.reasoning_marks)
+        if end is None or end >= self.info.vocab_size:
+            raise InvalidInputError(
+                f"thinking_budget needs a model that reasons; this one has no token for "
+                f"{self.reasoning_marks[1]}",
+                field="thinking_budget",
+            )
+        after: list[int] = tokenizer.encode("\n\n", add_special_tokens=False)
+        return (-1 if start is None else start, end, *after)
 
 
 def plain_message(message: Any, number: int) -> dict[str, Any]:

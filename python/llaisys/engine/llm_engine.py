@@ -63,10 +63,12 @@ class LLMEngine:
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> str:
         """Queue a prompt and return its id; raises InvalidInputError and then changes nothing.
 
-        `stream`: report text at every step; otherwise `step` reports only the end.
+        `stream`: report text at every step; otherwise `step` reports only the end. `shown`: special
+        tokens that have their text although special tokens are skipped.
         """
         self._check_open()
         entry = self.input_processor.process(prompt, params, request_id, cache_salt)
@@ -74,7 +76,7 @@ class LLMEngine:
             raise refuse("request_id", entry.request_id, "one that is not in use")
         self.core.add_requests(entry.requests)
         self.output_processor.add(
-            entry.request_id, entry.prompt, entry.params, entry.requests, stream
+            entry.request_id, entry.prompt, entry.params, entry.requests, stream, shown
         )
         self._groups[entry.request_id] = [request.request_id for request in entry.requests]
         return entry.request_id

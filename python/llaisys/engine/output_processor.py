@@ -77,8 +77,10 @@ class OutputProcessor:
         params: SamplingParams,
         requests: list[Request],
         stream: bool,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        """Expect the output of the requests of one prompt."""
+        """Expect the output of the requests of one prompt. `shown`: special tokens whose text is
+        wanted, although special tokens are skipped."""
         group = _Group(
             request_id,
             prompt,
@@ -90,7 +92,8 @@ class OutputProcessor:
         for request in requests:
             detokenizer, finder = None, None
             if params.detokenize and self.tokenizer is not None:
-                detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens)
+                options = {"shown": shown} if shown else {}
+                detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, **options)
                 if params.stop:
                     finder = StopStringFinder(stops, params.include_stop_str_in_output)
             eager = detokenizer is not None and (stream or finder is not None)

@@ -41,6 +41,7 @@ class PlannedStep:
                 choice=request.choice,
                 stop_token_ids=request.stop_token_ids,
                 bad_words=request.bad_words,
+                thinking=request.thinking,
             )
         )
 

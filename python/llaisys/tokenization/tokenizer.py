@@ -287,13 +287,20 @@ class Tokenizer:
         found: int | None = self._full.token_to_id(clean_text(text))
         return found
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(
+        self, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
         """A fresh incremental detokenizer for one sequence, which continues another: the space
-        that begins a SentencePiece text is part of it."""
+        that begins a SentencePiece text is part of it. `shown`: special tokens that have their text
+        all the same."""
+        skipped = self._special_ids - shown if skip_special_tokens else frozenset()
         if self._text is not None:
-            skipped = self._special_ids if skip_special_tokens else frozenset()
             return ByteDetokenizer(self._token_bytes, skipped)
-        return WindowDetokenizer(lambda ids: self.decode_tokens(ids, skip_special_tokens))
+        if not shown:
+            return WindowDetokenizer(lambda ids: self.decode_tokens(ids, skip_special_tokens))
+        return WindowDetokenizer(
+            lambda ids: self.decode_tokens([i for i in ids if i not in skipped], False)
+        )
 
 
 def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -16,6 +16,7 @@ from llaisys.common.sampling import BAN, DEFAULT_SAMPLERS, FIELDS, SamplerKind
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
 from llaisys.common.types import NewSequence
 from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
+from llaisys.engine.worker.thinking import ThinkingBudget
 
 Array = NDArray[Any]
 
@@ -66,6 +67,7 @@ class SamplingRows:
         self._bans: dict[int, _Bans] = {}
         self._chains: dict[int, Array] = {}
         self._masks: dict[int, Array] = {}
+        self._thinking: dict[int, ThinkingBudget] = {}
         self._default_chain = self._chain(DEFAULT_SAMPLERS)
 
     @staticmethod
@@ -102,13 +104,16 @@ class SamplingRows:
             automaton = automaton_of(words) if words else None
             self._bans[row] = _Bans(first, until, stops, automaton, first)
 
+        if seq.thinking:
+            self._thinking[row] = ThinkingBudget(seq)
+
     def release(self, row: int) -> None:
         for name, users in self._users.items():
             if row in users:
                 users.remove(row)
                 self._numbers[name][row] = ROW_NUMBERS[name]
         self.penalised.discard(row)
-        for table in (self._bias, self._bans, self._chains, self._masks):
+        for table in (self._bias, self._bans, self._chains, self._masks, self._thinking):
             table.pop(row, None)
 
     def logprobs_wanted(self, rows: Array) -> list[int]:
@@ -140,7 +145,7 @@ class SamplingRows:
                     meta.numbers[name] = values
         if self.penalised:
             meta.seq_ids = seq_ids[rows]
-        if self._bias or self._bans or self._chains or self._masks:
+        if self._bias or self._bans or self._chains or self._masks or self._thinking:
             self._add_special(meta, rows.tolist(), positions.tolist(), tokens)
         return meta
 
@@ -151,14 +156,18 @@ class SamplingRows:
             chains = [self._chains.get(row, self._default_chain) for row in rows]
             meta.chain_offsets = _offsets(chains)
             meta.chain = np.concatenate(chains)
-        if any(row in self._masks for row in rows):
-            masks = [self._masks[row] for row in rows if row in self._masks]
-            has = np.array([row in self._masks for row in rows])
+        forced = self._forced(rows, positions, tokens)
+        masks = [forced.get(row, self._masks.get(row)) for row in rows]
+        has = np.array([mask is not None for mask in masks])
+        if has.any():
             meta.mask_rows = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
-            meta.masks = np.stack(masks)
+            meta.masks = np.stack([mask for mask in masks if mask is not None])
         empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
         biases = []
         for row, position in zip(rows, positions, strict=True):
+            if row in forced:  # whatever else is asked for
+                biases.append(empty)
+                continue
             ids, values = self._bias.get(row, empty)
             bans = self._bans.get(row)
             banned = () if bans is None else bans.at(position, tokens[row])
@@ -170,6 +179,16 @@ class SamplingRows:
             meta.bias_offsets = _offsets([ids for ids, _ in biases])
             meta.bias_ids = np.concatenate([ids for ids, _ in biases])
             meta.bias_values = np.concatenate([values for _, values in biases])
+
+    def _forced(self, rows: list[int], positions: list[int], tokens: Array) -> dict[int, Array]:
+        """Row -> the mask of the one token that must come next there."""
+        found = {}
+        for row, position in zip(rows, positions, strict=True):
+            budget = self._thinking.get(row)
+            token = None if budget is None else budget.forced(position, tokens[row])
+            if token is not None:
+                found[row] = allowed_mask((token,), self.vocab_size)
+        return found
 
 
 def allowed_mask(token_ids: tuple[int, ...] | list[int], vocab_size: int) -> Array:

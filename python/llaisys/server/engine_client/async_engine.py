@@ -188,6 +188,7 @@ class AsyncLLMEngine:
         stream: bool = False,
         cache_salt: str | None = None,
         on_tokens: Callable[[int], None] | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> str:
         """Send a prompt to the engine and return its name there: the client's request id, made
         unique where need be. Raises InvalidInputError for what can be seen to be wrong here; the
@@ -196,7 +197,8 @@ class AsyncLLMEngine:
         `owner` is whose request it is: owners have equal shares of a full engine, and so have the
         request ids of one owner. Unless the prefix cache is shared, a prefix is reused by its owner
         only. `on_tokens` hears how many tokens were generated, of every step until the engine has
-        ended the request, whether anybody reads them or not.
+        ended the request, whether anybody reads them or not. `shown`: special tokens that have
+        their text although special tokens are skipped.
         """
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
@@ -215,7 +217,7 @@ class AsyncLLMEngine:
                 request.cache_salt = f"{owner}:{request.cache_salt}"
         timeout = self.config.limits.queue_timeout or None
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
-        self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream)
+        self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream, shown)
         names = [request.request_id for request in entry.requests]
         if on_tokens is not None:
             self._counting.update(dict.fromkeys(names, on_tokens))

@@ -32,6 +32,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     seed: int
     stop_token_ids: list[int]
     bad_words: list[list[int]]
+    thinking: list[int]
     cache_salt: str
     owner: str
     job: str
@@ -49,6 +50,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             first.seed,
             sorted(first.stop_token_ids),
             [list(word) for word in first.bad_words],
+            list(first.thinking),
             first.cache_salt,
             first.owner,
             first.job,
@@ -70,6 +72,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 choice=choice,
                 stop_token_ids=stops,
                 bad_words=words,
+                thinking=tuple(self.thinking),
                 cache_salt=self.cache_salt,
                 owner=self.owner,
                 job=self.job,

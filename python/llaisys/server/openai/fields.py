@@ -57,7 +57,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (NEVER, (None, True)),
     "vllm_xargs": (NEVER, (None,)),
     "kv_transfer_params": (NEVER, (None,)),
-    "thinking_token_budget": (NEVER, (None,)),
     "include_reasoning": (NEVER, (None, True)),
     "best_of": (f"{NEVER}; use n", (None, 1)),
     # samplers of llama.cpp
@@ -135,6 +134,8 @@ ALIASES = {
     "repeat_penalty": "repetition_penalty",
     "cache_prompt": "reuse_prefix",
     "typ_p": "typical_p",
+    "thinking_token_budget": "thinking_budget",
+    "max_reasoning_tokens": "thinking_budget",
 }
 
 
