@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
+    ContextShift,
     NewSequence,
     Request,
     SchedulerOutputs,
@@ -42,6 +43,7 @@ PLAN = SchedulerOutputs(
     samples=[True, True],
     draft_token_ids={9: [5]},
     new_seqs=[SEQUENCE],
+    shifts=[ContextShift(9, 4, 8, [3, 4], [11])],
     new_blocks={7: [1], 9: [4]},
     released_seq_ids=[2],
     num_prefill_tokens=3,

@@ -72,6 +72,8 @@ class FakeAdapter(ModelAdapter):
         self.histories: dict[int, list[int]] = {}
         self.num_forwards = 0
         self.num_tokens = 0
+        self.num_copied = 0
+        self.num_rotated = 0
         self.closed = False
         self.reverse_rows = False  # keep the output rows in another order
         self.on_forward: Callable[[ModelStepInput], None] | None = None
@@ -176,6 +178,15 @@ class FakeAdapter(ModelAdapter):
 
     def sampler_forget(self, seq_id: int) -> None:
         self.histories.pop(seq_id, None)
+
+    def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
+        assert len(set(dst.tolist())) == len(dst)
+        self.kv[dst] = self.kv[src]
+        self.num_copied += len(dst)
+
+    def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
+        assert len(set(slots.tolist())) == len(slots) == len(deltas) and self.kv[slots].min() >= 0
+        self.num_rotated += len(slots)
 
     def close(self) -> None:
         self.closed = True

@@ -225,6 +225,10 @@ class SamplingParams:
     thinking_budget: int | None = plain(
         None, Integer(0, MAX_TOKENS), "tokens of reasoning at most; then it is closed", ""
     )
+    n_keep: int | None = plain(
+        None, Integer(-1, MAX_TOKENS),
+        "first prompt tokens that stay when the context is shifted; -1: all", "",
+    )  # fmt: skip
     logprobs: int | None = number(
         "n_logprobs", None, Integer(0, MAX_LOGPROBS),
         "0: of the drawn token, k: and of the k best", neutral=-1, flag=None,

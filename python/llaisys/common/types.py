@@ -109,6 +109,8 @@ class Request:
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
+    num_kept_tokens: int = 0  # that stay when the context is shifted; set with max_total_tokens
+    num_dropped_tokens: int = 0  # of the computed ones, behind the kept: no longer in the KV cache
     draft_token_ids: list[int] = field(default_factory=list)  # proposed; the next step takes them
     num_cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: not yet scheduled
     num_preemptions: int = 0
@@ -124,6 +126,11 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def position(self) -> int:
+        """Where the next token to compute stands in the KV cache."""
+        return self.num_computed_tokens - self.num_dropped_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -186,12 +193,30 @@ class NewSequence:
 
 
 @dataclass(slots=True)
+class ContextShift:
+    """A sequence that fills its context lets go of the tokens at positions [kept, kept + dropped),
+    and those behind them move up: their keys are rotated by -dropped. To be done before the step,
+    in the plan's order.
+
+    A block that was another one before gets that one's keys and values first, and the first of them
+    those of the kept tokens that begin it.
+    """
+
+    seq_id: int
+    kept: int
+    dropped: int  # whole blocks
+    blocks: list[int]  # from the one that holds position `kept` on
+    token_ids: list[int]  # known ones that follow; a sequence computed anew has more than fit
+
+
+@dataclass(slots=True)
 class SchedulerOutputs:
     """One step's work. The lists of length s run in parallel, one entry a sequence.
 
-    Sequence i computes its tokens [starts[i], starts[i] + counts[i]), and when samples[i] the
-    token after them is drawn. The last of its tokens are its drafts, if it has any: then a token is
-    drawn after each of them and after the token before them, up to the first that was not drafted.
+    Sequence i computes its tokens at positions [starts[i], starts[i] + counts[i]), and when
+    samples[i] the token after them is drawn. The last of its tokens are its drafts, if it has any:
+    then a token is drawn after each of them and after the token before them, up to the first that
+    was not drafted.
     """
 
     step_id: int
@@ -202,7 +227,9 @@ class SchedulerOutputs:
     samples: list[bool] = field(default_factory=list)  # [s]
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)  # seq id -> drafts
     new_seqs: list[NewSequence] = field(default_factory=list)
-    new_blocks: dict[int, list[int]] = field(default_factory=dict)  # seq id -> appended blocks
+    shifts: list[ContextShift] = field(default_factory=list)
+    # seq id -> appended blocks, behind those of its shift
+    new_blocks: dict[int, list[int]] = field(default_factory=dict)
     released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted before
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
@@ -262,6 +289,15 @@ class TokenUpdate(Struct, gc=False):
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
     error: str | None = None
+
+    @classmethod
+    def of(
+        cls, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None = None
+    ) -> TokenUpdate:
+        """What a request has become."""
+        cached = max(request.num_cached_tokens, 0)
+        facts = (request.stop_reason, cached, request.scheduled_time, request.error)
+        return cls(request.request_id, tokens, request.status, logprobs, *facts)
 
 
 @dataclass(frozen=True, slots=True)

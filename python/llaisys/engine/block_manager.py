@@ -20,62 +20,17 @@ Pure bookkeeping: no tensors, no numpy, no clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from llaisys.common.types import Request
-
-Tokens = tuple[int, ...]
-HashFunction = Callable[[int, Tokens], int]
-
-
-def chain_hash(parent: int, tokens: Tokens) -> int:
-    """The hash of a block of tokens after the prefix that `parent` stands for."""
-    return hash((parent, tokens))
-
-
-class _Node:
-    """One full block of tokens behind a certain prefix."""
-
-    __slots__ = ("alive", "block", "key", "parent", "ready", "salt", "tokens")
-
-    def __init__(
-        self, key: int, parent: _Node | None, salt: str, tokens: Tokens, block: int, ready: bool
-    ) -> None:
-        self.key = key
-        self.parent = parent
-        self.salt = salt
-        self.tokens = tokens
-        self.block = block
-        self.ready = ready  # the block's keys and values have been computed
-        self.alive = True  # in the table
-
-    def matches(self, parent: _Node | None, salt: str, tokens: Tokens) -> bool:
-        return self.parent is parent and self.salt == salt and self.tokens == tokens
-
-
-@dataclass(slots=True)
-class PrefixMatch:
-    """The longest usable cached prefix of a request: a plan, nothing is held by it."""
-
-    blocks: list[int] = field(default_factory=list)
-    num_tokens: int = 0  # len(blocks) * block_size
-    pending: bool = False  # the next block is being computed by a running request: wait
-    nodes: list[_Node] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class PrefixCacheStats:
-    """Counted at admission, the first one of each request only."""
-
-    requests: int = 0
-    queries: int = 0  # prompt tokens looked up
-    hits: int = 0  # prompt tokens found
-    evictions: int = 0  # cached blocks given to someone else
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / self.queries if self.queries else 0.0
+from llaisys.engine.prefix_nodes import (
+    HashFunction,
+    Node,
+    PrefixCacheStats,
+    PrefixMatch,
+    Tokens,
+    chain_hash,
+)
 
 
 @dataclass(slots=True)
@@ -83,8 +38,9 @@ class _Holding:
     """What one request holds; blocks[i] covers tokens [i * block_size, (i + 1) * block_size)."""
 
     blocks: list[int]
-    nodes: list[_Node]  # of the leading full blocks; nodes[i].block != blocks[i]: another's node
+    nodes: list[Node]  # of the leading full blocks; nodes[i].block != blocks[i]: another's node
     num_ready: int  # leading blocks that have been computed
+    is_shifted: bool = False  # what it computes now has seen tokens that are gone: not to be shared
 
 
 class BlockManager:
@@ -97,21 +53,24 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         min_match: int = 0,
         hash_function: HashFunction = chain_hash,
+        context_len: int | None = None,
     ) -> None:
+        """`context_len`: tokens that one request holds at most, whatever it has; None: all."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.min_match = min_match
+        self.context_len = num_blocks * block_size if context_len is None else context_len
         self.stats = PrefixCacheStats()
         self._hash = hash_function
         self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_blocks
-        self._node_of: list[_Node | None] = [None] * num_blocks
-        self._table: dict[int, list[_Node]] = {}
+        self._node_of: list[Node | None] = [None] * num_blocks
+        self._table: dict[int, list[Node]] = {}
         self._holdings: dict[str, _Holding] = {}
         self._prefix_keys: dict[str, list[tuple[int, Tokens]]] = {}  # of waiting requests
-        self._waits_for: dict[str, _Node] = {}
+        self._waits_for: dict[str, Node] = {}
 
     # ---- counting ------------------------------------------------------------------------------
 
@@ -130,6 +89,10 @@ class BlockManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def first_blocks(self, request: Request) -> int:
+        """Blocks that a request needs to start."""
+        return self.blocks_for(min(request.num_tokens, self.context_len))
 
     def block_table(self, request: Request) -> list[int]:
         """For tests and debuggers: the blocks that a request holds, in order; a copy."""
@@ -170,7 +133,7 @@ class BlockManager:
         match = PrefixMatch()
         if not self.enable_prefix_caching:
             return match
-        parent: _Node | None = None
+        parent: Node | None = None
         reachable = 0
         for key, tokens in self._keys(request):
             node = self._find(key, parent, request.cache_salt, tokens)
@@ -211,19 +174,21 @@ class BlockManager:
         return count
 
     def _keys(self, request: Request) -> list[tuple[int, Tokens]]:
-        """(chained hash, tokens) of each full block but the one with the last token."""
+        """(chained hash, tokens) of each full block of the first context but the last one, and but
+        the one with the last token."""
         keys = self._prefix_keys.get(request.request_id)
         if keys is None:
             size, tokens = self.block_size, request.token_ids
             keys, parent = [], hash(request.cache_salt)
-            for start in range(0, (len(tokens) - 1) // size * size, size):
+            end = min(len(tokens), self.context_len) - 1
+            for start in range(0, end // size * size, size):
                 block_tokens = tuple(tokens[start : start + size])
                 parent = self._hash(parent, block_tokens)
                 keys.append((parent, block_tokens))
             self._prefix_keys[request.request_id] = keys
         return keys
 
-    def _find(self, key: int, parent: _Node | None, salt: str, tokens: Tokens) -> _Node | None:
+    def _find(self, key: int, parent: Node | None, salt: str, tokens: Tokens) -> Node | None:
         for node in self._table.get(key, ()):
             if node.matches(parent, salt, tokens):
                 return node
@@ -244,9 +209,10 @@ class BlockManager:
     # ---- blocks of a request -------------------------------------------------------------------
 
     def can_allocate(self, request: Request, match: PrefixMatch, spare: int = 0) -> bool:
-        """Whether all tokens of the request fit behind the match and leave `spare` blocks."""
+        """Whether the request fits behind the match, all of it or as much as it can hold at once,
+        and leaves `spare` blocks."""
         revived = sum(1 for block in match.blocks if not self._references[block])
-        needed = self.blocks_for(request.num_tokens) - len(match.blocks)
+        needed = self.first_blocks(request) - len(match.blocks)
         return needed + revived + spare <= self.num_free_blocks
 
     def allocate(self, request: Request, match: PrefixMatch) -> list[int]:
@@ -260,7 +226,7 @@ class BlockManager:
             if not self._references[block]:
                 del self._cached[block]
             self._references[block] += 1
-        needed = self.blocks_for(request.num_tokens) - len(match.blocks)
+        needed = self.first_blocks(request) - len(match.blocks)
         blocks = [*match.blocks, *(self._take() for _ in range(needed))]
         holding = _Holding(blocks, list(match.nodes), len(match.nodes))
         self._holdings[request.request_id] = holding
@@ -286,7 +252,7 @@ class BlockManager:
         parent = holding.nodes[-1] if holding.nodes else None
         node = self._find(key, parent, salt, tokens)
         if node is None:
-            node = _Node(key, parent, salt, tokens, holding.blocks[index], False)
+            node = Node(key, parent, salt, tokens, holding.blocks[index], False)
             self._table.setdefault(key, []).append(node)
             self._node_of[node.block] = node
         holding.nodes.append(node)
@@ -296,10 +262,11 @@ class BlockManager:
         are free beyond `spare`."""
         blocks = len(self._holdings[request.request_id].blocks)
         blocks += max(0, self.num_free_blocks - spare)
-        return blocks * self.block_size - request.num_computed_tokens
+        return blocks * self.block_size - request.position
 
     def append_slot(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Make room for `num_tokens` tokens in all: the added blocks, or None when out of blocks.
+        """Make room for `num_tokens` tokens held in all: the added blocks, or None when there are
+        not enough.
 
         None leaves everything as it was.
         """
@@ -318,7 +285,7 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         holding = self._holdings.get(request.request_id)
-        if holding is None:
+        if holding is None or holding.is_shifted:
             return
         size = self.block_size
         for index in range(holding.num_ready, num_computed // size):
@@ -331,23 +298,65 @@ class BlockManager:
                 holding.nodes[index].ready = True
             holding.num_ready = index + 1
 
+    def shift(self, request: Request, kept: int, dropped: int) -> list[int] | None:
+        """Let the tokens [kept, kept + dropped) of a request go whose blocks are full; `dropped` is
+        a number of whole blocks. What lies behind them is to be moved and becomes the request's
+        own: shared blocks are exchanged for new ones, the others leave the prefix cache.
+
+            before   [0 .. kept) [kept .. kept + dropped) [kept + dropped .. end)
+            after    [0 .. kept)                          [kept .. end - dropped)
+
+        Returns the blocks from the one that holds token `kept` on, in their new order, or None when
+        there are not enough for the copies; then everything is as it was. Blocks that were let go
+        still hold what they did, and may be among those that are copied to: whoever moves the bytes
+        reads first.
+        """
+        holding, size = self._holdings[request.request_id], self.block_size
+        first, count = kept // size, dropped // size
+        gone, moved = holding.blocks[first : first + count], holding.blocks[first + count :]
+        num_shared = sum(self._references[block] > 1 for block in moved)
+        num_freed = sum(self._references[block] == 1 for block in gone)
+        if num_shared > self.num_free_blocks + num_freed:
+            return None
+        self._drop_unready(holding)
+        for block in reversed(gone):
+            self._let_go(block)
+        for index, block in enumerate(moved):
+            if self._references[block] > 1:
+                self._references[block] -= 1
+                moved[index] = self._take()
+            else:
+                self._drop_node(block)
+        holding.blocks[first:] = moved
+        del holding.nodes[first:]
+        holding.num_ready = min(holding.num_ready, first)
+        holding.is_shifted = True
+        return list(moved)
+
     def free(self, request: Request) -> None:
         """Give everything back; computed full blocks stay cached. Unknown requests are ignored."""
         self.forget_waiting(request)
         holding = self._holdings.pop(request.request_id, None)
         if holding is None:
             return
-        for block in holding.blocks[holding.num_ready : len(holding.nodes)]:
-            self._drop_node(block)  # announced, never computed
+        self._drop_unready(holding)
         # The last block first: a prefix outlives what follows it.
         for block in reversed(holding.blocks):
-            self._references[block] -= 1
-            if self._references[block]:
-                continue
-            if self._node_of[block] is None:
-                self._free.append(block)
-            else:
-                self._cached[block] = None
+            self._let_go(block)
+
+    def _drop_unready(self, holding: _Holding) -> None:
+        """Nodes that were announced and will not be computed."""
+        for block in holding.blocks[holding.num_ready : len(holding.nodes)]:
+            self._drop_node(block)
+
+    def _let_go(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if self._node_of[block] is None:
+            self._free.append(block)
+        else:
+            self._cached[block] = None
 
     def _take(self) -> int:
         """A block for new content: a free one, else the least recently used cached one."""

@@ -62,6 +62,9 @@ class SchedulerConfig:
     min_prefill_chunk: int = option(
         64, Integer(1), "smallest piece that sharing cuts a long prompt into"
     )
+    context_shift: bool = option(
+        False, Switch(), "go on when the context is full: drop the older half of it (see n_keep)"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -14,7 +14,6 @@ from heapq import heappop, heappush
 from typing import Any
 
 from llaisys.common.types import (
-    ModelInfo,
     Request,
     RequestStatus,
     SchedulerOutputs,
@@ -23,6 +22,7 @@ from llaisys.common.types import (
 )
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
+from llaisys.engine.context_window import context_length
 from llaisys.engine.executor import Executor, WorkerLostError
 from llaisys.engine.scheduler import RequestScheduler
 from llaisys.engine.speculative import SpeculativeStats, make_speculator
@@ -37,16 +37,20 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         self.executor = executor
-        self.model_info: ModelInfo = executor.model_info
+        self.model_info = info = executor.model_info
+        context_len = None
+        if config.scheduler.context_shift:
+            context_len = context_length(info.max_model_len, info.num_blocks, info.block_size)
         self.scheduler = RequestScheduler(
             config.scheduler,
             BlockManager(
-                self.model_info.num_blocks,
-                self.model_info.block_size,
+                info.num_blocks,
+                info.block_size,
                 config.cache.enable_prefix_caching,
                 config.cache.prefix_cache_min_match,
+                context_len=context_len,
             ),
-            self.model_info.max_model_len,
+            info.max_model_len,
         )
         self.speculator = make_speculator(config.speculative, self.model_info.vocab_size)
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
@@ -129,17 +133,12 @@ class EngineCore:
 
     def stats(self) -> dict[str, Any]:
         """Numbers for logs and metrics."""
-        scheduler, prefix = self.scheduler.stats(), self.scheduler.block_manager.stats
+        prefix = self.scheduler.block_manager.stats
         executor = self.executor.stats
         drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
         return {
             "num_steps": self.num_steps,
-            "num_running": scheduler.num_running,
-            "num_waiting": scheduler.num_waiting,
-            "num_preemptions": scheduler.num_preemptions,
-            "kv_blocks": scheduler.num_blocks,
-            "kv_blocks_used": scheduler.num_used_blocks,
-            "kv_blocks_cached": scheduler.num_cached_blocks,
+            **self.scheduler.stats(),
             "prefix_cache_queries": prefix.queries,
             "prefix_cache_hits": prefix.hits,
             "prefix_cache_hit_rate": prefix.hit_rate,

@@ -18,12 +18,13 @@ class PlannedStep:
     plan: SchedulerOutputs
     requests: list[Request] = field(default_factory=list)
     preemptions: list[int] = field(default_factory=list)  # of each request so far
+    ends: list[int] = field(default_factory=list)  # tokens that each has computed after the step
     pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
 
     def add(self, request: Request, count: int) -> None:
         """The request computes its next `count` tokens in this step."""
         self.requests.append(request)
-        self.plan.starts.append(request.num_computed_tokens)
+        self.plan.starts.append(request.position)
         self.plan.counts.append(count)
         request.num_computed_tokens += count
 
@@ -52,6 +53,7 @@ class PlannedStep:
             index = self.requests.index(request)
             del self.requests[index], plan.starts[index], plan.counts[index]
         self.pieces.pop(request, None)
+        plan.shifts = [shift for shift in plan.shifts if shift.seq_id != request.seq_id]
         plan.new_blocks.pop(request.seq_id, None)
         plan.draft_token_ids.pop(request.seq_id, None)
         others = [seq for seq in plan.new_seqs if seq.seq_id != request.seq_id]
@@ -65,6 +67,7 @@ class PlannedStep:
         plan.seq_ids = [request.seq_id for request in requests]
         plan.request_ids = [request.request_id for request in requests]
         self.preemptions = [request.num_preemptions for request in requests]
+        self.ends = [request.num_computed_tokens for request in requests]
         plan.samples = [True] * len(requests)
         if self.pieces:
             plan.samples = [
@@ -75,8 +78,9 @@ class PlannedStep:
         plan.released_seq_ids = released_seq_ids
 
     def rows(self) -> Iterator[tuple[Request, int, int, int, bool]]:
-        """(request, its preemptions then, first token, count, whether a token is drawn) of each."""
+        """(request, its preemptions then, tokens computed after the step, in the step, whether a
+        token is drawn) of each."""
         plan = self.plan
         return zip(
-            self.requests, self.preemptions, plan.starts, plan.counts, plan.samples, strict=True
+            self.requests, self.preemptions, self.ends, plan.counts, plan.samples, strict=True
         )

@@ -8,12 +8,17 @@ from llaisys.common.validation import refuse_count
 
 
 def total_tokens_limit(
-    request: Request, max_model_len: int, num_blocks: int, block_size: int
+    request: Request,
+    max_model_len: int,
+    num_blocks: int,
+    block_size: int,
+    context_shift: bool = False,
 ) -> int:
     """Prompt and output tokens that the request may have.
 
     max_tokens beyond the context is cut to it (finish reason `length`); a prompt that leaves no
-    room for one token, or a total that the whole KV cache cannot hold, is refused.
+    room for one token, or a total that the whole KV cache cannot hold, is refused. With
+    `context_shift` the output may be as long as max_tokens says, or as the context without it.
     """
     num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
     pool = num_blocks * block_size
@@ -30,6 +35,8 @@ def total_tokens_limit(
             value=num_prompt,
             limit=f"at most {limit - 1}",
         )
+    if context_shift:
+        return num_prompt + (max_model_len if max_tokens is None else max_tokens)
     if max_tokens is None:
         return limit
     total = min(num_prompt + max_tokens, max_model_len)

@@ -17,6 +17,9 @@ yet is left out, or, with `steps_ahead`, is planned as if it were: the worker kn
 result may be several tokens (drafts that were accepted), and takes back what was computed for
 drafts that were not.
 
+A request that fills its context goes on when contexts are shifted: `ContextWindow` says what is
+dropped, the block manager which blocks that changes, and the plan tells the worker.
+
 No numpy, no text; the clock is read once a request, when it starts.
 """
 
@@ -25,9 +28,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llaisys.common.types import (
+    ContextShift,
     Request,
     RequestStatus,
     SchedulerOutputs,
@@ -35,23 +38,15 @@ from llaisys.common.types import (
     TokenUpdate,
 )
 from llaisys.common.validation import refuse
-from llaisys.engine.block_manager import BlockManager, PrefixMatch
+from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
+from llaisys.engine.context_window import ContextWindow
 from llaisys.engine.fair_queue import FairQueue
 from llaisys.engine.planned_step import PlannedStep
+from llaisys.engine.prefix_nodes import PrefixMatch
 from llaisys.engine.request_limits import total_tokens_limit
 
 logger = logging.getLogger("llaisys.engine")
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    num_running: int = 0
-    num_waiting: int = 0
-    num_preemptions: int = 0
-    num_used_blocks: int = 0
-    num_cached_blocks: int = 0
-    num_blocks: int = 0
 
 
 class RequestScheduler:
@@ -71,6 +66,9 @@ class RequestScheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.num_preemptions = 0
+        self.num_context_shifts = 0
+        length = block_manager.context_len if config.context_shift else None
+        self.window = ContextWindow(length, block_manager.block_size)
         self.queue = FairQueue()
         self._released: list[int] = []  # sequences that the worker may forget
         self._steps: dict[int, PlannedStep] = {}  # handed out, result not in yet
@@ -90,11 +88,19 @@ class RequestScheduler:
             names.add(request.request_id)
         blocks = self.block_manager
         limits = [
-            total_tokens_limit(request, self.max_model_len, blocks.num_blocks, blocks.block_size)
+            total_tokens_limit(
+                request,
+                self.max_model_len,
+                blocks.num_blocks,
+                blocks.block_size,
+                self.window.is_shifted,
+            )
             for request in requests
         ]
-        for request, limit in zip(requests, limits, strict=True):
+        kept = [self.window.kept_tokens(request) for request in requests]
+        for request, limit, num_kept in zip(requests, limits, kept, strict=True):
             request.max_total_tokens = limit
+            request.num_kept_tokens = num_kept
             request.seq_id = self._next_seq_id
             self._next_seq_id += 1
             self.requests[request.request_id] = request
@@ -107,16 +113,18 @@ class RequestScheduler:
     def has_unfinished(self) -> bool:
         return bool(self.requests)
 
-    def stats(self) -> SchedulerStats:
+    def stats(self) -> dict[str, int]:
+        """Numbers for logs and metrics, under the names that these show."""
         blocks = self.block_manager
-        return SchedulerStats(
-            num_running=len(self.running),
-            num_waiting=self.num_waiting,
-            num_preemptions=self.num_preemptions,
-            num_used_blocks=blocks.num_used_blocks,
-            num_cached_blocks=blocks.num_cached_blocks,
-            num_blocks=blocks.num_blocks,
-        )
+        return {
+            "num_running": len(self.running),
+            "num_waiting": self.num_waiting,
+            "num_preemptions": self.num_preemptions,
+            "num_context_shifts": self.num_context_shifts,
+            "kv_blocks": blocks.num_blocks,
+            "kv_blocks_used": blocks.num_used_blocks,
+            "kv_blocks_cached": blocks.num_cached_blocks,
+        }
 
     def check_integrity(self) -> None:
         """For when nothing runs: no block may be held, and the numbers must add up."""
@@ -152,7 +160,7 @@ class RequestScheduler:
             if -start % block_size < count and not self._extend(step, request, start + count):
                 continue
             requests.append(request)  # step.add, without a call for every request that decodes
-            starts.append(start)
+            starts.append(start - request.num_dropped_tokens)
             counts.append(count)
             request.num_computed_tokens = start + count
 
@@ -175,7 +183,8 @@ class RequestScheduler:
             return self._chunk(step, request, budget, others)
         # Drafts take no block that another request may need in this step.
         slots = self.block_manager.slots_left(request, spare=len(self.running))
-        room = min(budget, request.max_total_tokens - request.num_tokens, slots) - 1
+        left = min(request.max_total_tokens - request.num_tokens, self.window.room(request))
+        room = min(budget, left, slots) - 1
         draft, request.draft_token_ids = request.draft_token_ids[: max(0, room)], []
         if draft:
             step.plan.draft_token_ids[request.seq_id] = draft
@@ -193,13 +202,28 @@ class RequestScheduler:
         request itself is or was one of those."""
         added = None
         while request.status is RequestStatus.RUNNING:
-            added = self.block_manager.append_slot(request, num_tokens)
+            if not self.window.is_full(request, num_tokens) or self._shift(step, request):
+                held = num_tokens - request.num_dropped_tokens
+                added = self.block_manager.append_slot(request, held)
             if added is not None:
                 break
             self._preempt(step, self.queue.largest(self.running))
         if added:
             step.plan.new_blocks[request.seq_id] = added
         return added is not None
+
+    def _shift(self, step: PlannedStep, request: Request) -> bool:
+        """Make room in a full context; False when there are not enough blocks for it."""
+        kept, dropped = request.num_kept_tokens, self.window.num_dropped(request)
+        blocks = self.block_manager.shift(request, kept, dropped)
+        if blocks is None:
+            return False
+        start = request.num_computed_tokens
+        following = request.token_ids[start : start + dropped]
+        step.plan.shifts.append(ContextShift(request.seq_id, kept, dropped, blocks, following))
+        request.num_dropped_tokens += dropped
+        self.num_context_shifts += 1
+        return True
 
     def _admit(self, step: PlannedStep) -> None:
         """Start waiting requests until the budget, the seats or the blocks run out. At most a few
@@ -234,7 +258,7 @@ class RequestScheduler:
             return True
         if not self.running:
             raise RuntimeError(
-                f"request {request.request_id} needs {manager.blocks_for(request.num_tokens)} "
+                f"request {request.request_id} needs {manager.first_blocks(request)} "
                 f"blocks, {manager.num_free_blocks} of {manager.num_blocks} are free, nothing runs"
             )
         return False
@@ -260,6 +284,7 @@ class RequestScheduler:
     def _chunk(self, step: PlannedStep, request: Request, budget: int, others: bool) -> int:
         """A piece of what the request has not computed."""
         missing = request.num_tokens - request.num_computed_tokens
+        missing = min(missing, self.window.room(request))
         if others:
             budget = min(budget, max(budget // 2, self.config.min_prefill_chunk))
         step.pieces[request] = count = min(missing, budget)
@@ -278,7 +303,7 @@ class RequestScheduler:
             self._released.remove(victim.seq_id)  # the worker never knew it
         self.queue.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_dropped_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
         logger.debug("request %s preempted", victim.request_id)
@@ -299,8 +324,7 @@ class RequestScheduler:
         sampled, logprobs, failed = output.sampled, output.logprobs, output.failed
         step = self._steps.pop(output.step_id)
         drafts, running = step.plan.draft_token_ids, RequestStatus.RUNNING
-        for request, preemptions, start, count, samples in step.rows():
-            end = start + count
+        for request, preemptions, end, count, samples in step.rows():
             if request.status is running:
                 if request.num_preemptions != preemptions:
                     continue
@@ -332,17 +356,8 @@ class RequestScheduler:
                 commit(request, min(request.num_computed_tokens, request.num_tokens))
             if ending is not None:
                 self._finish(request, ending)
-            updates.append(
-                TokenUpdate(
-                    request.request_id,
-                    tokens,
-                    request.status,
-                    logprobs.get(request.seq_id) if logprobs else None,
-                    request.stop_reason,
-                    request.num_cached_tokens,
-                    request.scheduled_time,
-                )
-            )
+            found = logprobs.get(request.seq_id) if logprobs else None
+            updates.append(TokenUpdate.of(request, tokens, found))
         return updates
 
     def fail_step(
@@ -370,14 +385,7 @@ class RequestScheduler:
         """Finish a request without new tokens; its last update."""
         request.error = error
         self._finish(request, status)
-        return TokenUpdate(
-            request.request_id,
-            [],
-            status,
-            num_cached_tokens=max(request.num_cached_tokens, 0),
-            scheduled_time=request.scheduled_time,
-            error=error,
-        )
+        return TokenUpdate.of(request, [])
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         self.queue.remove(request)

@@ -96,6 +96,14 @@ class ModelAdapter(Closing, ABC):
     def sampler_forget(self, seq_id: int) -> None:
         """Free a history; unknown ids are ignored."""
 
+    @abstractmethod
+    def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
+        """Copy keys and values from slot to slot (BLOCK layout), all read before one is written."""
+
+    @abstractmethod
+    def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
+        """Rotate the keys of each slot (BLOCK layout) by a number of positions."""
+
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         """Seconds in each stage of the model's own and how often it was entered, since the start or
         the last reset; empty when it keeps none."""

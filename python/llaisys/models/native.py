@@ -211,6 +211,16 @@ class NativeAdapter(ModelAdapter):
     def sampler_forget(self, seq_id: int) -> None:
         self.native.sampler_forget(seq_id)
 
+    def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
+        _check_length("dst", len(dst), len(src))
+        addresses = (_address(src, np.int32, "src"), _address(dst, np.int32, "dst"))
+        self.native.kv_copy_slots(*addresses, len(src))
+
+    def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
+        _check_length("deltas", len(deltas), len(slots))
+        addresses = (_address(slots, np.int32, "slots"), _address(deltas, np.int64, "deltas"))
+        self.native.kv_shift_slots(*addresses, len(slots))
+
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         times = self.native.profile(reset)
         stages = {name: getattr(times, name) for name in STAGES}

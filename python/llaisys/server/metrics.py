@@ -59,6 +59,7 @@ class EngineCollector(Collector):
         yield self._counter("engine_cpu_seconds", "CPU time of the engine process.", cpu)
         yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
         yield self._counter("num_preemptions", "Preemptions.", stats.num_preemptions)
+        yield self._counter("num_context_shifts", "Context shifts.", stats.num_context_shifts)
         yield self._counter(
             "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries
         )

@@ -82,6 +82,16 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Any]:
     return str(path), found, checkpoint
 
 
+def usable_length(config: EngineConfig, max_model_len: int) -> int:
+    """The longest context; one that is shifted has whole blocks, of which one can go."""
+    if not config.scheduler.context_shift:
+        return max_model_len
+    size = config.cache.block_size
+    if max_model_len < 2 * size:
+        raise refuse("max_model_len", max_model_len, f"at least 2 blocks of {size} to be shifted")
+    return max_model_len // size * size
+
+
 def device_ids(config: EngineConfig) -> tuple[int, ...]:
     """One for each rank of this machine; ranks on the CPU share it."""
     if config.device == "cpu":

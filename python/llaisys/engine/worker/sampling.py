@@ -27,7 +27,8 @@ _KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
 
 @dataclass(slots=True)
 class _Bans:
-    """Tokens that may not come next, depending on what came before."""
+    """Tokens that may not come next, depending on what came before. Positions are those of the row,
+    so they move with its context."""
 
     first: int  # position of the first drawn token; words are looked for from there on
     until: int  # position before which `stops` are banned (min_tokens)
@@ -35,18 +36,31 @@ class _Bans:
     words: WordAutomaton | None  # of the words of two or more tokens
     position: int  # the tokens in [first, position) led to `state`
     state: int = START
+    before: int = START  # the state at `first`
 
     def at(self, position: int, tokens: Array) -> tuple[int, ...]:
         """The tokens that may not stand at `position`; `tokens`: those before it."""
         stops = self.stops if position < self.until else ()
         if self.words is None:
             return stops
+        self._read(position, tokens)
+        return stops + self.words.banned(self.state)
+
+    def shift(self, length: int, dropped: int, tokens: Array) -> None:
+        """A context of `length` tokens is about to lose `dropped` of them."""
+        if self.words is not None:
+            self._read(length, tokens)
+        self.first = self.position = length - dropped
+        self.until -= dropped
+        self.before = self.state
+
+    def _read(self, position: int, tokens: Array) -> None:
+        assert self.words is not None
         if position < self.position:  # tokens were taken back
-            self.position, self.state = self.first, START
+            self.position, self.state = self.first, self.before
         for token in tokens[self.position : position].tolist():
             self.state = self.words.step(self.state, token)
         self.position = position
-        return stops + self.words.banned(self.state)
 
 
 class SamplingRows:
@@ -107,6 +121,12 @@ class SamplingRows:
         if seq.thinking:
             self._thinking[row] = ThinkingBudget(seq)
 
+    def shift(self, row: int, length: int, dropped: int, tokens: Array) -> None:
+        """The context of a row, `tokens` of which `length` are computed, loses `dropped` of them."""
+        for table in (self._bans, self._thinking):
+            if row in table:
+                table[row].shift(length, dropped, tokens)
+
     def release(self, row: int) -> None:
         for name, users in self._users.items():
             if row in users:
@@ -130,12 +150,13 @@ class SamplingRows:
         positions: Array,  # [r]: position of the token to draw = tokens so far
         seq_ids: Array,  # [rows]
         tokens: Array,  # [rows, length]: the tokens so far
+        dropped: Array | None = None,  # [rows]: tokens that positions do not count; None: nowhere
     ) -> SamplingMetadata:
         """The sampler's arrays for one step; what is neutral for every row stays None."""
         meta = SamplingMetadata(
             rows=output_rows.astype(np.int32),
             seeds=self.seeds[rows],
-            positions=positions,
+            positions=positions if dropped is None else positions + dropped[rows],
             choices=self.choices[rows],
         )
         for name, users in self._users.items():

@@ -23,25 +23,35 @@ class ThinkingBudget:
         self._budget: int = seq.sampling.thinking_budget or 0
         self._first = seq.num_prompt_tokens
         prompt = np.array(seq.token_ids[: self._first], dtype=np.int64)
-        self._opened = _last(prompt, self._start) > _last(prompt, self._closing[0])
+        opened = _last(prompt, self._start) > _last(prompt, self._closing[0])
+        self._before: tuple[bool, int, int] = (opened, 0, 0)  # what the tokens before `first` led to
         self._reset()
 
     def _reset(self) -> None:
         self._position = self._first  # the tokens in [first, position) led to what follows
-        self._open = self._opened
-        self._spent = 0
-        self._written = 0  # tokens of `closing` that were forced; 0: none, or all
+        # `written`: tokens of `closing` that were forced; 0: none, or all
+        self._open, self._spent, self._written = self._before
 
     def forced(self, position: int, tokens: NDArray[Any]) -> int | None:
         """The token that must stand at `position`; None: any. `tokens`: those before it."""
+        self._read(position, tokens)
+        if self._written:
+            return self._closing[self._written]
+        return self._closing[0] if self._open and self._spent >= self._budget else None
+
+    def shift(self, length: int, dropped: int, tokens: NDArray[Any]) -> None:
+        """A context of `length` tokens is about to lose `dropped` of them."""
+        self._read(length, tokens)
+        self._first = length - dropped
+        self._before = (self._open, self._spent, self._written)
+        self._reset()
+
+    def _read(self, position: int, tokens: NDArray[Any]) -> None:
         if position < self._position:  # tokens were taken back
             self._reset()
         for token in tokens[self._position : position].tolist():
             self._take(token)
         self._position = position
-        if self._written:
-            return self._closing[self._written]
-        return self._closing[0] if self._open and self._spent >= self._budget else None
 
     def _take(self, token: int) -> None:
         if self._written:

@@ -26,10 +26,16 @@ from numpy.typing import NDArray
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
-from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput, TokenLogprobs
+from llaisys.common.types import (
+    ContextShift,
+    ModelInfo,
+    SchedulerOutputs,
+    StepOutput,
+    TokenLogprobs,
+)
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
-from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model
+from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import open_device
@@ -106,7 +112,7 @@ class Worker:
             model_path=opened.path,
             model_type=opened.model_type,
             vocab_size=adapter.vocab_size,
-            max_model_len=adapter.max_model_len,
+            max_model_len=usable_length(self.config, adapter.max_model_len),
             eos_token_ids=tuple(adapter.eos_token_ids),
             num_blocks=adapter.kv_capacity_tokens // block_size,
             block_size=block_size,
@@ -246,9 +252,21 @@ class Worker:
                 adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
                 if len(seq.token_ids) > seq.num_prompt_tokens:
                     adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
+        for shift in plan.shifts:
+            self._shift_context(adapter, shift)
         for seq_id, blocks in plan.new_blocks.items():
             self._rows.append_blocks(seq_id, blocks)
         return self._buffers.fill_tokens(plan)
+
+    def _shift_context(self, adapter: ModelAdapter, shift: ContextShift) -> None:
+        rows = self._rows
+        row = rows.row_of[shift.seq_id]
+        length = int(rows.num_blocks[row]) * rows.block_size
+        self._sampling.shift(row, length, shift.dropped, rows.tokens[row])
+        moves = rows.shift(shift)
+        if len(moves.copy_from):
+            adapter.copy_slots(moves.copy_from, moves.copy_to)
+        adapter.shift_slots(moves.rotated, moves.deltas)
 
     def build_attention_metadata(self, step: PreparedStep) -> AttentionMetadata:
         return self._buffers.fill_attention(step)
@@ -282,6 +300,7 @@ class Worker:
             drawing.ends,
             self._rows.seq_ids,
             self._rows.tokens,
+            self._rows.dropped,
         )
         with self._native_timer:
             return self._open_adapter().sample(metadata)

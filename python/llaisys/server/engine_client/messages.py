@@ -152,6 +152,7 @@ class EngineStats(Struct, array_like=True):
     kv_blocks_cached: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
+    num_context_shifts: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     worker_errors: int = 0
