@@ -122,7 +122,7 @@ class SamplingRows:
             self._thinking[row] = ThinkingBudget(seq)
 
     def shift(self, row: int, length: int, dropped: int, tokens: Array) -> None:
-        """The context of a row, `tokens` of which `length` are computed, loses `dropped` of them."""
+        """The context of a row has `length` tokens and is about to lose `dropped` of them."""
         for table in (self._bans, self._thinking):
             if row in table:
                 table[row].shift(length, dropped, tokens)

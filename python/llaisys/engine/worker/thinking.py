@@ -24,7 +24,7 @@ class ThinkingBudget:
         self._first = seq.num_prompt_tokens
         prompt = np.array(seq.token_ids[: self._first], dtype=np.int64)
         opened = _last(prompt, self._start) > _last(prompt, self._closing[0])
-        self._before: tuple[bool, int, int] = (opened, 0, 0)  # what the tokens before `first` led to
+        self._before = (opened, 0, 0)  # what the tokens before `first` led to
         self._reset()
 
     def _reset(self) -> None:
