@@ -10,11 +10,16 @@ MODEL_HELP = "directory, .gguf file, hub id or pypi:NAME; a small model when lef
 
 
 def add_model_argument(
-    parser: argparse.ArgumentParser, help: str = MODEL_HELP, position: bool = True
+    parser: argparse.ArgumentParser,
+    help: str = MODEL_HELP,
+    position: bool = True,
+    several: bool = False,
 ) -> None:
-    """`options.model`: what was given, or None. Naming it both ways is a usage error."""
+    """`options.model`: what was given, or None; a list where `several` may be named by position.
+    Naming it both ways is a usage error."""
     if position:
-        parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help=help)
+        nargs = "*" if several else "?"
+        parser.add_argument("model", nargs=nargs, metavar="MODEL", action=_Once, help=help)
         help = "the same, by name"
     parser.add_argument("-m", "--model", dest="model", metavar="MODEL", action=_Once, help=help)
 
@@ -29,8 +34,10 @@ class _Once(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if values is None:
+        if values is None or values == []:
             return
+        if isinstance(values, list) and len(values) == 1:
+            values = values[0]
         before = getattr(namespace, self.dest, None)
         if before is not None:
             parser.error(f"MODEL is given twice: {before} and {values}")

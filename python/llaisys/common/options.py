@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,32 @@ class Integer(Kind):
 
     def json_schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+         "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(Kind):
+    """A number of bytes: an integer, or a text like "1.5GiB" or "800M"."""
+
+    low: int
+    high: int = 1 << 62
+
+    parse = str
+
+    def check(self, name: str, value: Any) -> int:
+        if isinstance(value, str):
+            found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", value.lower())
+            if found is None or found[2] not in UNITS:
+                raise refuse(name, value, 'a number of bytes like 8000000000, "8GB" or "1.5GiB"')
+            whole = found[1].isdigit() and not found[2]
+            value = int(found[1]) if whole else int(float(found[1]) * UNITS[found[2]])
+        return check_int(name, value, self.low, self.high)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": ["integer", "string"], "minimum": self.low, "maximum": self.high}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.metrics import CONTENT_TYPE
+from llaisys.server.models.directory import Models
+from llaisys.server.models.one import OneModel
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
 from llaisys.server.openai.fields import IGNORED_HEADER
 from llaisys.server.responses import routes as responses_routes
-from llaisys.server.service import Service
+from llaisys.server.service import Shared
 from llaisys.server.sessions import routes as session_routes
 
 PUBLIC = frozenset({"/health", "/live"})
@@ -44,9 +46,9 @@ def error_shape(path: str) -> ErrorShape:
     return next((shape for start, shape in ERROR_SHAPES if path.startswith(start)), ApiError.body)
 
 
-def make_app(service: Service) -> ASGIApp:
+def make_app(shared: Shared, models: Models) -> ASGIApp:
     """Routes inside, guards around them."""
-    config = service.config
+    config = shared.config
     app = FastAPI(
         title="NovaInfer",
         version=VERSION,
@@ -54,12 +56,12 @@ def make_app(service: Service) -> ASGIApp:
         redoc_url=None,
         responses={400: {"description": "The request was refused; the body says why."}},
     )
-    app.state.service = service
+    app.state.models = models
     faults.install(app)
     for door in DOORS:
         app.include_router(door.router)
     app.include_router(session_routes.router)
-    add_status_routes(app, service)
+    add_status_routes(app, shared, models)
     webui = WebUi(find_webui(config.webui) if config.serve_webui else None)
     for path in webui.assets:
         app.add_api_route(path, webui.serve, methods=["GET", "HEAD"], include_in_schema=False)
@@ -69,12 +71,12 @@ def make_app(service: Service) -> ASGIApp:
         return path in PUBLIC or webui.has(method, path)
 
     def count(method: str, route: str, status: int) -> None:
-        service.metrics.http_requests.labels(method, route, str(status)).inc()
+        shared.metrics.http_requests.labels(method, route, str(status)).inc()
 
     guarded: ASGIApp = BodyGuard(
         app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_bodies_bytes)
     )
-    guarded = KeyGuard(guarded, service.keys, is_public)
+    guarded = KeyGuard(guarded, shared.keys, is_public)
     if config.allowed_origins:
         guarded = CORSMiddleware(
             guarded,
@@ -87,13 +89,17 @@ def make_app(service: Service) -> ASGIApp:
     return RequestContext(guarded, count, error_shape)
 
 
-def add_status_routes(app: FastAPI, service: Service) -> None:
-    engine = service.engine
+def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
+    one = models.first if isinstance(models, OneModel) else None
 
     @app.get("/health", tags=["status"])
     async def health() -> Response:
         """200 when the model is loaded and the engine's heart beats; 503 otherwise, while it loads
-        with `status: loading`, the stage and how much of it is done (0 to 1, null: not known)."""
+        with `status: loading`, the stage and how much of it is done (0 to 1, null: not known).
+        With several models 200: /v1/models says how each of them is."""
+        if one is None:
+            return json_response({"status": "ok"})
+        engine = one.engine
         if engine.problem is not None:
             raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
         if engine.is_ready:
@@ -113,12 +119,13 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/ready", tags=["status"])
     async def ready() -> dict[str, str]:
         """200 when a request would be taken now."""
-        if engine.problem is not None:
+        engine = one.engine if one is not None else None
+        if engine is not None and engine.problem is not None:
             raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
-        if not engine.is_ready:
+        if engine is not None and not engine.is_ready:
             raise ApiError(503, "the model is still being loaded", code="loading", retry_after=1)
-        if service.admission.closed is not None:
-            raise ApiError(503, service.admission.closed, code="shutting_down")
+        if models.first.admission.closed is not None:
+            raise ApiError(503, models.first.admission.closed, code="shutting_down")
         return {"status": "ready"}
 
     @app.get("/version", tags=["status"])
@@ -128,4 +135,4 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", tags=["status"], response_class=Response)
     async def metrics(request: Request) -> Response:
         """Prometheus text."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(shared.metrics.text(), media_type=CONTENT_TYPE)

@@ -13,6 +13,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import FORMATS, LEVELS
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import (
+    Bytes,
     Integer,
     Number,
     add_flags,
@@ -22,10 +23,11 @@ from llaisys.common.options import (
     options_of,
 )
 from llaisys.common.sampling import DEFAULTED, SamplingParams
-from llaisys.common.validation import check_choice, check_float, check_int
+from llaisys.common.validation import check_choice, check_float, check_int, refuse
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.processes.watchdog import WatchLimits
 from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
+from llaisys.server.models.entries import ModelEntry, entries_of, read_models_file
 
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"
@@ -99,10 +101,34 @@ class Health(WatchLimits):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """How several models share the memory; one alone is loaded at the start and stays."""
+
+    memory_budget: int | None = option(
+        None,
+        Bytes(1 << 20),
+        "bytes of all engines together (12GiB, say); else 0.8 of what is available at the start",
+    )
+    keep_alive: float = option(
+        300.0, Number(0), "seconds until a model that nobody uses is unloaded; 0: never"
+    )
+    load_timeout: float = option(
+        300.0, Number(0, above_low=True), "seconds that a request waits for its model to be loaded"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything that `serve` needs."""
 
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine: EngineConfig = field(
+        default_factory=EngineConfig
+    )  # of the model, of each service's own
+    models: tuple[ModelEntry, ...] = ()  # when there are several
+    model_limits: ModelLimits = field(default_factory=ModelLimits)
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     served_model_names: tuple[str, ...] = ()  # () : the model's own name
@@ -173,7 +199,10 @@ class ServerConfig:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `llaisys serve`; `config_from_args` reads them."""
-    add_model_argument(parser)
+    add_model_argument(parser, several=True)
+    group = parser.add_argument_group("several models")
+    group.add_argument("--models", type=Path, metavar="FILE", help="TOML: a table for each model")
+    add_flags(group, list(options_of(ModelLimits)))
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1")
     group.add_argument("--port", type=int, default=8000, help="0: any free one")
@@ -236,10 +265,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from_args(args: argparse.Namespace) -> ServerConfig:
     """Raises InvalidInputError with the option's name and value."""
-    engine = EngineConfig.of(model=args.model, **given_engine_options(args))
+    options = given_engine_options(args)
+    engine, models = _models(args, options)
     sampling = given_flags(args, SamplingParams)
     return ServerConfig(
         engine=engine,
+        models=models,
+        model_limits=ModelLimits(**given_flags(args, ModelLimits)),
         host=args.host,
         port=args.port,
         served_model_names=tuple(args.served_model_name),
@@ -262,6 +294,28 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         limits=Limits(**given_flags(args, Limits)),
         health=Health(**given_flags(args, Health)),
     )
+
+
+def _models(
+    args: argparse.Namespace, options: Mapping[str, Any]
+) -> tuple[EngineConfig, tuple[ModelEntry, ...]]:
+    """(the first model, all of them when there are several)."""
+    named = [args.model] if isinstance(args.model, str) else args.model or []
+    if args.models is not None:
+        if named:
+            raise refuse("models", str(args.models), "left out when models are named")
+        entries = read_models_file(args.models, options)
+    elif len(named) > 1:
+        entries = entries_of(named, options)
+    else:
+        return EngineConfig.of(model=named[0] if named else None, **options), ()
+    if args.served_model_name:
+        raise refuse(
+            "served_model_name",
+            args.served_model_name,
+            "left out with several models; see --models",
+        )
+    return entries[0].engine, entries
 
 
 def _api_keys(given: Sequence[str], file: Path | None) -> list[str | ApiKey]:

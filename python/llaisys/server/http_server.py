@@ -40,7 +40,7 @@ def serve(config: ServerConfig) -> int:
     check_tls(config)
     config = fit_connections(config)
     listener = bind(config.host, config.port)
-    process = EngineProcess(config)
+    process = None if config.models else EngineProcess(config)
     try:
         import asyncio
 
@@ -51,7 +51,8 @@ def serve(config: ServerConfig) -> int:
             return runner.run(run_server(config, process, listener, url))
     finally:
         listener.close()
-        process.remove()
+        if process is not None:
+            process.remove()
 
 
 def fit_connections(config: ServerConfig) -> ServerConfig:

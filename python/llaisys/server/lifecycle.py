@@ -22,7 +22,10 @@ from llaisys.server.config import ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.http.protocol import limited_protocol
-from llaisys.server.service import Service
+from llaisys.server.models.directory import Models
+from llaisys.server.models.one import OneModel
+from llaisys.server.models.opening import open_models
+from llaisys.server.service import Service, Shared, read_keys_again
 from llaisys.server.sessions.store import SessionStore
 from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read while the model loads)
 
@@ -42,8 +45,9 @@ class Server(uvicorn.Server):
 class Lifecycle:
     """Start, readiness, drain, death. One signal drains, a second one aborts."""
 
-    def __init__(self, service: Service, server: Server, url: str) -> None:
-        self.service = service
+    def __init__(self, shared: Shared, models: Models, server: Server, url: str) -> None:
+        self.shared = shared
+        self.models = models
         self.server = server
         self.url = url
         self.status = 0
@@ -54,35 +58,40 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.on_signal, number)
-        if self.service.config.api_key_file is not None:
+        if self.shared.config.api_key_file is not None:
             loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
-        engine = self.service.engine
-        engine.on_death.append(self.on_death)
-        await engine.start()
-        self._spawn(self._announce())
+        log_event(logger, logging.INFO, "listening", url=self.url)  # the page is there already
+        models = self.models
+        if isinstance(models, OneModel):
+            models.first.engine.on_death.append(self.on_death)
+            await models.first.engine.start()
+            self._spawn(self._announce(models.first))
+        else:
+            await models.start()
+            count = len(models.models)
+            print(f"llaisys: serving {count} models at {self.url}", flush=True)
         try:
             await self.server.serve(sockets=[listener])
         finally:
-            await engine.close()
-            self.service.sessions.close()
+            await models.close()
+            self.shared.sessions.close()
         return self.status
 
-    async def _announce(self) -> None:
-        log_event(logger, logging.INFO, "listening", url=self.url)  # the page is there already
-        await self._show_loading()
-        if not self.service.engine.is_ready:
+    async def _announce(self, service: Service) -> None:
+        await self._show_loading(service.engine)
+        if not service.engine.is_ready:
             return
-        self.service.model_loaded()
+        service.model_loaded()
         gc.collect()
         gc.freeze()  # what lives as long as the server is not searched again while requests wait
-        name, info = self.service.model_names[0], self.service.info
+        name, info = service.model_names[0], service.info
         log_event(logger, logging.INFO, "ready", model=name, max_model_len=info.max_model_len)
         print(f"llaisys: serving {name} at {self.url}", flush=True)
 
-    async def _show_loading(self) -> None:
+    async def _show_loading(self, engine: AsyncLLMEngine) -> None:
         """Until the engine is ready or has failed: a line on a terminal, elsewhere a log line for
         each stage."""
-        engine, stage = self.service.engine, ""
+        stage = ""
         line = ProgressLine(sys.stderr) if sys.stderr.isatty() else None
         while not engine.ready.is_set():
             loading = engine.loading
@@ -99,10 +108,8 @@ class Lifecycle:
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._draining is None:
-            log_event(
-                logger, logging.INFO, "draining", signal=name, open=self.service.admission.open
-            )
-            self.service.admission.closed = "the server is shutting down"
+            log_event(logger, logging.INFO, "draining", signal=name, open=self._open)
+            self._close_admission("the server is shutting down")
             self._draining = self._spawn(self._drain())
         elif not self.server.should_exit:
             log_event(logger, logging.WARNING, "aborting", signal=name)
@@ -113,16 +120,16 @@ class Lifecycle:
     def on_hangup(self) -> None:
         """Keys as the file has them now; one that cannot be used leaves them as they were."""
         try:
-            self.service.read_keys_again()
+            read_keys_again(self.shared, self.models.services)
         except InvalidInputError as error:
             log_event(logger, logging.ERROR, "the keys stay as they were", error=str(error))
         else:
-            log_event(logger, logging.INFO, "keys", count=len(self.service.keys))
+            log_event(logger, logging.INFO, "keys", count=len(self.shared.keys))
 
     async def _drain(self) -> None:
         """Let open requests finish, up to a limit; new ones are refused meanwhile."""
-        deadline = asyncio.get_running_loop().time() + self.service.config.drain_timeout
-        while self.service.admission.open:
+        deadline = asyncio.get_running_loop().time() + self.shared.config.drain_timeout
+        while self._open:
             if asyncio.get_running_loop().time() > deadline:
                 await self._abort()
                 return
@@ -131,23 +138,32 @@ class Lifecycle:
 
     async def _abort(self) -> None:
         """Everybody's last word is `abort`; then the connections are closed."""
-        for generation in self.service.registry.all():
+        for generation in self.shared.registry.all():
             await generation.cancel()
         for _ in range(100):
-            if not self.service.admission.open:
+            if not self._open:
                 break
             await asyncio.sleep(0.02)
         self.server.should_exit = self.server.force_exit = True
 
     def on_death(self, reason: str) -> None:
         self.status = 1
-        self.service.admission.closed = "the engine has died"
+        self._close_admission("the engine has died")
         self._spawn(self._exit_dead())
 
     async def _exit_dead(self) -> None:
         """Every open request has been told; /health says 503 until the end."""
-        await asyncio.sleep(self.service.config.health.exit_delay)
+        await asyncio.sleep(self.shared.config.health.exit_delay)
         self.server.should_exit = self.server.force_exit = True
+
+    @property
+    def _open(self) -> int:
+        """Sequences of all models."""
+        return sum(service.admission.open for service in self.models.services)
+
+    def _close_admission(self, reason: str) -> None:
+        for service in self.models.services:
+            service.admission.closed = reason
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)
@@ -157,19 +173,21 @@ class Lifecycle:
 
 
 async def run_server(
-    config: ServerConfig, process: EngineProcess, listener: socket.socket, url: str
+    config: ServerConfig, process: EngineProcess | None, listener: socket.socket, url: str
 ) -> int:
-    """Until it is told to stop, or the engine dies; the exit status."""
+    """Until it is told to stop, or the engine dies; the exit status. `process`: the engine of the
+    one model; None: there are several."""
     sessions = SessionStore(
         config.session_file or default_session_file(),
         config.limits.max_sessions,
         config.limits.max_session_bytes,
         config.max_session_bytes_per_key,
     )
-    service = Service(config, AsyncLLMEngine(config, process), sessions)
+    shared = Shared(config, sessions)
+    models = open_models(shared, process)
     limits = config.limits
     settings = uvicorn.Config(
-        make_app(service),
+        make_app(shared, models),
         http=limited_protocol(limits),
         ws="none",
         lifespan="off",
@@ -183,5 +201,5 @@ async def run_server(
         ssl_keyfile=config.ssl_keyfile,
         ssl_keyfile_password=config.ssl_keyfile_password,
     )
-    lifecycle = Lifecycle(service, Server(settings), url)
+    lifecycle = Lifecycle(shared, models, Server(settings), url)
     return await lifecycle.run(listener)

@@ -1,4 +1,4 @@
-"""Everything that the routes share: engine, admission, metrics, sessions, names of the model."""
+"""What routes work with: `Shared` is the same for every model, a `Service` is one model's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.http.limits import Admission
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lanes import Lane
-from llaisys.server.metrics import Metrics
+from llaisys.server.metrics import Metrics, ModelMetrics
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
@@ -26,34 +26,68 @@ BODY_THREADS = 1  # parsing keeps the interpreter to itself: a second thread gai
 MAX_WAITING_BODIES = 64
 
 
-class Service:
+class Shared:
     """One per server."""
 
-    def __init__(
-        self, config: ServerConfig, engine: AsyncLLMEngine, sessions: SessionStore
-    ) -> None:
+    def __init__(self, config: ServerConfig, sessions: SessionStore) -> None:
         self.config = config
-        self.engine = engine
         self.sessions = sessions
+        self.turns = SessionTurns(sessions)
+        self.responses = ResponseStore(sessions)
         self.metrics = Metrics()
         self.keys = KeyRing(config.keys)
-        self.metrics.watch_keys(self.keys)
         self.registry = Registry()
+        self.body_lane = Lane("body", BODY_THREADS, MAX_WAITING_BODIES)
+
+
+class Service:
+    """One per model; its engine comes and goes where there are several. Whoever came through
+    `service_for` has one that is ready for as long as the request lasts."""
+
+    def __init__(self, shared: Shared, config: ServerConfig) -> None:
+        """`config.engine` is the model's own."""
+        self.shared = shared
+        self.config = config
+        self.sessions = shared.sessions
+        self.turns = shared.turns
+        self.responses = shared.responses
+        self.keys = shared.keys
+        self.registry = shared.registry
+        self.body_lane = shared.body_lane
+        self.model_names: tuple[str, ...] = config.served_model_names
+        self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(
             config.limits, config.engine.scheduler.max_num_seqs, config.max_per_key
         )
         self.admission.on_rejected = self.metrics.request_rejected
-        self.model_names: tuple[str, ...] = config.served_model_names
         self.created = int(time.time())
-        self.turns = SessionTurns(sessions)
-        self.responses = ResponseStore(sessions)
-        self.body_lane = Lane("body", BODY_THREADS, MAX_WAITING_BODIES)
+        self.figures: AsyncLLMEngine | None = None  # the engine, while there is one
+        self._info: ModelInfo | None = None  # of the last engine that was ready
+        self._defaults: dict[str, Any] = {}
+
+    @property
+    def engine(self) -> AsyncLLMEngine:
+        if self.figures is None:
+            raise EngineNotReadyError("the model is not loaded")
+        return self.figures
+
+    @property
+    def metric_name(self) -> str:
+        """ "": not known yet."""
+        return self.model_names[0] if self.model_names else ""
 
     def model_loaded(self) -> None:
-        """Called once, when the engine is ready."""
+        """Called when the engine is ready."""
+        engine = self.engine
+        self._info, self._defaults = engine.model_info, dict(engine.inputs.defaults)
         if not self.model_names:
             self.model_names = (own_name(self.config.engine.model, self.info.model_path),)
-        self.metrics.watch(self.engine, self.model_names[0])
+        self.metrics.named()
+
+    @property
+    def known_info(self) -> ModelInfo | None:
+        """Also while the model is not loaded, once it has been."""
+        return self._info
 
     @property
     def info(self) -> ModelInfo:
@@ -64,32 +98,28 @@ class Service:
     @property
     def max_items(self) -> int:
         """Of a body; a prompt of token ids that fills the context is let through."""
-        info = self.engine.model_info
+        info = self._info
         return max(self.config.limits.max_body_items, 2 * info.max_model_len if info else 0)
 
     def check_model(self, name: str | None) -> str:
-        """The model that a request is for; without a name, the one that there is."""
+        """What a request calls the model; without a name, what we do."""
         _ = self.engine.inputs  # ready, or raises
         if name is None:
             return self.model_names[0]
         if name not in self.model_names:
-            known = ", ".join(self.model_names)
-            raise ApiError(
-                404,
-                f"the model {name[:200]!r} is not served here; there is: {known}",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(name, self.model_names)
         return name
 
     def model_card(self, name: str) -> dict[str, Any]:
+        """Of a model that has been loaded at least once, or is one of several."""
+        info = self._info
         return {
             "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "llaisys",
-            "max_model_len": self.info.max_model_len,
-            "default_sampling_params": self.engine.inputs.defaults,
+            "max_model_len": info.max_model_len if info is not None else None,
+            "default_sampling_params": self._defaults,
         }
 
     def generation(self, owner: str, public_ids: Sequence[str], count: int) -> Generation:
@@ -104,12 +134,23 @@ class Service:
             count,
         )
 
-    def read_keys_again(self) -> None:
-        """Raises InvalidInputError, and changes nothing, when the file cannot be used."""
-        self.config = config = self.config.with_keys_read_again()
-        self.keys.replace(config.keys)
-        self.admission.max_per_key = config.max_per_key
-        self.sessions.max_owner_bytes = config.max_session_bytes_per_key
+
+def read_keys_again(shared: Shared, services: Sequence[Service]) -> None:
+    """Raises InvalidInputError, and changes nothing, when the file cannot be used."""
+    shared.config = config = shared.config.with_keys_read_again()
+    shared.keys.replace(config.keys)
+    shared.sessions.max_owner_bytes = config.max_session_bytes_per_key
+    for service in services:
+        service.admission.max_per_key = config.max_per_key
+
+
+def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {name[:200]!r} is not served here; there is: {', '.join(known)}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def own_name(given: str | None, path: str) -> str:
@@ -120,8 +161,9 @@ def own_name(given: str | None, path: str) -> str:
 
 
 def service_of(request: Request) -> Service:
-    """What is the same for every model: sessions, the registry, lanes, metrics."""
-    service: Service = request.app.state.service
+    """The service of the first model, loaded or not: for what is the same for all of them
+    (sessions, the registry, lanes, limits)."""
+    service: Service = request.app.state.models.first
     return service
 
 
@@ -129,6 +171,6 @@ async def service_for(request: Request, model: str | None) -> Service:
     """The service of the model that a request is for (None: the one of those who do not say),
     loaded, and kept until the request has been answered. Every door to a model goes through here.
     Raises ApiError: 404 when it is not served here, 503 when it is not there now."""
-    service = service_of(request)
-    service.check_model(model)
+    service, release = await request.app.state.models.lease(model)
+    request.scope["state"]["at_end"].append(release)
     return service

@@ -7,13 +7,16 @@ from llaisys.engine.executor.base import (
     WorkerError,
     WorkerLostError,
 )
+from llaisys.engine.executor.estimate import MemoryEstimate, estimate_memory
 from llaisys.engine.executor.uni import UniProcExecutor
 
 __all__ = [
     "Executor",
     "ExecutorStats",
     "ExecutorTimeoutError",
+    "MemoryEstimate",
     "UniProcExecutor",
     "WorkerError",
     "WorkerLostError",
+    "estimate_memory",
 ]

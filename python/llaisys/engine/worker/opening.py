@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.machine_memory import available_memory
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.progress import report
 from llaisys.common.validation import refuse
@@ -165,15 +166,3 @@ def _affordable_blocks(config: EngineConfig, checkpoint: Any, bytes_per_token: i
         share /= config.parallel.tensor_parallel_size
     affordable = int(share) // block_bytes
     return max(1, min(wanted, affordable))
-
-
-def available_memory() -> int:
-    """Bytes that can be used without pushing others out, as far as the system says."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -30,6 +30,8 @@ from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
     FromEngine,
+    Load,
+    Needs,
     Outputs,
     Ready,
     Rejected,
@@ -90,6 +92,8 @@ class AsyncLLMEngine:
         self.config = config
         self.model_info: ModelInfo | None = None
         self.tokenizer: Any = None
+        self.needs: Needs | None = None  # of an engine that asks first
+        self.opened = asyncio.Event()  # `needs` is known, or it is dead
         self.ready = asyncio.Event()  # loaded, or dead
         self.on_death: list[Callable[[str], None]] = []
         self._link = EngineLink(
@@ -109,6 +113,10 @@ class AsyncLLMEngine:
     async def start(self) -> None:
         """Begin to listen; `ready` is set when the model has been loaded."""
         self._link.start()
+
+    def load(self) -> None:
+        """To an engine that asked first: there is room for it."""
+        self._link.send(Load())
 
     async def close(self) -> None:
         """End the engine process; requests that are still open end with EngineDeadError."""
@@ -297,6 +305,9 @@ class AsyncLLMEngine:
                 if not message.timed_out:
                     fault = RejectedError(text, field=message.field, code=message.code)
                 self._end(request, fault)
+        elif isinstance(message, Needs):
+            self.needs = message
+            self.opened.set()
         elif isinstance(message, Ready):
             self._opening = asyncio.create_task(self._open(message))
 
@@ -337,6 +348,7 @@ class AsyncLLMEngine:
 
     def _on_death(self, reason: str) -> None:
         self._fail_all(reason)
+        self.opened.set()
         self.ready.set()
         for callback in self.on_death:
             callback(reason)

@@ -90,6 +90,10 @@ class Finish(Struct, tag="finish", forbid_unknown_fields=True):
     stopped: bool = False
 
 
+class Load(Struct, tag="load", forbid_unknown_fields=True):
+    """There is room for what `Needs` asked for: the model may be loaded."""
+
+
 class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
     """Close the model and exit with status 0."""
 
@@ -193,6 +197,19 @@ class Heartbeat(Struct, tag="heartbeat"):
     loading: tuple[str, int, int] | None = None  # stage, done, total; see `common.progress`
 
 
+class Needs(Struct, tag="needs"):
+    """The memory that the model will take, in bytes; the engine waits for `Load`. Sent when
+    `EngineSetup.ask_first` says so."""
+
+    weights: int
+    kv_cache: int
+    fixed: int  # the process and its scratch
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.fixed
+
+
 class Source(Struct):
     """A `TokenizerSource`."""
 
@@ -255,13 +272,14 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
     log_level: str
     log_format: str
     engine: dict[str, Any]  # EngineConfig.to_wire(); checked again where it arrives
+    ask_first: bool = False  # before the model is loaded; see `Needs`
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_wire(self.engine)
 
 
-ToEngine = Submit | Finish | Shutdown
-FromEngine = Outputs | Rejected | Heartbeat | Ready | Failed
+ToEngine = Submit | Finish | Load | Shutdown
+FromEngine = Outputs | Rejected | Heartbeat | Needs | Ready | Failed
 
 decode_to_engine = decoder(ToEngine)
 decode_from_engine = decoder(FromEngine)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -20,8 +21,9 @@ from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.logs import setup_logging
 from llaisys.common.progress import listening
 from llaisys.common.types import RequestStatus, TokenUpdate
+from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
-from llaisys.engine.executor import Executor
+from llaisys.engine.executor import Executor, estimate_memory
 from llaisys.processes.channel import (
     Context,
     bind_receiver,
@@ -37,6 +39,8 @@ from llaisys.server.engine_client.messages import (
     Failed,
     Finish,
     Heartbeat,
+    Load,
+    Needs,
     Outputs,
     Ready,
     Rejected,
@@ -51,6 +55,10 @@ logger = logging.getLogger("llaisys.engine_process")
 IDLE_WAIT_MS = 1000
 PROFILE_SECONDS = 0.5  # how often the worker is asked for its times
 LAST_WORDS_MS = 10_000  # for a parent that is still starting; when it is gone, so is this process
+
+
+class NotWanted(Exception):
+    """The engine was told to end before it loaded its model."""
 
 
 class EngineClock(LoopClock):
@@ -165,6 +173,23 @@ class EngineLoop:
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
 
 
+def ask_for_room(
+    config: EngineConfig, inputs: zmq.Socket[bytes], outputs: zmq.Socket[bytes]
+) -> EngineConfig:
+    """Say what the model will take, and wait until there is room. With the number of KV blocks that
+    was told: what is available may change meanwhile."""
+    estimate = estimate_memory(config)
+    fixed = resident_bytes() + estimate.scratch
+    outputs.send(encode(Needs(estimate.weights, estimate.kv_cache, fixed)))
+    while True:
+        message = decode_or_drop(decode_to_engine, inputs.recv())
+        if isinstance(message, Load):
+            cache = replace(config.cache, num_kv_blocks=estimate.num_kv_blocks)
+            return replace(config, cache=cache)
+        if isinstance(message, Shutdown):
+            raise NotWanted
+
+
 def serve_engine(setup: EngineSetup) -> int:
     """Load, announce, loop, close; the exit status."""
     context: Context = zmq.Context()
@@ -178,11 +203,15 @@ def serve_engine(setup: EngineSetup) -> int:
     try:
         config = setup.engine_config()
         with listening(clock.load):
+            if setup.ask_first:
+                config = ask_for_room(config, inputs, outputs)
             core = EngineCore(config, Executor.get_class(config)(config))
         clock.loading = None
         clock.stats = EngineStats(kv_blocks=core.model_info.num_blocks)
         outputs.send(encode(Ready.of(core.model_info)))
         EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps).run()
+        status = 0
+    except NotWanted:
         status = 0
     except Exception as error:
         expected = core is None and isinstance(error, LlaisysError)  # a model that is not there

@@ -10,7 +10,8 @@ from llaisys.server.config import ServerConfig
 class EngineProcess(ChildProcess):
     """Made before the event loop runs; its setup is checked where it arrives, as `EngineSetup`."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, ask_first: bool = False) -> None:
+        """`ask_first`: it says what memory it needs, and waits for `Load`."""
         super().__init__(
             config.engine_module,
             {
@@ -19,5 +20,6 @@ class EngineProcess(ChildProcess):
                 "log_level": config.log_level,
                 "log_format": config.log_format,
                 "engine": config.engine.to_wire(),
+                "ask_first": ask_first,
             },
         )

@@ -19,7 +19,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
 from llaisys.server.http.limits import Admission
 from llaisys.server.keys.budget import KeyBudget
-from llaisys.server.metrics import Metrics
+from llaisys.server.metrics import ModelMetrics
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Generation:
         engine: AsyncLLMEngine,
         admission: Admission,
         budget: KeyBudget,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         registry: Registry,
         owner: str,
         public_ids: Sequence[str],

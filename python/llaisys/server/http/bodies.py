@@ -116,7 +116,7 @@ class CheckedRoute(APIRoute):
 
         async def parse_and_handle(request: Request) -> Response:
             body = b"".join([chunk async for chunk in request.stream() if chunk])
-            service = request.app.state.service
+            service = request.app.state.models.first
             parsed: BaseModel | None = None  # then FastAPI says what is missing
             notes = FieldNotes(service.config.strict_fields)
             if len(body) > INLINE_BYTES:

@@ -107,6 +107,8 @@ class RequestContext:
         state["request_id"] = request_id
         state["owner"] = ANONYMOUS
         state["error_shape"] = self.shape_of(scope["path"])
+        at_end: list[Callable[[], None]] = []  # what the request holds until it has been answered
+        state["at_end"] = at_end
         start, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -131,6 +133,8 @@ class RequestContext:
             if not status:
                 await refuse(scope, send_with_id, internal_error())
         finally:
+            for release in at_end:
+                release()
             self._note(scope, request_id, status, time.monotonic() - start)
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:

@@ -71,14 +71,14 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
     """The names that `model` may have."""
-    service = service_of(request)
-    return {"object": "list", "data": [service.model_card(name) for name in service.model_names]}
+    cards = request.app.state.models.cards()
+    return {"object": "list", "data": cards}
 
 
 @router.get("/v1/models/{model:path}", tags=["OpenAI"])
 async def model(request: Request, model: str) -> dict[str, Any]:
-    service = service_of(request)
-    return service.model_card(service.check_model(model))
+    card: dict[str, Any] = request.app.state.models.card(model)
+    return card
 
 
 @router.post("/v1/requests/{request_id}/cancel", tags=["requests"])

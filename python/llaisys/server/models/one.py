@@ -1,0 +1,39 @@
+"""The usual case: one model, loaded when the server starts; when it dies, the server ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llaisys.server.service import Service
+
+
+def nothing() -> None:
+    pass
+
+
+class OneModel:
+    """The same face as `ModelDirectory`."""
+
+    def __init__(self, service: Service) -> None:
+        self.first = service
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.first]
+
+    async def close(self) -> None:
+        await self.first.engine.close()
+
+    async def lease(self, name: str | None) -> tuple[Service, Callable[[], None]]:
+        self.first.check_model(name)
+        return self.first, nothing
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Of every name that `model` may have."""
+        return [self.card(name) for name in self.first.model_names]
+
+    def card(self, name: str) -> dict[str, Any]:
+        service = self.first
+        _ = service.engine.inputs  # ready, or raises
+        return {**service.model_card(service.check_model(name)), "state": "ready"}

@@ -1,0 +1,356 @@
+"""Which of several models is in memory: engines that are nothing but events, a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.messages import EngineStats, Needs
+from llaisys.server.errors import ApiError
+from llaisys.server.models.directory import ModelDirectory
+from llaisys.server.models.entries import entries_of, read_models_file
+from llaisys.server.models.served import State
+from llaisys.server.service import Service, Shared
+from llaisys.server.sessions.store import SessionStore
+
+MIB = 1 << 20
+SIZE = 400 * MIB
+BUDGET = 900 * MIB  # holds two
+
+
+class FakeEngine:
+    """Asks for SIZE bytes, loads when it is told to, unless `fault` says otherwise."""
+
+    living = 0
+    most = 0
+    load_seconds = 0.0
+
+    def __init__(self, fault: str | None = None, size: int = SIZE) -> None:
+        self.fault = fault
+        self.needs: Needs | None = None
+        self.size = size
+        self.opened, self.ready = asyncio.Event(), asyncio.Event()
+        self.dead: str | None = None
+        self.on_death: list[Callable[[str], None]] = []
+        self.stats, self.usage, self.loading = EngineStats(num_steps=1), (1.0, 300 * MIB), None
+        self.model_info: Any = SimpleNamespace(max_model_len=64, model_path="p")
+        self.inputs = SimpleNamespace(defaults={"temperature": 0.5})
+        self.closed = False
+
+    async def start(self) -> None:
+        FakeEngine.living += 1
+        if self.fault is not None:
+            self.dead = self.fault
+        else:
+            self.needs = Needs(self.size, 0, 0)
+        self.opened.set()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.is_set() and self.dead is None
+
+    def load(self) -> None:
+        FakeEngine.most = max(FakeEngine.most, FakeEngine.living)
+        asyncio.get_running_loop().call_later(self.load_seconds, self.ready.set)
+
+    def die(self) -> None:
+        self.dead = "killed"
+        for callback in self.on_death:
+            callback("killed")
+
+    async def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+        FakeEngine.living -= 1
+        await asyncio.sleep(0)
+
+
+class Scene:
+    """A directory of three models, a, b and c."""
+
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        self.now = 1000.0
+        self.engines: dict[str, list[FakeEngine]] = {"a": [], "b": [], "c": []}
+        self.faults: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
+        FakeEngine.living = FakeEngine.most = 0
+        shared = Shared(ServerConfig(), SessionStore(":memory:"))
+        services = []
+        for name in self.engines:
+            service = Service(shared, ServerConfig(served_model_names=(name,)))
+            services.append(service)
+        settings: dict[str, Any] = {"budget": BUDGET, "keep_alive": 60.0, "load_timeout": 30.0}
+        self.directory = ModelDirectory(
+            services, **{**settings, **options}, make=self.make, clock=lambda: self.now
+        )
+
+    def make(self, service: Service) -> Any:
+        name = service.metric_name
+        size = self.sizes.get(name, SIZE)
+        self.engines[name].append(FakeEngine(self.faults.get(name), size))
+        return self.engines[name][-1]
+
+    def state(self, name: str) -> State:
+        return self.directory.find(name).state
+
+    async def ask(self, name: str, seconds: float = 0.0) -> None:
+        """A request that takes so long; the model must be there all the time."""
+        service, release = await self.directory.lease(name)
+        engine: Any = service.engine
+        await asyncio.sleep(seconds)
+        assert service.figures is engine and not engine.closed
+        release()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20))
+
+
+def test_models_are_loaded_when_they_are_asked_for_and_the_longest_unused_goes(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        for name in ("a", "b", "a"):
+            scene.now += 1
+            await scene.ask(name)
+        assert [len(engines) for engines in scene.engines.values()] == [1, 1, 0]
+        await scene.ask("c")  # b is the one that nobody used for longest
+        assert scene.state("b") is State.UNLOADED
+        assert scene.state("a") is scene.state("c") is State.READY
+        assert scene.directory.reserved == 2 * SIZE
+        await scene.directory.close()
+        assert FakeEngine.living == 0
+
+    run(work())
+
+
+def test_requests_to_all_of_them_in_any_order_are_answered_within_the_budget(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        scene.directory._clock = asyncio.get_running_loop().time
+        asks = [scene.ask("abc"[i * 7 % 3], 0.01 * (i % 4)) for i in range(60)]
+        await asyncio.gather(*asks)
+        assert FakeEngine.most <= 3  # two that are loaded, one that asks
+        assert scene.directory.reserved <= BUDGET
+        loads = sum(len(engines) for engines in scene.engines.values())
+        assert loads <= 9  # in turns: not a load for every request
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_one_load_serves_everybody_who_waits_for_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        await asyncio.gather(*[scene.ask("b") for _ in range(50)])
+        assert len(scene.engines["b"]) == 1
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_a_request_in_flight_is_never_ended_by_another_model(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        (_, free_a), (_, free_b) = [await scene.directory.lease(name) for name in "ab"]
+        waiting = asyncio.create_task(scene.ask("c"))
+        await asyncio.sleep(0.02)
+        assert not waiting.done() and scene.state("a") is State.READY  # it has not had its time
+        scene.now += 100
+        free_b()
+        free_b()  # more than once does nothing
+        await waiting
+        assert scene.state("b") is State.UNLOADED and scene.state("a") is State.READY
+        free_a()
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_a_model_that_is_always_in_use_makes_room_after_its_time(tmp_path: Path) -> None:
+    """Its requests are answered, new ones wait until it is their turn again."""
+
+    async def work() -> None:
+        scene = Scene(tmp_path, budget=SIZE)
+        _, free_a = await scene.directory.lease("a")
+        scene.now += 100  # longer than it may stay while others wait
+        second = asyncio.create_task(scene.ask("b"))
+        await asyncio.sleep(0.02)
+        assert scene.state("a") is State.UNLOADING
+        third = asyncio.create_task(scene.ask("a"))
+        await asyncio.sleep(0.02)
+        assert not second.done() and not third.done()
+        free_a()
+        await asyncio.gather(second, third)
+        assert [len(engines) for engines in scene.engines.values()] == [2, 1, 0]
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_a_model_that_cannot_be_loaded_is_its_own_503(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        scene.faults["b"] = "there is no such file /secret/path"
+        with pytest.raises(ApiError) as caught:
+            await scene.ask("b")
+        error = caught.value
+        assert (error.status, error.code, error.retry_after) == (503, "model_unavailable", 1)
+        assert "secret" not in error.message
+        await asyncio.gather(scene.ask("a"), scene.ask("c"))
+        with pytest.raises(ApiError):
+            await scene.ask("b")  # not tried again so soon
+        assert len(scene.engines["b"]) == 1
+        scene.now += 1
+        with pytest.raises(ApiError) as caught:
+            await scene.ask("b")
+        assert caught.value.retry_after == 2 and len(scene.engines["b"]) == 2
+        scene.now += 2
+        del scene.faults["b"]
+        await scene.ask("b")  # it is there again
+        assert scene.directory.reserved <= BUDGET
+        await scene.directory.close()
+        assert FakeEngine.living == 0
+
+    run(work())
+
+
+def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        scene.sizes["c"] = BUDGET + 1
+        await scene.ask("a")
+        with pytest.raises(ApiError) as caught:
+            await scene.ask("c")
+        assert caught.value.code == "model_unavailable"
+        assert scene.state("a") is State.READY
+        assert "the budget is" in (scene.directory.find("c").problem or "")
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_an_engine_that_dies_is_loaded_again_and_its_memory_is_free(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+        await scene.ask("a")
+        scene.engines["a"][0].die()
+        assert scene.state("a") is State.FAILED
+        await asyncio.gather(scene.ask("b"), scene.ask("c"))
+        assert scene.directory.reserved == 2 * SIZE
+        scene.now += 1
+        await scene.ask("a")
+        assert len(scene.engines["a"]) == 2
+        await scene.directory.close()
+        assert FakeEngine.living == 0
+
+    run(work())
+
+
+def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, load_timeout=0.05, max_waiting=2)
+        leases = [await scene.directory.lease(name) for name in "ab"]
+        results = await asyncio.gather(*[scene.ask("c") for _ in range(3)], return_exceptions=True)
+        codes = sorted(error.code or "" for error in results if isinstance(error, ApiError))
+        assert codes == ["model_load_timeout", "model_load_timeout", "models_busy"]
+        for _, release in leases:
+            release()
+        await scene.ask("c")
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_a_drain_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, load_timeout=0.1, budget=SIZE)
+        _, release = await scene.directory.lease("a")
+        scene.now += 100
+        with pytest.raises(ApiError):
+            await scene.ask("b")
+        await asyncio.sleep(0.1)
+        assert scene.state("a") is State.READY  # as before
+        await scene.ask("a")
+        release()
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_what_nobody_uses_is_unloaded_after_a_while(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, keep_alive=60.0)
+        await scene.ask("a")
+        _, release = await scene.directory.lease("b")
+        scene.now += 61
+        await scene.directory.unload_idle_once()
+        assert scene.state("a") is State.UNLOADED and scene.state("b") is State.READY
+        release()
+        scene.now += 60
+        await scene.directory.unload_idle_once()
+        assert scene.state("b") is State.READY  # since it was released
+        scene.now += 1
+        await scene.directory.unload_idle_once()
+        assert scene.state("b") is State.UNLOADED and scene.directory.reserved == 0
+        await scene.directory.close()
+
+    run(work())
+
+
+def test_a_model_that_is_not_here_is_a_404(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    with pytest.raises(ApiError) as caught:
+        run(scene.ask("d"))
+    assert caught.value.status == 404 and "a, b, c" in caught.value.message
+
+
+# ---- which models there are ----------------------------------------------------------------------
+
+
+def test_a_file_names_models_and_their_options(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[models.small]\nmodel = "mock"\naliases = ["s"]\nmax_model_len = 64\n[models.mock]\n'
+    )
+    small, mock = read_models_file(file, {"max_num_seqs": 3})
+    assert small.names == ("small", "s") and small.engine.max_model_len == 64
+    assert mock.engine.model == "mock" and mock.engine.max_model_len is None
+    assert mock.engine.scheduler.max_num_seqs == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[models.a]\nmax_modl_len = 3", "[models.a]: unknown option 'max_modl_len'; did you mean"),
+        ("[models.a]\nmax_model_len = 1", "[models.a]: max_model_len is 1; it must be"),
+        ("[model.a]", "unknown table 'model'; did you mean 'models'?"),
+        ("", "there is no table"),
+        ('[models.a]\naliases = ["b"]\n[models.b]', "two models are named 'b'"),
+        ("[models", "--models"),
+    ],
+)
+def test_a_fault_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInputError) as caught:
+        read_models_file(file, {})
+    assert told in str(caught.value) and ("two models" in told or str(file) in str(caught.value))
+
+
+def test_models_by_place_are_called_by_their_last_name(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    first, second = entries_of([str(tmp_path / "one"), "org/two"], {})
+    assert (first.names, second.names) == (("one",), ("org/two",))
+    with pytest.raises(InvalidInputError, match="two models are named"):
+        entries_of(["mock", "mock"], {})
