@@ -167,6 +167,15 @@ def service_of(request: Request) -> Service:
     return service
 
 
+async def remembered_model(request: Request, session_id: str | None) -> str | None:
+    """The model that a session was last answered by, if there are several and it is one of them."""
+    models, state = request.app.state.models, request.scope["state"]
+    if session_id is None or not models.has_several:
+        return None
+    name = await service_of(request).sessions.model_of(state["owner"], session_id)
+    return name if name is not None and models.knows(name) else None
+
+
 async def service_for(request: Request, model: str | None) -> Service:
     """The service of the model that a request is for (None: the one of those who do not say),
     loaded, and kept until the request has been answered. Every door to a model goes through here.

@@ -125,6 +125,11 @@ class AsyncLLMEngine:
         self.template_lane.close()
         self.answer_lane.close()
         await self._link.close()
+        # The next engine of this model has its own: let go of the tokenizer now, not at the next
+        # collection of cycles.
+        self.tokenizer = self._inputs = None
+        self._outputs = OutputProcessor()
+        self.on_death.clear()
 
     # ---- state ---------------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ def make_engine(service: Service) -> AsyncLLMEngine:
 class ModelDirectory:
     """Lives on one event loop."""
 
+    has_several = True
+
     def __init__(
         self,
         services: Sequence[Service],
@@ -89,6 +91,9 @@ class ModelDirectory:
     def reserved(self) -> int:
         """Bytes of the budget that are given out."""
         return sum(model.reserved for model in self.models)
+
+    def knows(self, name: str) -> bool:
+        return name in self._by_name
 
     def find(self, name: str | None) -> ServedModel:
         if name is None:

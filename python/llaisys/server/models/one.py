@@ -15,8 +15,13 @@ def nothing() -> None:
 class OneModel:
     """The same face as `ModelDirectory`."""
 
+    has_several = False
+
     def __init__(self, service: Service) -> None:
         self.first = service
+
+    def knows(self, name: str) -> bool:
+        return name in self.first.model_names
 
     @property
     def services(self) -> list[Service]:

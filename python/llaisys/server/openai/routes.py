@@ -30,7 +30,7 @@ from llaisys.server.openai.schemas import (
     plain_messages,
     refuse_together,
 )
-from llaisys.server.service import service_for, service_of
+from llaisys.server.service import remembered_model, service_for, service_of
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -38,6 +38,7 @@ router = APIRouter(route_class=CheckedRoute)
 @router.post("/v1/chat/completions", tags=["OpenAI"])
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
+    body.model = body.model or await remembered_model(request, body.session_id)
     job = await Job.of(request, body, "messages")
     messages = plain_messages(body.messages)
     check_count("messages", len(messages), job.service.config.limits.max_messages, "messages")

@@ -235,6 +235,16 @@ class SessionStore:
 
         await self.transaction(write)
 
+    async def model_of(self, owner: str, session_id: str) -> str | None:
+        """The model that answered last; None: no such session, or nobody has."""
+
+        def read(db: sqlite3.Connection) -> str | None:
+            query = "SELECT model FROM sessions WHERE owner = ? AND id = ?"
+            row = db.execute(query, (owner, session_id)).fetchone()
+            return row[0] or None if row is not None else None
+
+        return await self._run(read)
+
     async def rename(self, owner: str, session_id: str, title: str) -> bool:
         return await self.transaction(
             lambda db: (
