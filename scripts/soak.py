@@ -3,10 +3,10 @@
 
     scripts/soak.py --minutes 60 [--pause 1.0] [--fault-every 60] [--seed 1] [--report FILE]
 
-Faults: an engine is killed, the disk is full for a while, the wall clock jumps, the key file is read
-again. Beside them clients hang up, cancel, and ask for nonsense all the time. In the end: survivors'
-tokens are those of a quiet run, counters add up, sessions hold what was confirmed, memory and
-descriptors are flat, nothing is left running. Exit status 1 when a check fails.
+Faults: an engine is killed, the disk is full for a while, the wall clock jumps, the key file is
+read again. Beside them clients hang up, cancel, and ask for nonsense all the time. In the end:
+survivors' tokens are those of a quiet run, counters add up, sessions hold what was confirmed,
+memory and descriptors are flat, nothing is left running. Exit status 1 when a check fails.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
 
-from soak_parts.checks import check_all
-from soak_parts.server import Server, now
-from soak_parts.traffic import Traffic, as_json
+from soak_parts.checks import check_all  # noqa: E402
+from soak_parts.server import Server, now  # noqa: E402
+from soak_parts.traffic import Traffic, as_json  # noqa: E402
 
 DISK_FULL_SECONDS = 5.0
 SAMPLE_SECONDS = 5.0
+SAMPLES_PER_LINE = 60  # that it shows while it runs
 
 
 async def faults(server: Server, traffic: Traffic, every: float, seed: int) -> dict[str, int]:
@@ -69,8 +70,20 @@ async def samples(server: Server, traffic: Traffic) -> list[dict[str, Any]]:
                 "descriptors": server.descriptors,
             }
         )
+        if len(found) % SAMPLES_PER_LINE == 0:
+            show_progress(found[-1], traffic)
         await asyncio.sleep(SAMPLE_SECONDS)
     return found
+
+
+def show_progress(sample: dict[str, Any], traffic: Traffic) -> None:
+    seen = traffic.seen
+    counts = {
+        **{"answers": sum(seen.responses.values()), "hangups": seen.hangups},
+        **{"compared": seen.compared, "mismatches": len(seen.mismatches)},
+        **{"failures": len(seen.failures), "sessions": len(seen.sessions)},
+    }
+    print(json.dumps(sample | counts), *seen.failures[-1:], file=sys.stderr, flush=True)
 
 
 async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ async def check_all(
             "model_failures_total",
             "http_requests_total",
             "key_rejected_total",
-        )  # fmt: skip
+        )
     }
     return checks, facts
 

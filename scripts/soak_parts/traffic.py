@@ -254,10 +254,12 @@ class Traffic:
                 kept += 2
                 self.seen.sessions[name] = kept
             await asyncio.sleep(self.random.random() * self.pause)
-        if kept and (self.random.random() < 0.5 or len(self.seen.sessions) > 200):
-            if self.note("conversations", await client.delete(f"/v1/sessions/{name}")):
-                del self.seen.sessions[name]
-                self.seen.deleted.add(name)
+        unwanted = self.random.random() < 0.5 or len(self.seen.sessions) > 200
+        if not kept or not unwanted:
+            return
+        if self.note("conversations", await client.delete(f"/v1/sessions/{name}")):
+            del self.seen.sessions[name]
+            self.seen.deleted.add(name)
 
     async def newer_doors(self) -> None:
         if not self.doors:
@@ -280,8 +282,10 @@ class Traffic:
             self.seen.failures.append(f"/health: {health.text[:200]}")
 
     def actors(self) -> list[Callable[[], Awaitable[None]]]:
-        return [self.compare, self.compare, self.chat, self.streams, self.hangups, self.cancels,
-                self.tokens, self.wrong, self.conversations, self.newer_doors, self.look]  # fmt: skip
+        return [
+            *(self.compare, self.compare, self.chat, self.streams, self.hangups, self.cancels),
+            *(self.tokens, self.wrong, self.conversations, self.newer_doors, self.look),
+        ]
 
 
 def as_json(seen: Seen) -> dict[str, Any]:
