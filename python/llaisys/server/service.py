@@ -72,6 +72,10 @@ class Service:
         return self.figures
 
     @property
+    def is_loaded(self) -> bool:
+        return self.figures is not None and self.figures.is_ready
+
+    @property
     def metric_name(self) -> str:
         """ "": not known yet."""
         return self.model_names[0] if self.model_names else ""

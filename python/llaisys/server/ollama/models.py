@@ -22,12 +22,14 @@ def weight_bytes(path: str) -> int:
 
 
 def details(service: Service) -> dict[str, Any]:
-    info = service.info
+    """Of one that has never been loaded, nothing."""
+    info = service.known_info
+    path, kind = ("", "") if info is None else (info.model_path, info.model_type)
     return {
         "parent_model": "",
-        "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
-        "family": info.model_type,
-        "families": [info.model_type],
+        "format": "gguf" if path.endswith(".gguf") else "safetensors",
+        "family": kind,
+        "families": [kind] if kind else [],
         "parameter_size": "",
         "quantization_level": "",
     }
@@ -35,11 +37,12 @@ def details(service: Service) -> dict[str, Any]:
 
 async def model_entry(service: Service, name: str) -> dict[str, Any]:
     """`digest` stands for the name: clients use it to tell models apart."""
+    info = service.known_info
     return {
         "name": name,
         "model": name,
         "modified_at": stamp(service.created),
-        "size": await asyncio.to_thread(weight_bytes, service.info.model_path),
+        "size": 0 if info is None else await asyncio.to_thread(weight_bytes, info.model_path),
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "details": details(service),
     }

@@ -17,7 +17,7 @@ from llaisys.server.http.payload import json_response
 from llaisys.server.ollama.answer import OllamaAnswer, error_body, now
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
 from llaisys.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaRequest, ShowRequest
-from llaisys.server.service import service_for, service_of
+from llaisys.server.service import service_for
 
 __all__ = ["error_body", "router"]
 
@@ -62,15 +62,15 @@ async def loaded(request: Request, body: OllamaRequest, said: dict[str, Any]) ->
 @router.get("/tags")
 async def tags(request: Request) -> dict[str, Any]:
     """The models that there are."""
-    service = service_of(request)
-    return {"models": [await model_entry(service, name) for name in service.model_names]}
+    services = request.app.state.models.services
+    return {"models": [await model_entry(s, name) for s in services for name in s.model_names]}
 
 
 @router.get("/ps")
 async def running(request: Request) -> dict[str, Any]:
-    """The models that are loaded: the same."""
-    service = service_of(request)
-    return {"models": [await running_entry(service, name) for name in service.model_names]}
+    """The models that are loaded."""
+    loaded = [service for service in request.app.state.models.services if service.is_loaded]
+    return {"models": [await running_entry(s, name) for s in loaded for name in s.model_names]}
 
 
 @router.post("/show")

@@ -243,7 +243,7 @@ class SessionStore:
             row = db.execute(query, (owner, session_id)).fetchone()
             return row[0] or None if row is not None else None
 
-        return await self._run(read)
+        return await self.transaction(read)
 
     async def rename(self, owner: str, session_id: str, title: str) -> bool:
         return await self.transaction(
