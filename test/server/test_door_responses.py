@@ -1,0 +1,227 @@
+"""/v1/responses: items, what is kept of a conversation, and the events in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from script import ASK_COUNT, COUNT, HELLO
+from scripted_server import scripted_server
+from server_helpers import ServerProcess
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.responses.items import chat_messages
+from llaisys.server.sessions.responses import ResponseStore
+from llaisys.server.sessions.store import SessionLimitError, SessionStore
+
+PATH = "/v1/responses"
+KEYS = ("key-a", "key-b")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    options = [item for key in KEYS for item in ("--api-key", key)]
+    with scripted_server(tmp_path_factory.mktemp("responses"), *options) as process:
+        yield process
+
+
+def create(client: httpx.Client, status: int = 200, **fields: Any) -> dict[str, Any]:
+    response = client.post(PATH, json=fields)
+    assert response.status_code == status, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+    )
+
+
+def test_a_response_follows_the_one_before_and_only_its_owner_can(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    first = create(client, input="Hi", instructions="Be brief.")
+    assert text_of(first) == HELLO and first["instructions"] == "Be brief."
+    second = create(client, input=ASK_COUNT, previous_response_id=first["id"])
+    assert text_of(second) == COUNT
+    counted = create(client, input="Once more.", previous_response_id=second["id"])
+    assert text_of(counted) == COUNT  # the question before is in its prompt
+    stored = client.get(f"/v1/sessions/{first['id']}").json()["messages"]
+    said = [message["content"] for message in stored]
+    assert said == ["Hi", HELLO, ASK_COUNT, COUNT, "Once more.", COUNT]  # no instructions
+    branch = create(client, input="Elsewhere.", previous_response_id=first["id"])
+    assert text_of(branch) == HELLO
+    own = client.get(f"/v1/sessions/{branch['id']}").json()["messages"]
+    assert [message["content"] for message in own] == ["Hi", HELLO, "Elsewhere.", HELLO]
+    with server.client(KEYS[1]) as other:
+        assert other.get(f"{PATH}/{first['id']}").status_code == 404
+        assert other.delete(f"{PATH}/{first['id']}").status_code == 404
+        error = create(other, 400, input="x", previous_response_id=first["id"])["error"]
+        assert error["code"] == "previous_response_not_found"
+        item = {"type": "item_reference", "id": first["output"][0]["id"]}
+        assert create(other, 404, input=[item])["error"]["code"] == "item_not_found"
+    assert client.get(f"{PATH}/{first['id']}").json() == first
+
+
+def test_what_is_not_to_be_stored_is_not(client: httpx.Client) -> None:
+    response = create(client, input="Hi", store=False)
+    assert response["store"] is False
+    assert client.get(f"{PATH}/{response['id']}").status_code == 404
+    create(client, 400, input="x", previous_response_id=response["id"])
+
+
+def test_a_deleted_response_is_gone_and_its_session_with_the_last(client: httpx.Client) -> None:
+    first = create(client, input="Hi")
+    second = create(client, input="Hi", previous_response_id=first["id"])
+    for response in (first, second):
+        assert client.delete(f"{PATH}/{response['id']}").json()["deleted"] is True
+        assert client.get(f"{PATH}/{response['id']}").status_code == 404
+    assert client.get(f"/v1/sessions/{first['id']}").status_code == 404
+
+
+def test_a_reference_stands_for_the_item_that_was_kept(client: httpx.Client) -> None:
+    first = create(client, input=ASK_COUNT)
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": ASK_COUNT}]},
+        {"type": "item_reference", "id": first["output"][0]["id"]},
+        {"role": "user", "content": "Go on."},
+    ]
+    response = create(client, input=items)
+    stored = client.get(f"/v1/sessions/{response['id']}").json()["messages"]
+    assert stored[1] == {"role": "assistant", "content": COUNT}
+
+
+def test_the_events_of_a_stream_are_numbered_and_end_in_what_is_kept(
+    client: httpx.Client,
+) -> None:
+    body = {"input": ASK_COUNT, "stream": True, "max_output_tokens": 10, "metadata": {"k": "v"}}
+    with client.stream("POST", PATH, json=body) as response:
+        lines = list(response.iter_lines())
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert [event["type"] for event in events] == names
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert names[0] == "response.created" and names[-1] == "response.incomplete"
+    final = events[-1]["response"]
+    assert final["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert final["output"][0]["status"] == "incomplete" and final["metadata"] == {"k": "v"}
+    assert final["usage"]["output_tokens"] == 10
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == text_of(final) == COUNT[:10]
+    assert client.get(f"{PATH}/{final['id']}").json() == final
+
+
+# ---- items ---------------------------------------------------------------------------------------
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"}
+
+
+def test_what_the_assistant_said_in_a_row_is_one_message() -> None:
+    output = {"type": "function_call_output", "call_id": "a", "output": "1"}
+    messages = chat_messages(
+        [
+            {"role": "developer", "content": "d"},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+            call("a"),
+            call("b"),
+            output,
+            {"role": "assistant", "content": "y"},
+            {"role": "assistant", "content": "z"},
+        ]
+    )
+    assert [message["role"] for message in messages] == [
+        *("developer", "assistant", "tool", "assistant", "assistant")
+    ]
+    said = messages[1]
+    assert (said["content"], said["reasoning_content"]) == ("x", "t")
+    assert [made["id"] for made in said["tool_calls"]] == ["a", "b"]
+    assert messages[2] == {"role": "tool", "tool_call_id": "a", "content": "1"}
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        ({"role": "nobody", "content": "x"}, "input[0].role"),
+        ({"role": "user"}, "input[0].content"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+            "[0].content[0]",
+        ),
+        ({"type": "function_call", "call_id": "a", "arguments": "{}"}, "input[0].name"),
+        ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
+        ({"type": "computer_call"}, "input[0].type"),
+        (5, "input[0]"),
+    ],
+)
+def test_an_item_that_is_wrong_is_named(item: Any, field: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        chat_messages([item])
+    assert error.value.field is not None and error.value.field.endswith(field)
+
+
+# ---- the store -----------------------------------------------------------------------------------
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+async def keep(store: ResponseStore, name: str, text: str, before: Any = None) -> None:
+    await store.keep("o", {"id": name}, before, said(text), "m")
+
+
+@pytest.mark.parametrize("limit", ["sessions", "bytes"])
+def test_the_oldest_responses_make_room_and_chats_of_others_do_not(
+    tmp_path: Path, limit: str
+) -> None:
+    async def run() -> None:
+        many = {"max_sessions": 4} if limit == "sessions" else {"max_owner_bytes": 20_000}
+        sessions = SessionStore(tmp_path / "s.db", **many)
+        store = ResponseStore(sessions)
+        await sessions.create("o", "kept", messages=said("a chat of its own"))
+        for number in range(9):
+            await keep(store, f"resp_{number}", "x" * 5000)
+        assert await store.get("o", "resp_0") is None
+        assert await store.get("o", "resp_8") == {"id": "resp_8"}
+        assert await sessions.get("o", "kept") is not None
+        # One that goes on is not deleted for its own sake.
+        place = await store.place("o", "resp_8")
+        await keep(store, "resp_9", "y" * 5000, place)
+        following = await store.place("o", "resp_9")
+        assert following is not None and following.session == "resp_8"
+        assert [m["content"][0] for m in following.messages] == ["x", "y"]
+        if limit == "bytes":
+            with pytest.raises(SessionLimitError):
+                await store.make_room("o", said("z" * 30_000))
+        sessions.close()
+
+    asyncio.run(run())
+
+
+def test_two_that_follow_the_same_response_do_not_mix(tmp_path: Path) -> None:
+    async def run() -> None:
+        sessions = SessionStore(tmp_path / "s.db")
+        store = ResponseStore(sessions)
+        await keep(store, "resp_a", "a")
+        place = await store.place("o", "resp_a")
+        await keep(store, "resp_b", "b", place)
+        await keep(store, "resp_c", "c", place)
+        for name, expected in (("resp_b", "ab"), ("resp_c", "ac")):
+            found = await store.place("o", name)
+            assert found is not None
+            assert "".join(message["content"] for message in found.messages) == expected
+        sessions.close()
+
+    asyncio.run(run())
