@@ -85,26 +85,30 @@ class ScriptedAdapter(FakeAdapter):
         return script[len(begun)] if len(begun) < len(script) else self.eos
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, template: str | None = None) -> Path:
+    """`template`: Qwen 3's unless another is named."""
     from chat_templates import QWEN3
     from model_files import tiny_config, write_hf_model, write_tiny_tokenizer
 
     path = folder / "model"
     write_hf_model(path, tiny_config(max_position_embeddings=CONTEXT), tokenizer=False)
     more = {"<tool_call>": False, "</tool_call>": False, "<think>": False, "</think>": False}
-    write_tiny_tokenizer(path, QWEN3, more)
+    write_tiny_tokenizer(path, template or QWEN3, more)
     return path
 
 
 @contextlib.contextmanager
 def scripted_server(
-    folder: Path, *options: str, rules: Sequence[dict[str, Any]] = RULES
+    folder: Path,
+    *options: str,
+    rules: Sequence[dict[str, Any]] = RULES,
+    template: str | None = None,
 ) -> Iterator[Any]:
     from server_helpers import ServerProcess
 
     script = folder / "script.json"
     script.write_text(json.dumps(list(rules)))
-    command = [str(Path(__file__).resolve()), "serve", str(write_model(folder))]
+    command = [str(Path(__file__).resolve()), "serve", str(write_model(folder, template))]
     name = ("--served-model-name", MODEL)
     with ServerProcess(*name, *options, command=command, env={SCRIPT: str(script)}) as process:
         yield process.wait_ready()

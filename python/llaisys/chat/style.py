@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,14 +71,19 @@ class ChatStyle:
         return found, None if tools is None else tools.for_template()
 
     def reader(
-        self, tools: ToolSet | None, opened: bool = False, keep_reasoning: bool = True
+        self,
+        tools: ToolSet | None,
+        opened: bool = False,
+        keep_reasoning: bool = True,
+        seed: str = "",
     ) -> AnswerReader:
-        """For one choice; `opened`: the prompt ends inside of the reasoning."""
+        """For one choice; `opened`: the prompt ends inside of the reasoning; `seed`: of the ids of
+        calls."""
         splitter = parser = None
         if self.marks is not None:
             splitter = ReasoningSplitter(self.marks, opened)
         if tools is not None:
-            parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls)
+            parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls, seed)
         return AnswerReader(splitter, parser, keep_reasoning)
 
     def opens_reasoning(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
@@ -87,6 +92,30 @@ class ChatStyle:
             return False
         tail: str = tokenizer.decode_tokens(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(self.marks.start)
+
+    def is_inside_reasoning(self, text: str) -> bool:
+        """Whether the beginning of an answer ends inside of the reasoning."""
+        return self.marks is not None and text.rfind(self.marks.start) > text.rfind(self.marks.end)
+
+    def reasoning_counter(
+        self, tokenizer: Any, opened: bool
+    ) -> Callable[[Sequence[int]], int] | None:
+        """Counts the tokens of reasoning in an answer; None where the marks are no tokens."""
+        if self.marks is None:
+            return None
+        start, end = tokenizer.token_id(self.marks.start), tokenizer.token_id(self.marks.end)
+        if end is None:
+            return None
+
+        def count(tokens: Sequence[int]) -> int:
+            try:
+                first = 0 if opened else tokens.index(start) + 1
+            except ValueError:
+                return 0
+            last = tokens.index(end, first) if end in tokens[first:] else len(tokens)
+            return last - first
+
+        return count
 
     def shown_tokens(self, tokenizer: Any, tools: ToolSet | None) -> frozenset[int]:
         """Control tokens that a reader must see, although control tokens have no text."""
@@ -118,8 +147,3 @@ def _marks(tokenizer: Any, text: str, parser: str) -> ReasoningMarks | None:
         if marks.end in text or marks.start in text:
             return marks
     return None
-
-
-def merge_variables(*given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Template variables, the later ones first in rank."""
-    return {name: value for part in given for name, value in (part or {}).items()}

@@ -14,7 +14,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import check_bool, check_count, refuse, refuse_count
 
 MAX_TOOLS = 128  # OpenAI's
-MAX_TOOL_BYTES = 256 << 10  # of all of them as JSON
+MAX_TOOL_CHARS = 256 << 10  # of all of them as JSON
 MAX_DEPTH = 48  # of a schema; a template takes 64 levels in all
 
 NAME_LIMIT = "1 to 128 of the characters A-Z a-z 0-9 _ . : / -"
@@ -35,6 +35,7 @@ class ToolSet:
     choice: ToolChoice = ToolChoice.AUTO
     named: str | None = None
     parallel: bool = True  # more than one call in an answer
+    num_chars: int = 0  # of the tools as JSON
 
     @classmethod
     def of(
@@ -47,7 +48,7 @@ class ToolSet:
     ) -> ToolSet | None:
         """None when there are no tools to call: none are given, or the choice is `none`. `path`:
         where a tool's name stands, for errors. Raises InvalidInputError."""
-        check_tools(tools, path)
+        num_chars = check_tools(tools, path)
         kind = ToolChoice.NAMED if named is not None else ToolChoice(choice or "auto")
         names = [tool.name for tool in tools]
         if named is not None and named not in names:
@@ -56,7 +57,7 @@ class ToolSet:
             raise refuse("tool_choice", choice, "left out without tools")
         if not tools or kind is ToolChoice.NONE:
             return None
-        return cls(tuple(tools), kind, named, parallel)
+        return cls(tuple(tools), kind, named, parallel, num_chars)
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +80,8 @@ class ToolSet:
         return [tool.for_template() for tool in self.tools]
 
 
-def check_tools(tools: Sequence[Tool], path: str) -> None:
+def check_tools(tools: Sequence[Tool], path: str) -> int:
+    """How many characters they have as JSON. Raises InvalidInputError."""
     check_count("tools", len(tools), MAX_TOOLS, "tools")
     seen: set[str] = set()
     size = 0
@@ -94,8 +96,9 @@ def check_tools(tools: Sequence[Tool], path: str) -> None:
             field = f"{place}.parameters"
             raise InvalidInputError(f"{field} is nested more than {MAX_DEPTH} deep", field=field)
         size += len(json.dumps(tool.for_template(), ensure_ascii=False))
-        if size > MAX_TOOL_BYTES:
-            raise refuse_count("tools", size, "bytes and more", f"at most {MAX_TOOL_BYTES}")
+        if size > MAX_TOOL_CHARS:
+            raise refuse_count("tools", size, "characters or more", f"at most {MAX_TOOL_CHARS}")
+    return size
 
 
 def depth_of(value: Any, enough: int) -> int:

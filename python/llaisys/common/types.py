@@ -324,6 +324,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0  # over all choices
     cached_tokens: int = 0  # prompt tokens that the prefix cache saved
+    reasoning_tokens: int = 0  # of the completion, where somebody counted them
 
     @property
     def total_tokens(self) -> int:

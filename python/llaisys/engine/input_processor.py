@@ -201,7 +201,7 @@ def plain_message(message: Any, number: int) -> dict[str, Any]:
     content = message.get("content")
     if content is None and message.get("role") == "assistant":
         if message.get("tool_calls"):
-            return dict(message)
+            return {**message, "content": None}
         content = ""
     elif isinstance(content, (list, tuple)) and all(map(_is_text_part, content)):
         content = "\n".join(part["text"] for part in content)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llaisys.chat.style import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import FORMATS, LEVELS
 from llaisys.common.model_argument import add_model_argument
@@ -145,6 +146,8 @@ class ServerConfig:
     serve_webui: bool = True
     strict_fields: bool = False  # refuse the fields of a request that change nothing here
     drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
+    tool_call_parser: str = AUTO  # how calls of tools are read; auto: as the template shows
+    reasoning_parser: str = AUTO
     log_level: str = "info"
     log_format: str = "text"
     # Sampling fields (DEFAULTED) for requests that leave them out, before the model's own.
@@ -163,6 +166,8 @@ class ServerConfig:
             raise InvalidInputError(
                 "TLS needs both --ssl-certfile and --ssl-keyfile", field=missing
             )
+        check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
+        check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         check_choice("log_format", self.log_format, FORMATS)
         check_choice("log_level", self.log_level, LEVELS)
         check_float("drain_timeout", self.drain_timeout, 0)
@@ -254,6 +259,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for our own (n_predict, ...)",
     )
     group.add_argument("--drain-timeout", "--shutdown-timeout", type=float, default=30.0)
+    group.add_argument(
+        "--tool-call-parser",
+        choices=TOOL_PARSERS,
+        default=AUTO,
+        metavar="NAME",
+        help=f"how answers call tools, unless the template shows it: {_names(TOOL_PARSERS)}",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default=AUTO,
+        metavar="NAME",
+        help=f"what stands around reasoning, likewise: {_names(REASONING_PARSERS)}",
+    )
     group.add_argument("--log-level", choices=LEVELS, default="info")
     group.add_argument("--log-format", choices=FORMATS, default="text")
     group = parser.add_argument_group("limits")
@@ -261,6 +280,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     group = parser.add_argument_group("sampling, for requests that do not say")
     add_flags(group, [row for row in options_of(SamplingParams) if row[0] in DEFAULTED])
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)
 
 
 def config_from_args(args: argparse.Namespace) -> ServerConfig:
@@ -288,6 +311,8 @@ def config_from_args(args: argparse.Namespace) -> ServerConfig:
         serve_webui=not args.no_ui,
         strict_fields=args.strict_fields,
         drain_timeout=args.drain_timeout,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         log_level=args.log_level,
         log_format=args.log_format,
         sampling={name: value for name, value in sampling.items() if name in DEFAULTED},

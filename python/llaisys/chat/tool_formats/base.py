@@ -8,11 +8,12 @@ calls is dropped.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 
 from llaisys.chat.json_reader import captured, decoded, drop, expect, read_value, skip_space
@@ -27,19 +28,19 @@ _ARGUMENTS = ("arguments", "parameters")
 _BESIDE = ("id", "type")  # other keys that calls have
 
 
-def new_call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
 class CallParser(ABC):
     """`feed` and `finish` give what is new. Time and memory are in proportion to the text."""
 
+    short_id = 0  # characters of an id, where a template insists on it
     marks: tuple[str, ...] = ()  # what stands around calls; some may be control tokens
-    make_id: Callable[[], str] = staticmethod(new_call_id)
 
-    def __init__(self, names: Collection[str] = (), max_calls: int = MAX_CALLS) -> None:
+    def __init__(
+        self, names: Collection[str] = (), max_calls: int = MAX_CALLS, seed: str = ""
+    ) -> None:
         """`names`: the tools there are. Only those can be called by bare JSON, which may be an
-        answer as well; between a format's own marks any name is a call."""
+        answer as well; between a format's own marks any name is a call. `seed`: what the ids of the
+        calls are made of, so that the same text read again has the same; "": any."""
+        self._seed = seed or uuid.uuid4().hex
         self.source = TextSource(MAX_KEPT)
         self._names = frozenset(names)
         self._max_calls = min(max_calls, MAX_CALLS)
@@ -93,7 +94,11 @@ class CallParser(ABC):
         self._space, self._after_call = [], True
         self._num_calls += 1
         if self._num_calls <= self._max_calls:
-            self._events.append(CallStart(self._num_calls - 1, self.make_id(), name))
+            self._events.append(CallStart(self._num_calls - 1, self._id(self._num_calls), name))
+
+    def _id(self, number: int) -> str:
+        digest = hashlib.sha256(f"{self._seed}:{number}".encode()).hexdigest()
+        return digest[: self.short_id] if self.short_id else f"call_{digest[:24]}"
 
     def arguments(self, text: str) -> None:
         if text and self._num_calls <= self._max_calls:

@@ -3,25 +3,17 @@ each call: Mistral."""
 
 from __future__ import annotations
 
-import random
-import string
-
 from llaisys.chat.json_reader import skip_space
 from llaisys.chat.text_source import Mismatch, Reading, Words
 from llaisys.chat.tool_formats.base import NAME, CallParser
 
 START = "[TOOL_CALLS]"
 ID_CHARS = 9  # what Mistral's templates insist on
-_random = random.SystemRandom()
-
-
-def new_short_id() -> str:
-    return "".join(_random.choices(string.ascii_letters + string.digits, k=ID_CHARS))
 
 
 class MistralParser(CallParser):
     marks = (START, "[CALL_ID]", "[ARGS]")
-    make_id = staticmethod(new_short_id)
+    short_id = ID_CHARS
 
     def _read(self) -> Reading[None]:
         yield from self.bare_calls()

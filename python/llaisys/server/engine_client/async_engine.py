@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
+from llaisys.chat.style import ChatStyle
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.sampling import SamplingParams, starting_defaults
 from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
@@ -62,6 +62,7 @@ MAX_WAITING_TEMPLATES = 256  # all but those of an attack take a millisecond
 ANSWER_THREADS = 2
 # Tokens that are put together when they have logprobs: a part is written by one call on the loop.
 MERGED_LOGPROBS = 32
+MERGED_TOKENS = 4096  # of those without: a part is read by one call on the loop, too
 
 ABORTED = RequestStatus.FINISHED_ABORTED
 
@@ -94,6 +95,7 @@ class AsyncLLMEngine:
         self.tokenizer: Any = None
         self.needs: Needs | None = None  # of an engine that asks first
         self.opened = asyncio.Event()  # `needs` is known, or it is dead
+        self.style = ChatStyle()  # of the model's chats, once it is loaded
         self.ready = asyncio.Event()  # loaded, or dead
         self.on_death: list[Callable[[str], None]] = []
         self._link = EngineLink(
@@ -348,6 +350,11 @@ class AsyncLLMEngine:
             self._link.give_up(f"the tokenizer cannot be opened: {error}")
             return
         self.model_info, self.tokenizer = info, tokenizer
+        self.style = ChatStyle.of(
+            tokenizer, self.config.tool_call_parser, self.config.reasoning_parser
+        )
+        if self.style.marks is not None:
+            self._inputs.reasoning_marks = (self.style.marks.start, self.style.marks.end)
         self._outputs = OutputProcessor(tokenizer, self._inputs.eos_token_ids)
         self.ready.set()
 
@@ -371,11 +378,11 @@ class AsyncLLMEngine:
 
 
 def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
-    """Take the first part and what directly follows it of the same choice; with logprobs, no more
-    than MERGED_LOGPROBS tokens and a part."""
+    """Take the first part and what directly follows it of the same choice; no more
+    than MERGED_TOKENS (with logprobs MERGED_LOGPROBS) and a part."""
     first = last = parts.popleft()
     taken, count = [first], len(first.token_ids)
-    most = MERGED_LOGPROBS if first.logprobs else sys.maxsize
+    most = MERGED_LOGPROBS if first.logprobs else MERGED_TOKENS
     while parts and parts[0].index == first.index and last.finish_reason is None and count < most:
         last = parts.popleft()
         taken.append(last)

@@ -16,6 +16,7 @@ class Answer(ABC):
     response_id: str
     media_type = "text/event-stream; charset=utf-8"  # of a stream; whole answers are JSON
     extra_chars = 0  # that `whole` writes beside the generated texts
+    char_cost = 1  # of a generated character, where it is not only written
 
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:

@@ -5,13 +5,16 @@ Every door says what it was asked in the fields of OpenAI's chat request, and go
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi.responses import Response
 from pydantic import PrivateAttr, ValidationError, model_validator
 
 from llaisys.chat.reader import AnswerReader
+from llaisys.chat.style import ChatStyle
+from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count, refuse
@@ -19,6 +22,7 @@ from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_messages, encode_prompts
 from llaisys.server.http.faults import validation_error
+from llaisys.server.openai.fields import NOT_YET, note_ignored
 from llaisys.server.openai.schemas import ChatCompletionRequest, Schema, plain_messages
 
 Message = dict[str, Any]
@@ -59,10 +63,15 @@ class Chat:
     job: Job
     params: SamplingParams
     prompt: list[int]
+    tools: ToolSet | None
+    opened: bool  # the prompt ends inside of the reasoning
+    keep_reasoning: bool
+    seed: str = field(default_factory=lambda: uuid.uuid4().hex)  # of the ids of calls
 
-    def new_reader(self) -> AnswerReader:
-        """For one choice."""
-        return AnswerReader()
+    def new_reader(self, choice: int = 0) -> AnswerReader:
+        """Two readers of one choice give its calls the same ids."""
+        style = self.job.service.engine.style
+        return style.reader(self.tools, self.opened, self.keep_reasoning, f"{self.seed}:{choice}")
 
     async def run(self, answer: Answer) -> Response:
         return await self.job.run([self.prompt], self.params, answer)
@@ -80,9 +89,50 @@ async def open_chat(
     options: dict[str, Any] = {}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
-    if body.chat_template_kwargs:
-        options["variables"] = body.chat_template_kwargs
-    return Chat(job, params, await chat_prompt(job, body, found, options))
+    engine = job.service.engine
+    style, tokenizer, tools = engine.style, engine.tokenizer, body.tool_set
+    wish = ReasoningWish.of(body, style)
+    if wish.variables:
+        options["variables"] = wish.variables
+    if wish.budget is not None:
+        params = params.clone(thinking_budget=wish.budget)
+    if wish.is_ignored:
+        note_ignored(job.request.scope, "reasoning_effort")
+    if tools is not None and tools.is_forced:
+        raise InvalidInputError(f"this tool_choice {NOT_YET}", field="tool_choice")
+    options["tools"] = tools
+    prompt = await chat_prompt(job, body, found, options)
+    opened = bool(options.get("add_generation_prompt", True)) and (
+        style.opens_reasoning(tokenizer, prompt)
+        if not body.continue_final_message
+        else style.is_inside_reasoning(found[-1]["content"])
+    )
+    job.shown = style.shown_tokens(tokenizer, tools)
+    job.count_reasoning = style.reasoning_counter(tokenizer, opened)
+    return Chat(job, params, prompt, tools, opened, body.include_reasoning is not False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningWish:
+    """What a request asks of the model's reasoning, in the template's words and the engine's."""
+
+    variables: dict[str, Any]
+    budget: int | None = None  # None: as the sampling parameters say
+    is_ignored: bool = False  # the model knows nothing of it
+
+    @classmethod
+    def of(cls, body: ChatCompletionRequest, style: ChatStyle) -> ReasoningWish:
+        """`reasoning_effort` is for the template; where that has no switch, `none` is a budget of
+        no tokens. `chat_template_kwargs` come first."""
+        own = body.chat_template_kwargs or {}
+        if body.reasoning_effort is None:
+            return cls(own)
+        variables = style.effort_variables(body.reasoning_effort)
+        if variables or style.marks is None:
+            return cls(variables | own, is_ignored=not variables)
+        if body.reasoning_effort == "none" and body.thinking_budget is None:
+            return cls(own, budget=0)
+        return cls(own, is_ignored=True)
 
 
 async def chat_prompt(

@@ -117,6 +117,7 @@ class Generation:
         cache_salt: str | None,
         reuse_prefix: bool,
         request_id: str,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         """A salt that nobody else has keeps a request from reusing, and from being reused."""
         self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
@@ -129,6 +130,7 @@ class Generation:
                 stream=stream,
                 cache_salt=cache_salt if reuse_prefix else f"once:{uuid.uuid4().hex}",
                 on_tokens=self.budget.spend,
+                shown=shown,
             )
             self._names.append(name)
 

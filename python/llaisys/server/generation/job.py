@@ -48,6 +48,8 @@ class Job:
     owner: str
     request_id: str
     turn: Turn | None = None
+    shown: frozenset[int] = frozenset()  # special tokens whose text the answer's reader needs
+    count_reasoning: Callable[[Sequence[int]], int] | None = None  # tokens of it in a choice
 
     @classmethod
     async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Job:
@@ -103,7 +105,7 @@ class Job:
         body = self.body
         reuse = body.reuse_prefix is not False
         await generation.submit(
-            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id
+            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, self.shown
         )
 
     async def _whole(
@@ -118,6 +120,8 @@ class Job:
             outputs = await generation.result()
         if any(choice.finish_reason == "error" for out in outputs for choice in out.outputs):
             raise engine_error()
+        for output in outputs:
+            self._note_reasoning(output)
         usage = add_usage([output.usage for output in outputs])
         self._log_usage(usage, outputs[0].outputs[0].finish_reason)
         body = await self._whole_body(answer, outputs, params, usage)
@@ -132,7 +136,10 @@ class Job:
         names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
         chars = sum(len(choice.text) for output in outputs for choice in output.outputs)
         pieces = answer.whole(outputs, usage)
-        if names + (chars + answer.extra_chars) // CHARS_PER_NAME <= INLINE_CHARS:
+        if (
+            names + (chars * answer.char_cost + answer.extra_chars) // CHARS_PER_NAME
+            <= INLINE_CHARS
+        ):
             return gather(pieces)
         return await self.service.engine.answer_lane.finish(gather, pieces)
 
@@ -186,6 +193,8 @@ class Job:
                 number, part = item
                 if part.finish_reason == "error":
                     raise engine_error()
+                if part.output is not None:
+                    self._note_reasoning(part.output)
                 events = answer.chunks(number, part)
                 if part.output is not None and self.turn is not None:
                     await self.turn.finish(part.output.outputs[0], self.model)
@@ -208,6 +217,11 @@ class Job:
                 self.turn.close()
             self._log_stream(generation)
 
+    def _note_reasoning(self, output: RequestOutput) -> None:
+        if self.count_reasoning is not None:
+            counts = (self.count_reasoning(choice.token_ids) for choice in output.outputs)
+            output.usage.reasoning_tokens = sum(counts)
+
     def _log_stream(self, generation: Generation) -> None:
         if len(generation.outputs) == generation.num_prompts:
             usage = add_usage([output.usage for output in generation.outputs.values()])
@@ -229,6 +243,7 @@ def add_usage(parts: Sequence[Usage]) -> Usage:
         sum(usage.prompt_tokens for usage in parts),
         sum(usage.completion_tokens for usage in parts),
         sum(usage.cached_tokens for usage in parts),
+        sum(usage.reasoning_tokens for usage in parts),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llaisys.chat.tools import ToolSet
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.token_names import TokenNames
@@ -79,17 +80,23 @@ async def encode_prompts(
 
 
 async def encode_messages(
-    engine: AsyncLLMEngine, messages: Messages, limit: PromptLimit, **options: Any
+    engine: AsyncLLMEngine,
+    messages: Messages,
+    limit: PromptLimit,
+    tools: ToolSet | None = None,
+    **options: Any,
 ) -> list[int]:
-    """Token ids of a chat as the model's template writes it."""
+    """Token ids of a chat as the model's template writes it, with the tools that there are."""
     inputs, tokenizer = engine.inputs, engine.tokenizer_or_refuse()
-    chars = sum(len(message["content"]) for message in messages)
+    chars = sum(map(message_chars, messages)) + (0 if tools is None else tools.num_chars)
     limit.check_chars(chars)
 
     def encode() -> list[int]:
         if chars > WINDOW_CHARS:
-            limit.check_text(tokenizer, "\n".join(message["content"] for message in messages))
-        return inputs.encode_chat(messages, **options)
+            texts = (message.get("content") or "" for message in messages)
+            limit.check_text(tokenizer, "\n".join(texts))
+        prepared, listed = engine.style.prepare(messages, tools)
+        return inputs.encode_chat(prepared, tools=listed, **options)
 
     if options.get("variables"):
         # What a template makes of them is the client's to choose, and no length says how long that
@@ -100,6 +107,16 @@ async def encode_messages(
         ids = await engine.text_work(chars + MESSAGE_CHARS * len(messages), encode)
     limit.check_tokens(len(ids))
     return ids
+
+
+def message_chars(message: dict[str, Any]) -> int:
+    """What of a message a template may write."""
+    chars = len(message.get("content") or "") + len(message.get("reasoning_content") or "")
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        chars += len(arguments if isinstance(arguments, str) else json_bytes(arguments))
+        chars += MESSAGE_CHARS
+    return chars
 
 
 def check_variables(variables: dict[str, Any]) -> None:

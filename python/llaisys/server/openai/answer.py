@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from llaisys.chat.reader import AnswerReader
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
-from llaisys.server.openai.responses import DONE, ResponseBuilder, TextOffsets, usage_object
+from llaisys.server.openai.responses import (
+    DONE,
+    ResponseBuilder,
+    TextOffsets,
+    delta_object,
+    finish_reason_of,
+    plain_reader,
+    usage_object,
+)
+
+READ_COST = 8  # what it costs to read a character of an answer, in characters to write
 
 
 class OpenAIAnswer(Answer):
@@ -28,6 +39,7 @@ class OpenAIAnswer(Answer):
         n: int,
         echoes: Sequence[str] = (),
         session_id: str | None = None,
+        new_reader: Callable[[int], AnswerReader] = plain_reader,
     ) -> None:
         self.body = job.body
         self.request_id = job.request_id
@@ -42,7 +54,10 @@ class OpenAIAnswer(Answer):
             TokenNames(job.service.engine.tokenizer, bool(self.body.return_tokens_as_token_ids)),
             bool(self.body.return_token_ids),
             session_id,
+            new_reader,
         )
+        self.char_cost = READ_COST if chat else 1
+        self._readers: dict[int, AnswerReader] = {}
         self.n = n
         self.echoes = echoes
         self.extra_chars = sum(map(len, echoes))
@@ -63,15 +78,39 @@ class OpenAIAnswer(Answer):
         index = number * self.n + part.index
         events = self._begin(index, number)
         self._tokens += len(part.token_ids)
-        if part.text or part.logprobs or (part.token_ids and self.builder.token_ids):
-            events.append(self._event(self._content(index, part)))
+        events += self._chat(index, part) if self.builder.chat else self._completion(index, part)
         if part.finish_reason is not None:
             self.open.pop(index)
+            reader = self._readers.pop(index, None)
+            reason = finish_reason_of(part.finish_reason, reader is not None and reader.has_calls)
             chunk = self.builder.chunk(
-                index, "", finish_reason=part.finish_reason, stop_reason=part.stop_reason
+                index, "", finish_reason=reason, stop_reason=part.stop_reason
             )
             events.append(self._event(chunk))
         return events
+
+    def _chat(self, index: int, part: StreamOutput) -> list[bytes]:
+        """A chunk for each kind of thing that is new. The tokens are in the first one: what they
+        say may come later, when it is known what it is."""
+        reader = self._readers[index]
+        found = reader.feed(part.text)
+        if part.finish_reason is not None:
+            found += reader.finish()
+        deltas = [delta_object(event) for event in found]
+        if not deltas and (part.logprobs or (part.token_ids and self.builder.token_ids)):
+            deltas = [{}]
+        events = []
+        for number, delta in enumerate(deltas):
+            about: dict[str, Any] = {}
+            if not number:
+                about = {"logprobs": part.logprobs, "token_ids": part.token_ids}
+            events.append(self._event(self.builder.chunk(index, "", delta=delta, **about)))
+        return events
+
+    def _completion(self, index: int, part: StreamOutput) -> list[bytes]:
+        if not (part.text or part.logprobs or (part.token_ids and self.builder.token_ids)):
+            return []
+        return [self._event(self._content(index, part))]
 
     def _begin(self, index: int, number: int) -> list[bytes]:
         if self.open[index]:
@@ -80,7 +119,9 @@ class OpenAIAnswer(Answer):
         echo = self.echoes[number] if self.echoes else ""
         self._offsets[index] = TextOffsets(self.builder.names, len(echo))
         if self.builder.chat:
-            return [self._event(self.builder.chunk(index, "", first=True))]
+            self._readers[index] = self.builder.new_reader(index)
+            begin = {"role": "assistant", "content": ""}
+            return [self._event(self.builder.chunk(index, "", delta=begin))]
         return [self._event(self.builder.chunk(index, echo))] if echo else []
 
     def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,17 @@ _SHOWN_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 UNSUPPORTED = "unsupported"  # the code of what is refused by name
 NOT_YET = "is not supported by this server yet"
 NEVER = "is not supported by this server"
+CHATS_ONLY = "is a field of chats"
 
 # field -> (why it is refused, the values that mean "not used" and are let through)
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "tools": (NOT_YET, (None, [])),
-    "tool_choice": (NOT_YET, (None, "none")),
-    "parallel_tool_calls": (NOT_YET, (None,)),
-    "functions": (NOT_YET, (None, [])),
-    "function_call": (NOT_YET, (None, "none")),
+    "tools": (CHATS_ONLY, (None, [])),
+    "tool_choice": (CHATS_ONLY, (None, "none", "auto")),
+    "parallel_tool_calls": (CHATS_ONLY, (None,)),
+    "reasoning_effort": (CHATS_ONLY, (None,)),
+    "include_reasoning": (CHATS_ONLY, (None, True)),
+    "functions": (f"{NEVER}; use tools", (None, [])),
+    "function_call": (f"{NEVER}; use tool_choice", (None, "none")),
     "response_format": (NOT_YET, (None, {"type": "text"})),
     "structured_outputs": (NOT_YET, (None,)),
     "guided_json": (NOT_YET, (None,)),
@@ -45,7 +48,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "audio": (NEVER, (None,)),
     "modalities": (NEVER, (None, ["text"])),
     "web_search_options": (NEVER, (None,)),
-    "reasoning_effort": (NEVER, (None,)),
     "moderation": (NEVER, (None,)),
     "chat_template": ("is not taken from requests", (None,)),
     "documents": (NEVER, (None, [])),
@@ -57,7 +59,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (NEVER, (None, True)),
     "vllm_xargs": (NEVER, (None,)),
     "kv_transfer_params": (NEVER, (None,)),
-    "include_reasoning": (NEVER, (None, True)),
     "best_of": (f"{NEVER}; use n", (None, 1)),
     # samplers of llama.cpp
     "mirostat": (NEVER, (None, 0)),
@@ -67,11 +68,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "t_max_predict_ms": (NEVER, (None, 0, -1)),
     "lora": (NEVER, (None, [])),
     # parts of a message
-    "tool_calls": (NOT_YET, (None, [])),
-    "tool_call_id": (NOT_YET, (None,)),
     "refusal": (NEVER, (None,)),
-    "reasoning_content": (NEVER, (None,)),
-    "reasoning": (NEVER, (None,)),
 }
 
 
@@ -159,6 +156,12 @@ class FieldNotes:
     @property
     def header(self) -> str:
         return ", ".join(self.ignored)
+
+
+def note_ignored(scope: MutableMapping[str, Any], name: str) -> None:
+    """Name a field in the header that turned out to be a hint after its body was checked."""
+    before = scope["state"].get("ignored_fields")
+    scope["state"]["ignored_fields"] = f"{before}, {name}" if before else name
 
 
 def sift(

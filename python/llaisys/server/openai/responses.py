@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llaisys.chat.reader import AnswerReader
+from llaisys.chat.records import (
+    AnswerEvent,
+    CallArguments,
+    CallStart,
+    ChatAnswer,
+    ContentText,
+)
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
 from llaisys.server.generation.token_names import TokenNames, finite
 from llaisys.server.http.payload import json_bytes
@@ -21,7 +29,39 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+
+
+def plain_reader(_: int) -> AnswerReader:
+    """Everything is content."""
+    return AnswerReader()
+
+
+def message_object(answer: ChatAnswer) -> dict[str, Any]:
+    """A chat's answer. Reasoning has both names that clients look for."""
+    message = {**answer.to_message(), "refusal": None}
+    if answer.reasoning:
+        message["reasoning"] = answer.reasoning
+    return message
+
+
+def delta_object(event: AnswerEvent) -> dict[str, Any]:
+    """What is new, as the delta of a chunk."""
+    if isinstance(event, ContentText):
+        return {"content": event.text}
+    if isinstance(event, CallStart):
+        function = {"name": event.name, "arguments": ""}
+        call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if isinstance(event, CallArguments):
+        call = {"index": event.index, "function": {"arguments": event.text}}
+        return {"tool_calls": [call]}
+    return {"reasoning_content": event.text, "reasoning": event.text}
+
+
+def finish_reason_of(reason: str | None, has_calls: bool) -> str | None:
+    return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 def chat_logprobs(
@@ -78,6 +118,7 @@ class ResponseBuilder:
     names: TokenNames
     token_ids: bool = False  # return_token_ids
     session_id: str | None = None
+    new_reader: Callable[[int], AnswerReader] = plain_reader  # of a chat's choice, by its index
 
     def _head(self, chunk: bool) -> dict[str, Any]:
         kind = "text_completion"
@@ -144,7 +185,11 @@ class ResponseBuilder:
             "stop_reason": output.stop_reason,
         }
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": output.text, "refusal": None}
+            answer = self.new_reader(index).read(output.text)
+            choice["message"] = message_object(answer)
+            choice["finish_reason"] = finish_reason_of(
+                output.finish_reason, bool(answer.tool_calls)
+            )
         else:
             choice["text"] = echo + output.text
         if self.token_ids:
@@ -156,13 +201,14 @@ class ResponseBuilder:
         index: int,
         text: str,
         *,
-        first: bool = False,
+        delta: dict[str, Any] | None = None,
         logprobs: Sequence[TokenLogprobs] | None = None,
         offsets: TextOffsets | None = None,
         token_ids: list[int] | None = None,
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
     ) -> dict[str, Any]:
+        """What is new: of a chat `delta`, of a completion `text`."""
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": self._logprobs(logprobs, offsets),
@@ -171,10 +217,7 @@ class ResponseBuilder:
         if finish_reason is not None:
             choice["stop_reason"] = stop_reason
         if self.chat:
-            delta = {"role": "assistant"} if first else {}
-            if text or first:
-                delta["content"] = text
-            choice["delta"] = delta
+            choice["delta"] = delta or {}
         else:
             choice["text"] = text
         if self.token_ids and token_ids is not None:

@@ -30,6 +30,7 @@ from llaisys.server.openai.schemas import (
     plain_messages,
     refuse_together,
 )
+from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.service import remembered_model, service_for, service_of
 
 router = APIRouter(route_class=CheckedRoute)
@@ -46,7 +47,11 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         job.turn = turn
         chat = await open_chat(job, body, turn.messages if turn is not None else messages)
         n = chat.params.n
-        answer = OpenAIAnswer(job, True, [chat.prompt], n, session_id=body.session_id)
+        if turn is not None:
+            turn.new_reader = chat.new_reader
+        answer = OpenAIAnswer(
+            job, True, [chat.prompt], n, session_id=body.session_id, new_reader=chat.new_reader
+        )
         response = await chat.run(answer)
         if turn is not None and isinstance(response, EventStream):
             turn.keep()  # the stream ends the turn
@@ -109,7 +114,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         limit = PromptLimit("messages", length, service.max_items)
         messages = plain_messages(body.messages or ())
         check_count("messages", len(messages), service.config.limits.max_messages, "messages")
-        options: dict[str, Any] = {"variables": body.chat_template_kwargs}
+        tools = tool_set_of(body.tools, None, None)
+        options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
         ids = await encode_messages(engine, messages, limit, **options)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, create_model, model_validator
 
+from llaisys.chat.style import EFFORTS
+from llaisys.chat.tool_formats import MAX_CALLS
+from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer, Kind
 from llaisys.common.sampling import (
@@ -30,6 +25,9 @@ from llaisys.common.validation import (
     refuse_count,
 )
 from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
+from llaisys.server.openai.base_schema import Schema as Schema
+from llaisys.server.openai.base_schema import Text as Text
+from llaisys.server.openai.base_schema import refuse_together as refuse_together
 from llaisys.server.openai.field_kinds import (
     UNLIMITED,
     BiasField,
@@ -39,45 +37,17 @@ from llaisys.server.openai.field_kinds import (
     StopStrings,
     TopP,
 )
-from llaisys.server.openai.fields import NOT_YET, UNSUPPORTED, FieldNotes, sift
-from llaisys.tokenization.unicode_text import clean_text
+from llaisys.server.openai.fields import NOT_YET, UNSUPPORTED, FieldNotes
+from llaisys.server.openai.tool_schemas import (
+    CallOfTool,
+    NamedChoice,
+    ToolDefinition,
+    tool_set_of,
+)
 
-MAX_FIELDS = 128
 SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 
 
-def refuse_together(field: str, given: object, limit: str) -> InvalidInputError:
-    """The error for a value that another field of the request rules out."""
-    message = f"{field} is {given}; it must be {limit}"
-    return InvalidInputError(message, field=field, value=given, limit=limit)
-
-
-class Schema(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
-    path: ClassVar[str] = ""  # of the object in a body, before its fields' names
-    takes_any: ClassVar[bool] = False  # names that nobody knows are hints here
-
-    @model_validator(mode="before")
-    @classmethod
-    def sift(cls, data: Any, info: ValidationInfo) -> Any:
-        """Leave out what is not used, so that only its use is an error."""
-        if not isinstance(data, dict):
-            return data
-        if len(data) > MAX_FIELDS:  # each unknown one would be reported
-            raise ValueError(f"the object has {len(data)} fields; at most {MAX_FIELDS} are allowed")
-        return cls.prepare(data, info.context or FieldNotes())
-
-    @classmethod
-    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
-        """The fields to validate."""
-        return sift(data, cls.model_fields, notes, cls.path, cls.takes_any)
-
-
-# JSON can spell halves of characters that no other layer could encode; they become U+FFFD.
-Text = Annotated[str, AfterValidator(clean_text)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 SessionId = Annotated[str, Field(pattern=SESSION_PATTERN)]
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
@@ -205,9 +175,15 @@ class ChatMessage(Schema):
     path: ClassVar[str] = "messages[]."
     takes_any: ClassVar[bool] = True
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = Field(None, max_length=256)
+    tool_calls: Annotated[list[CallOfTool], Field(fail_fast=True, max_length=MAX_CALLS)] | None = (
+        None
+    )
+    tool_call_id: Text | None = Field(None, max_length=256)
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None  # another name of it
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -218,6 +194,13 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
         fields = {"role": given.role, "content": content, "name": given.name}
+        if given.tool_calls:
+            if given.role != "assistant":
+                where = f"messages[{number}].tool_calls"
+                raise refuse_together(where, "given", "left out unless role is 'assistant'")
+            fields["tool_calls"] = [call.to_dict() for call in given.tool_calls]
+        fields["tool_call_id"] = given.tool_call_id
+        fields["reasoning_content"] = (given.reasoning_content or given.reasoning) or None
         message = plain_message({k: v for k, v in fields.items() if v is not None}, number)
         if message["role"] == "developer":
             message["role"] = "system"
@@ -237,6 +220,22 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool | None = None  # go on with the last, cut-off answer
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: SessionId | None = None
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal[*EFFORTS] | None = None  # type: ignore[valid-type]
+    include_reasoning: bool | None = None  # vLLM: False leaves it out of the answer
+    _tool_set: ToolSet | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def check_tools(self) -> ChatCompletionRequest:
+        """Where the body is parsed, which for a large one is beside the event loop."""
+        self._tool_set = tool_set_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        return self
+
+    @property
+    def tool_set(self) -> ToolSet | None:
+        return self._tool_set
 
     def to_sampling(self) -> SamplingParams:
         if self.max_tokens is not None and self.max_completion_tokens not in (
@@ -302,6 +301,7 @@ class TokenizeRequest(Schema):
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
 
 
 class DetokenizeRequest(Schema):

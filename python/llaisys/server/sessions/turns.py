@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from llaisys.chat.reader import AnswerReader
 from llaisys.common.types import CompletionOutput
 from llaisys.server.errors import ApiError
 from llaisys.server.sessions.store import SessionStore
+
+INLINE_CHARS = 4096  # of an answer that is read on the loop
 
 
 class SessionTurns:
@@ -82,6 +85,7 @@ class SessionTurn:
         self.messages = new  # with the history before them, after `load`
         self.deleted = False  # what it was behind is gone: deleted or replaced while it was open
         self.storing = asyncio.Lock()  # held to store the turn, and to delete the session under it
+        self.new_reader: Callable[[], AnswerReader] = AnswerReader
         self._turns = turns
         self._new = new
         self._exists = False
@@ -108,12 +112,18 @@ class SessionTurn:
         """Harmless when it is closed already."""
         self._turns.remove(self)
 
+    def _read(self, text: str) -> dict[str, Any]:
+        return self.new_reader().read(text).to_message()
+
     async def finish(self, output: CompletionOutput, model: str) -> None:
         """Store the turn if it came to its end. ApiError 409 when the session was deleted or
         changed meanwhile: the client must not believe that the turn was kept."""
         if output.finish_reason not in ("stop", "length"):
             return
-        answer = {"role": "assistant", "content": output.text}
+        if len(output.text) > INLINE_CHARS:
+            answer = await asyncio.to_thread(self._read, output.text)
+        else:
+            answer = self._read(output.text)
         position = len(self.messages) - len(self._new)
         async with self.storing:
             stored = not self.deleted and await self._turns.store.append(

@@ -1,0 +1,81 @@
+"""Tools and calls of them, as OpenAI's requests write them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from llaisys.chat.records import Tool
+from llaisys.chat.tools import ToolSet
+from llaisys.server.openai.base_schema import Schema, Text
+
+MAX_ARGUMENT_CHARS = 256 << 10  # of one call in a history
+
+
+class FunctionDefinition(Schema):
+    path: ClassVar[str] = "tools[].function."
+    takes_any: ClassVar[bool] = True
+
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Schema):
+    path: ClassVar[str] = "tools[]."
+    takes_any: ClassVar[bool] = True
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def to_tool(self) -> Tool:
+        of = self.function
+        return Tool(of.name, of.description, of.parameters, bool(of.strict))
+
+
+class NamedFunction(Schema):
+    name: Text
+
+
+class NamedChoice(Schema):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(Schema):
+    path: ClassVar[str] = "messages[].tool_calls[].function."
+    takes_any: ClassVar[bool] = True
+
+    name: Text = Field(max_length=256)
+    arguments: Text | dict[str, Any] | None = Field(None, max_length=MAX_ARGUMENT_CHARS)
+
+
+class CallOfTool(Schema):
+    """In the history; the arguments are JSON as a text, or an object."""
+
+    path: ClassVar[str] = "messages[].tool_calls[]."
+    takes_any: ClassVar[bool] = True
+
+    id: Text | None = Field(None, max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def to_dict(self) -> dict[str, Any]:
+        arguments = "{}" if self.function.arguments is None else self.function.arguments
+        call: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
+        return call if self.id is None else {"id": self.id, **call}
+
+
+def tool_set_of(
+    tools: list[ToolDefinition] | None, choice: str | NamedChoice | None, parallel: bool | None
+) -> ToolSet | None:
+    """Raises InvalidInputError."""
+    found = [tool.to_tool() for tool in tools or ()]
+    named = choice.function.name if isinstance(choice, NamedChoice) else None
+    kind = None if isinstance(choice, NamedChoice) else choice
+    return ToolSet.of(found, kind, named, parallel is not False)
