@@ -21,7 +21,7 @@ SOURCES = Path(__file__).resolve().parent / "node"
 FOLDER = ROOT / "build" / "node"
 SAID = {name: value for name, value in vars(script).items() if name.isupper()}
 
-CLIENTS = {"openai": ["chat", "stream"], "ai_sdk": ["chat", "stream"]}
+CLIENTS = {"openai": ["chat", "stream", "tools"], "ai_sdk": ["chat", "stream", "tools"]}
 
 
 @pytest.fixture(scope="module")

@@ -21,16 +21,16 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 
 CLIENTS = {
-    "openai_chat": ["chat", "stream"],
-    "openai_responses": ["chat", "stream"],
-    "anthropic_client": ["chat", "stream"],
-    "ollama_client": ["chat", "stream"],
-    "litellm_client": ["chat", "stream"],
-    "langchain_client": ["chat", "stream"],
-    "llama_index_client": ["chat", "stream"],
-    "pydantic_ai_client": ["chat", "stream"],
-    "openai_agents_client": ["chat", "stream"],
-    "llm_client": ["chat", "stream"],
+    "openai_chat": ["chat", "stream", "tools", "reasoning"],
+    "openai_responses": ["chat", "stream", "tools", "reasoning"],
+    "anthropic_client": ["chat", "stream", "tools", "reasoning"],
+    "ollama_client": ["chat", "stream", "tools", "reasoning"],
+    "litellm_client": ["chat", "stream", "tools"],
+    "langchain_client": ["chat", "stream", "tools"],
+    "llama_index_client": ["chat", "stream", "tools"],
+    "pydantic_ai_client": ["chat", "stream", "tools"],
+    "openai_agents_client": ["chat", "stream", "tools"],
+    "llm_client": ["chat", "stream", "tools"],
 }
 
 

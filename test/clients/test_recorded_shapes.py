@@ -9,7 +9,17 @@ from typing import Any
 
 import httpx
 import pytest
-from script import ASK_COUNT, COUNT, HELLO, KEY, MODEL
+from script import (
+    ASK_COUNT,
+    ASK_WEATHER,
+    CITY,
+    COUNT,
+    HELLO,
+    KEY,
+    MODEL,
+    WEATHER,
+    WEATHER_ANSWER,
+)
 from scripted_server import scripted_server
 from server_helpers import ServerProcess, sse_events
 
@@ -55,6 +65,43 @@ def test_open_webui(client: httpx.Client) -> None:
     assert answer["choices"][0]["message"]["content"] == HELLO
 
 
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def test_open_webui_with_tools(client: httpx.Client) -> None:
+    """Calls are put together from the deltas by index; the result comes with the whole history."""
+    body: dict[str, Any] = {
+        "stream": True,
+        "model": MODEL,
+        "messages": [{"role": "user", "content": ASK_WEATHER}],
+        "tools": [WEATHER_TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+    }
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        *events, _ = list(sse_events(response))
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    pieces = [call for choice in choices for call in choice["delta"].get("tool_calls") or ()]
+    assert {piece["index"] for piece in pieces} == {0} and pieces[0]["function"]["name"]
+    arguments = "".join(piece["function"].get("arguments") or "" for piece in pieces)
+    assert json.loads(arguments) == {"city": CITY}
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    function = {"name": "get_weather", "arguments": arguments}
+    called = {"id": pieces[0]["id"], "type": "function", "function": function, "index": 0}
+    body["messages"] += [
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": called["id"], "content": WEATHER},
+    ]
+    assert streamed_text(client, body) == WEATHER_ANSWER
+
+
 def test_open_webui_through_its_ollama_connection(client: httpx.Client) -> None:
     assert client.get("/api/version").json()["version"]
     (model,) = client.get("/api/tags").json()["models"]
@@ -86,6 +133,9 @@ def test_cline(client: httpx.Client) -> None:
         "max_tokens": None,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "tools": [WEATHER_TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
     }  # fmt: skip
     assert streamed_text(client, body) == COUNT
 

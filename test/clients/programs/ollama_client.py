@@ -54,7 +54,7 @@ def chat(url: str) -> None:
     assert api.generate(f"{MODEL}:latest", "Hi", system="Be kind.").response == HELLO
     assert api.generate(MODEL, ASK_COUNT, options={"num_predict": 3}).done_reason == "length"
     assert [model.model for model in api.list().models] == [MODEL]
-    assert "completion" in (api.show(MODEL).capabilities or ())
+    assert api.show(MODEL).capabilities == ["completion", "tools", "thinking"]
     assert [model.model for model in api.ps().models] == [MODEL]
     assert api.generate(MODEL).done_reason == "load"
     try:

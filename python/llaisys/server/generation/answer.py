@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.server.errors import ApiError
 
+READ_COST = 8  # what it costs to read a character of an answer, in characters to write
+
 
 class Answer(ABC):
     """How a door writes one generation, whole or in parts as they come. It makes bytes and nothing

@@ -17,7 +17,7 @@ from llaisys.chat.records import (
     ReasoningText,
 )
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
-from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.answer import READ_COST, Answer
 from llaisys.server.http.payload import json_bytes
 
 
@@ -30,6 +30,8 @@ class Block(Enum):
 class SingleAnswer(Answer):
     """Reads what is generated into blocks, of which one is open at a time. A door says what opens
     one, adds to it and closes it; `begin` comes first, `close` last."""
+
+    char_cost = READ_COST
 
     def __init__(self, reader: AnswerReader) -> None:
         self.reader = reader

@@ -78,7 +78,9 @@ def model_details(service: Service) -> dict[str, Any]:
 
 
 def capabilities(service: Service) -> list[str]:
-    return ["completion"]
+    """Tools are read from any model's answer; whether it reasons is its template's to say."""
+    thinks = service.engine.style.marks is not None
+    return ["completion", "tools", *(["thinking"] if thinks else [])]
 
 
 def stamp(seconds: float) -> str:

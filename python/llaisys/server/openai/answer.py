@@ -10,7 +10,7 @@ from typing import Any
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.answer import READ_COST, Answer
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
@@ -23,8 +23,6 @@ from llaisys.server.openai.responses import (
     plain_reader,
     usage_object,
 )
-
-READ_COST = 8  # what it costs to read a character of an answer, in characters to write
 
 
 class OpenAIAnswer(Answer):
