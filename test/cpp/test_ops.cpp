@@ -131,6 +131,14 @@ TEST(rms_norm_and_swiglu_work_in_place) {
             ops::rms_norm(one_thread(), out, x, weight, 1e-6f);
             ops::rms_norm(one_thread(), x, x, weight, 1e-6f);
             CHECK(same_bits(out, x));
+            // The fused one, into its own input, has the bits of the two passes.
+            const Tensor sum = random_tensor({3, 577}, dtype);
+            const Tensor residual = Tensor::create({3, 577}, dtype);
+            ops::add(one_thread(), residual, sum, x);
+            ops::rms_norm(one_thread(), out, residual, weight, 1e-6f);
+            ops::add_rms_norm(one_thread(), x, sum, x, weight, 1e-6f);
+            CHECK(same_bits(residual, sum));
+            CHECK(same_bits(out, x));
         }
     });
 }

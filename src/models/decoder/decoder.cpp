@@ -1,7 +1,6 @@
 #include "models/decoder/decoder.hpp"
 
 #include "models/hyper_params.hpp"
-#include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 
@@ -129,15 +128,16 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                               const AttentionMetadata &attention, const Activations &act,
                               ForwardOutput *output) const {
     embed(stream, input, act.residual);
+    ops::Residual residual{act.residual, Tensor()};
     for (size_t i = 0; i < layers_.size(); ++i) {
         at_place("layer", i, [&] {
-            attend(stream, i, input, attention, act);
-            feed_forward(stream, i, act);
+            attend(stream, i, input, attention, act, &residual);
+            feed_forward(stream, i, act, &residual);
         });
     }
     if (input.output_rows.defined()) {
-        ops::head(stream, output->logits, act.residual, norm(weights_.out_norm_w, act),
-                  head_.weight, input.output_rows);
+        ops::head(stream, output->logits, &residual, norm(weights_.out_norm_w, act), head_.weight,
+                  input.output_rows);
     }
 }
 
@@ -157,43 +157,44 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
 }
 
 void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInput &input,
-                          const AttentionMetadata &attention, const Activations &act) const {
+                          const AttentionMetadata &attention, const Activations &act,
+                          ops::Residual *residual) const {
     const Layer &layer = layers_[i];
     const ops::KvLayer &kv = attention.kv[i];
     const auto vector = [i](const llaisysTensor_t *slots) {
         return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
     };
     const ops::HeadNorms head_norms{vector(weights_.attn_q_norm_w), vector(weights_.attn_k_norm_w)};
-    ops::attention_input(stream, act.residual, norm(weights_.attn_norm_w[i], act),
+    ops::attention_input(stream, residual, norm(weights_.attn_norm_w[i], act),
                          {&layer.q.weight, vector(weights_.attn_q_b), &act.q},
                          {&layer.k.weight, vector(weights_.attn_k_b), &act.k},
                          {&layer.v.weight, vector(weights_.attn_v_b), &act.v}, head_norms,
                          {input.positions, kv_spec_.inv_freq, attention.slots, kv});
     ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), kv,
                    attention.lists_of(i), 1.0f / std::sqrt(float(kv_spec_.head_dim)));
-    add_product(stream, act.attn_out.view(act.q.shape()), layer.o.weight, vector(weights_.attn_o_b),
-                act);
+    add_product(stream, residual, act.attn_out.view(act.q.shape()), layer.o.weight,
+                vector(weights_.attn_o_b), act.normed);
 }
 
-void DecoderModel::feed_forward(const device::Stream &stream, size_t i,
-                                const Activations &act) const {
+void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Activations &act,
+                                ops::Residual *residual) const {
     const Layer &layer = layers_[i];
-    ops::mlp_input(stream, act.residual, norm(weights_.mlp_norm_w[i], act),
+    ops::mlp_input(stream, residual, norm(weights_.mlp_norm_w[i], act),
                    {&layer.gate.weight, nullptr, &act.gate}, {&layer.up.weight, nullptr, &act.up});
-    add_product(stream, act.gate, layer.down.weight, nullptr, act);
+    add_product(stream, residual, act.gate, layer.down.weight, nullptr, act.normed);
 }
 
-void DecoderModel::add_product(const device::Stream &stream, const Tensor &in,
-                               const ops::LinearWeight &weight, const Tensor *bias,
-                               const Activations &act) const {
+void DecoderModel::add_product(const device::Stream &stream, ops::Residual *residual,
+                               const Tensor &in, const ops::LinearWeight &weight,
+                               const Tensor *bias, const Tensor &scratch) const {
     if (group_->size() == 1) {
-        return ops::linear_add(stream, act.residual, in, weight, bias, act.normed);
+        return ops::add_product(stream, residual, in, weight, bias, scratch);
     }
     // Of a sum over ranks the bias is one term.
-    const ops::LinearPart part{&weight, group_->rank() == 0 ? bias : nullptr, &act.normed};
+    const ops::LinearPart part{&weight, group_->rank() == 0 ? bias : nullptr, &scratch};
     ops::linear(stream, in, &part, 1);
-    group_->AllReduce(act.normed);
-    ops::add(stream, act.residual, act.residual, act.normed);
+    group_->AllReduce(scratch);
+    residual->addend = scratch;
 }
 
 } // namespace llaisys::models

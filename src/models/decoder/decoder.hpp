@@ -43,7 +43,7 @@ public:
 private:
     // Every buffer of a forward over n tokens; of activation_dtype() but the first.
     struct Activations {
-        Tensor residual; // f32 [n, hs]
+        Tensor residual; // f32 [n, hs], the sum of ops::Residual
         Tensor normed;   // [n, hs]: input of the next product, or its output before the sum
         Tensor q;        // [n, nh * dh]
         Tensor k;        // [n, nkvh * dh]
@@ -67,12 +67,14 @@ private:
     DType activation_dtype() const;
     ops::Norm norm(llaisysTensor_t weight, const Activations &act) const;
     void attend(const device::Stream &stream, size_t index, const ModelInput &input,
-                const AttentionMetadata &attention, const Activations &act) const;
-    void feed_forward(const device::Stream &stream, size_t index, const Activations &act) const;
-    // residual += in * weight^T + bias, summed over the ranks.
-    void add_product(const device::Stream &stream, const Tensor &in,
+                const AttentionMetadata &attention, const Activations &act,
+                ops::Residual *residual) const;
+    void feed_forward(const device::Stream &stream, size_t index, const Activations &act,
+                      ops::Residual *residual) const;
+    // residual += in * weight^T + bias, summed over the ranks. The product is put into scratch.
+    void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,
                      const ops::LinearWeight &weight, const Tensor *bias,
-                     const Activations &act) const;
+                     const Tensor &scratch) const;
 
     LlaisysModelType type_;
     std::shared_ptr<const parallel::ProcessGroup> group_;

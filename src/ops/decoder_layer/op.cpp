@@ -1,5 +1,6 @@
 #include "ops/decoder_layer/op.hpp"
 
+#include "ops/add/op.hpp"
 #include "ops/decoder_layer/cuda.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rms_norm/op.hpp"
@@ -15,21 +16,42 @@ Tensor heads_of(const Tensor &rows, int64_t d) {
     return rows.view({rows.size(0), rows.size(1) / d, d});
 }
 
+// norm.normed = the normalised residual stream, with nothing waiting any more.
+void normalise(const device::Stream &stream, Residual *residual, const Norm &norm) {
+    if (!residual->addend.defined()) {
+        return rms_norm(stream, norm.normed, residual->sum, norm.weight, norm.epsilon);
+    }
+    add_rms_norm(stream, norm.normed, residual->sum, residual->addend, norm.weight, norm.epsilon);
+    residual->addend = Tensor();
+}
+
+#if defined(LLAISYS_HAVE_CUDA)
+// The sum for kernels that know of no addend: on a device that adds products itself, only a sum over
+// ranks waits.
+const Tensor &settled(const device::Stream &stream, Residual *residual) {
+    if (residual->addend.defined()) {
+        add(stream, residual->sum, residual->sum, residual->addend);
+        residual->addend = Tensor();
+    }
+    return residual->sum;
+}
+#endif
+
 } // namespace
 
-void attention_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA && head_norms.q == nullptr &&
         head_norms.k == nullptr &&
-        attention_input_cuda(stream, residual, norm, q, k, v, placement)) {
+        attention_input_cuda(stream, settled(stream, residual), norm, q, k, v, placement)) {
         return;
     }
 #endif
     const int64_t d = 2 * placement.inv_freq.size(0);
     const LinearPart parts[] = {q, k, v};
-    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    normalise(stream, residual, norm);
     linear(stream, norm.normed, parts, 3);
     const Tensor queries = heads_of(*q.out, d);
     const Tensor keys = heads_of(*k.out, d);
@@ -54,30 +76,42 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     kv_store(stream, placement.kv, keys, &values, placement.slots);
 }
 
-void mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                const LinearPart &gate, const LinearPart &up) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        mlp_input_cuda(stream, residual, norm, gate, up)) {
+        mlp_input_cuda(stream, settled(stream, residual), norm, gate, up)) {
         return;
     }
 #endif
     const LinearPart parts[] = {gate, up};
-    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    normalise(stream, residual, norm);
     linear(stream, norm.normed, parts, 2);
     swiglu(stream, *gate.out, *gate.out, *up.out);
 }
 
-void head(const device::Stream &stream, const Tensor &logits, const Tensor &residual,
-          const Norm &norm, const LinearWeight &weight, const Tensor &rows) {
+void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,
+                 const LinearWeight &weight, const Tensor *bias, const Tensor &scratch) {
+#if defined(LLAISYS_HAVE_CUDA)
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
+        return linear_add(stream, settled(stream, residual), in, weight, bias);
+    }
+#endif
+    const LinearPart part{&weight, bias, &scratch};
+    linear(stream, in, &part, 1);
+    residual->addend = scratch;
+}
+
+void head(const device::Stream &stream, const Tensor &logits, Residual *residual, const Norm &norm,
+          const LinearWeight &weight, const Tensor &rows) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        head_cuda(stream, logits, residual, norm, weight, rows)) {
+        head_cuda(stream, logits, settled(stream, residual), norm, weight, rows)) {
         return;
     }
 #endif
     const LinearPart part{&weight, nullptr, &logits};
-    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    normalise(stream, residual, norm);
     linear(stream, norm.normed, &part, 1, &rows);
 }
 

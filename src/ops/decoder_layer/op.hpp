@@ -3,9 +3,9 @@
 //
 //   attention_input   norm, q/k/v products and biases, norms of heads, rotation, keys and values into the cache
 //   attention         ops/attention
-//   linear_add        output projection + residual (ops/linear)
+//   add_product       output projection, to the residual stream
 //   mlp_input         norm, gate and up products, swiglu
-//   linear_add        down projection + residual
+//   add_product       down projection, to the residual stream
 //   head              the last norm and the product with the vocabulary, for chosen rows
 #pragma once
 
@@ -14,11 +14,19 @@
 
 namespace llaisys::ops {
 
+// The residual stream. A product may still be waiting to be added to it: where a device does not add
+// it with the product itself, the next norm does, in one pass over the rows.
+struct Residual {
+    Tensor sum;    // f32 [n, hs]
+    Tensor addend; // real [n, hs]; not defined: nothing waits
+};
+
 // How a row of the residual stream is normalised before a product.
 struct Norm {
     const Tensor &weight; // [hs] real
     float epsilon;
-    const Tensor &normed; // scratch [n, hs], of the dtype that products want; undefined afterwards
+    const Tensor &normed; // scratch [n, hs], of the dtype that products want, may be the addend;
+                          // undefined afterwards
 };
 
 // Where keys and queries are turned to and where keys and values go.
@@ -36,18 +44,23 @@ struct HeadNorms {
     const Tensor *k;
 };
 
-// residual f32 [n, hs]. q, k, v: their outputs are [n, heads * d], rows may be apart; afterwards q
-// holds the turned queries and k and v are undefined.
-void attention_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+// q, k, v: their outputs are [n, heads * d], rows may be apart; afterwards q holds the turned queries
+// and k and v are undefined.
+void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement);
 
 // gate.out = up * silu(gate) of the normalised rows; up.out is undefined afterwards. No biases.
-void mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                const LinearPart &gate, const LinearPart &up);
 
+// residual += in * weight^T + bias; bias null: none. scratch: real [n, hs], where the product waits for
+// the next norm. Nothing else may be waiting.
+void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,
+                 const LinearWeight &weight, const Tensor *bias, const Tensor &scratch);
+
 // logits f32 [r, voc] of rows (i32 [r]) of the residual stream.
-void head(const device::Stream &stream, const Tensor &logits, const Tensor &residual,
-          const Norm &norm, const LinearWeight &weight, const Tensor &rows);
+void head(const device::Stream &stream, const Tensor &logits, Residual *residual, const Norm &norm,
+          const LinearWeight &weight, const Tensor &rows);
 
 } // namespace llaisys::ops

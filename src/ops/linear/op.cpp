@@ -1,6 +1,5 @@
 #include "ops/linear/op.hpp"
 
-#include "ops/add/op.hpp"
 #include "ops/checks.hpp"
 #include "ops/linear/cpu.hpp"
 #include "ops/linear/cuda.hpp"
@@ -119,19 +118,19 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
 }
 
 void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,
-                const LinearWeight &weight, const Tensor *bias, const Tensor &scratch) {
+                const LinearWeight &weight, const Tensor *bias) {
     const Checks check{"linear_add", stream};
     check.dtype("out", out, LLAISYS_DTYPE_F32);
+    check.real_rows("in", in, 2);
+    check_part(check, {&weight, bias, &out}, in.size(0), in.size(1));
+    switch (stream.type()) {
 #if defined(LLAISYS_HAVE_CUDA)
-    if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
-        check.real_rows("in", in, 2);
-        check_part(check, {&weight, bias, &out}, in.size(0), in.size(1));
+    case LLAISYS_DEVICE_NVIDIA:
         return linear_add_cuda(stream, out, in, weight, bias);
-    }
 #endif
-    const LinearPart part{&weight, bias, &scratch};
-    linear(stream, in, &part, 1);
-    add(stream, out, out, scratch);
+    default:
+        check.no_kernel();
+    }
 }
 
 void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,

@@ -42,10 +42,10 @@ struct LinearPart {
 void linear(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
             const Tensor *rows = nullptr);
 
-// out += in * weight^T + bias; out f32 [m, n], bias null: none. scratch: real [m, n], where the
-// product may be put first; undefined afterwards.
+// out += in * weight^T + bias; out f32 [m, n], bias null: none. Not on the CPU, where a sum costs less
+// in the pass that reads it (ops/decoder_layer).
 void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,
-                const LinearWeight &weight, const Tensor *bias, const Tensor &scratch);
+                const LinearWeight &weight, const Tensor *bias);
 
 // Rows of a weight as they were before packing: out[i] = weight[index[i]]; index i64 [n], out [n, in]
 // real. What an embedding needs when its table is the head's weight.
