@@ -5,10 +5,6 @@
 
 #include <algorithm>
 
-#if defined(LLAISYS_HAVE_NCCL)
-#include "parallel/process_group_nccl.hpp"
-#endif
-
 namespace llaisys::parallel {
 
 ProcessGroup::ProcessGroup(const GroupOptions &options)
@@ -103,7 +99,7 @@ ProcessGroupFactory::ProcessGroupFactory() : one_(std::make_shared<ProcessGroupO
 namespace {
 
 std::shared_ptr<ProcessGroup> create(const std::string &backend, const GroupOptions &options) {
-    if (options.ranks.size() == 1 && backend != "nccl") {
+    if (options.ranks.size() == 1) {
         return std::make_shared<ProcessGroupOne>(options);
     }
     if (backend == "threads") {
@@ -112,11 +108,6 @@ std::shared_ptr<ProcessGroup> create(const std::string &backend, const GroupOpti
     if (backend == "shm") {
         return std::make_shared<ProcessGroupShm>(options);
     }
-#if defined(LLAISYS_HAVE_NCCL)
-    if (backend == "nccl") {
-        return std::make_shared<ProcessGroupNCCL>(options);
-    }
-#endif
     fail(LLAISYS_ERROR_UNSUPPORTED, "group ", options.name, ": this build has no backend '",
          backend, "'");
 }

@@ -127,9 +127,8 @@ class ProcessGroupFactory {
 public:
     static ProcessGroupFactory &Instance();
 
-    // `backend`: "threads" (ranks are threads of this process), "shm" (processes of this machine) or
-    // "nccl"; a group of one needs none of them. Throws LLAISYS_ERROR_UNSUPPORTED for a backend that
-    // this build does not have.
+    // `backend`: "threads" (ranks are threads of this process) or "shm" (processes of this machine);
+    // a group of one needs neither. Throws LLAISYS_ERROR_UNSUPPORTED for another one.
     std::shared_ptr<ProcessGroup> GetOrCreate(const std::string &backend,
                                               const GroupOptions &options);
     // The group named "default" of this thread's process that was made first and still lives;

@@ -75,6 +75,18 @@ def setup_logging(level: str, log_format: str) -> None:
     logging.getLogger("llaisys").setLevel(level.upper())
 
 
+def level_name() -> str:
+    """The level of the package's loggers, as setup_logging takes it: for a child process."""
+    level = logging.getLogger("llaisys").getEffectiveLevel()
+    return next((name for name in LEVELS if level <= getattr(logging, name.upper())), LEVELS[-1])
+
+
+def format_name() -> str:
+    """The format that setup_logging was called with, or text."""
+    handlers = logging.getLogger().handlers
+    return "json" if any(isinstance(h.formatter, JsonFormatter) for h in handlers) else "text"
+
+
 def log_event(logger: logging.Logger, level: int, message: str, **fields: Any) -> None:
     """One event with its fields; None is left out."""
     if logger.isEnabledFor(level):

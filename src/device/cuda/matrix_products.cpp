@@ -1,5 +1,6 @@
 #include "device/cuda/matrix_products.hpp"
 
+#include "base/dtype.hpp"
 #include "device/cuda/cuda_runtime.hpp"
 
 #if defined(LLAISYS_HAVE_CUBLASLT)
@@ -25,21 +26,24 @@ constexpr int64_t kSearchUpTo = 1024; // rows: above, the first proposal is as g
 constexpr size_t kMaxPlans = 8192;
 
 // The functions that we use, by the names and types of the header.
+#define LLAISYS_CUBLASLT(X)                                                                        \
+    X(cublasLtCreate)                                                                              \
+    X(cublasLtDestroy)                                                                             \
+    X(cublasLtMatmul)                                                                              \
+    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
+    X(cublasLtMatmulDescCreate)                                                                    \
+    X(cublasLtMatmulDescDestroy)                                                                   \
+    X(cublasLtMatmulDescSetAttribute)                                                              \
+    X(cublasLtMatmulPreferenceCreate)                                                              \
+    X(cublasLtMatmulPreferenceDestroy)                                                             \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                        \
+    X(cublasLtMatrixLayoutCreate)                                                                  \
+    X(cublasLtMatrixLayoutDestroy)
+
 struct Library {
-#define LLAISYS_CUBLASLT(name) decltype(&::name) name = nullptr
-    LLAISYS_CUBLASLT(cublasLtCreate);
-    LLAISYS_CUBLASLT(cublasLtDestroy);
-    LLAISYS_CUBLASLT(cublasLtMatmul);
-    LLAISYS_CUBLASLT(cublasLtMatmulAlgoGetHeuristic);
-    LLAISYS_CUBLASLT(cublasLtMatmulDescCreate);
-    LLAISYS_CUBLASLT(cublasLtMatmulDescDestroy);
-    LLAISYS_CUBLASLT(cublasLtMatmulDescSetAttribute);
-    LLAISYS_CUBLASLT(cublasLtMatmulPreferenceCreate);
-    LLAISYS_CUBLASLT(cublasLtMatmulPreferenceDestroy);
-    LLAISYS_CUBLASLT(cublasLtMatmulPreferenceSetAttribute);
-    LLAISYS_CUBLASLT(cublasLtMatrixLayoutCreate);
-    LLAISYS_CUBLASLT(cublasLtMatrixLayoutDestroy);
-#undef LLAISYS_CUBLASLT
+#define LLAISYS_MEMBER(name) decltype(&::name) name = nullptr;
+    LLAISYS_CUBLASLT(LLAISYS_MEMBER)
+#undef LLAISYS_MEMBER
 };
 
 const Library *load_library() {
@@ -53,22 +57,11 @@ const Library *load_library() {
             return false;
         }
         bool is_complete = true;
-#define LLAISYS_CUBLASLT(name)                                                                     \
+#define LLAISYS_LOAD(name)                                                                         \
     library.name = reinterpret_cast<decltype(library.name)>(dlsym(file, #name));                   \
-    is_complete = is_complete && library.name != nullptr
-        LLAISYS_CUBLASLT(cublasLtCreate);
-        LLAISYS_CUBLASLT(cublasLtDestroy);
-        LLAISYS_CUBLASLT(cublasLtMatmul);
-        LLAISYS_CUBLASLT(cublasLtMatmulAlgoGetHeuristic);
-        LLAISYS_CUBLASLT(cublasLtMatmulDescCreate);
-        LLAISYS_CUBLASLT(cublasLtMatmulDescDestroy);
-        LLAISYS_CUBLASLT(cublasLtMatmulDescSetAttribute);
-        LLAISYS_CUBLASLT(cublasLtMatmulPreferenceCreate);
-        LLAISYS_CUBLASLT(cublasLtMatmulPreferenceDestroy);
-        LLAISYS_CUBLASLT(cublasLtMatmulPreferenceSetAttribute);
-        LLAISYS_CUBLASLT(cublasLtMatrixLayoutCreate);
-        LLAISYS_CUBLASLT(cublasLtMatrixLayoutDestroy);
-#undef LLAISYS_CUBLASLT
+    is_complete = is_complete && library.name != nullptr;
+        LLAISYS_CUBLASLT(LLAISYS_LOAD)
+#undef LLAISYS_LOAD
         return is_complete;
     }();
     return is_loaded ? &library : nullptr;
@@ -79,8 +72,16 @@ void check(cublasStatus_t status, const char *call) {
 }
 
 cudaDataType_t type_of(DType dtype) {
-    return dtype == LLAISYS_DTYPE_F32 ? CUDA_R_32F
-                                      : (dtype == LLAISYS_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF);
+    switch (dtype) {
+    case LLAISYS_DTYPE_F32:
+        return CUDA_R_32F;
+    case LLAISYS_DTYPE_F16:
+        return CUDA_R_16F;
+    case LLAISYS_DTYPE_BF16:
+        return CUDA_R_16BF;
+    default:
+        fail(LLAISYS_ERROR_UNSUPPORTED, "cuBLASLt: no products of ", name_of(dtype));
+    }
 }
 
 // Everything cuBLASLt needs to know of a shape. In its column-major eyes the weight is [k, n]

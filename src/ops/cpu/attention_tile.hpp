@@ -126,8 +126,10 @@ template <typename F> inline void visit_cache(const void *cache, DType dtype, co
         return f(static_cast<const f16_t *>(cache));
     case LLAISYS_DTYPE_BF16:
         return f(static_cast<const bf16_t *>(cache));
-    default:
+    case LLAISYS_DTYPE_F32:
         return f(static_cast<const float *>(cache));
+    default:
+        ops::cpu::no_rows(dtype);
     }
 }
 // out[e, :] = entry e of the cache, for entries [first, last) of the tile; columns from d to ld are

@@ -34,6 +34,10 @@ std::atomic<const Kernels *> chosen{nullptr};
 
 } // namespace
 
+void no_rows(DType dtype) {
+    fail(LLAISYS_ERROR_INTERNAL, "rows of dtype ", name_of(dtype), " cannot be computed on");
+}
+
 const Kernels *kernels_of(device::Isa isa) {
     if (!device::has_isa(isa)) {
         return nullptr;

@@ -139,6 +139,10 @@ struct Kernels {
 // The table of this process: that of device::cpu_isa().
 const Kernels &kernels();
 
+// For kernels that meet a dtype they have no code for; here, because a file of an instruction set must
+// not hold functions that others share.
+[[noreturn]] void no_rows(DType dtype);
+
 // The table of one instruction set, null when this build or this machine has it not.
 const Kernels *kernels_of(device::Isa isa);
 

@@ -51,8 +51,11 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
         case LLAISYS_DTYPE_BF16:
             convert_row(wide, static_cast<const bf16_t *>(task.bias) + first, n);
             break;
-        default:
+        case LLAISYS_DTYPE_F32:
             convert_row(wide, static_cast<const float *>(task.bias) + first, n);
+            break;
+        default:
+            ops::cpu::no_rows(task.bias_dtype);
         }
     }
     switch (task.out_dtype) {
@@ -60,8 +63,10 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
         return write_rows(static_cast<f16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);
     case LLAISYS_DTYPE_BF16:
         return write_rows(static_cast<bf16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);
-    default:
+    case LLAISYS_DTYPE_F32:
         return write_rows(static_cast<float *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+    default:
+        ops::cpu::no_rows(task.out_dtype);
     }
 }
 

@@ -14,10 +14,6 @@ namespace llaisys::ops::cpu {
 
 constexpr int64_t kPiece = 512; // values converted at a time: 2 KiB of f32
 
-[[noreturn]] inline void no_rows(DType dtype) {
-    fail(LLAISYS_ERROR_INTERNAL, "rows of dtype ", name_of(dtype), " cannot be computed on");
-}
-
 inline int64_t bytes_of_one(DType dtype) {
     switch (dtype) {
     case LLAISYS_DTYPE_F32:

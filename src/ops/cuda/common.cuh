@@ -64,7 +64,10 @@ struct Reals {
     }
 };
 
-inline Reals reals(const Tensor &tensor) { return {tensor.data(), tensor.dtype()}; }
+inline Reals reals(const Tensor &tensor) {
+    visit_real(tensor.dtype(), [](auto) {}); // throws for what the switches above do not know
+    return {tensor.data(), tensor.dtype()};
+}
 inline Reals reals(const Tensor *tensor) {
     return tensor != nullptr ? reals(*tensor) : Reals{nullptr, LLAISYS_DTYPE_F32};
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llaisys.common.errors import LlaisysError
+from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 
@@ -47,6 +47,7 @@ class Executor(ABC):
         self.config = config
         self.stats = ExecutorStats()
         self.model_info: ModelInfo
+        self._closed = False
         self._init_executor()
 
     @staticmethod
@@ -67,7 +68,6 @@ class Executor(ABC):
     def _init_executor(self) -> None:
         """Make the workers, load the model, set `model_info`."""
 
-    @abstractmethod
     def collective_rpc(
         self,
         method: str,
@@ -75,7 +75,24 @@ class Executor(ABC):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; the results in order of rank."""
+        """Call a method of every worker; the results in order of rank, the driver's first."""
+        if self._closed:
+            raise ClosedError("the executor is shut down")
+        try:
+            return self._call(method, timeout, tuple(args), dict(kwargs or {}))
+        except ExecutorTimeoutError:
+            self.stats.timeouts += 1
+            raise
+        except (WorkerError, WorkerLostError):
+            self.stats.worker_errors += 1
+            raise
+
+    @abstractmethod
+    def _call(
+        self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """As collective_rpc. What a worker raised becomes a WorkerError, or a WorkerLostError when
+        the ranks cannot go on together."""
 
     def _load_models(self) -> None:
         """Load on every rank, with the smallest number of KV blocks that a rank can afford, and

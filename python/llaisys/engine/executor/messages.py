@@ -16,7 +16,8 @@ class RankSetup(Struct, forbid_unknown_fields=True):
     rank: int
     local_rank: int
     init_method: str
-    log_level: int
+    log_level: str  # as setup_logging takes it
+    log_format: str
     input_address: str
     output_address: str
     socket_directory: str

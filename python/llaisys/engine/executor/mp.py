@@ -10,12 +10,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
 
-from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.logs import format_name, level_name
 from llaisys.common.types import SchedulerOutputs
 from llaisys.engine.executor.base import (
     Executor,
@@ -78,7 +78,6 @@ class MultiprocExecutor(Executor):
     """Nothing can follow once a rank is lost or ranks disagree: WorkerLostError."""
 
     def _init_executor(self) -> None:
-        self._closed = False
         self._children: list[RankProcess] = []
         self._serial = 0  # of the last call
         config = self.config
@@ -99,7 +98,8 @@ class MultiprocExecutor(Executor):
                     "rank": rank,
                     "local_rank": rank,
                     "init_method": method,
-                    "log_level": logger.getEffectiveLevel(),
+                    "log_level": level_name(),
+                    "log_format": format_name(),
                 }
                 self._children.append(RankProcess(self._context, rank, setup, group_file))
             self._load_models()
@@ -110,28 +110,10 @@ class MultiprocExecutor(Executor):
             if self.worker.adapter is None or not self._children:
                 _close_if_ours(group_file, inode)
 
-    def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """The driver's result, then what the other ranks say of theirs."""
-        if self._closed:
-            raise ClosedError("the executor is shut down")
-        try:
-            return self._call(method, timeout, tuple(args), dict(kwargs or {}))
-        except ExecutorTimeoutError:
-            self.stats.timeouts += 1
-            raise
-        except (WorkerError, WorkerLostError):
-            self.stats.worker_errors += 1
-            raise
-
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
+        """The driver's result, then what the other ranks say of theirs."""
         self._driver.settle(timeout)
         self._send(method, args, kwargs)
         error: Exception | None = None

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.logs import setup_logging
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.messages import Answer, Call, RankSetup, decode_call
 from llaisys.engine.wire import decode_plan
@@ -74,12 +75,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     stream = sys.stdin.buffer
     setup = msgspec.json.decode(stream.readline(), type=RankSetup)
-    logging.basicConfig(level=setup.log_level)
+    setup_logging(setup.log_level, setup.log_format)
     end_with_parent(stream, setup.socket_directory)
     try:
         serve(setup)
     finally:
-        logging.exception("worker rank %d cannot go on", setup.rank)
+        logger.exception("worker rank %d cannot go on", setup.rank)
         os._exit(1)  # the watcher holds standard input: a normal exit would wait for its lock
 
 

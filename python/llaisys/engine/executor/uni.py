@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.errors import InvalidInputError
 from llaisys.engine.executor.base import (
     Executor,
     ExecutorTimeoutError,
@@ -28,7 +27,6 @@ class UniProcExecutor(Executor):
     cannot go on: they are no longer at the same place."""
 
     def _init_executor(self) -> None:
-        self._closed = False
         method, first, _ = self._distributed_args()
         size = self.config.parallel.tensor_parallel_size
         self._ranks = [
@@ -58,30 +56,6 @@ class UniProcExecutor(Executor):
             method = f"{method}#{next(_groups)}"
         return method, parallel.rank, parallel.local_rank
 
-    def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        if self._closed:
-            raise ClosedError("the executor is shut down")
-        try:
-            return self._call(method, timeout, tuple(args), dict(kwargs or {}))
-        except ExecutorTimeoutError:
-            self.stats.timeouts += 1
-            raise
-        except _RankError as failure:
-            self.stats.worker_errors += 1
-            worker, cause = failure.worker, failure.cause
-            error = WorkerError(
-                f"{method}: {type(cause).__name__}: {cause}", worker.rank, worker.local_rank
-            )
-            if failure.is_shared:
-                raise error from cause
-            raise WorkerLostError(str(error)) from cause
-
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
@@ -92,7 +66,7 @@ class UniProcExecutor(Executor):
         except ExecutorTimeoutError:
             raise
         except Exception as error:
-            raise _RankError(self.worker, error, is_shared=True) from error
+            raise _described(method, self.worker, error) from error
 
     def _call_all(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -117,7 +91,8 @@ class UniProcExecutor(Executor):
         shared = len(errors) == len(futures) and all(
             isinstance(error, InvalidInputError) for error in errors
         )
-        raise _RankError(self._ranks[first].worker, cause, shared) from cause
+        error = _described(method, self._ranks[first].worker, cause)
+        raise (error if shared else WorkerLostError(str(error))) from cause
 
     def _release_waiting(self, futures: list[Future[Any]], failed: int) -> None:
         """The other ranks fail alike, or wait for the one that failed, which leaves the group."""
@@ -133,11 +108,5 @@ class UniProcExecutor(Executor):
             rank.close()
 
 
-class _RankError(Exception):
-    """A worker raised. `is_shared`: all did, for the same reason, before they did anything."""
-
-    def __init__(self, worker: Worker, cause: Exception, is_shared: bool) -> None:
-        super().__init__(str(cause))
-        self.worker = worker
-        self.cause = cause
-        self.is_shared = is_shared
+def _described(method: str, worker: Worker, cause: Exception) -> WorkerError:
+    return WorkerError(f"{method}: {type(cause).__name__}: {cause}", worker.rank, worker.local_rank)
