@@ -83,11 +83,12 @@ export async function loading() {
 	return { stage: stage ?? null, percent: Number.isFinite(progress) ? Math.floor(100 * progress) : null };
 }
 
-/** [{id, maxLength, defaults}]; `defaults` has the parameters that the server uses by itself. */
+/** [{id, state, maxLength, defaults}]; `defaults` has the parameters that the server uses by itself. */
 export async function models() {
 	const { data } = await (await call("v1/models")).json();
 	return data.map((card) => ({
 		id: card.id,
+		state: card.state ?? "ready",
 		maxLength: card.max_model_len ?? null,
 		defaults: card.default_sampling_params ?? {},
 	}));

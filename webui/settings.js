@@ -65,6 +65,18 @@ export class Settings {
 	open() {
 		this.#fill();
 		this.#dialog.showModal();
+		this.#showStates();
+	}
+
+	/** Of several models, which are loaded now; a choice that was made meanwhile stays. */
+	async #showStates() {
+		const models = await api.models().catch(() => []);
+		if (!models.length) return;
+		this.#models = models;
+		for (const option of this.#inputs.get("model").input.options) {
+			const model = models.find(({ id }) => id === option.value);
+			if (model) option.textContent = modelLabel(model);
+		}
 	}
 
 	/** Asks the server what it has; while it loads, shows how far it is, and asks again. */
@@ -132,7 +144,7 @@ export class Settings {
 		const { settings } = this.#store.active;
 		const defaults = this.#model?.defaults ?? {};
 		this.#inputs.get("model").input.replaceChildren(
-			...this.#models.map(({ id }) => h("option", { value: id }, id)));
+			...this.#models.map((model) => h("option", { value: model.id }, modelLabel(model))));
 		for (const [name, { input, type }] of this.#inputs) {
 			const value = settings[name];
 			if (type === "switch") input.checked = value !== false;
@@ -192,4 +204,9 @@ function objectIn(text) {
 	} catch {
 		return null;
 	}
+}
+
+/** A model that is not loaded says so; it is loaded when it is asked. */
+function modelLabel({ id, state }) {
+	return state === "ready" ? id : `${id} (${state})`;
 }
