@@ -124,7 +124,7 @@ export async function metrics() {
 }
 
 /**
- * Yields {text, tokens, finish, usage} as the answer comes; one part when `settings.stream` is false.
+ * Yields {text, reasoning, calls, tokens, finish, usage} as the answer comes; one part when `settings.stream` is false.
  * `messages`: [{role, content}]. When the last one is the assistant's, it is continued.
  * Throws ApiError, or AbortError when `signal` fires.
  */
@@ -168,8 +168,11 @@ async function* answer(body, options) {
 
 function part(response) {
 	const choice = response.choices?.[0];
+	const said = choice?.delta ?? choice?.message ?? {};
 	return {
-		text: choice?.delta?.content ?? choice?.message?.content ?? "",
+		text: said.content ?? "",
+		reasoning: said.reasoning_content ?? "",
+		calls: said.tool_calls ?? [], // whole, or what is new of them
 		tokens: (choice?.logprobs?.content ?? []).map((token) => ({ ...chance(token), others: (token.top_logprobs ?? []).map(chance) })),
 		finish: choice?.finish_reason ?? null,
 		usage: response.usage && {

@@ -2,9 +2,11 @@
 // else; what is shown follows from the messages. However a run ends, the chat can be used again.
 
 import * as api from "./api.js";
+import { noteCalls, wireCalls } from "./calls.js";
 import { Emitter } from "./events.js";
 import { note } from "./probabilities.js";
 import { contentOf, newAnswer, withAnotherVersion } from "./records.js";
+import { Said } from "./said.js";
 
 /** Emits `progress` (chat, message), `state` (chat), `unauthorized`. */
 export class Conversations extends Emitter {
@@ -86,13 +88,14 @@ export class Conversations extends Emitter {
 		this.#store.save(chat, true);
 		this.emit("state", chat);
 
-		const clock = new Clock();
+		const clock = new Clock(), said = new Said();
 		let failure = null;
 		try {
 			for await (const part of api.generate(prompt, chat.settings, { signal, requestId })) {
 				if (signal.aborted) break;
 				clock.note(part);
-				message.content += part.text;
+				message.content += said.addition(message.content, part);
+				noteCalls(message, part.calls);
 				note(message, part.tokens);
 				message.stats = clock.stats(message.stats);
 				if (part.usage) message.usage = part.usage;
@@ -107,7 +110,7 @@ export class Conversations extends Emitter {
 		if (signal.aborted) message.finish = "stopped";
 		this.#runs.delete(chat.id);
 		this.#store.busy.delete(chat.id);
-		const nothing = message.content === (earlier?.content ?? "");
+		const nothing = message.content === (earlier?.content ?? "") && !message.calls.length;
 		if ((failure || signal.aborted) && nothing) {
 			if (earlier) Object.assign(message, earlier);
 			chat.messages = before;
@@ -129,7 +132,10 @@ export class Conversations extends Emitter {
 function wire(chat, resume) {
 	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
 	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
-	return [...system, ...messages.map((message) => ({ role: message.role, content: contentOf(message) }))];
+	return [...system, ...messages.map((message) => ({
+		role: message.role, content: contentOf(message),
+		...(message.calls?.length && { tool_calls: wireCalls(message.calls) }),
+	}))];
 }
 
 function describe(error, requestId) {
@@ -156,8 +162,8 @@ class Clock {
 	#parts = 0;
 	#tokens = null; // the server's own count, once known
 
-	note({ text, usage }) {
-		if (text) {
+	note({ text, reasoning, calls, usage }) {
+		if (text || reasoning || calls.length) {
 			this.#last = performance.now();
 			this.#first ??= this.#last;
 			this.#parts += 1; // nearly always one token

@@ -1,6 +1,7 @@
 // One message on the page. It follows its message object: `sync` brings it up to date.
 
 import { Answer } from "./answer.js";
+import { callsView } from "./calls.js";
 import { copyButton, h, icon, iconButton } from "./dom.js";
 import { editInPlace } from "./editor.js";
 import { failureCard } from "./failure.js";
@@ -55,15 +56,17 @@ const NOTES = {
 class AnswerView {
 	#shown = 0; // characters that have been rendered
 	#answer = null;
+	#calls = "[]"; // that are shown
 	#state = null;
 
 	constructor(message, actions) {
 		this.message = message;
 		this.actions = actions;
 		this.body = h("div", { class: "answer" });
+		this.calls = h("div", { class: "calls" });
 		this.foot = h("div", { class: "foot" });
 		this.element = h("article", { class: "message assistant", "aria-label": "Assistant" },
-			this.body, this.foot);
+			this.body, this.calls, this.foot);
 	}
 
 	/** `running`: the chat has a run; `writing`: it writes this message; `last`: of the chat. */
@@ -89,6 +92,9 @@ class AnswerView {
 		}
 		if (content.length > this.#shown) this.#answer.push(content.slice(this.#shown));
 		this.#shown = content.length;
+		const calls = JSON.stringify(this.message.calls);
+		if (calls !== this.#calls) this.calls.replaceChildren(...callsView(this.message.calls));
+		this.#calls = calls;
 		if (!writing && !this.ended) {
 			this.#answer.end();
 			this.ended = true;

@@ -3,9 +3,11 @@
 // A chat: {id, title, named, created, updated, settings, messages, draft, files, session, failure}; `files`
 // go with the next message, `session` is its name on the server or null.
 // A message of the user: {role, content, files}, a file being {name, text}.
-// An answer: {role, content, finish, usage, stats, failure, edited, versions}; `finish` is null while it is
+// An answer: {role, content, calls, finish, usage, stats, failure, edited, versions}; `finish` is null while it is
 // being written. `versions` is null or a list of answers to the same question, each with the messages that
 // followed it (`tail`); the one that is shown is null in its place.
+
+import { cleanCalls } from "./calls.js";
 
 const ROLES = ["user", "assistant"];
 
@@ -44,6 +46,7 @@ function cleanAnswer(raw) {
 		stats: raw.stats ?? null,
 		failure: raw.failure ?? null,
 		edited: Boolean(raw.edited),
+		calls: cleanCalls(raw.calls),
 	};
 }
 

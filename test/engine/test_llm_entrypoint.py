@@ -302,6 +302,7 @@ def test_import_is_light():
 
 
 def test_exports():
-    assert set(llaisys.__all__) == {"LLM", "SamplingParams", "__version__"} == set(dir(llaisys))
+    names = {"LLM", "SamplingParams", "StructuredOutputs", "__version__"}
+    assert set(llaisys.__all__) == names == set(dir(llaisys))
     with pytest.raises(AttributeError, match="no attribute 'LLm'"):
         llaisys.LLm  # noqa: B018

@@ -49,7 +49,7 @@ class Gate:
 class Reply:
     """An answer. Without `status` 200 it is refused with `error`."""
 
-    pieces: list[str]
+    pieces: list[str | dict[str, Any]]  # texts, or deltas of a chat
     finish: str = "stop"
     status: int = 200
     error: str = "refused"
@@ -204,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("stream"):
             self._stream(reply)
         else:
-            text = "".join(reply.pieces)
+            text = "".join(piece for piece in reply.pieces if isinstance(piece, str))
             message = {"role": "assistant", "content": text}
             choice = {"index": 0, "message": message, "finish_reason": reply.finish}
             self._json({"choices": [choice], "usage": usage(reply)})
@@ -267,9 +267,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def chunk(
-    text: str, role: str | None = None, finish: str | None = None, logprob: float | None = None
+    text: str | dict[str, Any],
+    role: str | None = None,
+    finish: str | None = None,
+    logprob: float | None = None,
 ) -> str:
     delta: dict[str, Any] = {"content": text} if text or role else {}
+    if isinstance(text, dict):
+        delta = text
     if role:
         delta["role"] = role
     choice = {"index": 0, "delta": delta, "finish_reason": finish}

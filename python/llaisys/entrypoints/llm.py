@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
+from llaisys.chat.records import ChatAnswer
+from llaisys.chat.style import ChatStyle
+from llaisys.chat.tools import read_tools
 from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams, starting_defaults
-from llaisys.common.types import RequestOutput, StreamOutput
+from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.validation import refuse, refuse_count
 from llaisys.engine.config import EngineConfig, engine_parameters
 from llaisys.engine.engine_client import EngineClient, InProcessClient
+from llaisys.engine.input_processor import plain_message
+from llaisys.entrypoints.running import deferred_interrupt, progress_bar
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -49,6 +50,7 @@ class LLM(Closing):
         self._finished: dict[str, RequestOutput] = {}  # until collected
         self._streams: dict[str, deque[StreamOutput]] = {}  # parts not yet yielded
         self._dropped: list[str] = []  # streams that nobody holds any more
+        self._style: ChatStyle | None = None
         self._client: EngineClient | None = None
         self._client = InProcessClient(config)
 
@@ -79,6 +81,30 @@ class LLM(Closing):
         """The tokenizer; None when the model has none."""
         return self._open().tokenizer
 
+    @property
+    def chat_style(self) -> ChatStyle:
+        """What the chat template tells about tools and reasoning."""
+        if self._style is None:
+            self._style = ChatStyle.of(self._open().tokenizer)
+        return self._style
+
+    def read_answer(
+        self,
+        output: CompletionOutput | str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+    ) -> ChatAnswer:
+        """An answer of `chat` taken apart: its `content`, `reasoning` and `tool_calls`, of which
+        there are none without `tools`. `prompt_token_ids` (of the RequestOutput) tell whether the
+        template had opened the reasoning; without them, those of an empty chat do."""
+        style, tokenizer = self.chat_style, self._need_tokenizer()
+        if prompt_token_ids is None:
+            prompt_token_ids = self.encode_chat([{"role": "user", "content": ""}])
+        opened = style.opens_reasoning(tokenizer, prompt_token_ids)
+        text = output if isinstance(output, str) else output.text
+        return style.reader(read_tools(tools), opened).read(text)
+
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
         ids: list[int] = self._need_tokenizer().encode(text, add_special_tokens)
@@ -92,11 +118,18 @@ class LLM(Closing):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a conversation, as the model's chat template writes it."""
-        return self._open().encode_chat(
-            messages,
+        """The token ids of a conversation, as the model's chat template writes it. Where that knows
+        no tools, they are described in the system prompt; see docs/tools.md."""
+        client = self._open()
+        prepared: Messages = messages
+        listed = None
+        if isinstance(messages, (list, tuple)):  # else it is refused below
+            plain = [plain_message(message, number) for number, message in enumerate(messages)]
+            prepared, listed = self.chat_style.prepare(plain, read_tools(tools))
+        return client.encode_chat(
+            prepared,
             add_generation_prompt=add_generation_prompt,
-            tools=tools,
+            tools=listed,
             variables=chat_template_kwargs,
         )
 
@@ -150,7 +183,8 @@ class LLM(Closing):
             for conversation in conversations
         ]
         params = as_params(sampling_params, len(prompts))
-        return self._run(list(zip(prompts, params, strict=True)), cache_salt, use_tqdm)
+        shown = self.chat_style.shown_tokens(self.tokenizer, read_tools(tools))
+        return self._run(list(zip(prompts, params, strict=True)), cache_salt, use_tqdm, shown)
 
     def stream(
         self,
@@ -162,11 +196,15 @@ class LLM(Closing):
         """Parts of one answer as they come; a list of messages is a chat. The prompt is checked at
         once; closing the stream, or dropping it, cancels the request."""
         client = self._open()
+        shown: frozenset[int] = frozenset()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            ids: Prompt = client.encode_chat(prompt)  # type: ignore[arg-type]
+            ids: Prompt = self.encode_chat(prompt)  # type: ignore[arg-type]
+            shown = self.chat_style.shown_tokens(self.tokenizer, None)
         else:
             ids = prompt  # type: ignore[assignment]
-        request_id = client.submit(ids, sampling_params, stream=True, cache_salt=cache_salt)
+        request_id = client.submit(
+            ids, sampling_params, stream=True, cache_salt=cache_salt, shown=shown
+        )
         self._streams[request_id] = deque()
         return TokenStream(self, request_id)
 
@@ -233,13 +271,14 @@ class LLM(Closing):
         work: list[tuple[Prompt, SamplingParams | None]],
         cache_salt: str | None,
         use_tqdm: bool,
+        shown: frozenset[int] = frozenset(),
     ) -> list[RequestOutput]:
         client = self._open()
         names: list[str] = []
         try:
             for prompt, params in work:
                 with deferred_interrupt():
-                    names.append(client.submit(prompt, params, cache_salt=cache_salt))
+                    names.append(client.submit(prompt, params, cache_salt=cache_salt, shown=shown))
             waiting = set(names)
             with progress_bar(len(names), use_tqdm) as advance:
                 while waiting:
@@ -352,35 +391,3 @@ def as_params(params: Params, count: int) -> list[SamplingParams | None]:
     if len(params) != count:
         raise refuse_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
     return list(params)
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of a step, so that no bookkeeping is cut in half."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if caught:
-            previous(*caught[0])
-
-
-@contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
-    """A function to call with the number of prompts that have finished."""
-    if not wanted:
-        yield lambda count: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="prompt") as bar:
-        yield bar.update
