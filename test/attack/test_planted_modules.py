@@ -19,6 +19,8 @@ import pytest
 from model_files import write_hf_model
 from server_helpers import PACKAGE, ServerProcess
 
+from llaisys.common.interpreter import child_environment, module_command
+
 # What libraries of ours try to import and do without.
 OPTIONAL = ("orjson", "ujson", "simplejson", "brotli", "websockets", "wsproto", "email_validator",
             "sitecustomize", "usercustomize", "httpx", "torch", "transformers", "hf_xet",
@@ -127,6 +129,20 @@ def test_pip_is_the_installed_one(trap: Trap, loose_trap: Trap, tmp_path: Path) 
         done = folder.run("llaisys", "pull", "pypi:no-such-model", path=path)
         folder.check(done)
         assert done.returncode == 1 and "No matching distribution" in done.stderr, done.stderr
+
+
+def test_the_command_and_the_environment_of_a_child_are_safe_each_by_itself(trap: Trap) -> None:
+    """Two locks on one door: neither may be lost behind the other."""
+    plain = [sys.executable, "-m", "json.tool", "--help"]
+    for command, env in (
+        (module_command("json.tool", "--help"), dict(os.environ)),
+        (plain, child_environment()),
+    ):
+        done = subprocess.run(command, cwd=trap.folder, env=env, capture_output=True, text=True)
+        trap.check(done)
+        assert done.returncode == 0, done.stderr
+    subprocess.run(plain, cwd=trap.folder, capture_output=True)
+    assert [mark.unlink() for mark in trap.marks.iterdir()]  # the trap is one
 
 
 @contextmanager

@@ -203,7 +203,7 @@ def test_masks_beyond_those_that_are_kept_are_right_too():
 
 def test_stop_strings_cost_the_same_for_each_character_of_a_text():
     """63 strings of 1,024 characters that nearly match all the time. Searching what is held back
-    anew takes 10 ms and more for a token; this takes microseconds."""
+    anew takes milliseconds for a token of four characters; this takes 50 microseconds."""
     stops = StopStrings(tuple("a" * 1000 + f"{number:024d}" for number in range(63)))
     finders = [StopStringFinder(stops, include=False) for _ in range(32)]
     for finder in finders:
@@ -212,7 +212,7 @@ def test_stop_strings_cost_the_same_for_each_character_of_a_text():
     for _ in range(20):
         for finder in finders:
             assert finder.add("aaaa") == ("aaaa", None)
-    assert (time.process_time() - start) / (20 * 32) < 0.002
+    assert (time.process_time() - start) / (20 * 32) < 0.0003
 
 
 class CountingTokenizer(FakeTokenizer):

@@ -17,8 +17,9 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
 from llaisys.models.base import AdapterOptions
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.loading import file_range, open_checkpoint
 from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.file_range import FileIdentity, read_rows
 from llaisys.models.loading.gguf_file import unpermute_rows
 
 OPTIONS = AdapterOptions(max_model_len=32, n_threads=1, kv_cache_layout="slot")
@@ -81,6 +82,40 @@ def test_a_file_that_changes_during_the_load_is_an_error(
             adapter_class = get_adapter_class(checkpoint.config.model_type)
             meddled = Meddled(checkpoint, at, lambda path=path: meddle(path))  # type: ignore[misc]
             adapter_class.load(meddled, OPTIONS).close()
+
+
+@pytest.mark.parametrize("meddle", [truncate, overwrite])
+@pytest.mark.parametrize("stride", [0, 3000])
+def test_a_file_that_changes_in_the_middle_of_a_tensor_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int, meddle: Callable[[Path], None]
+) -> None:
+    """Between two reads of one tensor, or behind the last of them: its bytes may be of both."""
+    path, width = tmp_path / "weights", 2000
+    read, asked = os.preadv, 0
+
+    def meddling(descriptor: int, buffers: Any, offset: int) -> int:
+        nonlocal asked
+        count = read(descriptor, buffers, offset)
+        asked += 1
+        if asked == at:
+            meddle(path)
+        return count
+
+    monkeypatch.setattr(file_range, "_PIECE", 1000)
+    monkeypatch.setattr(file_range.os, "preadv", meddling)
+    for at in (1, 3, 6, 0):
+        path.write_bytes(b"x" * 10_000)
+        os.utime(path, ns=(1, 1))
+        with path.open("rb") as file:
+            expected = FileIdentity.of(file.fileno())
+        asked = 0
+        into = memoryview(bytearray(3 * width))
+        if at == 0:
+            read_rows(path, 0, width, stride, into, expected)
+            assert bytes(into) == b"x" * len(into) and asked == 6
+            continue
+        with pytest.raises(ModelLoadError, match="changed while it was being loaded"):
+            read_rows(path, 0, width, stride, into, expected)
 
 
 @pytest.mark.parametrize("meddle", [truncate, overwrite, os.remove])

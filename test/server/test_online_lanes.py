@@ -14,7 +14,7 @@ from http_helpers import CHAT, chat, error_of
 from server_helpers import Gate, ServerProcess, wait_for
 
 from llaisys.server.errors import ApiError
-from llaisys.server.lanes import Lane
+from llaisys.server.lanes import Lane, current_owner
 
 
 def test_a_lane_refuses_what_would_wait_too_long_and_forgets_what_was_given_up() -> None:
@@ -58,6 +58,34 @@ def test_a_running_job_that_nobody_waits_for_still_has_its_place() -> None:
         with pytest.raises(ApiError):
             await lane.run(gate.wait, 30)
         gate.set()
+        lane.close()
+
+    asyncio.run(use())
+
+
+def test_keys_that_wait_for_a_lane_take_turns_and_none_fills_it_for_another() -> None:
+    async def use() -> None:
+        lane, gate, ran = Lane("test", 1, 4), threading.Event(), []
+
+        def work(name: str) -> None:
+            gate.wait(30)
+            ran.append(name)
+
+        async def ask(owner: str, number: int) -> None:
+            current_owner.set(owner)  # in this task only
+            await lane.run(work, f"{owner}{number}")
+
+        many = [asyncio.create_task(ask("a", number)) for number in range(6)]
+        await asyncio.sleep(0)
+        few = [asyncio.create_task(ask(owner, number)) for number in (0, 1) for owner in "bc"]
+        await asyncio.sleep(0)
+        gate.set()
+        results = await asyncio.gather(*many, *few, return_exceptions=True)
+        assert [type(result) for result in results] == [*[type(None)] * 5, ApiError] + [
+            type(None)
+        ] * 4
+        assert ran == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "a3", "a4"]
+        assert lane.jobs == 0
         lane.close()
 
     asyncio.run(use())

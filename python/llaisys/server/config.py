@@ -84,6 +84,9 @@ class Limits:
     )
     max_n: int = option(128, Integer(1), "choices of a request: n times its prompts")
     max_prompts: int = option(64, Integer(1), "prompts of one /v1/completions request")
+    max_logprobs: int = option(
+        2 << 20, Integer(1), "log-probabilities of all answers that are under way"
+    )
     max_messages: int = option(4096, Integer(1), "messages of one conversation")
     max_prompt_tokens: int | None = option(
         None, Integer(1), "tokens of a prompt; else what the model holds"

@@ -14,7 +14,7 @@ from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
-from llaisys.server.http.limits import Admission
+from llaisys.server.http.limits import Admission, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics, ModelMetrics
@@ -59,6 +59,7 @@ class Service:
         self.admission = Admission(
             config.limits, config.engine.scheduler.max_num_seqs, config.max_per_key
         )
+        self.logprobs = LogprobBudget(config.limits.max_logprobs)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())
         self.figures: AsyncLLMEngine | None = None  # the engine, while there is one

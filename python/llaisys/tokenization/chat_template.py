@@ -21,6 +21,7 @@ from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.tokenization.render_limits import (
     LimitExceeded,
     Meter,
+    OutOfBudget,
     RenderLimits,
     current_meter,
 )
@@ -142,6 +143,8 @@ class ChatTemplate:
         token = current_meter.set(Meter(self._limits, count_chars(values)))
         try:
             return self._template.render(values)
+        except OutOfBudget:
+            raise
         except LimitExceeded as error:
             raise InvalidInputError(f"chat template: stopped: {error}") from error
         except _Raised as error:

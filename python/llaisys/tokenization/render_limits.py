@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,25 @@ class LimitExceeded(Exception):
     """A render hit one of its limits; not catchable from inside a template."""
 
 
+class OutOfBudget(LimitExceeded):
+    """A render used up `cpu_budget`: nothing is wrong with it but the place it was begun in."""
+
+
 NODE_COST = 16  # what an element of a container counts, in characters
 _MAX_DEPTH = 100
+
+
+_budget_end: ContextVar[float] = ContextVar("cpu_budget_end", default=inf)
+
+
+@contextmanager
+def cpu_budget(seconds: float) -> Iterator[None]:
+    """Renders inside, all together, raise OutOfBudget once they have used so much CPU time."""
+    token = _budget_end.set(time.thread_time() + seconds)
+    try:
+        yield
+    finally:
+        _budget_end.reset(token)
 
 
 class Meter:
@@ -38,13 +57,17 @@ class Meter:
         self.output_left = 4 * self.max_chars
         self.cpu_seconds = limits.cpu_seconds + limits.cpu_seconds_per_million * input_chars / 1e6
         self.deadline = time.thread_time() + self.cpu_seconds
+        self.budget_end = _budget_end.get()
 
     def touch(self) -> None:
         """One step; raises when the steps or the CPU time are used up."""
         self.steps_left -= 1
         if self.steps_left < 0:
             raise LimitExceeded(f"more than {self.limits.steps} steps")
-        if time.thread_time() > self.deadline:
+        now = time.thread_time()
+        if now > self.budget_end:
+            raise OutOfBudget
+        if now > self.deadline:
             raise LimitExceeded(f"more than {self.cpu_seconds:.1f} s of CPU time")
 
     def size(self, chars: int) -> None:

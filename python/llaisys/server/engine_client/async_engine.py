@@ -46,6 +46,7 @@ from llaisys.server.errors import (
     UnknownRequestError,
 )
 from llaisys.server.lanes import Lane
+from llaisys.tokenization.render_limits import OutOfBudget, cpu_budget
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,9 +55,10 @@ logger = logging.getLogger("llaisys.server")
 
 # Texts up to this length are tokenised on the event loop: a thread costs more than they do.
 INLINE_CHARS = 4096
+INLINE_TEMPLATE_SECONDS = 0.02  # of CPU; the usual templates take a tenth of that
 TEXT_THREADS = 2
 MAX_WAITING_TEXTS = 64
-TEMPLATE_THREADS = 1  # templates with a client's variables, each up to half a second of Python
+TEMPLATE_THREADS = 1  # templates with a client's variables and slow ones, each up to half a second
 MAX_WAITING_TEMPLATES = 256  # all but those of an attack take a millisecond
 
 ANSWER_THREADS = 2
@@ -108,6 +110,7 @@ class AsyncLLMEngine:
         self._names_taken: set[str] = set()  # by requests that are still being prepared
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
+        self._has_slow_template = False
         self.text_lane = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
         self.template_lane = Lane("template", TEMPLATE_THREADS, MAX_WAITING_TEMPLATES)
         self.answer_lane = Lane("answer", ANSWER_THREADS, 0)  # finishes, refuses nobody
@@ -182,6 +185,23 @@ class AsyncLLMEngine:
         if size <= INLINE_CHARS:
             return work(*args, **kwargs)
         return await self.text_lane.run(work, *args, **kwargs)
+
+    async def template_work(self, size: int, unknown: bool, work: Callable[[], T]) -> T:
+        """`text_work` that renders the model's chat template. No length says how long that takes
+        where a client's variables go in (`unknown`): beside the loop, in a lane of its own. A
+        template that is slow without them is begun on the loop once, for INLINE_TEMPLATE_SECONDS,
+        and goes there from then on."""
+        if unknown or self._has_slow_template:
+            return await self.template_lane.run(work)
+        if size > INLINE_CHARS:
+            return await self.text_lane.run(work)
+        try:
+            with cpu_budget(INLINE_TEMPLATE_SECONDS):
+                return work()
+        except OutOfBudget:
+            self._has_slow_template = True
+            logger.warning("the model's chat template is slow: it is rendered in a thread")
+        return await self.template_lane.run(work)
 
     async def encode(self, text: str) -> list[int]:
         return await self.text_work(len(text), self.tokenizer_or_refuse().encode, text)

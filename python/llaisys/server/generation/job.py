@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from llaisys.common.sampling import SamplingParams
+from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_int
 from llaisys.server.engine_client.async_engine import INLINE_CHARS
@@ -87,6 +88,7 @@ class Job:
         count = params.n * len(prompts)
         most = self.service.config.limits.max_n
         check_int("n", count, 1, most, called="n times the number of prompts")
+        self._hold_logprobs(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [answer.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
@@ -98,6 +100,17 @@ class Job:
         except ClientGone:
             self.request.scope["state"]["log"]["disconnected"] = True
             return Response(status_code=499)
+
+    def _hold_logprobs(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        """As many as the answer may come to, until the client has it."""
+        if params.logprobs is None:
+            return
+        width, length = params.logprobs + 1, self.max_model_len
+        tokens = sum(min(params.max_tokens or length, length - len(prompt)) for prompt in prompts)
+        most = (MAX_LOGPROBS + 1) * length  # one answer that fills the context
+        held = ExitStack()
+        held.enter_context(self.service.logprobs.hold(params.n * tokens * width, most))
+        self.request.scope["state"]["at_end"].append(held.close)
 
     async def _submit(
         self, generation: Generation, prompts: list[list[int]], params: SamplingParams

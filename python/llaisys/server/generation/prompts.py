@@ -98,13 +98,11 @@ async def encode_messages(
         prepared, listed = engine.style.prepare(messages, tools)
         return inputs.encode_chat(prepared, tools=listed, **options)
 
-    if options.get("variables"):
-        # What a template makes of them is the client's to choose, and no length says how long that
-        # takes: beside the loop, and beside the chats that send none.
-        check_variables(options["variables"])
-        ids = await engine.template_lane.run(encode)
-    else:
-        ids = await engine.text_work(chars + MESSAGE_CHARS * len(messages), encode)
+    variables = options.get("variables")
+    if variables:
+        check_variables(variables)
+    size = chars + MESSAGE_CHARS * len(messages)
+    ids = await engine.template_work(size, bool(variables), encode)
     limit.check_tokens(len(ids))
     return ids
 

@@ -76,6 +76,38 @@ class Admission:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
+class LogprobBudget:
+    """Log-probabilities of all answers that are under way, until their clients have them: each
+    costs a hundred bytes and more. What a request may come to is held from its start."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+    @contextmanager
+    def hold(self, count: int, most_of_one: int = 0) -> Iterator[None]:
+        """`count` numbers are wanted; one request may have `most_of_one` in any case. Raises
+        InvalidInputError for what never fits, ApiError 429 for what does not fit now."""
+        most = max(self.most, most_of_one)
+        check_int(
+            "logprobs", count, 0, most, called="the number of logprobs: n x max_tokens x each"
+        )
+        if self.used and self.used + count > most:
+            raise ApiError(
+                429,
+                f"{self.used} logprobs are wanted by open requests, and {count} by this one; at "
+                f"most {most} are kept",
+                param="logprobs",
+                code="too_many_logprobs",
+                retry_after=1,
+            )
+        self.used += count
+        try:
+            yield
+        finally:
+            self.used -= count
+
+
 # No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.
 CHARS_PER_TOKEN = 64
 

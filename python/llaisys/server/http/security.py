@@ -21,6 +21,7 @@ from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, ErrorShape, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.keys.ring import ANONYMOUS, KeyRing
+from llaisys.server.lanes import current_owner
 from llaisys.server.openai.fields import IGNORED_HEADER
 
 logger = logging.getLogger("llaisys.server")
@@ -239,6 +240,7 @@ class KeyGuard:
                 owner = self.ring.owner(f"Bearer {key}")  # as Anthropic's clients send it
             if owner is not None:
                 scope["state"]["owner"] = owner
+                current_owner.set(owner)
                 scope["state"]["key"] = self.ring.name(owner)
             elif not self.is_public(scope["method"], scope["path"]):
                 error = ApiError(

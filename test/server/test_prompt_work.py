@@ -1,0 +1,92 @@
+"""What is done with a prompt before it is known to fit: little, and off the loop where not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.generation.prompts import WINDOW_CHARS, PromptLimit, encode_prompts
+from llaisys.server.http.limits import CHARS_PER_TOKEN
+from llaisys.tokenization import ChatTemplate
+
+CONTEXT = 100_000
+
+
+class CountingTokenizer:
+    """A token for each character; counts the characters that it was given."""
+
+    seen = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.seen += len(text)
+        return [7] * len(text)
+
+
+@pytest.mark.parametrize("chars, most_seen", [
+    (CHARS_PER_TOKEN * CONTEXT + 1, 0),  # cannot fit, whatever it is
+    (CHARS_PER_TOKEN * CONTEXT, CONTEXT + 2 * WINDOW_CHARS),  # does not: seen window by window
+])  # fmt: skip
+def test_a_text_that_does_not_fit_is_tokenised_no_further_than_it_takes_to_see_that(
+    chars: int, most_seen: int
+) -> None:
+    tokenizer, engine = CountingTokenizer(), MagicMock()
+    engine.tokenizer_or_refuse.return_value = tokenizer
+
+    async def text_work(size: int, work: Any) -> Any:
+        return work()
+
+    engine.text_work = text_work
+    limit = PromptLimit("prompt", CONTEXT, CONTEXT - 1)
+    with pytest.raises(InvalidInputError, match="prompt has"):
+        asyncio.run(encode_prompts(engine, ["x" * chars, "never looked at"], True, limit))
+    assert tokenizer.seen <= most_seen
+
+
+SLOW = ChatTemplate("{% for a in range(9999) %}{% for b in range(99) %}{% endfor %}{% endfor %}")
+
+
+def test_a_slow_template_of_the_model_itself_is_rendered_beside_the_loop() -> None:
+    """It is begun on the loop once, for a moment: nobody knows before."""
+    here = threading.get_ident()
+    seconds: list[tuple[bool, float]] = []  # on the loop, CPU
+
+    def render() -> str:
+        start = time.thread_time()
+        try:
+            return SLOW.render([{"role": "user", "content": "x"}])
+        finally:
+            seconds.append((threading.get_ident() == here, time.thread_time() - start))
+
+    async def ask() -> None:
+        engine = AsyncLLMEngine(ServerConfig(), MagicMock())
+        for _ in range(2):
+            with pytest.raises(InvalidInputError, match="stopped"):
+                await engine.template_work(1, False, render)
+        assert await engine.template_work(1, False, lambda: threading.get_ident()) != here
+        engine._link._context.term()
+
+    asyncio.run(ask())
+    assert [on_loop for on_loop, _ in seconds] == [True, False, False]
+    assert seconds[0][1] < 0.1 < seconds[1][1]
+
+
+def test_a_quick_template_stays_on_the_loop() -> None:
+    quick, here = ChatTemplate("{{ messages[0].content }}"), threading.get_ident()
+
+    def render() -> tuple[str, int]:
+        return quick.render([{"role": "user", "content": "hi"}]), threading.get_ident()
+
+    async def ask() -> None:
+        engine = AsyncLLMEngine(ServerConfig(), MagicMock())
+        assert await engine.template_work(1, False, render) == ("hi", here)
+        engine._link._context.term()
+
+    asyncio.run(ask())
