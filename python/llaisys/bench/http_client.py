@@ -36,9 +36,13 @@ class Endpoint:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError:
-            raise InvalidInputError(f"--url is {url!r}; it must be http(s)://HOST[:PORT]") from None
+            raise InvalidInputError(
+                f"--url is {url!r}; it must be http(s)://HOST[:PORT]", field="url", value=url
+            ) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidInputError(f"--url is {url!r}; it must be http(s)://HOST[:PORT]")
+            raise InvalidInputError(
+                f"--url is {url!r}; it must be http(s)://HOST[:PORT]", field="url", value=url
+            )
         context = None
         if parts.scheme == "https":
             context = ssl.create_default_context()

@@ -54,7 +54,7 @@ def _generate(options: argparse.Namespace) -> int:
     _sort_positions(options)
     jobs = list(_read_jobs(options))
     if not jobs:
-        raise InvalidInputError("no prompt given: name one, or use --file or '-'")
+        raise InvalidInputError("no prompt given: name one, or use --file or '-'", field="prompt")
     if options.output is not None:
         _check_writable(options.output)
     with open_llm(options) as llm:
@@ -147,7 +147,7 @@ def _read_jobs(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
         # Not splitlines(): U+2028 and the like may stand inside a JSON string or a prompt.
         lines = options.file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"--file {options.file}: {error}") from error
+        raise InvalidInputError(f"--file {options.file}: {error}", field="file") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -172,7 +172,7 @@ def _output(path: Path | None) -> Iterator[IO[str]]:
         with path.open("w", encoding="utf-8") as file:
             yield file
     except OSError as error:
-        raise InvalidInputError(f"--output {path}: {error}") from error
+        raise InvalidInputError(f"--output {path}: {error}", field="output") from error
 
 
 def _check_writable(path: Path) -> None:
@@ -183,7 +183,7 @@ def _check_writable(path: Path) -> None:
         elif not os.access(path.parent, os.W_OK):
             raise OSError(f"{path.parent} is not a folder that can be written")
     except OSError as error:
-        raise InvalidInputError(f"--output {path}: {error}") from error
+        raise InvalidInputError(f"--output {path}: {error}", field="output") from error
 
 
 def _as_json(output: RequestOutput) -> dict[str, Any]:

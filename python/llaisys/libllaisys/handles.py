@@ -38,7 +38,9 @@ def dtype_code(name: str) -> int:
         return types.DTYPES[name]
     except KeyError:
         known = ", ".join(types.DTYPES)
-        raise InvalidInputError(f"dtype must be one of {known}; got {name!r}") from None
+        raise InvalidInputError(
+            f"dtype must be one of {known}; got {name!r}", field="dtype", value=name
+        ) from None
 
 
 def device_code(name: str) -> int:

@@ -68,7 +68,10 @@ def fit_connections(config: ServerConfig) -> ServerConfig:
     most = wanted if unlimited else min(wanted, soft - OWN_FILES)
     if most < 1:
         raise InvalidInputError(
-            f"{soft} files may be open (ulimit -n); at least {OWN_FILES + 1} are needed"
+            f"{soft} files may be open (ulimit -n); at least {OWN_FILES + 1} are needed",
+            field="max_connections",
+            value=soft,
+            limit=f"at least {OWN_FILES + 1}",
         )
     level = logging.INFO if most == wanted else logging.WARNING
     log_event(logger, level, "connections", max_connections=most, wanted=wanted, open_files=soft)
@@ -85,7 +88,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
         return listener
     except OSError as error:
-        raise InvalidInputError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+        raise InvalidInputError(
+            f"cannot listen on {host} port {port}: {error.strerror}", field="port", value=port
+        ) from error
 
 
 def server_url(config: ServerConfig, listener: socket.socket) -> str:
@@ -117,5 +122,6 @@ def check_tls(config: ServerConfig) -> None:
         )
     except OSError as error:  # of which SSLError is one
         raise InvalidInputError(
-            f"--ssl-certfile {config.ssl_certfile}, --ssl-keyfile {config.ssl_keyfile}: {error}"
+            f"--ssl-certfile {config.ssl_certfile}, --ssl-keyfile {config.ssl_keyfile}: {error}",
+            field="ssl_certfile",
         ) from error

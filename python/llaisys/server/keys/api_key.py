@@ -112,10 +112,12 @@ def _read_line(text: str) -> ApiKey:
     try:
         values: dict[str, Any] = json.loads(text)
     except ValueError:
-        raise InvalidInputError("it begins like a JSON object and is none") from None
+        raise InvalidInputError(
+            "it begins like a JSON object and is none", field="api_key_file"
+        ) from None
     for name in values:
         if name not in FIELDS:
-            raise InvalidInputError(unknown_name("field", name, FIELDS))
+            raise InvalidInputError(unknown_name("field", name, FIELDS), field=name)
     if "key" not in values:
-        raise InvalidInputError('there is no "key"')
+        raise InvalidInputError('there is no "key"', field="key")
     return ApiKey(**values)

@@ -137,7 +137,7 @@ class SessionStore:
             if self._file_lock is not None:
                 self._file_lock.release()
             if isinstance(error, sqlite3.Error):
-                raise InvalidInputError(f"session file {path}: {error}; {ANOTHER}") from error
+                raise refuse_file(path, f": {error}; {ANOTHER}") from error
             raise
 
     def _prepare(self, path: Path | str) -> None:
@@ -145,12 +145,10 @@ class SessionStore:
         problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             what = problem.splitlines()[-1]
-            raise InvalidInputError(f"session file {path} is damaged ({what}); {ANOTHER}")
+            raise refuse_file(path, f" is damaged ({what}); {ANOTHER}")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, VERSION):
-            raise InvalidInputError(
-                f"session file {path}: its version is {found}, this release reads {VERSION}"
-            )
+            raise refuse_file(path, f": its version is {found}, this release reads {VERSION}")
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA temp_store = MEMORY")
@@ -387,6 +385,10 @@ class SessionStore:
                 raise SessionStorageError(str(error)) from error
 
 
+def refuse_file(path: Path | str, what: str) -> InvalidInputError:
+    return InvalidInputError(f"session file {path}{what}", field="session_file", value=str(path))
+
+
 def _make_file(path: Path) -> FileLock:
     """An empty file where there is none, for its owner's eyes only; and the lock on it."""
     try:
@@ -395,9 +397,9 @@ def _make_file(path: Path) -> FileLock:
         lock = FileLock(path.with_name(path.name + ".lock"))
         holder = lock.acquire()
     except OSError as error:
-        raise InvalidInputError(f"session file {path}: {error.strerror}; {ANOTHER}") from error
+        raise refuse_file(path, f": {error.strerror}; {ANOTHER}") from error
     if holder is not None:
-        raise InvalidInputError(f"session file {path} is in use by {holder}; {ANOTHER}")
+        raise refuse_file(path, f" is in use by {holder}; {ANOTHER}")
     return lock
 
 
