@@ -46,7 +46,7 @@ NAN, INF = math.nan, math.inf
         ("frequency_penalty", -2.1, "from -2 to 2"),
         ("seed", -1, "an integer from 0 to 18446744073709551615"),
         ("seed", 1 << 64, "an integer from 0"),
-        ("max_tokens", 0, "an integer from 1"),
+        ("max_tokens", -1, "an integer from 0"),
         ("max_tokens", -5, "an integer from 1"),
         ("min_tokens", -1, "an integer from 0"),
         ("logprobs", -1, "an integer from 0 to 20"),
@@ -164,7 +164,7 @@ def test_clone_checks_again():
     copy = params.clone(max_tokens=4)
     assert copy.max_tokens == 4 and copy.bias_items == params.bias_items and copy.stop == ("x",)
     with pytest.raises(InvalidInputError):
-        params.clone(max_tokens=0)
+        params.clone(max_tokens=-1)
     assert SamplingParams(**params.to_dict()) == params
 
 

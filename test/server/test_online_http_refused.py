@@ -25,7 +25,6 @@ from server_helpers import UNTOUCHABLE, ServerProcess
         ("lora", [{"id": 0, "scale": 1}]),
         ("use_beam_search", True),
         ("suffix", "x"),
-        ("prompt_logprobs", 1),
         ("no_such_field", 1),
         ("Temperature", 1),
     ],
@@ -102,7 +101,7 @@ def test_caps_are_named_with_their_number(
             "temperature is -0.5; it must be a finite number from",
         ),
         ({"top_p": -1}, "top_p", "top_p is -1; it must be a finite number above 0 to 1"),
-        ({"max_tokens": -2}, "max_tokens", "max_tokens is -2; it must be an integer from 1"),
+        ({"max_tokens": -2}, "max_tokens", "max_tokens is -2; it must be an integer from 0"),
         ({"top_p": 1e-46}, "top_p", "top_p is 1e-46; it must be a finite number from 1.17549e-38"),
         ({"n": 129}, "n", "n is 129; it must be an integer from 1 to 128"),
         ({"n": True}, "n", "n is true; it must be an integer"),
@@ -232,7 +231,9 @@ def test_completion_caps(client: httpx.Client) -> None:
     refuse("64", prompt=["x"] * 65)
     refuse("128", prompt=["x"] * 43, n=3)
     refuse("511", prompt=[512])
-    refuse("echo", echo=True, logprobs=1)
+    refuse("20", prompt_logprobs=21)
+    refuse("262144", prompt=["x" * 2000] * 45, prompt_logprobs=20)
+    refuse("4096", prompt=["x" * 2000] * 8, prompt_logprobs=0, stream=True)
     refuse("20", logprobs=21)
     refuse("1", prompt=[])
     refuse("0 tokens", prompt="")

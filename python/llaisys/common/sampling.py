@@ -58,6 +58,7 @@ DEFAULT_SAMPLERS = (
 
 MAX_N = 128
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
@@ -217,7 +218,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = plain(False, Switch(), "keep the stop string in the text")
     ignore_eos: bool = plain(False, Switch(), "go on past the model's end tokens", "")
     max_tokens: int | None = plain(
-        None, Integer(1, MAX_TOKENS), "tokens to generate at most; else as the context holds", ""
+        None, Integer(0, MAX_TOKENS), "tokens to generate at most; else as the context holds", ""
     )
     min_tokens: int = plain(
         0, Integer(0, MAX_TOKENS), "no stop token and no stop string before this many", ""
@@ -233,6 +234,12 @@ class SamplingParams:
         "n_logprobs", None, Integer(0, MAX_LOGPROBS),
         "0: of the drawn token, k: and of the k best", neutral=-1, flag=None,
     )  # fmt: skip
+    logprob_token_ids: tuple[int, ...] | list[int] | None = plain(
+        None, TokenIds(MAX_LOGPROB_TOKEN_IDS, min_count=1), "logprobs of these, not of the k best"
+    )
+    prompt_logprobs: int | None = plain(
+        None, Integer(0, MAX_LOGPROBS), "0: of the prompt's tokens, k: and of the k best there"
+    )
     skip_special_tokens: bool = plain(True, Switch(), "leave control tokens out of the text")
     detokenize: bool = plain(True, Switch(), "False: token ids only, no text and no stop strings")
     samplers: tuple[str, ...] | list[str] | None = plain(
@@ -252,6 +259,10 @@ class SamplingParams:
                 put(name, ())
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refuse("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise refuse(
+                "logprob_token_ids", self.logprob_token_ids, "left out unless logprobs is given"
+            )
         if self.stop and not self.detokenize:
             raise refuse("detokenize", self.detokenize, "true when there are stop strings")
 
@@ -259,6 +270,11 @@ class SamplingParams:
     def bias_items(self) -> tuple[tuple[int, float], ...]:
         """The logit_bias as (token id, value) pairs, in the order given."""
         return tuple((self.logit_bias or {}).items())
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is a token to draw; without, the prompt is computed and that is all."""
+        return self.max_tokens != 0
 
     @property
     def greedy(self) -> bool:

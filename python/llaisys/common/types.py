@@ -117,8 +117,10 @@ class Request:
     scheduled_time: float | None = None
     stop_reason: int | str | None = None  # the token id or the string that ended it
     error: str | None = None
+    draws: bool = True  # a token is drawn behind the prompt
 
     def __post_init__(self) -> None:
+        self.draws = self.sampling.draws
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -143,6 +145,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.status.finished
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether its prompt's logprobs are wanted; those of a prompt's choices are the same."""
+        return self.sampling.prompt_logprobs is not None and self.choice == 0
 
     def set_status(self, status: RequestStatus) -> None:
         """Move to `status`; an illegal move is logged and raises, and changes nothing."""
@@ -250,12 +257,22 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
+class PromptScores:
+    """Logprobs of a prompt's tokens from `start` on. A preempted request may send some twice."""
+
+    start: int
+    entries: list[TokenLogprobs]
+
+
+@dataclass(slots=True)
 class StepOutput:
     """What a step drew. It names its step, so it may be applied after later steps were planned."""
 
     step_id: int
     sampled: dict[int, list[int]]  # seq id -> new tokens (one; more when drafts were accepted)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # where asked for
+    # seq id -> of its prompt's tokens that follow those of the step, where asked for
+    prompt_logprobs: dict[int, PromptScores] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # seq id -> why nothing could be drawn
 
     def extend(self, later: StepOutput) -> None:
@@ -289,6 +306,7 @@ class TokenUpdate(Struct, gc=False):
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
     error: str | None = None
+    prompt_logprobs: PromptScores | None = None
 
     @classmethod
     def of(
@@ -367,6 +385,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     usage: Usage = field(default_factory=Usage)
+    # One for each prompt token, when asked for; the first has nothing before it: NaN, rank 0.
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
     def finished(self) -> bool:
@@ -396,3 +416,4 @@ class StreamOutput(Struct):
     logprobs: list[TokenLogprobs] | None = None
     stop_reason: int | str | None = None
     output: RequestOutput | None = None  # with the last part of the last choice
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first part of the first choice

@@ -128,10 +128,11 @@ class BlockManager:
     def match_prefix(self, request: Request) -> PrefixMatch:
         """The cached blocks that the request could start from; changes no ownership.
 
-        At least the last token is left to compute, so that there are logits to draw from.
+        At least the last token is left to compute, so that there are logits to draw from; every
+        token is when the logprobs of the prompt are wanted.
         """
         match = PrefixMatch()
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or request.scores_prompt:
             return match
         parent: Node | None = None
         reachable = 0

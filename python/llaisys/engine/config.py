@@ -62,6 +62,9 @@ class SchedulerConfig:
     min_prefill_chunk: int = option(
         64, Integer(1), "smallest piece that sharing cuts a long prompt into"
     )
+    max_scored_tokens: int = option(
+        128, Integer(1), "prompt tokens of a step whose logprobs are wanted: each takes its logits"
+    )
     context_shift: bool = option(
         False, Switch(), "go on when the context is full: drop the older half of it (see n_keep)"
     )

@@ -149,7 +149,7 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         last = self.info.vocab_size - 1
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(name, getattr(params, name) or (), MAX_INT, last)
         for token_id in params.logit_bias or ():
             check_int("logit_bias", token_id, 0, last, called=BIAS_KEY)

@@ -8,6 +8,7 @@ end of many long choices in one step costs no more than any other step.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     CompletionOutput,
+    PromptScores,
     Request,
     RequestOutput,
     RequestStatus,
@@ -59,6 +61,14 @@ class _Group:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput | None]
     missing: int
+    scores: list[TokenLogprobs] | None = None  # of the prompt, when asked for
+    scores_told: bool = False  # to a stream
+
+    def take_scores(self, scores: PromptScores) -> None:
+        """By position: what was computed twice is the same twice."""
+        if self.scores is None:
+            self.scores = [TokenLogprobs(self.prompt_token_ids[0], math.nan, 0)]
+        self.scores[scores.start : scores.start + len(scores.entries)] = scores.entries
 
 
 class OutputProcessor:
@@ -88,6 +98,8 @@ class OutputProcessor:
             [None] * len(requests),
             len(requests),
         )
+        if params.prompt_logprobs is not None:  # a prompt of one token has nothing else to score
+            group.take_scores(PromptScores(1, []))
         stops = self._stop_strings(tuple(params.stop or ()))
         for request in requests:
             detokenizer, finder = None, None
@@ -127,6 +139,10 @@ class OutputProcessor:
             choice = find_choice(update.request_id)
             if choice is None:
                 continue
+            if update.prompt_logprobs is not None:
+                choice.group.take_scores(update.prompt_logprobs)
+                if not update.token_ids and not update.status.finished:
+                    continue
             token_ids = update.token_ids
             choice.token_ids.extend(token_ids)
             if choice.first_token_time is None and token_ids:
@@ -156,9 +172,18 @@ class OutputProcessor:
                         token_ids,
                         None,
                         update.logprobs,
+                        prompt_logprobs=self._new_scores(choice),
                     )
                 )
         return outputs, stopped
+
+    def _new_scores(self, choice: _Choice) -> list[TokenLogprobs] | None:
+        """The prompt's logprobs, with the first part of a stream."""
+        group = choice.group
+        if group.scores_told:
+            return None
+        group.scores_told = True
+        return group.scores
 
     def _new_text(self, choice: _Choice, update: TokenUpdate) -> tuple[str, str | None]:
         """The text that one step adds, and the stop string in it. Text before `min_tokens` is not
@@ -219,6 +244,7 @@ class OutputProcessor:
             update.logprobs,
             update.stop_reason,
             None if group.missing else self._request_output(group),
+            self._new_scores(choice),
         )
 
     def _rest_of_text(self, choice: _Choice, update: TokenUpdate) -> str:
@@ -266,4 +292,6 @@ class OutputProcessor:
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             cached_tokens=outputs[0].num_cached_tokens,
         )
-        return RequestOutput(group.request_id, group.prompt, group.prompt_token_ids, outputs, usage)
+        return RequestOutput(
+            group.request_id, group.prompt, group.prompt_token_ids, outputs, usage, group.scores
+        )

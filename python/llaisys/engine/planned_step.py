@@ -20,6 +20,7 @@ class PlannedStep:
     preemptions: list[int] = field(default_factory=list)  # of each request so far
     ends: list[int] = field(default_factory=list)  # tokens that each has computed after the step
     pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
+    num_scored: int = 0  # tokens of prompts whose logprobs are wanted
 
     def add(self, request: Request, count: int) -> None:
         """The request computes its next `count` tokens in this step."""
@@ -71,7 +72,8 @@ class PlannedStep:
         plan.samples = [True] * len(requests)
         if self.pieces:
             plan.samples = [
-                request.num_computed_tokens >= request.num_tokens for request in requests
+                request.num_computed_tokens >= request.num_tokens and request.draws
+                for request in requests
             ]
         plan.num_prefill_tokens = sum(self.pieces.values())
         plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens

@@ -24,12 +24,15 @@ def total_tokens_limit(
     pool = num_blocks * block_size
     # The last token drawn is never computed, so it needs no slot.
     limit = min(max_model_len, pool + 1)
+    if not request.sampling.draws:  # room for the prompt is room enough
+        limit = min(max_model_len, pool) + 1
     if num_prompt < 1:
         raise refuse_count("prompt", 0, "tokens", "at least 1")
     if num_prompt >= limit:
-        what = "max_model_len" if limit == max_model_len else "the KV cache"
+        what = "max_model_len" if max_model_len <= limit else "the KV cache"
+        more = " and one new token" if request.sampling.draws else ""
         raise InvalidInputError(
-            f"prompt has {num_prompt} tokens; {what} allows at most {limit - 1} and one new token",
+            f"prompt has {num_prompt} tokens; {what} allows at most {limit - 1}{more}",
             field="prompt",
             code=CONTEXT_LENGTH_EXCEEDED,
             value=num_prompt,

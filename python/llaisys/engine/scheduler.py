@@ -31,6 +31,7 @@ from collections.abc import Sequence
 
 from llaisys.common.types import (
     ContextShift,
+    PromptScores,
     Request,
     RequestStatus,
     SchedulerOutputs,
@@ -153,7 +154,7 @@ class RequestScheduler:
         for request in tuple(self.running):
             start = request.num_computed_tokens
             count = len(request.token_ids) - start
-            if count != 1 or request.draft_token_ids:
+            if count != 1 or request.draft_token_ids or not request.draws:
                 count = self._count(step, request, count)
                 if not count:
                     continue
@@ -176,7 +177,7 @@ class RequestScheduler:
             return int(is_known_soon and not is_last)
         behind = self.running[self.running.index(request) + 1 :]
         budget = self._budget_left(step) - len(behind)  # each of them keeps one token
-        if missing > 1:
+        if missing > 1 or not request.draws:
             others = bool(self.num_waiting) or any(
                 len(r.token_ids) - r.num_computed_tokens > 1 for r in behind
             )
@@ -236,7 +237,7 @@ class RequestScheduler:
         for request in self.queue.candidates(2 * seats):
             if budget <= 0:
                 return
-            if manager.is_waiting_for_prefix(request):
+            if manager.is_waiting_for_prefix(request) or not self._may_score(step, request):
                 continue
             match = manager.match_prefix(request)
             if match.pending:
@@ -287,8 +288,17 @@ class RequestScheduler:
         missing = min(missing, self.window.room(request))
         if others:
             budget = min(budget, max(budget // 2, self.config.min_prefill_chunk))
-        step.pieces[request] = count = min(missing, budget)
+        if request.scores_prompt:
+            budget = min(budget, self.config.max_scored_tokens - step.num_scored)
+        count = max(0, min(missing, budget))
+        if count:
+            step.pieces[request] = count
+            step.num_scored += count if request.scores_prompt else 0
         return count
+
+    def _may_score(self, step: PlannedStep, request: Request) -> bool:
+        """Whether the step has room for logits of this request's prompt, if it wants them."""
+        return not request.scores_prompt or step.num_scored < self.config.max_scored_tokens
 
     def _hand_out(self, step: PlannedStep) -> None:
         step.complete(self._released)
@@ -322,6 +332,7 @@ class RequestScheduler:
         updates = []
         block_size, commit = self.block_manager.block_size, self.block_manager.commit
         sampled, logprobs, failed = output.sampled, output.logprobs, output.failed
+        scores = output.prompt_logprobs
         step = self._steps.pop(output.step_id)
         drafts, running = step.plan.draft_token_ids, RequestStatus.RUNNING
         for request, preemptions, end, count, samples in step.rows():
@@ -338,6 +349,8 @@ class RequestScheduler:
                 continue
             else:  # preempted, and not begun anew: the token is still good
                 end -= len(drafts.get(request.seq_id, ()))
+            if not samples and (scores or not request.draws):
+                updates += self._prompt_update(request, end, scores.get(request.seq_id))
             if not samples or end != len(request.token_ids):
                 continue
             if failed and request.seq_id in failed:
@@ -357,8 +370,27 @@ class RequestScheduler:
             if ending is not None:
                 self._finish(request, ending)
             found = logprobs.get(request.seq_id) if logprobs else None
-            updates.append(TokenUpdate.of(request, tokens, found))
+            update = TokenUpdate.of(request, tokens, found)
+            if scores:
+                update.prompt_logprobs = scores.get(request.seq_id)
+            updates.append(update)
         return updates
+
+    def _prompt_update(
+        self, request: Request, end: int, scores: PromptScores | None
+    ) -> list[TokenUpdate]:
+        """What to say of a request for which nothing was drawn: logprobs of its prompt, and its end
+        when that was all."""
+        if request.status is not RequestStatus.RUNNING:
+            return []  # preempted: it computes its prompt anew
+        if request.draws or end < request.num_prompt_tokens:
+            if scores is None:
+                return []
+            update = TokenUpdate(request.request_id, [], request.status)
+        else:
+            update = self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
+        update.prompt_logprobs = scores
+        return [update]
 
     def fail_step(
         self, step_id: int, error: str, status: RequestStatus = RequestStatus.FINISHED_ERROR

@@ -293,6 +293,13 @@ class Model(Handle):
         """float [n_outputs, vocabulary], valid until the next step."""
         return int(lib().llaisysModelGetLogits(self.handle) or 0)
 
+    def logits_row_address(self, row: int) -> int:
+        """float [vocabulary] of one output row, valid until the next step."""
+        address = lib().llaisysModelGetLogitsIth(self.handle, row)
+        if not address:
+            raise IndexError(f"there is no output row {row}")
+        return int(address)
+
     def sample(self, sampling: LlaisysSamplingMetadata, ids_address: int) -> None:
         sampling.struct_size = ctypes.sizeof(sampling)
         check(lib().llaisysModelSample(self.handle, ctypes.byref(sampling), ids_address))

@@ -84,6 +84,10 @@ class ModelAdapter(Closing, ABC):
     def logits(self) -> NDArray[np.float32]:
         """A copy of the output rows of the last forward, [n_outputs, vocab_size]."""
 
+    def logits_row(self, row: int) -> NDArray[np.float32]:
+        """A copy of one output row of the last forward, [vocab_size]."""
+        return self.logits()[row]
+
     @abstractmethod
     def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
         """Start the history that penalties look at from a prompt."""

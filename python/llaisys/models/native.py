@@ -200,6 +200,10 @@ class NativeAdapter(ModelAdapter):
         values = arrays.float_copy(self.native.logits_address, count)
         return np.frombuffer(values, np.float32, count).reshape(-1, self.vocab_size)
 
+    def logits_row(self, row: int) -> NDArray[np.float32]:
+        values = arrays.float_copy(self.native.logits_row_address(row), self.vocab_size)
+        return np.frombuffer(values, np.float32, self.vocab_size)
+
     def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
         tokens = np.asarray(prompt, np.int64)
         self.native.sampler_reset(seq_id, tokens.ctypes.data, len(tokens))

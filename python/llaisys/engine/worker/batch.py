@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.step import AttentionMetadata, ModelStepInput
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.types import ContextShift, NewSequence, SchedulerOutputs
 
 
@@ -115,6 +115,16 @@ class Drawing(NamedTuple):
         return Drawing(rows, ends + 1, tokens + 1, drafts - 1)
 
 
+class ScoredPrompt(NamedTuple):
+    """Tokens of a prompt whose successors' logprobs are wanted; m in number."""
+
+    seq_id: int
+    start: int  # position of the first successor
+    tokens: NDArray[np.int64]  # [m]: index in the step
+    successors: NDArray[np.int64]  # [m]
+    num_top: int  # logprobs of so many of the best
+
+
 @dataclass(slots=True)
 class PreparedStep(ModelStepInput):
     """The tokens of a step, and what the later stages need to know of its sequences."""
@@ -123,6 +133,7 @@ class PreparedStep(ModelStepInput):
     rows: NDArray[np.int64]  # [s]
     ends: NDArray[np.int64]  # [s]: tokens computed after the step
     drawing: Drawing
+    scored: tuple[ScoredPrompt, ...] = ()
 
 
 class Drawn(NamedTuple):
@@ -131,6 +142,7 @@ class Drawn(NamedTuple):
     drawing: Drawing  # those for which a token was drawn
     tokens: NDArray[np.int32]  # [d]
     failed: dict[int, str]  # sequence -> why nothing could be drawn for it
+    forward: ForwardOutput
 
 
 class StepBuffers:

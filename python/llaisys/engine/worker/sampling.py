@@ -82,6 +82,7 @@ class SamplingRows:
         self._chains: dict[int, Array] = {}
         self._masks: dict[int, Array] = {}
         self._thinking: dict[int, ThinkingBudget] = {}
+        self._named: dict[int, Array] = {}  # tokens whose logprobs are wanted
         self._default_chain = self._chain(DEFAULT_SAMPLERS)
 
     @staticmethod
@@ -103,6 +104,8 @@ class SamplingRows:
             self._chains[row] = self._chain(tuple(params.samplers))
         if params.allowed_token_ids is not None:
             self._masks[row] = allowed_mask(params.allowed_token_ids, self.vocab_size)
+        if params.logprob_token_ids is not None:
+            self._named[row] = np.array(params.logprob_token_ids, dtype=np.int64)
         bias = dict(params.bias_items)
         bias.update({word[0]: BAN for word in seq.bad_words if len(word) == 1})
         if bias:
@@ -133,8 +136,13 @@ class SamplingRows:
                 users.remove(row)
                 self._numbers[name][row] = ROW_NUMBERS[name]
         self.penalised.discard(row)
-        for table in (self._bias, self._bans, self._chains, self._masks, self._thinking):
+        special = (self._bias, self._bans, self._chains, self._masks, self._thinking, self._named)
+        for table in special:
             table.pop(row, None)
+
+    def named_tokens(self, row: int) -> Array | None:
+        """The tokens whose logprobs a row wants instead of those of the best."""
+        return self._named.get(row)
 
     def logprobs_wanted(self, rows: Array) -> list[int]:
         """Which of `rows` ask for log-probabilities, as indices into it."""

@@ -37,6 +37,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
 from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
 from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.worker.scoring import PromptScoring, score_prompt
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import open_device
 
@@ -75,6 +76,7 @@ class Worker:
         self._rows: SequenceRows
         self._buffers: StepBuffers
         self._sampling: SamplingRows
+        self._scoring: PromptScoring
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
@@ -147,6 +149,7 @@ class Worker:
         self._rows = SequenceRows(scheduler.max_num_seqs, length, info.block_size)
         self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
         self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
+        self._scoring = PromptScoring()
 
     def warmup(self) -> None:
         """One token through the model, so that the first request does not pay for cold memory.
@@ -215,11 +218,16 @@ class Worker:
     def _draw_step(
         self, plan: SchedulerOutputs, step: PreparedStep, forward: ForwardOutput
     ) -> StepOutput:
+        scores = {}
         with self._timers["sample"]:
+            for prompt in step.scored:
+                rows = output_rows(forward, prompt.tokens)
+                scores[prompt.seq_id] = score_prompt(self._open_adapter(), rows, prompt)
             drawn = self.sample(forward, step.drawing)
         with self._timers["postprocess"]:
             agreed = self._agreed(drawn)
             output = self.postprocess(plan, drawn)
+            output.prompt_logprobs = scores
         while agreed is not None and agreed.any():
             with self._timers["sample"]:
                 drawn = self.sample(forward, drawn.drawing.following(agreed))
@@ -240,6 +248,7 @@ class Worker:
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
         adapter = self._open_adapter()
         for seq_id in plan.released_seq_ids:
+            self._scoring.release(seq_id)
             row = self._rows.release(seq_id)
             if row is not None:
                 if row in self._sampling.penalised:
@@ -248,6 +257,7 @@ class Worker:
         for seq in plan.new_seqs:
             row = self._rows.add(seq)
             self._sampling.add(row, seq)
+            self._scoring.add(seq)
             if row in self._sampling.penalised:
                 adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
                 if len(seq.token_ids) > seq.num_prompt_tokens:
@@ -256,7 +266,10 @@ class Worker:
             self._shift_context(adapter, shift)
         for seq_id, blocks in plan.new_blocks.items():
             self._rows.append_blocks(seq_id, blocks)
-        return self._buffers.fill_tokens(plan)
+        step = self._buffers.fill_tokens(plan)
+        if self._scoring:
+            step.scored = self._scoring.mark(plan, step.logits_mask, self._rows)
+        return step
 
     def _shift_context(self, adapter: ModelAdapter, shift: ContextShift) -> None:
         rows = self._rows
@@ -280,12 +293,12 @@ class Worker:
     def sample(self, forward: ForwardOutput, drawing: Drawing) -> Drawn:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
         try:
-            return Drawn(drawing, self._draw(forward, drawing), {})
+            return Drawn(drawing, self._draw(forward, drawing), {}, forward)
         except InvalidInputError:  # nothing is left to draw for one: not the others' fault
             failed = self._find_failing(forward, drawing)
             good = [i for i, s in enumerate(self._seq_ids(drawing)) if s not in failed]
             drawing = drawing.only(np.array(good, dtype=np.int64))
-            return Drawn(drawing, self._draw(forward, drawing), failed)
+            return Drawn(drawing, self._draw(forward, drawing), failed, forward)
 
     def _seq_ids(self, drawing: Drawing) -> list[int]:
         ids: list[int] = self._rows.seq_ids[drawing.rows].tolist()
@@ -333,9 +346,21 @@ class Worker:
             found = self._open_adapter().logprobs(index)
             if found is not None:
                 top = list(zip(found.top_ids, found.top_logprobs, strict=True))
+                named = sampling.named_tokens(int(rows[index]))
+                if named is not None:
+                    top = self._logprobs_of(named, drawn, index, found.sampled)
                 entry = TokenLogprobs(tokens[index], found.sampled, found.sampled_rank, top)
                 output.logprobs[seq_ids[index]] = [entry]
         return output
+
+    def _logprobs_of(
+        self, named: NDArray[np.int64], drawn: Drawn, index: int, logprob: float
+    ) -> list[tuple[int, float]]:
+        """Of the tokens that a request names; `logprob`: of the drawn one, in the same row."""
+        row = output_rows(drawn.forward, drawn.drawing.tokens[index : index + 1])
+        logits = self._open_adapter().logits_row(int(row[0])).astype(np.float64)
+        values = logits[named] - (logits[drawn.tokens[index]] - logprob)
+        return list(zip(named.tolist(), values.tolist(), strict=True))
 
     # ---- measuring -----------------------------------------------------------------------------
 

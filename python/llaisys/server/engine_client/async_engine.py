@@ -419,4 +419,5 @@ def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
         logprobs or None,
         last.stop_reason,
         last.output,
+        first.prompt_logprobs,
     )

@@ -14,7 +14,14 @@ import msgspec
 from msgspec import Struct
 
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import ModelInfo, Request, RequestStatus, TokenLogprobs, TokenUpdate
+from llaisys.common.types import (
+    ModelInfo,
+    PromptScores,
+    Request,
+    RequestStatus,
+    TokenLogprobs,
+    TokenUpdate,
+)
 from llaisys.engine.config import EngineConfig
 from llaisys.processes.channel import decoder
 from llaisys.tokenization import BpeVocabulary, TokenizerSource
@@ -101,6 +108,18 @@ class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
 # ---- engine process -> API process ---------------------------------------------------------------
 
 
+# token id, logprob, rank, [(token id, logprob), ..]
+WireLogprobs = tuple[int, float, int, list[tuple[int, float]]]
+
+
+def to_wire(entries: list[TokenLogprobs]) -> list[WireLogprobs]:
+    return [(entry.token_id, entry.logprob, entry.rank, entry.top) for entry in entries]
+
+
+def from_wire(entries: list[WireLogprobs]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(i, p, rank, top) for i, p, rank, top in entries]
+
+
 class Update(Struct, array_like=True, forbid_unknown_fields=True):
     """A `TokenUpdate`."""
 
@@ -111,14 +130,13 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     scheduled_time: float | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    # (token id, logprob, rank, [(token id, logprob), ..]) per token
-    logprobs: list[tuple[int, float, int, list[tuple[int, float]]]] | None = None
+    logprobs: list[WireLogprobs] | None = None
+    prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first
 
     @classmethod
     def of(cls, update: TokenUpdate) -> Update:
-        logprobs = None
-        if update.logprobs is not None:
-            logprobs = [(p.token_id, p.logprob, p.rank, p.top) for p in update.logprobs]
+        logprobs = None if update.logprobs is None else to_wire(update.logprobs)
+        scores = update.prompt_logprobs
         return cls(
             update.request_id,
             update.token_ids,
@@ -128,12 +146,15 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             update.stop_reason,
             update.error,
             logprobs,
+            None if scores is None else (scores.start, to_wire(scores.entries)),
         )
 
     def update(self) -> TokenUpdate:
-        logprobs = None
-        if self.logprobs is not None:
-            logprobs = [TokenLogprobs(i, p, rank, top) for i, p, rank, top in self.logprobs]
+        logprobs = None if self.logprobs is None else from_wire(self.logprobs)
+        scores = None
+        if self.prompt_logprobs is not None:
+            start, entries = self.prompt_logprobs
+            scores = PromptScores(start, from_wire(entries))
         return TokenUpdate(
             self.request_id,
             self.token_ids,
@@ -143,6 +164,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             self.num_cached_tokens,
             self.scheduled_time,
             self.error,
+            scores,
         )
 
 

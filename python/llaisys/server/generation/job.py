@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
-from llaisys.common.validation import check_int
+from llaisys.common.validation import check_count, check_int
 from llaisys.server.engine_client.async_engine import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.answer import Answer
@@ -24,6 +24,8 @@ from llaisys.server.http.payload import body_response, gather
 from llaisys.server.openai.schemas import SamplingFields
 from llaisys.server.service import Service, service_for
 
+MAX_SCORES = 1 << 18  # logprobs of the prompts of one request, the best at each place included
+MAX_STREAMED_SCORES = 4096  # of those in a stream, which come in one event
 CHARS_PER_NAME = 32  # characters of an answer cost as much to write as the name of one token
 
 
@@ -66,7 +68,7 @@ class Job:
 
     @property
     def prompt_limit(self) -> PromptLimit:
-        most = self.max_model_len - 1
+        most = self.max_model_len - int(self.body.draws)
         if self.service.config.limits.max_prompt_tokens:
             most = min(most, self.service.config.limits.max_prompt_tokens)
         return PromptLimit(self.prompt_name, self.max_model_len, most)
@@ -88,6 +90,9 @@ class Job:
         count = params.n * len(prompts)
         most = self.service.config.limits.max_n
         check_int("n", count, 1, most, called="n times the number of prompts")
+        most = MAX_STREAMED_SCORES if self.body.stream else MAX_SCORES
+        scores = num_scores(params, sum(map(len, prompts)))
+        check_count("prompt", scores, most, "logprobs")
         self._hold_logprobs(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [answer.response_id, self.request_id, *own]
@@ -147,6 +152,7 @@ class Job:
     ) -> list[bytes]:
         # Names of tokens and their likely neighbours are texts to find, up to 21 for each token.
         names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
+        names += num_scores(params, usage.prompt_tokens)
         chars = sum(len(choice.text) for output in outputs for choice in output.outputs)
         pieces = answer.whole(outputs, usage)
         if (
@@ -258,6 +264,11 @@ def add_usage(parts: Sequence[Usage]) -> Usage:
         sum(usage.cached_tokens for usage in parts),
         sum(usage.reasoning_tokens for usage in parts),
     )
+
+
+def num_scores(params: SamplingParams, num_tokens: int) -> int:
+    """Logprobs that are kept of prompts of so many tokens in all."""
+    return 0 if params.prompt_logprobs is None else num_tokens * (params.prompt_logprobs + 1)
 
 
 def engine_error() -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -32,6 +33,8 @@ class TokenNames:
         return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": raw}
 
 
-def finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI shows -9999 for "never"."""
+def finite(logprob: float) -> float | None:
+    """JSON has no infinity; OpenAI shows -9999 for "never". None: there is none (NaN)."""
+    if math.isnan(logprob):
+        return None
     return logprob if logprob > -9999.0 else -9999.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
-from llaisys.common.types import RequestOutput, StreamOutput, Usage
+from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.answer import READ_COST, Answer
 from llaisys.server.generation.job import Job
@@ -16,6 +17,7 @@ from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
 from llaisys.server.openai.responses import (
     DONE,
+    Choice,
     ResponseBuilder,
     TextOffsets,
     delta_object,
@@ -53,6 +55,7 @@ class OpenAIAnswer(Answer):
             bool(self.body.return_token_ids),
             session_id,
             new_reader,
+            self.body.prompt_logprobs or 0,
         )
         self.char_cost = READ_COST if chat else 1
         self._readers: dict[int, AnswerReader] = {}
@@ -66,15 +69,28 @@ class OpenAIAnswer(Answer):
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [
-            (number * self.n + choice.index, choice, self.echoes[number] if self.echoes else "")
+            Choice(
+                number * self.n + choice.index,
+                choice,
+                self.echoes[number] if self.echoes else "",
+                self._echoed(output.prompt_logprobs),
+                output.prompt_logprobs if self.body.prompt_logprobs is not None else None,
+            )
             for number, output in enumerate(outputs)
             for choice in output.outputs
         ]
         return self.builder.whole(choices, usage)
 
+    def _echoed(self, scores: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+        """The logprobs of an echo, where those are wanted; no more of the best than of the rest."""
+        if not self.echoes or scores is None or self.body.logprobs is None:
+            return None
+        most = int(self.body.logprobs)
+        return [replace(entry, top=entry.top[:most]) for entry in scores]
+
     def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
         index = number * self.n + part.index
-        events = self._begin(index, number)
+        events = self._begin(index, number, part)
         self._tokens += len(part.token_ids)
         events += self._chat(index, part) if self.builder.chat else self._completion(index, part)
         if part.finish_reason is not None:
@@ -110,17 +126,22 @@ class OpenAIAnswer(Answer):
             return []
         return [self._event(self._content(index, part))]
 
-    def _begin(self, index: int, number: int) -> list[bytes]:
+    def _begin(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
         if self.open[index]:
             return []
         self.open[index] = True
         echo = self.echoes[number] if self.echoes else ""
-        self._offsets[index] = TextOffsets(self.builder.names, len(echo))
+        scores = self._echoed(part.prompt_logprobs)
+        start = len(echo) if scores is None else 0
+        self._offsets[index] = offsets = TextOffsets(self.builder.names, start)
         if self.builder.chat:
             self._readers[index] = self.builder.new_reader(index)
             begin = {"role": "assistant", "content": ""}
             return [self._event(self.builder.chunk(index, "", delta=begin))]
-        return [self._event(self.builder.chunk(index, echo))] if echo else []
+        if not echo:
+            return []
+        chunk = self.builder.chunk(index, echo, logprobs=scores, offsets=offsets)
+        return [self._event(chunk)]
 
     def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
         return self.builder.chunk(

@@ -42,8 +42,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_grammar": (NOT_YET, (None,)),
     "grammar": (NOT_YET, (None,)),
     "json_schema": (NOT_YET, (None,)),
-    "prompt_logprobs": (NOT_YET, (None,)),
-    "logprob_token_ids": (NOT_YET, (None,)),
     "suffix": (NOT_YET, (None, "")),
     "audio": (NEVER, (None,)),
     "modalities": (NEVER, (None, ["text"])),

@@ -101,10 +101,50 @@ def completion_logprobs(
         "tokens": tokens,
         "token_logprobs": [finite(entry.logprob) for entry in entries],
         "top_logprobs": [
-            {names.text(token): finite(value) for token, value in entry.top} for entry in entries
+            {names.text(token): finite(value) for token, value in entry.top} if entry.rank else None
+            for entry in entries
         ],
         "text_offset": [offsets.take(entry.token_id) for entry in entries],
     }
+
+
+def prompt_entries(
+    entries: Sequence[TokenLogprobs], count: int, names: TokenNames
+) -> list[dict[str, Any] | None]:
+    """As vLLM shows them: by token id, the token itself and the `count` best."""
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        best = [(i, p, rank) for rank, (i, p) in enumerate(entry.top[:count], 1)]
+        tokens = {
+            i: (p, rank) for i, p, rank in [*best, (entry.token_id, entry.logprob, entry.rank)]
+        }
+        shown = {
+            str(i): {"logprob": finite(p), "rank": rank, "decoded_token": names.text(i)}
+            for i, (p, rank) in tokens.items()
+        }
+        found.append(shown if entry.rank else None)  # nothing comes before the first
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice to write."""
+
+    index: int
+    output: CompletionOutput
+    echo: str = ""  # what the text begins with
+    echoed: Sequence[TokenLogprobs] | None = None  # its logprobs
+    prompt: Sequence[TokenLogprobs] | None = None  # for `prompt_logprobs`
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs] | None:
+        """Of the whole text."""
+        if self.echoed is None:
+            return self.output.logprobs
+        return [*self.echoed, *(self.output.logprobs or ())]
+
+    def offsets(self, names: TokenNames) -> TextOffsets:
+        return TextOffsets(names, len(self.echo) if self.echoed is None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +159,7 @@ class ResponseBuilder:
     token_ids: bool = False  # return_token_ids
     session_id: str | None = None
     new_reader: Callable[[int], AnswerReader] = plain_reader  # of a chat's choice, by its index
+    num_prompt_logprobs: int = 0  # of the best tokens, beside each of the prompt's
 
     def _head(self, chunk: bool) -> dict[str, Any]:
         kind = "text_completion"
@@ -141,19 +182,34 @@ class ResponseBuilder:
             return chat_logprobs(entries, self.names)
         return completion_logprobs(entries, self.names, offsets or TextOffsets(self.names))
 
-    def whole(
-        self, choices: Sequence[tuple[int, CompletionOutput, str]], usage: Usage
-    ) -> Iterator[bytes]:
-        """The body in pieces; choices are (index, output, echo). None takes long to make."""
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> Iterator[bytes]:
+        """The body in pieces, none of which takes long to make."""
         head = {**self._head(False), "usage": usage_object(usage)}
-        yield json_bytes(head)[:-1] + b',"choices":['
-        for number, (index, output, echo) in enumerate(choices):
+        yield json_bytes(head)[:-1]
+        if self.chat:
+            yield from self._prompt_pieces(choices[0].prompt)
+        yield b',"choices":['
+        for number, choice in enumerate(choices):
             if number:
                 yield b","
-            yield json_bytes(self._choice(index, output, echo))[:-1] + b',"logprobs":'
-            yield from self._logprobs_pieces(output.logprobs, TextOffsets(self.names, len(echo)))
+            shown = self._choice(choice.index, choice.output, choice.echo)
+            yield json_bytes(shown)[:-1] + b',"logprobs":'
+            yield from self._logprobs_pieces(choice.logprobs, choice.offsets(self.names))
+            if not self.chat:
+                yield from self._prompt_pieces(choice.prompt)
             yield b"}"
         yield b"]}"
+
+    def _prompt_pieces(self, entries: Sequence[TokenLogprobs] | None) -> Iterator[bytes]:
+        """The field `prompt_logprobs`, where it was asked for."""
+        if entries is None:
+            return
+        yield b',"prompt_logprobs":['
+        for start in range(0, len(entries), LOGPROBS_AT_ONCE):
+            block = entries[start : start + LOGPROBS_AT_ONCE]
+            text = json_bytes(prompt_entries(block, self.num_prompt_logprobs, self.names))
+            yield (b"," if start else b"") + text[1:-1]
+        yield b"]"
 
     def _logprobs_pieces(
         self, entries: Sequence[TokenLogprobs] | None, offsets: TextOffsets

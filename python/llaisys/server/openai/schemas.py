@@ -37,7 +37,7 @@ from llaisys.server.openai.field_kinds import (
     StopStrings,
     TopP,
 )
-from llaisys.server.openai.fields import NOT_YET, UNSUPPORTED, FieldNotes
+from llaisys.server.openai.fields import FieldNotes
 from llaisys.server.openai.tool_schemas import (
     CallOfTool,
     NamedChoice,
@@ -76,7 +76,7 @@ SAMPLING_FIELDS: dict[str, Any] = {
 }
 TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS)
 SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI's may be negative
-NEW_TOKENS = NewTokens(1, MAX_TOKENS)
+NEW_TOKENS = NewTokens(0, MAX_TOKENS)
 LOGPROBS = FIELDS["logprobs"].kind
 
 
@@ -108,6 +108,11 @@ class SamplingFields(TableFields):
     @property
     def num_choices(self) -> int:
         return int(self.n or 1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a new token is asked for, for which the context must have room."""
+        return True
 
     @property
     def include_usage(self) -> bool:
@@ -259,8 +264,11 @@ class ChatCompletionRequest(SamplingFields):
             raise refuse_together("continue_final_message", "true", "false with session_id")
         if self.session_id is not None and self.num_choices > 1:
             raise refuse_together("n", self.n, "1 with session_id")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refuse_together("stream", "true", "false with prompt_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling_params(self.max_completion_tokens or self.max_tokens, logprobs)
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling_params(most, logprobs)
 
 
 TokenPrompt = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
@@ -280,9 +288,25 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool | None = None
 
     def to_sampling(self) -> SamplingParams:
-        if self.echo and self.logprobs is not None:
-            raise InvalidInputError(f"echo with logprobs {NOT_YET}", field="echo", code=UNSUPPORTED)
-        return self.sampling_params(self.max_tokens or DEFAULT_COMPLETION_TOKENS, self.logprobs)
+        most = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        params = self.sampling_params(most, self.logprobs)
+        wanted = self.prompt_scores_wanted
+        if wanted is not None and self.stream and self.num_choices > 1:
+            raise refuse_together("n", self.n, "1 where a stream has logprobs of the prompt")
+        if wanted != params.prompt_logprobs:
+            params = params.clone(prompt_logprobs=wanted)
+        return params
+
+    @property
+    def draws(self) -> bool:
+        return self.max_tokens != 0
+
+    @property
+    def prompt_scores_wanted(self) -> int | None:
+        """How many of the best tokens each of the prompt's is compared with, by either name."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [count for count in (self.prompt_logprobs, echoed) if count is not None]
+        return max(wanted, default=None)
 
     def prompts(self) -> list[str | list[int]]:
         prompt: Any = self.prompt
