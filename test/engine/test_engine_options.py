@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "max_model_len": 77, "n_threads": 3, "seed": 5, "step_timeout": 2.5, "warmup": False,
     "speculative_config": {"prompt_lookup_min": 3},
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
+    "max_scored_tokens": 33,
     "kv_cache_memory": 1 << 33, "num_kv_blocks": 11, "enable_prefix_caching": False,
     "gpu_memory_utilization": 0.5, "context_shift": True,
     "prefix_cache_min_match": 32, "kv_cache_dtype": "f16", "tensor_parallel_size": 2,
@@ -101,7 +102,7 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
     given = given_engine_options(parser.parse_args(arguments))
     given["tensor_parallel_device_ids"] = tuple(given["tensor_parallel_device_ids"])
     assert given == wanted and len(wanted) >= 18
-    assert EngineConfig.of(**given).scheduler == SchedulerConfig(9, 99, 7, True)
+    assert EngineConfig.of(**given).scheduler == SchedulerConfig(9, 99, 7, 33, True)
 
 
 @pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["bench", "throughput"]])

@@ -47,7 +47,7 @@ NAN, INF = math.nan, math.inf
         ("seed", -1, "an integer from 0 to 18446744073709551615"),
         ("seed", 1 << 64, "an integer from 0"),
         ("max_tokens", -1, "an integer from 0"),
-        ("max_tokens", -5, "an integer from 1"),
+        ("max_tokens", -5, "an integer from 0"),
         ("min_tokens", -1, "an integer from 0"),
         ("logprobs", -1, "an integer from 0 to 20"),
         ("logprobs", 21, "an integer from 0 to 20"),

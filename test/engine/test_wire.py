@@ -13,6 +13,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     ContextShift,
     NewSequence,
+    PromptScores,
     Request,
     SchedulerOutputs,
     StepOutput,
@@ -60,7 +61,11 @@ def test_a_plan_crosses_whole():
 
 def test_a_result_crosses_whole():
     output = StepOutput(
-        3, {7: [1, 2], 9: [5]}, {7: [TokenLogprobs(1, -0.5, 1, [(1, -0.5)])]}, {8: "nothing left"}
+        3,
+        {7: [1, 2], 9: [5]},
+        {7: [TokenLogprobs(1, -0.5, 1, [(1, -0.5)])]},
+        {9: PromptScores(4, [TokenLogprobs(2, -1.5, 3, [])])},
+        {8: "nothing left"},
     )
     assert decode_output(encode_output(output)) == output
 

@@ -43,7 +43,10 @@ def chat(**fields: Any) -> dict[str, Any]:
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    fields = {"message", "type", "param", "code", "request_id"}
+    if error["code"] == "context_length_exceeded" and "n_ctx" in error:
+        fields |= {"n_prompt_tokens", "n_ctx"}
+    assert set(error) == fields
     assert error["request_id"] == response.headers["x-request-id"]
     return error
 

@@ -128,7 +128,7 @@ def test_streams_end_in_a_finish_chunk_and_done(client: httpx.Client) -> None:
         assert mine[0]["delta"]["role"] == "assistant"
         assert [c["finish_reason"] for c in mine].count(None) == len(mine) - 1
         assert mine[-1]["finish_reason"] == "length"
-        text = "".join(c["delta"].get("content", "") for c in mine)
+        text = "".join(c["delta"].get("content") or "" for c in mine)
         assert text == whole["choices"][index]["message"]["content"]
 
 

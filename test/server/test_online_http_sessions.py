@@ -26,7 +26,7 @@ def test_a_session_continues_on_the_server(client: httpx.Client) -> None:
     body = chat(session_id="talk", messages=[{"role": "user", "content": "more"}], stream=True)
     with client.stream("POST", CHAT, json=body) as response:
         chunks = [json.loads(e) for e in sse_events(response) if e != "[DONE]"]
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
     prompt = f"[user]hi[assistant]{answer}[user]more[assistant]"
     expected = reply(prompt, 6)
     assert text == FakeTokenizer().decode_tokens(expected)

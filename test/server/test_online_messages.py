@@ -19,6 +19,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import FIELDS, SamplingParams
 from llaisys.common.types import (
     ModelInfo,
+    PromptScores,
     RequestStatus,
     StreamOutput,
     TokenLogprobs,
@@ -49,7 +50,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
         n_keep=7,
         skip_special_tokens=False, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.2,
         samplers=["top_k", "temperature"], top_n_sigma=1.5, thinking_budget=9,
-        structured_outputs={"choice": ["a", "b"]},
+        structured_outputs={"choice": ["a", "b"]}, prompt_logprobs=2, logprob_token_ids=[3, 4],
     )  # fmt: skip
     assert set(params.to_wire()) == set(FIELDS) - {"detokenize"}
     frame = encode(params.to_wire())
@@ -65,7 +66,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
 def test_token_updates_cross_the_wire() -> None:
     update = TokenUpdate(
         "r1", [5, 6], RequestStatus.FINISHED_STOPPED, [TokenLogprobs(5, -0.5, 1, [(5, -0.5)])], "x",
-        3, 1.5, None,
+        3, 1.5, None, PromptScores(2, [TokenLogprobs(6, -1.5, 2, [])]),
     )  # fmt: skip
     frame = encode(Update.of(update))
     assert msgspec.msgpack.decode(frame, type=Update).update() == update

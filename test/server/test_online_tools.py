@@ -113,7 +113,7 @@ def test_a_call_and_its_result(client: httpx.Client) -> None:
 
 def test_a_stream_tells_calls_as_openai_does(client: httpx.Client) -> None:
     parts = deltas(client, ask("TWO weather", tools=[WEATHER]))
-    assert parts[0] == {"role": "assistant", "content": ""}
+    assert parts[0] == {"role": "assistant", "content": None}
     assert joined(parts, "content") == "I look."
     calls = [call for part in parts for call in part.get("tool_calls", ())]
     firsts = [call for call in calls if "id" in call]

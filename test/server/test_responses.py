@@ -23,6 +23,7 @@ from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http import payload
 from llaisys.server.http.payload import PIECE_BYTES, LongResponse, body_response, gather
 from llaisys.server.openai.responses import (
+    Choice,
     ResponseBuilder,
     TextOffsets,
     chat_logprobs,
@@ -55,7 +56,9 @@ def test_a_body_in_pieces_says_what_it_would_in_one(chat: bool, count: int | Non
     logprobs = None if count is None else entries(count)
     outputs = [output(0, logprobs, "a\ud800é"), output(1, logprobs, "")]
     echo = "" if chat else "so"
-    pieces = gather(builder(chat, True).whole([(o.index, o, echo) for o in outputs], Usage(3, 4)))
+    pieces = gather(
+        builder(chat, True).whole([Choice(o.index, o, echo) for o in outputs], Usage(3, 4), {})
+    )
     body = json.loads(b"".join(pieces))
     assert (body["id"], body["model"], body["session_id"]) == ("id", "m", "sess")
     assert body["usage"]["total_tokens"] == 7
@@ -83,7 +86,9 @@ def test_no_call_of_the_encoder_is_long(monkeypatch: pytest.MonkeyPatch, chat: b
         return written
 
     monkeypatch.setattr(payload, "_encode", measured)
-    pieces = gather(builder(chat).whole([(0, output(0, entries(5000), "x"), "")], Usage(1, 5000)))
+    pieces = gather(
+        builder(chat).whole([Choice(0, output(0, entries(5000), "x"))], Usage(1, 5000), {})
+    )
     total = sum(len(piece) for piece in pieces)
     assert total > 10 * PIECE_BYTES and max(sizes) < 3 * PIECE_BYTES
     assert max(len(piece) for piece in pieces) < 4 * PIECE_BYTES

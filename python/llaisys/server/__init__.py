@@ -5,8 +5,8 @@ exit status; `app` puts the routes together; `service` is what routes share (eng
 metrics, sessions). `http/` knows connections: the protocol's limits, the guards (`security`), how
 exceptions become answers (`faults`), event streams, who gets in (`limits`), the web chat's files.
 `generation/` is a request from its prompt to its end, whatever door it came in by; `openai/`,
-`responses/`, `anthropic/` and `ollama/` are the doors: schemas, and answers in their own JSON.
-`sessions/` is conversations on disk, their open turns, and responses that are kept.
+`llamacpp/`, `responses/`, `anthropic/` and `ollama/` are the doors: schemas, and answers in their
+own JSON. `sessions/` is conversations on disk, their open turns, and responses that are kept.
 `engine_client/` is the way to the engine: the process and its start, the messages, the link that
 watches it, and `AsyncLLMEngine`, which the rest of the server talks to.
 """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
@@ -15,6 +13,7 @@ from llaisys.server.http import faults
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
 from llaisys.server.http.webui import WebUi, find_webui
+from llaisys.server.llamacpp import routes as llamacpp_routes
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.models.directory import Models
 from llaisys.server.models.one import OneModel
@@ -22,19 +21,13 @@ from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
 from llaisys.server.openai.fields import IGNORED_HEADER
 from llaisys.server.responses import routes as responses_routes
-from llaisys.server.service import Shared
+from llaisys.server.service import VERSION, Shared
 from llaisys.server.sessions import routes as session_routes
 
 PUBLIC = frozenset({"/health", "/live"})
 
-try:
-    VERSION = metadata.version("llaisys")
-except metadata.PackageNotFoundError:  # run from the source tree
-    VERSION = "0+source"
-
-
 # Each is a translation to and from what `generation` does.
-DOORS = (openai_routes, responses_routes, anthropic_routes, ollama_routes)
+DOORS = (openai_routes, llamacpp_routes, responses_routes, anthropic_routes, ollama_routes)
 ERROR_SHAPES = (
     ("/v1/messages", anthropic_routes.error_body),
     ("/api/", ollama_routes.error_body),

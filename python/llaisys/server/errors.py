@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
@@ -37,6 +37,7 @@ class ApiError(LlaisysError):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        details: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -44,6 +45,7 @@ class ApiError(LlaisysError):
         self.param = param
         self.code = code
         self.retry_after = retry_after  # seconds, into the Retry-After header
+        self.details = details or {}  # numbers for programs, into the error object
 
     @property
     def headers(self) -> dict[str, str]:
@@ -53,7 +55,9 @@ class ApiError(LlaisysError):
         return headers
 
     def body(self, request_id: str | None) -> dict[str, Any]:
-        return error_body(self.status, self.message, self.param, self.code, request_id)
+        body = error_body(self.status, self.message, self.param, self.code, request_id)
+        body["error"].update(self.details)
+        return body
 
 
 # How a door writes an error: (the error, the request's id) -> its body.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
 
+try:
+    VERSION = metadata.version("llaisys")
+except metadata.PackageNotFoundError:  # run from the source tree
+    VERSION = "0+source"
 BODY_THREADS = 1  # parsing keeps the interpreter to itself: a second thread gains nothing
 MAX_WAITING_BODIES = 64
 
@@ -93,6 +99,13 @@ class Service:
     def known_info(self) -> ModelInfo | None:
         """Also while the model is not loaded, once it has been."""
         return self._info
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the program and the model: answers of equal ones can be compared."""
+        info = self.info
+        about = (VERSION, self.model_names[0], info.model_type, info.vocab_size, info.max_model_len)
+        return f"b{VERSION}-{hashlib.sha256(repr(about).encode()).hexdigest()[:8]}"
 
     @property
     def info(self) -> ModelInfo:

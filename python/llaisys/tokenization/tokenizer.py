@@ -118,6 +118,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the usual template."""
+        return self._settings.chat_templates.get("default")
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """'bos_token' -> '<s>', ..."""
+        return dict(self._settings.special_tokens)
+
     def template_facts(self) -> TemplateFacts | None:
         """Of the chat template, the one for tools where there is one; None without a usable one."""
         for name in ("tool_use", "default"):

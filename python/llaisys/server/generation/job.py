@@ -108,13 +108,16 @@ class Job:
 
     def _hold_logprobs(self, prompts: list[list[int]], params: SamplingParams) -> None:
         """As many as the answer may come to, until the client has it."""
-        if params.logprobs is None:
+        if params.logprobs is None and params.prompt_logprobs is None:
             return
-        width, length = params.logprobs + 1, self.max_model_len
-        tokens = sum(min(params.max_tokens or length, length - len(prompt)) for prompt in prompts)
-        most = (MAX_LOGPROBS + 1) * length  # one answer that fills the context
+        length = self.max_model_len
+        wanted = length if params.max_tokens is None else params.max_tokens
+        tokens = sum(min(wanted, length - len(prompt)) for prompt in prompts)
+        count = 0 if params.logprobs is None else params.n * tokens * (params.logprobs + 1)
+        count += num_scores(params, sum(map(len, prompts)))
+        most = max(MAX_SCORES, (MAX_LOGPROBS + 1) * length)  # one answer that fills the context
         held = ExitStack()
-        held.enter_context(self.service.logprobs.hold(params.n * tokens * width, most))
+        held.enter_context(self.service.logprobs.hold(count, most))
         self.request.scope["state"]["at_end"].append(held.close)
 
     async def _submit(

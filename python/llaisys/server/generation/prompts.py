@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.chat.tools import ToolSet
+from llaisys.common.errors import InvalidInputError
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.token_names import TokenNames
@@ -35,7 +36,14 @@ class PromptLimit:
         check_prompt_chars(self.name, chars, self.max_model_len)
 
     def check_tokens(self, count: int) -> None:
-        check_prompt_tokens(self.name, count, self.max_tokens)
+        """Raises ApiError with both numbers, as data too."""
+        try:
+            check_prompt_tokens(self.name, count, self.max_tokens)
+        except InvalidInputError as error:
+            numbers = {"n_prompt_tokens": count, "n_ctx": self.max_model_len}
+            raise ApiError(
+                400, str(error), param=error.field, code=error.code, details=numbers
+            ) from None
 
     def check_text(self, tokenizer: Any, text: str) -> None:
         """Raises ApiError as soon as the text is seen to have too many tokens."""
@@ -138,6 +146,24 @@ async def token_names(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str]:
 
     def show() -> list[str]:
         known = {token: names.text(token) for token in set(ids)}
+        return [known[token] for token in ids]
+
+    return await engine.text_work(len(ids), show)
+
+
+async def token_pieces(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str | list[int]]:
+    """The text of each token, or its bytes where they are no whole characters."""
+    tokenizer = engine.tokenizer_or_refuse()
+
+    def piece(token: int) -> str | list[int]:
+        raw: bytes = tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return list(raw)
+
+    def show() -> list[str | list[int]]:
+        known = {token: piece(token) for token in set(ids)}
         return [known[token] for token in ids]
 
     return await engine.text_work(len(ids), show)

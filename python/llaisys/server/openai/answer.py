@@ -13,6 +13,7 @@ from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usa
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.answer import READ_COST, Answer
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.timings import rate_object, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
 from llaisys.server.openai.responses import (
@@ -55,6 +56,7 @@ class OpenAIAnswer(Answer):
             bool(self.body.return_token_ids),
             session_id,
             new_reader,
+            job.service.fingerprint,
             self.body.prompt_logprobs or 0,
         )
         self.char_cost = READ_COST if chat else 1
@@ -66,6 +68,8 @@ class OpenAIAnswer(Answer):
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_tokens = sum(map(len, prompts))
         self._tokens = 0
+        self._started = time.monotonic()  # then, of the first part
+        self._timings: dict[str, Any] | None = None  # of the last prompt that has ended
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [
@@ -79,7 +83,7 @@ class OpenAIAnswer(Answer):
             for number, output in enumerate(outputs)
             for choice in output.outputs
         ]
-        return self.builder.whole(choices, usage)
+        return self.builder.whole(choices, usage, self._timings_of(outputs[0], 0))
 
     def _echoed(self, scores: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
         """The logprobs of an echo, where those are wanted; no more of the best than of the rest."""
@@ -100,6 +104,10 @@ class OpenAIAnswer(Answer):
             chunk = self.builder.chunk(
                 index, "", finish_reason=reason, stop_reason=part.stop_reason
             )
+            if part.output is not None:
+                self._timings = self._timings_of(part.output, part.index)
+                if not self.body.include_usage:
+                    chunk["timings"] = self._timings
             events.append(self._event(chunk))
         return events
 
@@ -118,7 +126,8 @@ class OpenAIAnswer(Answer):
             about: dict[str, Any] = {}
             if not number:
                 about = {"logprobs": part.logprobs, "token_ids": part.token_ids}
-            events.append(self._event(self.builder.chunk(index, "", delta=delta, **about)))
+            chunk = self.builder.chunk(index, "", delta=delta, **about)
+            events.append(self._event(self._timed(chunk)))
         return events
 
     def _completion(self, index: int, part: StreamOutput) -> list[bytes]:
@@ -126,9 +135,15 @@ class OpenAIAnswer(Answer):
             return []
         return [self._event(self._content(index, part))]
 
+    @staticmethod
+    def _timings_of(output: RequestOutput, index: int) -> dict[str, Any]:
+        return timings_object(output.outputs[index], len(output.prompt_token_ids))
+
     def _begin(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
         if self.open[index]:
             return []
+        if not any(self.open.values()):
+            self._started = time.monotonic()
         self.open[index] = True
         echo = self.echoes[number] if self.echoes else ""
         scores = self._echoed(part.prompt_logprobs)
@@ -136,7 +151,7 @@ class OpenAIAnswer(Answer):
         self._offsets[index] = offsets = TextOffsets(self.builder.names, start)
         if self.builder.chat:
             self._readers[index] = self.builder.new_reader(index)
-            begin = {"role": "assistant", "content": ""}
+            begin = {"role": "assistant", "content": None}
             return [self._event(self.builder.chunk(index, "", delta=begin))]
         if not echo:
             return []
@@ -144,13 +159,22 @@ class OpenAIAnswer(Answer):
         return [self._event(chunk)]
 
     def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
-        return self.builder.chunk(
+        chunk = self.builder.chunk(
             index,
             part.text,
             logprobs=part.logprobs,
             offsets=self._offsets[index],
             token_ids=part.token_ids,
         )
+        return self._timed(chunk)
+
+    def _timed(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """With the times so far, for who wants them in every chunk."""
+        if self.body.timings_per_token:
+            seconds = time.monotonic() - self._started
+            chunk["timings"] = {"prompt_n": self._prompt_tokens}
+            chunk["timings"] |= rate_object("predicted", self._tokens, 1e3 * seconds)
+        return chunk
 
     def _event(self, chunk: dict[str, Any]) -> bytes:
         if self.body.continuous_usage:
@@ -160,8 +184,9 @@ class OpenAIAnswer(Answer):
         return sse(chunk)
 
     def end(self, usage: Usage) -> list[bytes]:
-        events = [sse(self.builder.usage_chunk(usage))] if self.body.include_usage else []
-        return [*events, DONE]
+        if not self.body.include_usage:
+            return [DONE]
+        return [sse({**self.builder.usage_chunk(usage), "timings": self._timings}), DONE]
 
     def break_off(self, error: ApiError) -> list[bytes]:
         """The error, then an end with `error` of each choice that has none."""

@@ -158,6 +158,19 @@ class TopP(Number):
         return {"type": "number", "minimum": 0, "maximum": self.high}
 
 
+@dataclass(frozen=True, slots=True)
+class TopNSigma(Number):
+    """-1 is how llama.cpp writes 0, off."""
+
+    def check(self, name: str, value: Any) -> float:
+        return (
+            0.0 if type(value) in (int, float) and value == -1 else Number.check(self, name, value)
+        )
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"const": -1}, Number.json_schema(self)]}
+
+
 def _clean(value: Any) -> Any:
     """Every string in a string or a list of them."""
     if isinstance(value, list):

@@ -62,7 +62,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "mirostat": (NEVER, (None, 0)),
     "dynatemp_range": (NEVER, (None, 0, 0.0)),
     "dry_multiplier": (NEVER, (None, 0, 0.0)),
-    "top_n_sigma": (NEVER, (None, -1, -1.0, 0, 0.0)),
     "t_max_predict_ms": (NEVER, (None, 0, -1)),
     "lora": (NEVER, (None, [])),
     # parts of a message

@@ -159,6 +159,7 @@ class ResponseBuilder:
     token_ids: bool = False  # return_token_ids
     session_id: str | None = None
     new_reader: Callable[[int], AnswerReader] = plain_reader  # of a chat's choice, by its index
+    fingerprint: str | None = None
     num_prompt_logprobs: int = 0  # of the best tokens, beside each of the prompt's
 
     def _head(self, chunk: bool) -> dict[str, Any]:
@@ -170,6 +171,7 @@ class ResponseBuilder:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
         }
         if self.session_id is not None:
             head["session_id"] = self.session_id
@@ -182,9 +184,11 @@ class ResponseBuilder:
             return chat_logprobs(entries, self.names)
         return completion_logprobs(entries, self.names, offsets or TextOffsets(self.names))
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> Iterator[bytes]:
+    def whole(
+        self, choices: Sequence[Choice], usage: Usage, timings: dict[str, Any]
+    ) -> Iterator[bytes]:
         """The body in pieces, none of which takes long to make."""
-        head = {**self._head(False), "usage": usage_object(usage)}
+        head = {**self._head(False), "usage": usage_object(usage), "timings": timings}
         yield json_bytes(head)[:-1]
         if self.chat:
             yield from self._prompt_pieces(choices[0].prompt)

@@ -17,6 +17,7 @@ from llaisys.server.generation.prompts import (
     encode_messages,
     encode_prompts,
     token_names,
+    token_pieces,
 )
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
@@ -31,7 +32,7 @@ from llaisys.server.openai.schemas import (
     refuse_together,
 )
 from llaisys.server.openai.tool_schemas import tool_set_of
-from llaisys.server.service import remembered_model, service_for, service_of
+from llaisys.server.service import Service, remembered_model, service_for, service_of
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -103,6 +104,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Token ids of a `prompt`, or of `messages` as the chat template writes them."""
     service = await service_for(request, body.model)
     engine, length = service.engine, service.info.max_model_len
+    if body.content is not None:
+        return await _tokenize_content(service, body.content, body)
     if (body.prompt is None) == (body.messages is None):
         given = "left out" if body.prompt is None else "given"
         raise refuse_together("prompt", given, "given exactly when messages is not")
@@ -125,6 +128,21 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     )
 
 
+async def _tokenize_content(service: Service, content: str, body: TokenizeRequest) -> Response:
+    """As llama.cpp's server answers."""
+    if body.prompt is not None or body.messages is not None:
+        raise refuse_together("content", "given", "left out beside prompt and messages")
+    limit = PromptLimit("content", service.info.max_model_len, service.max_items)
+    special = bool(body.add_special)
+    (ids,) = await encode_prompts(service.engine, [content], special, limit)
+    if not body.with_pieces:
+        return json_response({"tokens": ids})
+    pieces = await token_pieces(service.engine, ids)
+    return json_response(
+        {"tokens": [{"id": i, "piece": p} for i, p in zip(ids, pieces, strict=True)]}
+    )
+
+
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids."""
@@ -132,4 +150,4 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     info = service.info
     check_token_ids("tokens", body.tokens, 16 * info.max_model_len, info.vocab_size - 1)
     text = await decode(service.engine, body.tokens, bool(body.skip_special_tokens))
-    return json_response({"prompt": text})
+    return json_response({"prompt": text, "content": text})  # vLLM's name and llama.cpp's

@@ -35,6 +35,7 @@ from llaisys.server.openai.field_kinds import (
     Checked,
     NewTokens,
     StopStrings,
+    TopNSigma,
     TopP,
 )
 from llaisys.server.openai.fields import FieldNotes
@@ -67,6 +68,7 @@ LENIENT: dict[str, Kind] = {
     "logit_bias": BiasField(),
     "stop": StopStrings(MAX_STOP_STRINGS, MAX_STOP_CHARS),
     "top_p": TopP(0, 1, above_low=True),
+    "top_n_sigma": TopNSigma(0, 100),
 }
 # The others, under their own names.
 SAMPLING_FIELDS: dict[str, Any] = {
@@ -93,6 +95,7 @@ class SamplingFields(TableFields):
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    timings_per_token: bool | None = None  # llama.cpp: in every chunk, not in the last one only
     # ours
     reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
 
@@ -318,8 +321,14 @@ class CompletionRequest(SamplingFields):
 
 
 class TokenizeRequest(Schema):
+    """vLLM's, or llama.cpp's with `content`, which adds no special tokens unless told to."""
+
     model: Text | None = Field(None, max_length=1024)
     prompt: Text | None = None
+    content: Text | None = None
+    add_special: bool | None = None  # with content
+    parse_special: bool | None = None  # control tokens in a text are never its author's to write
+    with_pieces: bool | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

@@ -1,0 +1,31 @@
+"""How long an answer took, in the words of llama.cpp's server, which dashboards and pages know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llaisys.common.types import CompletionOutput
+
+
+def timings_object(output: CompletionOutput, prompt_tokens: int) -> dict[str, Any]:
+    """Milliseconds of the prompt (from its start, not from its arrival) and of the new tokens."""
+    times, cached, count = output.timings, output.num_cached_tokens, len(output.token_ids)
+    total = times.total or 0.0
+    started = times.queue or 0.0
+    first = times.first_token if times.first_token is not None else total
+    computed = max(0, prompt_tokens - cached)
+    return {
+        "cache_n": cached,
+        **rate_object("prompt", computed, 1e3 * max(0.0, first - started)),
+        **rate_object("predicted", count, 1e3 * max(0.0, total - first)),
+    }
+
+
+def rate_object(name: str, count: int, milliseconds: float) -> dict[str, Any]:
+    """So many tokens in so much time."""
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": round(milliseconds, 3),
+        f"{name}_per_token_ms": round(milliseconds / count, 3) if count else 0.0,
+        f"{name}_per_second": round(1e3 * count / milliseconds, 3) if milliseconds else 0.0,
+    }

@@ -1,0 +1,174 @@
+"""The answer of /completion: llama.cpp's object, whole or as server-sent events without [DONE]."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import (
+    CompletionOutput,
+    RequestOutput,
+    StreamOutput,
+    TokenLogprobs,
+    Usage,
+)
+from llaisys.server.errors import ApiError
+from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.job import Job
+from llaisys.server.generation.timings import timings_object
+from llaisys.server.generation.token_names import TokenNames
+from llaisys.server.http.payload import json_bytes, sse
+from llaisys.server.llamacpp.schemas import LlamaCompletionRequest
+
+LOGPROBS_AT_ONCE = 64
+
+
+def settings_object(params: SamplingParams, stream: bool) -> dict[str, Any]:
+    """What an answer was sampled with, in llama.cpp's names."""
+    values = params.to_dict()
+    shared = (
+        "temperature top_k top_p min_p xtc_probability xtc_threshold presence_penalty "
+        "frequency_penalty ignore_eos"
+    ).split()
+    return {
+        **{name: values[name] for name in shared},
+        "n_predict": -1 if params.max_tokens is None else params.max_tokens,
+        "seed": -1 if params.seed is None else params.seed,
+        "typical_p": params.typical_p,
+        "repeat_penalty": params.repetition_penalty,
+        "repeat_last_n": -1,
+        "stop": list(params.stop or ()),
+        "n_probs": params.logprobs or 0,
+        "samplers": list(params.samplers or ()),
+        "stream": stream,
+    }
+
+
+def stop_type(output: CompletionOutput) -> str:
+    if output.finish_reason == "length":
+        return "limit"
+    if output.finish_reason != "stop":
+        return "none"
+    return "word" if isinstance(output.stop_reason, str) else "eos"
+
+
+class LlamaAnswer(Answer):
+    """One object for each prompt and choice; several are a list."""
+
+    def __init__(
+        self,
+        job: Job,
+        body: LlamaCompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        params: SamplingParams,
+    ) -> None:
+        self.request_id = job.request_id
+        self.response_id = f"llama-{body.request_id or uuid.uuid4().hex}"
+        self.body = body
+        self.model = job.model
+        self.prompts = prompts
+        self.texts = texts  # of the prompts
+        self.params = params
+        self.names = TokenNames(job.service.engine.tokenizer)
+        self.extra_chars = sum(map(len, texts))
+        self._max_model_len = job.max_model_len
+        self._sent: dict[int, int] = {}  # choice -> tokens so far
+
+    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
+        several = len(outputs) * self.params.n > 1
+        if several:
+            yield b"["
+        for number, output in enumerate(outputs):
+            for choice in output.outputs:
+                if number or choice.index:
+                    yield b","
+                yield from self._object(number, choice)
+        if several:
+            yield b"]"
+
+    def _object(self, number: int, output: CompletionOutput) -> Iterator[bytes]:
+        final = self._final(number, output, output.text)
+        final["tokens"] = output.token_ids if self.body.return_tokens else []
+        yield json_bytes(self._picked(final))[:-1]
+        wanted = self.body.response_fields
+        if output.logprobs is not None and (not wanted or "completion_probabilities" in wanted):
+            yield b',"completion_probabilities":['
+            for start in range(0, len(output.logprobs), LOGPROBS_AT_ONCE):
+                block = output.logprobs[start : start + LOGPROBS_AT_ONCE]
+                text = json_bytes([self._probabilities(entry) for entry in block])
+                yield (b"," if start else b"") + text[1:-1]
+            yield b"]"
+        yield b"}"
+
+    def _final(self, number: int, output: CompletionOutput, text: str) -> dict[str, Any]:
+        count, prompt = len(output.token_ids), len(self.prompts[number])
+        return {
+            "index": number * self.params.n + output.index,
+            "content": text,
+            "tokens": [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": count,
+            "tokens_evaluated": prompt,
+            "generation_settings": settings_object(self.params, bool(self.body.stream)),
+            "prompt": self.texts[number],
+            "has_new_line": "\n" in output.text,
+            "truncated": prompt + count >= self._max_model_len,
+            "stop_type": stop_type(output),
+            "stopping_word": output.stop_reason if isinstance(output.stop_reason, str) else "",
+            "tokens_cached": output.num_cached_tokens,
+            "timings": timings_object(output, prompt),
+        }
+
+    def _picked(self, final: dict[str, Any]) -> dict[str, Any]:
+        """The fields asked for; "a/b" is field b of a. Names that are not there are left out."""
+        if not self.body.response_fields:
+            return final
+        found = {}
+        for path in self.body.response_fields:
+            outer, _, inner = path.partition("/")
+            value = final.get(outer)
+            if inner and isinstance(value, dict) and inner in value:
+                found[path] = value[inner]
+            elif not inner and outer in final:
+                found[path] = value
+        return found
+
+    def _probabilities(self, entry: TokenLogprobs) -> dict[str, Any]:
+        def shown(token_id: int, logprob: float) -> dict[str, Any]:
+            return {"id": token_id, **self.names.entry(token_id, logprob)}
+
+        top = [shown(token, value) for token, value in entry.top]
+        return {**shown(entry.token_id, entry.logprob), "top_logprobs": top}
+
+    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+        index, events = number * self.params.n + part.index, []
+        self._sent[index] = self._sent.get(index, 0) + len(part.token_ids)
+        if part.text or (part.token_ids and part.finish_reason is None):
+            chunk: dict[str, Any] = {
+                "index": index,
+                "content": part.text,
+                "tokens": part.token_ids,
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": self._sent[index],
+                "tokens_evaluated": len(self.prompts[number]),
+            }
+            if part.logprobs:
+                probabilities = [self._probabilities(entry) for entry in part.logprobs]
+                chunk["completion_probabilities"] = probabilities
+            events.append(sse(chunk))
+        if part.output is not None:
+            for output in part.output.outputs:
+                events.append(sse(self._picked(self._final(number, output, ""))))
+        return events
+
+    def end(self, usage: Usage) -> list[bytes]:
+        return []
+
+    def break_off(self, error: ApiError) -> list[bytes]:
+        return [sse(error.body(self.request_id))]

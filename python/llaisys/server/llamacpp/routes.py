@@ -1,0 +1,142 @@
+"""llama.cpp's own routes, and OpenAI's without their /v1, for programs that know only those.
+
+A translation: the engine, its limits and its errors are those of every other door.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.validation import check_count
+from llaisys.server.errors import ApiError
+from llaisys.server.generation.job import Job
+from llaisys.server.generation.prompts import (
+    PromptLimit,
+    decode,
+    encode_messages,
+    encode_prompts,
+)
+from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.payload import json_response
+from llaisys.server.llamacpp.answer import LlamaAnswer, settings_object
+from llaisys.server.llamacpp.schemas import ApplyTemplateRequest, LlamaCompletionRequest
+from llaisys.server.openai import routes as openai
+from llaisys.server.openai.schemas import plain_messages
+from llaisys.server.service import Service, service_for
+
+router = APIRouter(route_class=CheckedRoute)
+
+# The same routes under the paths of clients whose base URL has no /v1.
+router.post("/chat/completions", tags=["llama.cpp"])(openai.chat_completions)
+router.get("/models", tags=["llama.cpp"])(openai.models)
+
+
+@router.post("/completion", tags=["llama.cpp"])
+@router.post("/completions", tags=["llama.cpp"])
+async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
+    """Continue a prompt: a text, token ids, both mixed, or a list of prompts."""
+    job = await Job.of(request, body, "prompt")
+    params = await job.sampling(body.to_sampling)
+    prompts = body.prompts()
+    check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
+    engine, limit = job.service.engine, job.prompt_limit
+    special = body.add_special_tokens is not False
+    encoded, texts = [], []
+    for pieces in prompts:
+        ids: list[int] = []
+        for place, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                first = special and place == 0
+                ids += (await encode_prompts(engine, [piece], first, limit))[0]
+        limit.check_tokens(len(ids))
+        encoded.append(ids)
+        text = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else None
+        texts.append(text if text is not None else await decode(engine, _known(job, ids)))
+    return await job.run(encoded, params, LlamaAnswer(job, body, encoded, texts, params))
+
+
+def _known(job: Job, ids: list[int]) -> list[int]:
+    """The ids that have a text; the engine refuses the others by name."""
+    return [token for token in ids if token < job.service.info.vocab_size]
+
+
+@router.post("/apply-template", tags=["llama.cpp"])
+async def apply_template(request: Request, body: ApplyTemplateRequest) -> Response:
+    """The text of a chat as the model sees it."""
+    service = await service_for(request, body.model)
+    limit = PromptLimit("messages", service.info.max_model_len, service.max_items)
+    messages = plain_messages(body.messages)
+    check_count("messages", len(messages), service.config.limits.max_messages, "messages")
+    options: dict[str, Any] = {"variables": body.chat_template_kwargs}
+    if body.add_generation_prompt is not None:
+        options["add_generation_prompt"] = body.add_generation_prompt
+    ids = await encode_messages(service.engine, messages, limit, **options)
+    return json_response({"prompt": await decode(service.engine, ids)})
+
+
+@router.get("/props", tags=["llama.cpp"])
+async def props(request: Request) -> Response:
+    """What is served, and what requests get that do not say."""
+    service = await service_for(request, None)
+    info, tokenizer = service.info, service.engine.tokenizer
+    params = SamplingParams().with_defaults(service.engine.inputs.defaults)
+    special = getattr(tokenizer, "special_tokens", {})
+    return json_response(
+        {
+            "default_generation_settings": {
+                "id": 0,
+                "n_ctx": info.max_model_len,
+                "is_processing": False,
+                "params": settings_object(params, stream=False),
+            },
+            "total_slots": service.config.engine.scheduler.max_num_seqs,
+            "model_alias": service.model_names[0],
+            "model_path": service.model_names[0],  # a name; where it lies is nobody's business
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": getattr(tokenizer, "chat_template", None) or "",
+            "bos_token": special.get("bos_token", ""),
+            "eos_token": special.get("eos_token", ""),
+            "build_info": service.fingerprint,
+            "is_sleeping": False,
+        }
+    )
+
+
+@router.get("/slots", tags=["llama.cpp"])
+async def slots(request: Request, fail_on_no_slot: str | None = None) -> Response:
+    """How many sequences run. There are no slots here, so this says nothing of who runs in which;
+    nothing of any request is shown."""
+    service = await service_for(request, None)
+    total = service.config.engine.scheduler.max_num_seqs
+    busy = min(total, service.admission.open)
+    if fail_on_no_slot is not None and busy >= total:
+        raise ApiError(503, f"all {total} sequences are running", code="full", retry_after=1)
+    return json_response([slot(service, number, number < busy) for number in range(total)])
+
+
+def slot(service: Service, number: int, is_processing: bool) -> dict[str, Any]:
+    length = service.info.max_model_len
+    return {"id": number, "n_ctx": length, "speculative": False, "is_processing": is_processing}
+
+
+@router.get("/tokenizer_info", tags=["tokens"])
+async def tokenizer_info(request: Request) -> Response:
+    """vLLM's: the special tokens and the chat template, for tools that tokenise through us."""
+    service = await service_for(request, None)
+    tokenizer: Any = service.engine.tokenizer_or_refuse()
+    template = getattr(tokenizer, "chat_template", None)
+    return json_response(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "model_max_length": service.info.max_model_len,
+            "vocab_size": tokenizer.vocab_size,
+            **getattr(tokenizer, "special_tokens", {}),
+            **({} if template is None else {"chat_template": template}),
+        }
+    )

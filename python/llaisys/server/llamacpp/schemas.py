@@ -1,0 +1,103 @@
+"""Bodies as clients of llama.cpp's server write them, over the same sampling fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
+from llaisys.common.validation import refuse_count
+from llaisys.server.openai.field_kinds import UNLIMITED, Checked
+from llaisys.server.openai.fields import FieldNotes
+from llaisys.server.openai.schemas import (
+    LOGPROBS,
+    NEW_TOKENS,
+    ChatMessage,
+    SamplingFields,
+    Schema,
+    Text,
+    TokenId,
+)
+
+# llama.cpp's names of links that we have, and of those that do nothing unless they are switched on.
+LINKS = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
+IDLE_LINKS = frozenset({"dry", "top_n_sigma", "infill", "adaptive_p"}) - set(DEFAULT_SAMPLERS)
+MAX_RESPONSE_FIELDS = 64
+
+Piece = TokenId | Text
+Prompt = Text | Annotated[list[Piece], Field(fail_fast=True, min_length=1)]
+
+
+class LlamaFields(Schema):
+    """A body of this door: its own names are no aliases, so it is never strict."""
+
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        lenient = FieldNotes(ignored=notes.ignored)
+        return super().prepare(data, lenient)
+
+
+class LlamaCompletionRequest(LlamaFields, SamplingFields):
+    """Of /completion. Without `n_predict`, as many tokens as the context holds."""
+
+    prompt: Text | Annotated[list[Prompt | TokenId], Field(fail_fast=True, min_length=1)]
+    max_tokens: Annotated[int | None, Checked("n_predict", NEW_TOKENS)] = None
+    n_probs: Annotated[int | None, Checked("n_probs", LOGPROBS)] = None
+    return_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    response_fields: (
+        Annotated[list[Text], Field(fail_fast=True, max_length=MAX_RESPONSE_FIELDS)] | None
+    ) = None
+
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        data = dict(data)
+        if isinstance(data.get("samplers"), (list, str)):
+            data["samplers"] = known_links(data["samplers"])
+        bias = data.get("logit_bias")
+        if isinstance(bias, dict) and not all(str(key).isdigit() for key in bias):
+            data["logit_bias"] = [[_token(key), value] for key, value in bias.items()]
+        return super().prepare(data, notes)
+
+    @property
+    def draws(self) -> bool:
+        return self.max_tokens != 0
+
+    def to_sampling(self) -> SamplingParams:
+        most = UNLIMITED if self.max_tokens is None else self.max_tokens
+        return self.sampling_params(most, self.n_probs or None)
+
+    def prompts(self) -> list[list[int | str]]:
+        """Each prompt as its pieces. Texts beside token ids are pieces of one prompt; texts alone,
+        and lists, are prompts of their own."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str):
+            return [[prompt]]
+        if any(isinstance(piece, int) for piece in prompt):
+            if any(isinstance(piece, list) for piece in prompt):
+                raise refuse_count("prompt", 1, "kinds of entries", "either prompts or pieces")
+            return [list(prompt)]
+        return [[item] if isinstance(item, str) else list(item) for item in prompt]
+
+
+def _token(key: str) -> int | str:
+    return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else key
+
+
+def known_links(names: Any) -> list[Any]:
+    """The chain in our words, less the links that are never on; what nobody knows is refused by
+    the field's own check."""
+    given = names.split(";") if isinstance(names, str) else names
+    ours = [LINKS.get(name, name) if isinstance(name, str) else name for name in given]
+    return [name for name in ours if not isinstance(name, str) or name not in IDLE_LINKS]
+
+
+class ApplyTemplateRequest(LlamaFields):
+    path: ClassVar[str] = ""
+    takes_any: ClassVar[bool] = True
+
+    model: Text | None = Field(None, max_length=1024)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

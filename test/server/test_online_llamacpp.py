@@ -1,0 +1,309 @@
+"""llama.cpp's routes and words: /completion, /props, /slots, /apply-template, its tokenize, paths
+without /v1, and what its clients look for in OpenAI's answers. Every behaviour is one that
+llama.cpp's own server tests look at."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from engine_fakes import FakeTokenizer
+from http_helpers import CHAT, KEYS, chat, error_of, reply
+from server_helpers import CONTEXT, Gate, ServerProcess, raw_request, sse_events
+
+
+def complete(client: httpx.Client, path: str = "/completion", **fields: Any) -> Any:
+    body = {"prompt": "abc", "temperature": 0, "n_predict": 6, "ignore_eos": True, **fields}
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events_of(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        return [json.loads(event) for event in sse_events(response) if event != "[DONE]"]
+
+
+# ---- /completion ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+@pytest.mark.parametrize("return_tokens", [False, True])
+def test_a_completion_has_its_text_its_counts_and_its_times(
+    client: httpx.Client, path: str, return_tokens: bool
+) -> None:
+    body = complete(client, path, return_tokens=return_tokens)
+    assert body["content"] == FakeTokenizer().decode_tokens(reply("abc", 6))
+    assert body["tokens"] == (reply("abc", 6) if return_tokens else [])
+    assert body["stop"] is True and body["stop_type"] == "limit" and body["prompt"] == "abc"
+    assert body["truncated"] is False and type(body["has_new_line"]) is bool
+    timings = body["timings"]
+    assert timings["prompt_n"] + timings["cache_n"] == 3 and timings["predicted_n"] == 6
+    assert timings["predicted_ms"] >= 0 and timings["predicted_per_second"] >= 0
+    assert body["generation_settings"]["n_predict"] == 6 and body["tokens_evaluated"] == 3
+
+
+def test_a_stream_is_the_whole_answer_and_ends_with_its_facts(client: httpx.Client) -> None:
+    whole = complete(client, seed=42)
+    body = {"prompt": "abc", "temperature": 0, "n_predict": 6, "ignore_eos": True, "seed": 42}
+    events = events_of(client, "/completion", body)
+    assert "".join(event["content"] for event in events) == whole["content"]
+    for event in events[:-1]:
+        assert event["stop"] is False and all(type(token) is int for token in event["tokens"])
+    last = events[-1]
+    assert last["stop"] is True and last["stop_type"] == "limit" and last["content"] == ""
+    assert last["timings"]["predicted_n"] == 6 and last["generation_settings"]["seed"] == 42
+    assert last["generation_settings"]["n_predict"] == 6 and type(last["has_new_line"]) is bool
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_predict": -1}])
+def test_without_a_number_the_context_is_filled(
+    client: httpx.Client, fields: dict[str, Any]
+) -> None:
+    response = client.post("/completion", json={"prompt": "abc", "ignore_eos": True, **fields})
+    body = response.json()
+    assert body["tokens_predicted"] == CONTEXT - 3 and body["truncated"] is True
+    assert body["timings"]["predicted_n"] == CONTEXT - 3
+
+
+def test_the_same_seed_gives_the_same_and_another_something_else(client: httpx.Client) -> None:
+    texts = [complete(client, temperature=1, seed=seed)["content"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert complete(client, temperature=1, seed=1, cache_prompt=False)["content"] == texts[0]
+
+
+def test_prompts_as_tokens_as_texts_mixed_and_several(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"content": "abc"}).json()["tokens"]
+    assert tokens == [97, 98, 99]
+    text = complete(client)["content"]
+    assert complete(client, prompt=tokens)["content"] == text
+    for prompts in ([tokens, tokens], [tokens, "abc"], ["abc", "abc"]):
+        answers = complete(client, prompt=prompts)
+        assert [answer["content"] for answer in answers] == [text, text]
+        assert [answer["index"] for answer in answers] == [0, 1]
+    mixed = complete(client, prompt=[97, "b", 99])
+    assert mixed["content"] == text and mixed["prompt"] == "abc" and mixed["tokens_evaluated"] == 3
+    error_of(client.post("/completion", json={"prompt": [97, ["b"]]}), 400)
+    error_of(client.post("/completion", json={"prompt": []}), 400)
+    assert "511" in error_of(client.post("/completion", json={"prompt": [512]}), 400)["message"]
+
+
+def test_only_the_fields_that_were_asked_for(client: httpx.Client) -> None:
+    wanted = ["content", "generation_settings/n_predict", "prompt", "no/such"]
+    body = complete(client, response_fields=wanted)
+    assert set(body) == set(wanted[:3]) and body["generation_settings/n_predict"] == 6
+    assert "generation_settings" in complete(client, response_fields=[])
+
+
+def test_probabilities_of_each_token(client: httpx.Client) -> None:
+    def check(entries: list[dict[str, Any]], count: int) -> None:
+        assert len(entries) == count
+        for entry in entries:
+            assert len(entry["top_logprobs"]) == 10
+            for shown in (entry, *entry["top_logprobs"]):
+                assert type(shown["id"]) is int and type(shown["token"]) is str
+                assert shown["logprob"] <= 0 and type(shown["bytes"]) is list
+
+    check(complete(client, n_probs=10)["completion_probabilities"], 6)
+    assert "completion_probabilities" not in complete(client)
+    body = {"prompt": "abc", "temperature": 0, "n_predict": 5, "n_probs": 10, "ignore_eos": True}
+    events = events_of(client, "/completion", body)
+    found = [entry for event in events for entry in event.get("completion_probabilities", ())]
+    check(found, 5)
+    error = error_of(client.post("/completion", json={"prompt": "a", "n_probs": 21}), 400)
+    assert "20" in error["message"] and error["param"] == "n_probs"
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("as_object", [False, True])
+def test_a_bias_by_token_or_by_text_in_either_shape(
+    client: httpx.Client, named: bool, as_object: bool
+) -> None:
+    plain = complete(client, n_predict=60, return_tokens=True)["tokens"]
+    token = next(token for token in plain if 33 <= token <= 126 and not chr(token).isdigit())
+    key: Any = chr(token) if named else token
+    bias: Any = {str(key): False} if as_object else [[key, False]]
+    tokens = complete(client, n_predict=60, logit_bias=bias, return_tokens=True)["tokens"]
+    assert token not in tokens
+
+
+def test_fields_of_its_page_are_taken(client: httpx.Client) -> None:
+    """What llama.cpp's own web page sends with every request."""
+    body = {
+        "samplers": ["dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "temperature"],
+        "dynatemp_range": 0, "dynatemp_exponent": 1, "typical_p": 1, "xtc_probability": 0,
+        "xtc_threshold": 0.1, "repeat_last_n": 64, "repeat_penalty": 1, "presence_penalty": 0,
+        "frequency_penalty": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1, "timings_per_token": False, "cache_prompt": True, "mirostat": 0,
+        "id_slot": 0, "return_progress": False, "n_keep": 0, "stop": [""], "seed": -1,
+    }  # fmt: skip
+    assert complete(client, **body)["content"] == complete(client)["content"]
+    assert complete(client, samplers="top_k;temperature")["content"] == complete(client)["content"]
+    for field, value in (
+        ("mirostat", 2),
+        ("dry_multiplier", 0.8),
+        ("samplers", ["magic"]),
+        ("samplers", [{}]),
+    ):
+        response = client.post("/completion", json={"prompt": "a", field: value})
+        assert field in error_of(response, 400)["param"]
+
+
+def test_stop_words_and_their_names(client: httpx.Client) -> None:
+    text = complete(client, n_predict=40)["content"]
+    body = complete(client, n_predict=40, stop=[text[10:12]])
+    assert body["stop_type"] == "word" and body["stopping_word"] == text[10:12]
+    assert body["content"] == text[: text.index(text[10:12])]
+
+
+def test_a_prompt_that_is_too_long_says_both_numbers(client: httpx.Client) -> None:
+    for path, body in (
+        ("/completion", {"prompt": "x" * 3000}),
+        ("/v1/completions", {"prompt": "x" * 3000, "stream": True}),
+        ("/chat/completions", chat(messages=[{"role": "user", "content": "x" * 3000}])),
+        (CHAT, chat(messages=[{"role": "user", "content": "x" * 3000}], stream=True)),
+    ):
+        error = error_of(client.post(path, json=body), 400)
+        assert error["n_ctx"] == CONTEXT and error["n_prompt_tokens"] >= 3000
+        assert error["code"] == "context_length_exceeded"
+
+
+# ---- what is served ------------------------------------------------------------------------------
+
+
+def test_props_say_what_is_served_and_no_path(client: httpx.Client) -> None:
+    body = client.get("/props").json()
+    assert body["default_generation_settings"]["n_ctx"] == CONTEXT and body["total_slots"] > 0
+    assert body["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert body["default_generation_settings"]["params"]["seed"] == -1
+    assert body["model_alias"] == "fake" and "/" not in body["model_path"]
+    assert body["modalities"] == {"vision": False, "audio": False}
+    assert client.post("/props", json={}).status_code == 405
+
+
+def test_slots_show_how_many_run_and_nothing_of_them(tmp_path: Any) -> None:
+    gate = Gate(tmp_path)
+    with ServerProcess("--max-num-seqs", "2", env=gate.env) as server:
+        server.wait_ready()
+        with server.client() as client:
+            slots = client.get("/slots").json()
+            assert [slot["is_processing"] for slot in slots] == [False, False]
+            assert slots[0]["n_ctx"] == CONTEXT and "params" not in slots[0]
+            gate.order("wait")
+            body = {"prompt": "x", "max_tokens": 50, "n": 2, "ignore_eos": True}
+            held = raw_request(server, body)
+            gate.hold()
+
+            def busy() -> int:
+                return sum(slot["is_processing"] for slot in client.get("/slots").json())
+
+            server.wait_for(lambda: busy() == 2, "two slots to be busy")
+            response = client.get("/slots", params={"fail_on_no_slot": 1})
+            assert error_of(response, 503)["code"] == "full"
+            held.close()  # cancelled: its slots are free again
+            gate.open()
+            server.wait_for(lambda: busy() == 0, "free slots")
+
+
+def test_a_chat_as_text(client: httpx.Client) -> None:
+    messages = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi there"}]
+    body = client.post("/apply-template", json={"messages": messages}).json()
+    assert body["prompt"] == "[system]Be.[user]Hi there[assistant]"
+    fields = {"messages": messages, "add_generation_prompt": False}
+    body = client.post("/apply-template", json=fields).json()
+    assert body["prompt"] == "[system]Be.[user]Hi there"
+    for wrong in (None, "string", [123], [{}], [{"role": 123}], []):
+        error_of(client.post("/apply-template", json={"messages": wrong}), 400)
+
+
+def test_tokens_of_a_content_with_and_without_pieces(client: httpx.Client) -> None:
+    content = "What is 媽?"
+    tokens = client.post("/tokenize", json={"content": content}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": tokens}).json()["content"] == content
+    pieces = client.post("/tokenize", json={"content": content, "with_pieces": True}).json()
+    assert [entry["id"] for entry in pieces["tokens"]] == tokens
+    raw = b"".join(
+        p.encode() if isinstance(p, str) else bytes(p)
+        for p in (entry["piece"] for entry in pieces["tokens"])
+    )
+    assert raw.decode() == content
+    assert client.post("/tokenize", json={"content": "x", "add_special": True}).status_code == 200
+    error_of(client.post("/tokenize", json={"content": "x", "prompt": "x"}), 400)
+
+
+def test_the_tokenizer_says_what_it_is(client: httpx.Client) -> None:
+    body = client.get("/tokenizer_info").json()
+    assert body["model_max_length"] == CONTEXT and body["vocab_size"] == 512
+    assert body["tokenizer_class"]
+
+
+# ---- OpenAI's answers as its clients read them ---------------------------------------------------
+
+
+def test_routes_without_v1(client: httpx.Client, server: ServerProcess) -> None:
+    assert client.get("/models").json() == client.get("/v1/models").json()
+    bare = openai.OpenAI(base_url=server.url, api_key=KEYS[0], max_retries=0)
+    answer = bare.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "hi"}], max_tokens=4
+    )
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_answers_have_a_fingerprint_and_times(client: httpx.Client) -> None:
+    for path, body in ((CHAT, chat()), ("/v1/completions", {"prompt": "a", "max_tokens": 6})):
+        answer = client.post(path, json=body).json()
+        assert answer["system_fingerprint"].startswith("b")
+        assert answer["timings"]["predicted_n"] <= 6 and "prompt_per_second" in answer["timings"]
+    prints = {client.post(CHAT, json=chat()).json()["system_fingerprint"] for _ in range(2)}
+    assert len(prints) == 1
+
+
+def test_the_first_chunk_has_the_role_and_no_content(client: httpx.Client) -> None:
+    events = events_of(client, CHAT, chat())
+    first, *middle, last = events
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    for event in [*middle, last]:
+        assert "role" not in event["choices"][0]["delta"]
+        assert event["system_fingerprint"] == first["system_fingerprint"]
+        assert event["id"] == first["id"]
+    assert "content" not in last["choices"][0]["delta"] and last["timings"]["predicted_n"] == 6
+
+
+def test_times_in_every_chunk_or_in_the_last(client: httpx.Client) -> None:
+    usage = {"stream_options": {"include_usage": True}}
+    first, *chunks = events_of(client, CHAT, chat(timings_per_token=True, **usage))
+    assert "timings" not in first
+    assert chunks[-1]["choices"] == [] and chunks[-1]["timings"]["predicted_n"] == 6
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks[:-2] if "timings" in chunk]
+    assert counts and counts == sorted(counts)
+    plain = events_of(client, CHAT, chat())
+    assert ["timings" in chunk for chunk in plain].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, "string", [123], [{}], [{"role": 123}], [{"role": "system", "content": 123}],
+     [{"role": "system", "content": "test"}, {}]],
+)  # fmt: skip
+def test_messages_that_are_none(client: httpx.Client, messages: Any) -> None:
+    error_of(client.post("/chat/completions", json={"messages": messages}), 400)
+
+
+def test_a_stream_of_completion_that_fails_says_so_and_ends(tmp_path: Any) -> None:
+    gate = Gate(tmp_path)
+    with ServerProcess(env=gate.env) as server:
+        server.wait_ready()
+        with server.client() as client:
+            body = {"prompt": "x", "n_predict": 400, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "/completion", json=body) as response:
+                lines = sse_events(response)
+                assert json.loads(next(lines))["stop"] is False
+                gate.order("raise once")
+                events = [json.loads(line) for line in lines]
+            assert events[-1]["error"]["code"] == "engine_error"
+            assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).is_success
+        server.wait_idle()
