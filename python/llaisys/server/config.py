@@ -158,6 +158,7 @@ class ServerConfig:
     drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
     tool_call_parser: str = AUTO  # how calls of tools are read; auto: as the template shows
     reasoning_parser: str = AUTO
+    otlp_traces_endpoint: str | None = None  # None: no traces
     log_level: str = "info"
     log_format: str = "text"
     # Sampling fields (DEFAULTED) for requests that leave them out, before the model's own.
@@ -287,6 +288,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"what stands around reasoning, likewise: {_names(REASONING_PARSERS)}",
     )
+    group.add_argument(
+        "--otlp-traces-endpoint", metavar="URL", help="where OpenTelemetry traces go (OTLP, HTTP)"
+    )
     group.add_argument("--log-level", choices=LEVELS)
     group.add_argument("--log-format", choices=FORMATS)
     group = parser.add_argument_group("limits")
@@ -304,7 +308,7 @@ def _names(names: Sequence[str]) -> str:
 AS_THEY_ARE = (
     *("host", "port", "api_key_file", "share_prefix_cache", "ssl_certfile", "ssl_keyfile"),
     *("ssl_keyfile_password", "session_file", "webui", "strict_fields", "drain_timeout"),
-    *("log_level", "log_format", "tool_call_parser", "reasoning_parser"),
+    *("otlp_traces_endpoint", "log_level", "log_format", "tool_call_parser", "reasoning_parser"),
 )
 
 

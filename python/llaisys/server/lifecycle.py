@@ -27,6 +27,7 @@ from llaisys.server.models.one import OneModel
 from llaisys.server.models.opening import open_models
 from llaisys.server.service import Service, Shared, read_keys_again
 from llaisys.server.sessions.store import SessionStore
+from llaisys.server.tracing import TraceRequests, open_tracer
 from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read while the model loads)
 
 logger = logging.getLogger("llaisys.server")
@@ -186,8 +187,12 @@ async def run_server(
     shared = Shared(config, sessions)
     models = open_models(shared, process)
     limits = config.limits
+    app, provider = make_app(shared, models), None
+    if config.otlp_traces_endpoint is not None:
+        tracer, provider = open_tracer(config.otlp_traces_endpoint)
+        app = TraceRequests(app, tracer)
     settings = uvicorn.Config(
-        make_app(shared, models),
+        app,
         http=limited_protocol(limits),
         ws="none",
         lifespan="off",
@@ -202,4 +207,8 @@ async def run_server(
         ssl_keyfile_password=config.ssl_keyfile_password,
     )
     lifecycle = Lifecycle(shared, models, Server(settings), url)
-    return await lifecycle.run(listener)
+    try:
+        return await lifecycle.run(listener)
+    finally:
+        if provider is not None:
+            await asyncio.to_thread(provider.shutdown)  # sends what it has

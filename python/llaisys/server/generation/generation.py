@@ -20,6 +20,7 @@ from llaisys.server.errors import is_fault
 from llaisys.server.http.limits import Admission
 from llaisys.server.keys.budget import KeyBudget
 from llaisys.server.metrics import ModelMetrics
+from llaisys.server.tracing import note_answer
 
 T = TypeVar("T")
 
@@ -189,6 +190,7 @@ class Generation:
         if part.output is not None:
             self.outputs[prompt] = part.output
             self.metrics.request_done(part.output.usage, part.output.outputs)
+            note_answer(part.output)
             self.admission.record_duration(now - self._started)
 
 

@@ -1,0 +1,148 @@
+"""OpenTelemetry traces, when --otlp-traces-endpoint is given: a span for each HTTP request, and in
+it one for each answer's time in the queue, in prefill and in decoding.
+
+A `traceparent` header is honoured. Without the option nothing of OpenTelemetry is imported, and a
+request pays for one look at a context variable when an answer is complete.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.types import RequestOutput
+from llaisys.common.validation import refuse
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+NANOS = 1_000_000_000
+MAX_SPANS = 128  # of one request's answers
+LOGGED = {  # what the request's line in the log has -> the attribute's name
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cached_tokens",
+    "finish_reason": "gen_ai.response.finish_reason",
+}
+
+# The answers of the request that this task belongs to, with the time each was complete.
+_answers: ContextVar[list[tuple[int, RequestOutput]] | None] = ContextVar("answers", default=None)
+
+
+def note_answer(output: RequestOutput) -> None:
+    """An answer is complete; remembered where requests are traced."""
+    answers = _answers.get()
+    if answers is not None and len(answers) < MAX_SPANS:
+        answers.append((time.time_ns(), output))
+
+
+class TraceRequests:
+    """Around everything else; `tracer` makes the spans."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self.app = app
+        self.tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answers: list[tuple[int, RequestOutput]] = []
+        token = _answers.set(answers)
+        start, status = time.time_ns(), 0
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_look)
+        finally:
+            _answers.reset(token)
+            self._record(scope, start, status or 499, answers)
+
+    def _record(
+        self, scope: Scope, start: int, status: int, answers: list[tuple[int, RequestOutput]]
+    ) -> None:
+        from opentelemetry import trace
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+        route = getattr(scope.get("route"), "path", "other")
+        span = self.tracer.start_span(
+            f"{scope['method']} {route}",
+            context=extract(
+                {k: v for k, v in headers.items() if k in ("traceparent", "tracestate")}
+            ),
+            kind=SpanKind.SERVER,
+            start_time=start,
+            attributes=self._attributes(scope, route, status),
+        )
+        if status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        inside = trace.set_span_in_context(span)
+        for end, output in answers:
+            for name, begin, until in stages(end, output):
+                child = self.tracer.start_span(name, context=inside, start_time=begin)
+                child.end(end_time=until)
+        span.end()
+
+    def _attributes(self, scope: Scope, route: str, status: int) -> dict[str, Any]:
+        state = scope["state"]
+        found = {
+            "http.request.method": scope["method"],
+            "http.route": route,
+            "http.response.status_code": status,
+            "gen_ai.request.id": state.get("request_id"),
+            "llaisys.key": state.get("key"),
+            "error.type": state.get("error"),
+        }
+        logged = state.get("log", {})
+        found |= {name: logged.get(field) for field, name in LOGGED.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def stages(end: int, output: RequestOutput) -> list[tuple[str, int, int]]:
+    """(name, begin, end) in nanoseconds of what an answer's first choice went through."""
+    times = output.outputs[0].timings
+    if times.total is None:
+        return []
+    arrival = end - int(times.total * NANOS)
+    found: list[tuple[str, int, int]] = []
+    at = arrival
+    for name, seconds in (("queue", times.queue), ("prefill", times.first_token)):
+        if seconds is None:
+            return found
+        until = max(at, arrival + int(seconds * NANOS))
+        found.append((name, at, until))
+        at = until
+    return [*found, ("decode", at, max(at, end))]
+
+
+def open_tracer(endpoint: str) -> tuple[Tracer, Any]:
+    """(tracer, the provider to shut down in the end). Raises InvalidInputError."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise refuse("otlp_traces_endpoint", endpoint, "a URL like http://localhost:4318/v1/traces")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise InvalidInputError(
+            f"--otlp-traces-endpoint needs pip install 'llaisys[otel]' ({error.name} is missing)",
+            field="otlp_traces_endpoint",
+        ) from None
+    provider = TracerProvider(resource=Resource.create({"service.name": "llaisys"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return provider.get_tracer("llaisys"), provider

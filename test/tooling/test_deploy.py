@@ -1,0 +1,101 @@
+"""What deploy/ says about the server is true: every metric that is asked for exists."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llaisys.server.config import ServerConfig, add_arguments
+from llaisys.server.models.entries import entries_of
+from llaisys.server.models.opening import open_models
+from llaisys.server.service import Shared
+from llaisys.server.sessions.store import SessionStore
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+NAME = re.compile(r"llaisys:\w+")
+SELECTED = re.compile(r"(llaisys:\w+)\{([^}]*)\}")
+GROUPED = re.compile(r"by \(([^)]*)\)")
+
+
+def metrics() -> dict[str, set[str]]:
+    """Every name that /metrics has -> its labels, as the server's own registry lists them."""
+    entries = entries_of(["mock", "org/two"], {})
+    config = ServerConfig(models=entries, api_keys=("k",))
+    shared = Shared(config, SessionStore(":memory:"))
+    open_models(shared, None)
+    found: dict[str, set[str]] = {}
+    for family in shared.metrics.registry.collect():
+        labels = set(getattr(family, "_labelnames", ()))
+        labels |= {label for sample in family.samples for label in sample.labels}
+        ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+        for end in ends.get(family.type, [""]):
+            found[family.name + end] = labels | ({"le"} if end == "_bucket" else set())
+    return found
+
+
+def expressions() -> list[str]:
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [row["query"] for row in board["templating"]["list"] if row["type"] == "query"]
+    rules = yaml.safe_load((DEPLOY / "prometheus_rules.yml").read_text())
+    return asked + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_every_query_names_a_metric_that_exists() -> None:
+    known, asked = metrics(), expressions()
+    names = {name for text in asked for name in NAME.findall(text)}
+    assert len(asked) > 30 and len(names) > 20
+    assert names <= set(known), sorted(names - set(known))
+
+
+def test_every_label_that_is_selected_is_one_of_the_metric() -> None:
+    known = metrics()
+    for text in expressions():
+        for name, labels in SELECTED.findall(text):
+            asked = set(re.findall(r"(\w+)=", labels))
+            assert asked <= known[name] or not known[name], (name, labels)
+
+
+def test_queries_are_well_formed() -> None:
+    for text in expressions():
+        assert text.count("(") == text.count(")") and text.count("{") == text.count("}")
+        for labels in GROUPED.findall(text):
+            assert all(re.fullmatch(r"\w+", part.strip()) for part in labels.split(","))
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    spec = importlib.util.spec_from_file_location("make_dashboard", DEPLOY / "make_dashboard.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert json.loads((DEPLOY / "grafana.json").read_text()) == module.dashboard()
+
+
+@pytest.mark.parametrize("name", ["llaisys.service", "Containerfile"])
+def test_the_options_that_are_given_exist(name: str) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    known = {flag for action in parser._actions for flag in action.option_strings}
+    lines = (DEPLOY / name).read_text().splitlines()
+    starts = [
+        line for line in lines if line.startswith(("ExecStart=", "ENTRYPOINT", "# podman run"))
+    ]
+    asked = set(re.findall(r"--[a-z][a-z-]+", " ".join(starts)))
+    assert asked and asked <= known, asked - known
+
+
+def test_the_unit_is_one() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "llaisys.service")
+    assert unit["Service"]["Restart"] == "on-failure"
+    assert "-HUP" in unit["Service"]["ExecReload"]
