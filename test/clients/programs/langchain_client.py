@@ -52,9 +52,13 @@ def tools(url: str) -> None:
 
 
 def structured(url: str) -> None:
-    for method in ("json_schema", "function_calling"):
-        chain = model(url).with_structured_output(Town, method=method)
-        assert chain.invoke(ASK_TOWN) == Town(**TOWN), method
+    chain = model(url).with_structured_output(Town, method="json_schema")
+    assert chain.invoke(ASK_TOWN) == Town(**TOWN)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured")})
+def forced(url: str) -> None:
+    chain = model(url).with_structured_output(Town, method="function_calling")
+    assert chain.invoke(ASK_TOWN) == Town(**TOWN)
+
+
+run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "forced")})

@@ -41,8 +41,8 @@ def tools(url: str) -> None:
     assert (call.tool_name, call.tool_kwargs) == ("get_weather", {"city": CITY})
 
 
-def structured(url: str) -> None:
+def forced(url: str) -> None:
     assert model(url).as_structured_llm(Town).complete(ASK_TOWN).raw == Town(**TOWN)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured")})
+run({k: globals()[k] for k in ("chat", "stream", "tools", "forced")})

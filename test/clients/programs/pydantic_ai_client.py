@@ -57,10 +57,14 @@ def tools(url: str) -> None:
 
 def structured(url: str) -> None:
     for model in models(url):
+        agent = Agent(model, output_type=NativeOutput(Town))
+        assert agent.run_sync(ASK_TOWN).output == Town(**TOWN)
+
+
+def forced(url: str) -> None:
+    """Its default for objects: a tool that must be called."""
+    for model in models(url):
         assert Agent(model, output_type=Town).run_sync(ASK_TOWN).output == Town(**TOWN)
-    chat_model = models(url)[0]
-    native = Agent(chat_model, output_type=NativeOutput(Town))
-    assert native.run_sync(ASK_TOWN).output == Town(**TOWN)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured")})
+run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "forced")})
