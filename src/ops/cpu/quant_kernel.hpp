@@ -343,9 +343,9 @@ inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
         }
         int32_t first = 0;
         int32_t second = 0;
-        for (int i = 0; i < 16; ++i) {
-            first += values[i];
-            second += values[i + 16];
+        for (int i = 0; i < 16; ++i) { // of what is kept: a NaN is any integer before
+            first += int8_t(values[i]);
+            second += int8_t(values[i + 16]);
         }
         for (int i = 0; i < 32; ++i) {
             q[i] = int8_t(values[i]);
