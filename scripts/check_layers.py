@@ -48,6 +48,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/request_limits":  ["common"],
     "engine/fair_queue":      ["common"],
     "engine/block_manager":   ["engine/prefix_nodes", "engine/config", "common"],
+    "engine/structured":      ["tokenization", "common"],
     "processes":              ["common"],
     "engine/executor":        ["engine/worker", "engine/wire", "processes", "engine/config",
                                "models", "common"],

@@ -16,7 +16,6 @@ from server_helpers import UNTOUCHABLE, ServerProcess
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
         ("functions", [{}]),
         ("chat_template", "{{ 7 * 7 }}"),
         ("truncate_prompt_tokens", 5),

@@ -74,6 +74,18 @@ class SamplingMetadata:
 
 
 @dataclass(slots=True)
+class TokenMasks:
+    """Which tokens the sequences of a step may draw, where their answers must have a form. The same
+    for every rank."""
+
+    first: dict[int, int]  # seq id -> row of `masks` for its next token; its drafts' follow
+    counts: dict[int, int]  # seq id -> how many rows it has; drafts without one cannot be accepted
+    masks: NDArray[np.uint32]  # [m, (vocabulary + 31) // 32], bit set = allowed
+    late: frozenset[int] = frozenset()  # their masks are not there: they draw nothing in this step
+    failed: dict[int, str] = field(default_factory=dict)  # seq id -> why it cannot go on
+
+
+@dataclass(slots=True)
 class RowLogprobs:
     """Log-probabilities of one sampled row, before bias, mask and chain."""
 

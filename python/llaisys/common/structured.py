@@ -73,6 +73,7 @@ class LongText(Kind):
     def check(self, name: str, value: Any) -> str:
         text = check_text(name, value)
         check_count(name, len(text), self.max_chars, "characters")
+        _check_unicode(name, text)
         return text
 
     def json_schema(self) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class ChoiceTexts(Strings):
         if not texts:
             raise refuse_count(name, 0, "strings", "at least 1")
         check_count(name, sum(map(len, texts)), MAX_CHOICES_CHARS, "characters")
+        _check_unicode(name, "".join(texts))
         return texts
 
 
@@ -173,6 +175,7 @@ class Structured(Kind):
         if not isinstance(value, Mapping):
             raise refuse(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
         given = {key: item for key, item in value.items() if item is not None}
+        given.pop("disable_fallback", None)  # vLLM's: there is one backend here
         try:
             made: StructuredOutputs = rebuilt(StructuredOutputs, given)
         except InvalidInputError as error:
@@ -192,6 +195,14 @@ def _read(name: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"{name} is not JSON: {str(error)[:200]}", field=name) from None
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = f"{name} has halves of characters (surrogates); it must be whole characters"
+        raise InvalidInputError(message, field=name, limit="whole characters") from None
 
 
 def _depth(data: Any) -> int:

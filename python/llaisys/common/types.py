@@ -99,6 +99,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     # With a thinking_budget: the token that opens reasoning (-1: none), then what closes it.
     thinking: tuple[int, ...] = ()
+    form_after: int = -1  # structured_outputs hold behind this token, the end of reasoning; -1: now
     cache_salt: str = ""  # prefixes are shared only between equal salts
     owner: str = ""  # whose request it is: an API key's hash; owners share the engine fairly
     job: str = ""  # the client's call that it is a part of; so do the jobs of one owner

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import (
     Request,
     RequestStatus,
@@ -26,6 +27,7 @@ from llaisys.engine.context_window import context_length
 from llaisys.engine.executor import Executor, WorkerLostError
 from llaisys.engine.scheduler import RequestScheduler
 from llaisys.engine.speculative import SpeculativeStats, make_speculator
+from llaisys.engine.structured.requests import StructuredRequests
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -53,6 +55,7 @@ class EngineCore:
             info.max_model_len,
         )
         self.speculator = make_speculator(config.speculative, self.model_info.vocab_size)
+        self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0
         self.failed_steps = 0  # in a row
@@ -77,7 +80,9 @@ class EngineCore:
             return []
         self._checked_idle = False
         try:
-            output = self.executor.execute_step(plan)
+            masks = self.structured.begin(plan)
+            args = (plan,) if masks is None else (plan, masks.result)
+            output = self.executor.execute_step(*args)
         except WorkerLostError:
             raise
         except Exception as error:
@@ -98,7 +103,36 @@ class EngineCore:
 
     def add_requests(self, requests: Sequence[Request], deadline: float | None = None) -> None:
         """Queue the choices of a prompt, all of them or none; InvalidInputError when one can never
-        fit. `deadline`: time.monotonic() at which one of them must have been started."""
+        fit. `deadline`: time.monotonic() at which one of them must have been started. Answers that
+        must have a form are held until that is understood: see `poll`."""
+        if requests[0].sampling.structured_outputs is not None:
+            self.scheduler.check(requests)
+            self.structured.hold(requests, deadline)
+        else:
+            self._queue(requests, deadline)
+
+    def poll(self, timeout: float = 0.0) -> list[tuple[Sequence[Request], Exception]]:
+        """Queue what was held and can run now; those that never can, and why. Waits at most
+        `timeout` seconds for news."""
+        ready, refused = self.structured.poll(timeout)
+        refusals: list[tuple[Sequence[Request], Exception]] = []
+        for held in ready:
+            try:
+                self._queue(held.requests, held.deadline)
+                self.structured.start(held)
+            except InvalidInputError as error:
+                self.structured.drop(held)
+                refusals.append((held.requests, error))
+        return refusals + [(held.requests, error) for held, error in refused]
+
+    def settle(self, requests: Sequence[Request]) -> None:
+        """Wait until `requests` are queued; raises why they cannot be."""
+        while self.structured.is_held(requests[0]):
+            for refused, error in self.poll(timeout=1.0):
+                if refused[0] is requests[0]:
+                    raise error
+
+    def _queue(self, requests: Sequence[Request], deadline: float | None) -> None:
         self.scheduler.add(requests)
         if deadline is not None:
             names = [request.request_id for request in requests]
@@ -124,11 +158,19 @@ class EngineCore:
         for index, update in enumerate(self._undelivered):
             if update.request_id == request_id:
                 return self._undelivered.pop(index)
+        held = self.structured.cancel(request_id)
+        if held is not None:
+            held.set_status(RequestStatus.FINISHED_ABORTED)
+            return TokenUpdate(request_id, [], RequestStatus.FINISHED_ABORTED)
         finished = self.scheduler.finish(request_id, status)
         self._check_idle()
         return finished
 
     def has_unfinished(self) -> bool:
+        return self.can_step or bool(self.structured.num_held)
+
+    @property
+    def can_step(self) -> bool:
         return self.scheduler.has_unfinished() or bool(self._undelivered)
 
     def stats(self) -> dict[str, Any]:
@@ -136,9 +178,11 @@ class EngineCore:
         prefix = self.scheduler.block_manager.stats
         executor = self.executor.stats
         drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
+        scheduler = self.scheduler.stats()
+        scheduler["num_waiting"] += self.structured.num_held
         return {
             "num_steps": self.num_steps,
-            **self.scheduler.stats(),
+            **scheduler,
             "prefix_cache_queries": prefix.queries,
             "prefix_cache_hits": prefix.hits,
             "prefix_cache_hit_rate": prefix.hit_rate,
@@ -153,6 +197,7 @@ class EngineCore:
         }
 
     def close(self) -> None:
+        self.structured.close()
         self.executor.shutdown()
 
     def _record(self, plan: SchedulerOutputs, seconds: float) -> None:
@@ -175,5 +220,6 @@ class EngineCore:
     def _check_idle(self) -> None:
         """Count the blocks whenever the engine runs empty."""
         if not self._checked_idle and not self.scheduler.has_unfinished():
+            self.structured.forget_finished()
             self.scheduler.check_integrity()
             self._checked_idle = True

@@ -119,6 +119,7 @@ class InputProcessor:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
         thinking = () if sampling.thinking_budget is None else self._thinking_tokens()
+        form_after = -1 if sampling.structured_outputs is None else self._open_reasoning(token_ids)
         _check_something_left(sampling, stops, bad_words, self.info.vocab_size)
         now = time.monotonic()
         requests = [
@@ -132,6 +133,7 @@ class InputProcessor:
                 stop_token_ids=stops,
                 bad_words=bad_words,
                 thinking=thinking,
+                form_after=form_after,
                 cache_salt=salt,
                 arrival_time=now,
             )
@@ -156,9 +158,7 @@ class InputProcessor:
         if params.stop or params.bad_words:
             self._needs_tokenizer("stop strings and bad_words")
         if params.structured_outputs is not None:
-            raise InvalidInputError(
-                "structured_outputs is not supported by this engine yet", field="structured_outputs"
-            )
+            self._needs_tokenizer("structured_outputs")
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each word, at the start of a text and after a space."""
@@ -176,6 +176,14 @@ class InputProcessor:
         check_count("bad_words", sum(map(len, found)), MAX_BAD_WORD_TOKENS, "tokens")
         self._last_bad_words = (words, found)
         return found
+
+    def _open_reasoning(self, prompt: list[int]) -> int:
+        """The token that ends the reasoning that a prompt has begun; -1: it has begun none."""
+        start, end = (self.tokenizer.token_id(mark) for mark in self.reasoning_marks)
+        if start not in prompt or end is None or end >= self.info.vocab_size:
+            return -1
+        behind = prompt[::-1]
+        return -1 if end in behind[: behind.index(start)] else int(end)
 
     def _thinking_tokens(self) -> tuple[int, ...]:
         """The token that opens reasoning (-1: there is none), the one that closes it, and the line

@@ -75,6 +75,7 @@ class LLMEngine:
         if entry.request_id in self._groups:
             raise refuse("request_id", entry.request_id, "one that is not in use")
         self.core.add_requests(entry.requests)
+        self.core.settle(entry.requests)
         self.output_processor.add(
             entry.request_id, entry.prompt, entry.params, entry.requests, stream, shown
         )

@@ -82,13 +82,25 @@ class RequestScheduler:
     def add(self, requests: Sequence[Request]) -> None:
         """Queue requests, all of them or none: InvalidInputError has the numbers of the first that
         can never fit, and nothing was changed."""
+        limits = self.check(requests)
+        kept = [self.window.kept_tokens(request) for request in requests]
+        for request, limit, num_kept in zip(requests, limits, kept, strict=True):
+            request.max_total_tokens = limit
+            request.num_kept_tokens = num_kept
+            request.seq_id = self._next_seq_id
+            self._next_seq_id += 1
+            self.requests[request.request_id] = request
+            self.queue.add(request)
+
+    def check(self, requests: Sequence[Request]) -> list[int]:
+        """How long each may become, or InvalidInputError as in `add`; changes nothing."""
         names: set[str] = set()
         for request in requests:
             if request.request_id in self.requests or request.request_id in names:
                 raise refuse("request_id", request.request_id, "one that is not in use")
             names.add(request.request_id)
         blocks = self.block_manager
-        limits = [
+        return [
             total_tokens_limit(
                 request,
                 self.max_model_len,
@@ -98,14 +110,6 @@ class RequestScheduler:
             )
             for request in requests
         ]
-        kept = [self.window.kept_tokens(request) for request in requests]
-        for request, limit, num_kept in zip(requests, limits, kept, strict=True):
-            request.max_total_tokens = limit
-            request.num_kept_tokens = num_kept
-            request.seq_id = self._next_seq_id
-            self._next_seq_id += 1
-            self.requests[request.request_id] = request
-            self.queue.add(request)
 
     @property
     def num_waiting(self) -> int:
@@ -358,6 +362,12 @@ class RequestScheduler:
                 updates.append(self._end(request, RequestStatus.FINISHED_ERROR, error))
                 continue
             tokens = sampled[request.seq_id]
+            if not tokens:  # nothing could be drawn yet: its last token is computed once more
+                if request.status is running:
+                    request.num_computed_tokens = end - 1
+                if scores:
+                    updates += self._prompt_update(request, end, scores.get(request.seq_id))
+                continue
             for token in tokens:
                 ending = request.append_token(token)
                 if ending is not None:

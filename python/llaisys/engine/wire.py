@@ -12,8 +12,10 @@ from types import GenericAlias
 from typing import Any, get_type_hints
 
 import msgspec
+import numpy as np
 
 from llaisys.common.sampling import SamplingParams
+from llaisys.common.step import TokenMasks
 from llaisys.common.types import NewSequence, SchedulerOutputs, StepOutput
 from llaisys.processes.channel import encode
 
@@ -50,6 +52,32 @@ def decode_plan(frame: bytes) -> SchedulerOutputs:
     ]
     result: SchedulerOutputs = _convert(plan, SchedulerOutputs, new_seqs=sequences)
     return result
+
+
+class _WireMasks(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    first: dict[int, int]
+    counts: dict[int, int]
+    words: int
+    masks: bytes
+    late: frozenset[int]
+    failed: dict[int, str]
+
+
+_decode_masks = msgspec.msgpack.Decoder(_WireMasks).decode
+
+
+def encode_masks(masks: TokenMasks) -> bytes:
+    words = masks.masks.shape[1]
+    data = masks.masks.tobytes()
+    return encode(
+        _WireMasks(masks.first, masks.counts, words, data, masks.late, dict(masks.failed))
+    )
+
+
+def decode_masks(frame: bytes) -> TokenMasks:
+    read = _decode_masks(frame)
+    rows = np.frombuffer(read.masks, np.uint32).reshape(-1, read.words)
+    return TokenMasks(read.first, read.counts, rows, read.late, read.failed)
 
 
 def encode_output(output: StepOutput) -> bytes:

@@ -1,4 +1,4 @@
-"""`llaisys bench {ops,latency,throughput,speculative,serve}`."""
+"""`llaisys bench {ops,latency,throughput,speculative,structured,serve}`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def add_commands(commands: Any) -> None:
     speculative.add_argument("--repeats", type=int, default=3)
     speculative.add_argument("--json", action="store_true")
     speculative.set_defaults(run=_speculative)
+
+    structured = kinds.add_parser("structured", help="requests with a JSON schema and without")
+    add_model_options(structured)
+    structured.add_argument("--concurrency", default="1,8", help="a list of numbers")
+    structured.add_argument("--new-tokens", type=int, default=128)
+    structured.add_argument("--repeats", type=int, default=5)
+    structured.add_argument("--json", action="store_true")
+    structured.set_defaults(run=_structured)
     _add_serve(kinds)
 
 
@@ -192,6 +200,19 @@ def _speculative(options: argparse.Namespace) -> int:
         for run in runs:
             print("  ".join(f"{name} {value}" for name, value in run.items()))
     return 0 if all(run["same_tokens"] for run in runs) else 1
+
+
+def _structured(options: argparse.Namespace) -> int:
+    from llaisys.bench.structured import run_structured
+
+    with open_llm(options) as llm:
+        runs = run_structured(llm, _concurrencies(options), options.new_tokens, options.repeats)
+    if options.json:
+        print(json.dumps(runs, indent=1))
+    else:
+        for run in runs:
+            print("  ".join(f"{name} {value}" for name, value in run.items()))
+    return 0
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -47,7 +47,41 @@ def add_command(commands: Any) -> None:
     generate.add_argument("--raw", action="store_true", help="no chat template: complete the text")
     add_model_options(generate, position=False, without=SEED)
     add_sampling_options(generate)
+    _add_form_options(generate)
     generate.set_defaults(run=_generate)
+
+
+def _add_form_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what the answer must look like (at most one)")
+    group.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="JSON that this schema describes"
+    )
+    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument("--regex", metavar="PATTERN", help="a text that matches as a whole")
+    group.add_argument("--grammar", type=Path, metavar="FILE", help="a grammar in GBNF or Lark")
+    group.add_argument(
+        "--choice", action="append", metavar="TEXT", help="one of these; may be repeated"
+    )
+
+
+def _form_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The field of SamplingParams that the flags make, or none."""
+    given = {
+        "json": None if options.json_schema is None else _read(options.json_schema),
+        "json_object": options.json_object or None,
+        "regex": options.regex,
+        "grammar": None if options.grammar is None else _read(options.grammar),
+        "choice": options.choice,
+    }
+    wanted = {name: value for name, value in given.items() if value is not None}
+    return {"structured_outputs": wanted} if wanted else {}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} cannot be read: {error}") from error
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -57,12 +91,13 @@ def _generate(options: argparse.Namespace) -> int:
         raise InvalidInputError("no prompt given: name one, or use --file or '-'", field="prompt")
     if options.output is not None:
         _check_writable(options.output)
+    form = _form_of(options)
     with open_llm(options) as llm:
         prompts, params = [], []
         for where, job in jobs:
             try:
                 prompts.append(_prompt_of(job, llm, options.raw))
-                chosen = sampling_of(options, **job)
+                chosen = sampling_of(options, **form | job)
                 params.append(chosen.with_defaults(llm.default_sampling))
             except InvalidInputError as error:
                 raise InvalidInputError(f"{where}{error}") from error

@@ -292,6 +292,16 @@ class Tokenizer:
             return self._token_bytes[token_id]
         return self.decode_tokens([token_id], skip_special_tokens=False).encode()
 
+    def vocabulary_bytes(self, size: int) -> list[bytes]:
+        """`token_bytes` of the ids below `size`; raises ModelLoadError when tokens have no bytes of
+        their own, so that what they say depends on their neighbours."""
+        if self._text is None:
+            raise ModelLoadError(
+                "the tokens of this model's tokenizer have no bytes of their own (its decoder is "
+                f"{type(self._full.decoder).__name__})"
+            )
+        return [self.token_bytes(token_id) for token_id in range(size)]
+
     def token_id(self, text: str) -> int | None:
         """The id of a token by its vocabulary name."""
         found: int | None = self._full.token_to_id(clean_text(text))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import ClosedError, LlaisysError
+from llaisys.common.step import TokenMasks
 from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 
@@ -127,11 +128,13 @@ class Executor(ABC):
     def shutdown(self) -> None:
         """Close every worker; more than once does nothing."""
 
-    def execute_step(self, plan: SchedulerOutputs) -> StepOutput:
-        """Run a plan on every rank and draw; the driver rank's result."""
-        output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, (plan,))[
-            0
-        ]
+    def execute_step(
+        self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
+    ) -> StepOutput:
+        """Run a plan on every rank and draw; the driver rank's result. `masks`: gives every rank
+        the same, when some answers of the step must have a form; it may wait."""
+        args = (plan,) if masks is None else (plan, masks)
+        output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, args)[0]
         self.stats.steps += 1
         return output
 

@@ -31,6 +31,7 @@ class Call(Struct, forbid_unknown_fields=True):
     plan: bytes | None = None  # wire.encode_plan
     number: int | None = None
     kwargs: dict[str, bool] = {}
+    has_masks: bool = False  # of a step: wire.encode_masks follows in a frame of its own
 
 
 class Answer(Struct, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import zmq
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import format_name, level_name
+from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs
 from llaisys.engine.executor.base import (
     Executor,
@@ -25,7 +26,7 @@ from llaisys.engine.executor.base import (
 )
 from llaisys.engine.executor.local import LocalRank
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
-from llaisys.engine.wire import encode_plan
+from llaisys.engine.wire import encode_masks, encode_plan
 from llaisys.engine.worker import Worker
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
 from llaisys.processes.child import ChildProcess
@@ -48,7 +49,10 @@ class RankProcess:
         self._answers = bind_receiver(context, self.child.output_address)
 
     def send(self, call: Call) -> None:
-        self._calls.send(encode(call))
+        self.send_frame(encode(call))
+
+    def send_frame(self, frame: bytes) -> None:
+        self._calls.send(frame)
 
     def receive(self, serial: int, deadline: float | None) -> Answer:
         """The answer to a call; earlier ones, for which nobody waited, are dropped. Waits until
@@ -122,7 +126,10 @@ class MultiprocExecutor(Executor):
         result: Any = None
         try:
             if self._children:  # an interrupt of this thread must not part the ranks
-                result = self._driver.result(self._driver.start(method, args, kwargs), timeout)
+                running = self._driver.start(method, args, kwargs)
+                if len(args) > 1:  # the driver waits for the same in its thread
+                    self._send_masks(args[1]())
+                result = self._driver.result(running, timeout)
             else:
                 result = self._driver.call(method, timeout, args, kwargs)
         except ExecutorTimeoutError:
@@ -144,11 +151,22 @@ class MultiprocExecutor(Executor):
         self._serial += 1
         first = args[0] if args else None
         if isinstance(first, SchedulerOutputs):
-            call = Call(self._serial, method, plan=encode_plan(first), kwargs=kwargs)
+            call = Call(
+                self._serial,
+                method,
+                plan=encode_plan(first),
+                kwargs=kwargs,
+                has_masks=len(args) > 1,
+            )
         else:
             call = Call(self._serial, method, number=first, kwargs=kwargs)
         for child in self._children:
             child.send(call)
+
+    def _send_masks(self, masks: TokenMasks) -> None:
+        frame = encode_masks(masks)
+        for child in self._children:
+            child.send_frame(frame)
 
     def _check(self, method: str, error: Exception | None, answers: list[Answer]) -> None:
         failed = [rank for rank, answer in enumerate(answers, 1) if answer.error]

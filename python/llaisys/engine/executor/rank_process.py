@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import setup_logging
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.messages import Answer, Call, RankSetup, decode_call
-from llaisys.engine.wire import decode_plan
+from llaisys.engine.wire import decode_masks, decode_plan
 from llaisys.engine.worker import Worker
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
 from llaisys.processes.child import end_with_parent
@@ -33,14 +34,16 @@ METHODS = {
 }  # fmt: skip
 
 
-def answer_call(worker: Worker, call: Call) -> Answer:
-    """Run a method; an exception becomes its text."""
+def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Answer:
+    """Run a method; an exception becomes its text. `receive`: the frame that follows the call."""
     try:
         if call.method not in METHODS:
             raise ValueError(f"{call.method!r} is not a call of a worker")
         args: list[Any] = [] if call.plan is None else [decode_plan(call.plan)]
         if call.number is not None:
             args.append(call.number)
+        if call.has_masks:
+            args.append(lambda: decode_masks(receive()))
         result = getattr(worker, call.method)(*args, **call.kwargs)
     except InvalidInputError as error:
         return Answer(call.serial, f"{type(error).__name__}: {error}", is_input_error=True)
@@ -68,7 +71,7 @@ def serve(setup: RankSetup) -> None:
         is_driver_worker=False,
     )
     while True:
-        answers.send(encode(answer_call(worker, decode_call(calls.recv()))))
+        answers.send(encode(answer_call(worker, decode_call(calls.recv()), calls.recv)))
 
 
 def main() -> None:

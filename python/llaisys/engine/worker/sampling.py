@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.sampling import BAN, DEFAULT_SAMPLERS, FIELDS, SamplerKind
-from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
+from llaisys.common.step import ROW_NUMBERS, SamplingMetadata, TokenMasks
 from llaisys.common.types import NewSequence
 from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
 from llaisys.engine.worker.thinking import ThinkingBudget
@@ -83,6 +83,9 @@ class SamplingRows:
         self._masks: dict[int, Array] = {}
         self._thinking: dict[int, ThinkingBudget] = {}
         self._named: dict[int, Array] = {}  # tokens whose logprobs are wanted
+        # Of this step: the masks, and for each row with some, which is next and how many follow it.
+        self._step_masks: Array = np.zeros((0, (vocab_size + 31) // 32), dtype=np.uint32)
+        self._next_mask: dict[int, tuple[int, int]] = {}
         self._default_chain = self._chain(DEFAULT_SAMPLERS)
 
     @staticmethod
@@ -144,6 +147,39 @@ class SamplingRows:
         """The tokens whose logprobs a row wants instead of those of the best."""
         return self._named.get(row)
 
+    # ---- what answers of this step must look like ----------------------------------------------
+
+    def set_masks(self, masks: TokenMasks | None, row_of: dict[int, int]) -> None:
+        """For the draws of one step; None: every token may come, as far as these are concerned."""
+        self._next_mask = {}
+        if masks is not None:
+            self._step_masks = masks.masks
+            for seq_id, first in masks.first.items():
+                self._next_mask[row_of[seq_id]] = (first, masks.counts[seq_id] - 1)
+
+    def advance_masks(self, rows: Array) -> None:
+        """The next draw of `rows` is behind a draft that was accepted."""
+        if self._next_mask:
+            for row in rows.tolist():
+                if row in self._next_mask:
+                    mask, behind = self._next_mask[row]
+                    self._next_mask[row] = (mask + 1, behind - 1)
+
+    def with_masks(self, rows: Array, agreed: Array) -> Array:
+        """`agreed` without the rows that have no mask for another draw."""
+        if self._next_mask:
+            for index, row in enumerate(rows.tolist()):
+                if row in self._next_mask and not self._next_mask[row][1]:
+                    agreed[index] = False
+        return agreed
+
+    def _mask(self, row: int) -> Array | None:
+        own, place = self._masks.get(row), self._next_mask.get(row)
+        if place is None:
+            return own
+        mask = self._step_masks[place[0]]
+        return mask if own is None else mask & own
+
     def logprobs_wanted(self, rows: Array) -> list[int]:
         """Which of `rows` ask for log-probabilities, as indices into it."""
         if not self._users["n_logprobs"]:
@@ -174,7 +210,8 @@ class SamplingRows:
                     meta.numbers[name] = values
         if self.penalised:
             meta.seq_ids = seq_ids[rows]
-        if self._bias or self._bans or self._chains or self._masks or self._thinking:
+        has_masks = bool(self._masks or self._thinking or self._next_mask)
+        if self._bias or self._bans or self._chains or has_masks:
             self._add_special(meta, rows.tolist(), positions.tolist(), tokens)
         return meta
 
@@ -186,13 +223,13 @@ class SamplingRows:
             meta.chain_offsets = _offsets(chains)
             meta.chain = np.concatenate(chains)
         forced = self._forced(rows, positions, tokens)
-        masks = [forced.get(row, self._masks.get(row)) for row in rows]
+        masks = [forced[row] if row in forced else self._mask(row) for row in rows]
         has = np.array([mask is not None for mask in masks])
         if has.any():
             meta.mask_rows = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
             meta.masks = np.stack([mask for mask in masks if mask is not None])
         empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
-        biases = []
+        biases: list[tuple[Array, Array]] = []
         for row, position in zip(rows, positions, strict=True):
             if row in forced:  # whatever else is asked for
                 biases.append(empty)
@@ -200,6 +237,9 @@ class SamplingRows:
             ids, values = self._bias.get(row, empty)
             bans = self._bans.get(row)
             banned = () if bans is None else bans.at(position, tokens[row])
+            mask = masks[len(biases)]
+            if banned and row in self._next_mask and mask is not None and _only(mask, banned):
+                banned = ()  # min_tokens gives way to an answer that can only end
             if banned:
                 ids = np.concatenate([ids, np.array(banned, dtype=np.int32)])
                 values = np.concatenate([values, np.full(len(banned), BAN, dtype=np.float32)])
@@ -218,6 +258,12 @@ class SamplingRows:
             if token is not None:
                 found[row] = allowed_mask((token,), self.vocab_size)
         return found
+
+
+def _only(mask: Array, ids: tuple[int, ...]) -> bool:
+    """Whether a mask allows nothing but `ids`."""
+    rest = mask & ~allowed_mask(ids, 32 * len(mask))
+    return not rest.any()
 
 
 def allowed_mask(token_ids: tuple[int, ...] | list[int], vocab_size: int) -> Array:

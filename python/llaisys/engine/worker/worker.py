@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,13 @@ from numpy.typing import NDArray
 
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.progress import report
-from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
+from llaisys.common.step import (
+    AttentionMetadata,
+    ForwardOutput,
+    ModelStepInput,
+    SamplingMetadata,
+    TokenMasks,
+)
 from llaisys.common.types import (
     ContextShift,
     ModelInfo,
@@ -188,10 +195,14 @@ class Worker:
 
     # ---- a step --------------------------------------------------------------------------------
 
-    def execute_step(self, plan: SchedulerOutputs) -> StepOutput:
+    def execute_step(
+        self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
+    ) -> StepOutput:
         """All five stages. A step that raises leaves no trace but the rows of its new sequences,
-        which the scheduler releases."""
-        return self._draw_step(plan, *self._compute_step(plan))
+        which the scheduler releases. `masks`: called after the forward pass, when some answers of
+        the step must have a form."""
+        computed = self._compute_step(plan)
+        return self._draw_step(plan, *computed, None if masks is None else masks())
 
     def execute_model(self, plan: SchedulerOutputs) -> None:
         """The first three stages; `sample_tokens` must follow before the next step."""
@@ -216,25 +227,51 @@ class Worker:
         return step, forward
 
     def _draw_step(
-        self, plan: SchedulerOutputs, step: PreparedStep, forward: ForwardOutput
+        self,
+        plan: SchedulerOutputs,
+        step: PreparedStep,
+        forward: ForwardOutput,
+        masks: TokenMasks | None = None,
     ) -> StepOutput:
+        drawing, left_out = step.drawing, StepOutput(plan.step_id, {})
+        if masks is not None and (masks.late or masks.failed):
+            drawing, left_out = self._leave_out(drawing, masks, left_out)
+        self._sampling.set_masks(masks, self._rows.row_of)
         scores = {}
         with self._timers["sample"]:
             for prompt in step.scored:
                 rows = output_rows(forward, prompt.tokens)
                 scores[prompt.seq_id] = score_prompt(self._open_adapter(), rows, prompt)
-            drawn = self.sample(forward, step.drawing)
+            drawn = self.sample(forward, drawing)
         with self._timers["postprocess"]:
             agreed = self._agreed(drawn)
             output = self.postprocess(plan, drawn)
             output.prompt_logprobs = scores
+        output.sampled.update(left_out.sampled)
+        output.failed.update(left_out.failed)
         while agreed is not None and agreed.any():
+            following = drawn.drawing.following(agreed)
+            self._sampling.advance_masks(following.rows)
             with self._timers["sample"]:
-                drawn = self.sample(forward, drawn.drawing.following(agreed))
+                drawn = self.sample(forward, following)
             with self._timers["postprocess"]:
                 agreed = self._agreed(drawn)
                 output.extend(self.postprocess(plan, drawn))
         return output
+
+    def _leave_out(
+        self, drawing: Drawing, masks: TokenMasks, output: StepOutput
+    ) -> tuple[Drawing, StepOutput]:
+        """Those whose masks are missing: no token when it is late, a failure when there is none."""
+        kept = []
+        for index, seq_id in enumerate(self._seq_ids(drawing)):
+            if seq_id in masks.failed:
+                output.failed[seq_id] = masks.failed[seq_id]
+            elif seq_id in masks.late:
+                output.sampled[seq_id] = []
+            else:
+                kept.append(index)
+        return drawing.only(np.array(kept, dtype=np.int64)), output
 
     def _agreed(self, drawn: Drawn) -> NDArray[np.bool_] | None:
         """For which of the sequences the draft is what was drawn, so that the logits behind it are
@@ -243,7 +280,7 @@ class Worker:
         if drafts is None:
             return None
         agreed: NDArray[np.bool_] = (self._rows.tokens[rows, ends] == drawn.tokens) & (drafts > 0)
-        return agreed
+        return self._sampling.with_masks(rows, agreed)
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
         adapter = self._open_adapter()

@@ -40,6 +40,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     stop_token_ids: list[int]
     bad_words: list[list[int]]
     thinking: list[int]
+    form_after: int
     cache_salt: str
     owner: str
     job: str
@@ -58,6 +59,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             sorted(first.stop_token_ids),
             [list(word) for word in first.bad_words],
             list(first.thinking),
+            first.form_after,
             first.cache_salt,
             first.owner,
             first.job,
@@ -80,6 +82,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 stop_token_ids=stops,
                 bad_words=words,
                 thinking=tuple(self.thinking),
+                form_after=self.form_after,
                 cache_salt=self.cache_salt,
                 owner=self.owner,
                 job=self.job,

@@ -53,6 +53,7 @@ from llaisys.server.engine_client.messages import (
 logger = logging.getLogger("llaisys.engine_process")
 
 IDLE_WAIT_MS = 1000
+HELD_WAIT_MS = 1  # when all requests wait for their grammars
 PROFILE_SECONDS = 0.5  # how often the worker is asked for its times
 LAST_WORDS_MS = 10_000  # for a parent that is still starting; when it is gone, so is this process
 
@@ -103,9 +104,11 @@ class EngineLoop:
         while not self._closing:
             busy = self.core.has_unfinished()
             self.clock.turn(busy)
-            updates = self._take_messages(0 if busy else IDLE_WAIT_MS)
+            wait = HELD_WAIT_MS if busy else IDLE_WAIT_MS
+            updates = self._take_messages(0 if self.core.can_step else wait)
+            updates += self._refuse_held()
             self._expire()
-            if self.core.has_unfinished():
+            if self.core.can_step:
                 self.clock.turn(True)
                 updates += self.core.step()
             self.clock.stats = stats = self._stats()
@@ -139,10 +142,22 @@ class EngineLoop:
         try:
             self.core.add_requests(message.requests(), deadline)
         except InvalidInputError as error:
-            rejected = Rejected(
-                message.group, message.request_ids, str(error), error.field, error.code
-            )
-            self.outputs.send(encode(rejected))
+            self._reject(message.group, message.request_ids, error)
+
+    def _reject(self, group: str, request_ids: list[str], error: InvalidInputError) -> None:
+        rejected = Rejected(group, request_ids, str(error), error.field, error.code)
+        self.outputs.send(encode(rejected))
+
+    def _refuse_held(self) -> list[TokenUpdate]:
+        """Requests whose grammars cannot be used are refused; the engine's own faults end them."""
+        ended = []
+        for requests, error in self.core.poll():
+            if isinstance(error, InvalidInputError):
+                self._reject(requests[0].group, [r.request_id for r in requests], error)
+            else:
+                fault = RequestStatus.FINISHED_ERROR
+                ended += [TokenUpdate(r.request_id, [], fault, error=str(error)) for r in requests]
+        return ended
 
     def _finish(self, message: Finish) -> list[TokenUpdate]:
         status = RequestStatus.FINISHED_ABORTED

@@ -39,6 +39,7 @@ from llaisys.server.openai.field_kinds import (
     TopP,
 )
 from llaisys.server.openai.fields import FieldNotes
+from llaisys.server.openai.structured import STRUCTURED_FIELDS, structured_of
 from llaisys.server.openai.tool_schemas import (
     CallOfTool,
     NamedChoice,
@@ -76,7 +77,11 @@ SAMPLING_FIELDS: dict[str, Any] = {
     for name, about in FIELDS.items()
     if name not in SPECIAL
 }
-TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS)
+# Other names of `structured_outputs`.
+FORMAT_FIELDS: dict[str, Any] = {
+    name: (Annotated[Any, Checked(name, kind)], None) for name, kind in STRUCTURED_FIELDS.items()
+}
+TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS, **FORMAT_FIELDS)
 SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI's may be negative
 NEW_TOKENS = NewTokens(0, MAX_TOKENS)
 LOGPROBS = FIELDS["logprobs"].kind
@@ -142,6 +147,7 @@ class SamplingFields(TableFields):
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises InvalidInputError with the field, its value and the limit."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        values["structured_outputs"] = structured_of(self)
         given = {name: value for name, value in values.items() if value is not None}
         if self.seed not in (None, RANDOM_SEED):
             given["seed"] = self.seed % (1 << 64)  # OpenAI's may be negative

@@ -1,0 +1,116 @@
+"""A grammar in a process of its own, forked by the tokenizer process: compile, then answer for
+masks until the engine hangs up."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import signal
+import socket
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from llaisys.common.structured import StructuredOutputs
+from llaisys.engine.structured.lowering import GrammarError
+from llaisys.engine.structured.matching import (
+    bound_memory,
+    checked,
+    compiled,
+    end_mask,
+    mask_of,
+    short,
+)
+from llaisys.engine.structured.messages import (
+    Ask,
+    Compile,
+    Compiled,
+    Masks,
+    Row,
+    receive,
+    send,
+)
+
+
+def run(tokenizer: LLTokenizer, order: Compile, engine: socket.socket, memory: int) -> None:
+    """Never returns."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its check is a child to wait for
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        gc.freeze()
+        _serve(tokenizer, order, engine, memory)
+    except (EOFError, OSError):
+        pass  # the engine has hung up
+    finally:
+        os._exit(0)
+
+
+def _serve(tokenizer: LLTokenizer, order: Compile, engine: socket.socket, memory: int) -> None:
+    wanted = StructuredOutputs(**order.structured)
+    error = checked(tokenizer, wanted, engine)
+    if error:
+        send(engine, Compiled(error))
+        return
+    bound_memory()
+    masks = GrammarMasks(tokenizer, compiled(tokenizer, wanted), memory, order.max_masks)
+    send(engine, Compiled())
+    while True:
+        ask, _ = receive(engine, Ask)
+        send(engine, masks.answer(ask))
+
+
+class GrammarMasks:
+    """The matchers of a grammar, one for each sequence, and the memory that their masks go into."""
+
+    def __init__(
+        self, tokenizer: LLTokenizer, start: LLMatcher, memory: int, max_masks: int
+    ) -> None:
+        self._start = start
+        self._at_end = end_mask(tokenizer)
+        self._size = len(self._at_end)
+        self._max_masks = max_masks
+        self._memory: Any = mmap.mmap(memory, self._size * max_masks)
+        self._matchers: dict[int, LLMatcher] = {}
+        self._used = 0
+
+    def answer(self, ask: Ask) -> Masks:
+        for number in ask.released:
+            self._matchers.pop(number, None)
+        self._used = 0
+        result = Masks([], {})
+        for row in ask.rows:
+            before = self._used
+            try:
+                result.counts.append(self._row(row))
+            except GrammarError as error:
+                self._matchers.pop(row.matcher, None)
+                self._used = before
+                result.counts.append(0)
+                result.failed[row.matcher] = short(str(error))
+        return result
+
+    def _row(self, row: Row) -> int:
+        matcher = self._matchers.get(row.matcher)
+        if matcher is None:
+            self._matchers[row.matcher] = matcher = self._start.deep_copy()
+        if row.tokens and not matcher.is_stopped() and not matcher.consume_tokens(row.tokens):
+            raise GrammarError(f"the answer does not fit its grammar: {matcher.get_error()}")
+        if self._used >= self._max_masks:
+            return 0
+        self._write(matcher)
+        count = 1
+        for draft in row.drafts:
+            room = self._used < self._max_masks
+            if not room or matcher.is_stopped() or matcher.try_consume_tokens([draft]) != 1:
+                break
+            count += 1
+            self._write(matcher)
+        if count > 1 and not matcher.rollback(count - 1):
+            raise GrammarError(f"drafts cannot be taken back: {matcher.get_error()}")
+        return count
+
+    def _write(self, matcher: LLMatcher) -> None:
+        place = self._used * self._size
+        self._memory[place : place + self._size] = mask_of(matcher, self._at_end)
+        self._used += 1

@@ -1,0 +1,302 @@
+"""The processes of grammars, seen from the engine: started when the first one is wanted, shared by
+requests that want the same, kept for a while when nobody does. No call here waits, but for `close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import select
+import socket
+import subprocess
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.interpreter import child_environment, module_command
+from llaisys.common.structured import StructuredOutputs
+from llaisys.common.types import ModelInfo
+from llaisys.engine.structured.messages import (
+    Ask,
+    Compile,
+    Compiled,
+    FrameBuffer,
+    Masks,
+    Opened,
+    Row,
+    Vocabulary,
+    send,
+)
+
+logger = logging.getLogger("llaisys.engine")
+
+MODULE = "llaisys.engine.structured.fork_server"
+MAX_COMPILING = 2  # at once; the others wait for their turn
+MAX_IDLE = 16  # grammars that nobody uses and that are kept for the next request
+OPENING_SECONDS = 120.0  # for the tokenizer process to read its vocabulary
+START_SECONDS = 60.0  # for a grammar process to answer at all; it has tighter limits of its own
+
+
+class Grammar:
+    """One grammar and its process. `error`: why it cannot be used, for good."""
+
+    def __init__(self, wanted: StructuredOutputs) -> None:
+        self.wanted = wanted
+        self.users = 0
+        self.is_ready = False
+        self.error: str | None = None
+        self.is_fault = False  # the machine's, not the grammar's
+        self.asked: list[Row] | None = None  # what it has been asked and has not answered
+        self.asked_at = 0.0
+        self.released: list[int] = []  # matchers that its process may forget
+        self.masks: NDArray[np.uint32]  # [max_masks, words], written by the process
+        self._connection: socket.socket | None = None
+        self._frames: FrameBuffer
+        self._memory: Any = None
+
+    # ---- its process ---------------------------------------------------------------------------
+
+    def start(self, fork_server: socket.socket, words: int, max_masks: int) -> None:
+        ours, theirs = socket.socketpair()
+        memory = os.memfd_create("llaisys-masks")
+        try:
+            size = words * 4 * max_masks  # pages that are never written cost nothing
+            os.ftruncate(memory, size)
+            self._memory = mmap.mmap(memory, size)
+            self.masks = np.frombuffer(self._memory, np.uint32).reshape(max_masks, words)
+            self._connection, self._frames = ours, FrameBuffer(ours)
+            self.asked_at = time.monotonic()
+            order = Compile(self.wanted.to_wire(), max_masks)
+            send(fork_server, order, [theirs.fileno(), memory])
+        finally:
+            theirs.close()
+            os.close(memory)
+
+    @property
+    def is_started(self) -> bool:
+        return self._connection is not None
+
+    def fileno(self) -> int:
+        assert self._connection is not None
+        return self._connection.fileno()
+
+    def fail(self, error: str, is_fault: bool = False) -> None:
+        self.error, self.is_fault = error, is_fault
+        self.close()
+
+    def close(self) -> None:
+        """Its process ends when it notices."""
+        self.is_ready = False
+        self.asked = None
+        if self._connection is not None:
+            self._connection.close()
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Whether it has been compiled."""
+        frame = self._take()
+        if frame is not None:
+            self.error = msgspec.msgpack.decode(frame, type=Compiled).error or None
+            self.is_ready = self.error is None
+            if self.error is not None:
+                self.close()
+
+    def ask(self, rows: list[Row]) -> None:
+        """For the masks of a step. One question at a time: `asked` is None."""
+        assert self._connection is not None
+        self.asked, self.asked_at = rows, time.monotonic()
+        released, self.released = self.released, []
+        try:
+            send(self._connection, Ask(rows, released))
+        except OSError:
+            self.fail("the process of the grammar has ended", is_fault=True)
+
+    def answer(self) -> Masks | None:
+        """The answer to `ask` if it is there; None also when there will be none: see `error`."""
+        frame = self._take()
+        if frame is None:
+            return None
+        self.asked = None
+        answer: Masks = msgspec.msgpack.decode(frame, type=Masks)
+        return answer
+
+    def _take(self) -> bytes | None:
+        try:
+            return self._frames.take()
+        except EOFError:
+            said = "it takes too long, or too much memory, to find the tokens that may come next"
+            self.fail(said if self.is_ready else "its process ended while it was compiled")
+            return None
+
+
+class GrammarService:
+    """Owner of the grammars that are in use or were lately."""
+
+    def __init__(self, info: ModelInfo, max_seqs: int) -> None:
+        self.words = (info.vocab_size + 31) // 32
+        self.max_masks = 4 * max_seqs + 64  # drafts have masks, too
+        self._info = info
+        self._grammars: dict[StructuredOutputs, Grammar] = {}  # the one used last is the last
+        self._compiling: list[Grammar] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._frames: FrameBuffer
+        self._is_open = False  # the tokenizer process has read the vocabulary
+        self._opening_since = 0.0
+
+    def get(self, wanted: StructuredOutputs) -> Grammar:
+        """The grammar, known or new; the caller is one of its users until `release`."""
+        grammar = self._grammars.pop(wanted, None)
+        if grammar is None or grammar.error is not None:
+            grammar = Grammar(wanted)
+            self._compiling.append(grammar)
+        self._grammars[wanted] = grammar
+        grammar.users += 1
+        return grammar
+
+    def release(self, grammar: Grammar) -> None:
+        grammar.users -= 1
+        idle = [known for known in self._grammars.values() if not known.users]
+        for old in idle[: max(0, len(idle) - MAX_IDLE)]:
+            self._forget(old)
+        if not grammar.users and not grammar.is_ready:  # nobody waits for it any more
+            self._forget(grammar)
+
+    def _forget(self, grammar: Grammar) -> None:
+        grammar.close()
+        if grammar in self._compiling:
+            self._compiling.remove(grammar)
+        if self._grammars.get(grammar.wanted) is grammar:
+            del self._grammars[grammar.wanted]
+
+    # ---- compiling -----------------------------------------------------------------------------
+
+    def poll(self, timeout: float = 0.0) -> None:
+        """Go on with what is being compiled; waits for `timeout` seconds at most for news."""
+        if not self._compiling:
+            return
+        self._start_process()
+        if self._control is None:  # it cannot be started
+            return
+        if not self._is_open:
+            if timeout:
+                select.select([self._control], [], [], timeout)
+            if not self._look_for_opening():
+                return
+        self._begin_some()
+        begun = [grammar for grammar in self._compiling if grammar.is_started]
+        if timeout and begun:
+            select.select(begun, [], [], timeout)
+        for grammar in begun:
+            grammar.look()
+            late = time.monotonic() - grammar.asked_at > START_SECONDS
+            if late and not grammar.is_ready and grammar.error is None:
+                grammar.fail("it could not be compiled in time")
+        self._compiling = [g for g in self._compiling if not g.is_ready and g.error is None]
+
+    def _begin_some(self) -> None:
+        running = sum(grammar.is_started for grammar in self._compiling)
+        waiting = [grammar for grammar in self._compiling if not grammar.is_started]
+        for grammar in waiting[: max(0, MAX_COMPILING - running)]:
+            if self._control is not None:
+                self._begin(grammar)
+
+    def _begin(self, grammar: Grammar) -> None:
+        assert self._control is not None
+        try:
+            grammar.start(self._control, self.words, self.max_masks)
+        except OSError as error:
+            self._fail_all(f"a grammar's process cannot be started: {error}")
+
+    def _start_process(self) -> None:
+        if self._process is not None and self._process.poll() is not None and not self._is_open:
+            self._fail_all("the tokenizer process ended")
+        if self._control is not None:
+            return
+        info, source = self._info, self._info.tokenizer_source
+        if source is None:
+            self._fail_all("structured output needs the model's own tokenizer")
+            return
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                module_command(MODULE, str(theirs.fileno())),
+                env={**child_environment(), "TOKENIZERS_PARALLELISM": "false"},  # no threads
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what a parser says of a stranger's grammar
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+            directory = None if source.directory is None else str(source.directory)
+            vocabulary = Vocabulary(
+                directory,
+                source.vocabulary,
+                source.special_ids,
+                tuple({*info.eos_token_ids, *source.eos_token_ids}),
+                info.vocab_size,
+            )
+            send(ours, vocabulary)
+        except OSError as error:
+            ours.close()
+            self._fail_all(f"the tokenizer process cannot be started: {error}")
+            return
+        finally:
+            theirs.close()
+        self._control, self._frames = ours, FrameBuffer(ours)
+        self._is_open = False
+        self._opening_since = time.monotonic()
+
+    def _look_for_opening(self) -> bool:
+        try:
+            frame = self._frames.take()
+        except EOFError:
+            self._fail_all("the tokenizer process ended")
+            return False
+        if frame is None:
+            if time.monotonic() - self._opening_since > OPENING_SECONDS:
+                self._fail_all("the tokenizer process does not answer")
+            return False
+        error = msgspec.msgpack.decode(frame, type=Opened).error
+        if error:
+            self._fail_all(f"structured output cannot be had with this model: {error}", False)
+            return False
+        logger.info(
+            "structured output: the tokenizer process %d is ready after %.1f s",
+            self._process.pid if self._process is not None else -1,
+            time.monotonic() - self._opening_since,
+        )
+        self._is_open = True
+        return True
+
+    def _fail_all(self, error: str, is_fault: bool = True) -> None:
+        """Everything that waits; the next request tries again."""
+        if is_fault:
+            logger.error("structured output: %s", error)
+        for grammar in self._compiling:
+            grammar.fail(error, is_fault)
+        self._compiling = []
+        self._end_process()
+
+    def _end_process(self) -> None:
+        """Grammars that have been compiled live on."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._is_open = False
+
+    def close(self) -> None:
+        for grammar in self._grammars.values():
+            grammar.close()
+        self._grammars = {}
+        self._compiling = []
+        self._end_process()

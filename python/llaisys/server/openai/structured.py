@@ -1,0 +1,118 @@
+"""What the answer must look like, as clients say it: OpenAI's response_format, vLLM's older names
+(guided_*), llama.cpp's grammar and json_schema. All of them become one StructuredOutputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.options import Kind
+from llaisys.common.structured import FIELD, StructuredOutputs
+from llaisys.common.validation import check_choice, refuse
+from llaisys.tokenization.unicode_text import clean_text
+
+TEXT = "text"  # what a response_format that asks for nothing becomes
+FORMATS = (TEXT, "json_object", "json_schema", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat(Kind):
+    """OpenAI's, with llama.cpp's schema in json_object and vLLM's structural_tag."""
+
+    def check(self, name: str, value: Any) -> StructuredOutputs | str:
+        if not isinstance(value, Mapping):
+            raise refuse(name, value, "an object with a type")
+        kind = check_choice(f"{name}.type", value.get("type"), FORMATS)
+        if kind == TEXT:
+            return TEXT
+        if kind == "structural_tag":
+            return _made(name, {"structural_tag": dict(value)})
+        if kind == "json_object":
+            schema = value.get("schema")
+            wanted = {"json_object": True} if schema is None else {"json": schema, "lenient": True}
+            return _made(f"{name}.schema", wanted)
+        return _json_schema(f"{name}.json_schema", value.get("json_schema"))
+
+    def json_schema(self) -> dict[str, Any]:
+        kinds = {"type": "string", "enum": list(FORMATS)}
+        return {
+            "type": "object",
+            "properties": {"type": kinds, "json_schema": {"type": ["object", "null"]}},
+            "required": ["type"],
+        }
+
+
+def _json_schema(name: str, given: Any) -> StructuredOutputs:
+    """`strict` promises that everything in the schema is kept; without it, what cannot be is passed
+    over."""
+    if not isinstance(given, Mapping):
+        raise refuse(name, given, "an object with a schema")
+    strict = given.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise refuse(f"{name}.strict", strict, "true or false")
+    schema = given.get("schema")
+    if schema is None:
+        return _made(name, {"json_object": True})
+    return _made(f"{name}.schema", {"json": schema, "lenient": not strict})
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint(Kind):
+    """A field that is one of the constraints by itself."""
+
+    constraint: str
+    lenient: bool = False
+
+    def check(self, name: str, value: Any) -> StructuredOutputs:
+        wanted = {self.constraint: value}
+        return _made(name, wanted | ({"lenient": True} if self.lenient else {}))
+
+    def json_schema(self) -> dict[str, Any]:
+        kinds = {"json": ["object", "string", "boolean"], "choice": ["array"]}
+        return {"type": kinds.get(self.constraint, ["string"])}
+
+
+def _made(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
+    """Refused under the name that the client used."""
+    try:
+        return StructuredOutputs(**{key: _clean(item) for key, item in wanted.items()})
+    except InvalidInputError as error:
+        given = error.field or ""
+        text = str(error).replace(given, name, 1) if given else str(error)
+        raise InvalidInputError(
+            text, field=name, code=error.code, value=error.value, limit=error.limit
+        ) from None
+
+
+def _clean(value: Any) -> Any:
+    """Halves of characters, which no grammar could have, become U+FFFD."""
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return clean_text(value) if isinstance(value, str) else value
+
+
+# field of a request -> its kind
+STRUCTURED_FIELDS: dict[str, Kind] = {
+    "response_format": ResponseFormat(),
+    "guided_json": Constraint("json"),
+    "guided_regex": Constraint("regex"),
+    "guided_choice": Constraint("choice"),
+    "guided_grammar": Constraint("grammar"),
+    "grammar": Constraint("grammar"),
+    "json_schema": Constraint("json", lenient=True),
+}
+
+
+def structured_of(body: Any) -> StructuredOutputs | None:
+    """The one constraint of a request; None: it has none. Two are refused, unless they are the
+    same."""
+    given = {name: getattr(body, name) for name in (*STRUCTURED_FIELDS, FIELD)}
+    used = {name: value for name, value in given.items() if value not in (None, TEXT)}
+    names = list(used)
+    for name in names[1:]:
+        if used[name] != used[names[0]]:
+            message = f"{name} is given; it must be left out beside {names[0]}"
+            raise InvalidInputError(message, field=name, limit=f"left out beside {names[0]}")
+    return used[names[0]] if names else None

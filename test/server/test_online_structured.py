@@ -1,0 +1,214 @@
+"""Structured output over HTTP: every name that clients have for it, and grammars that mean harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from model_files import tiny_config, write_hf_model
+from server_helpers import ServerProcess
+
+CHAT = "/v1/chat/completions"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rom", "Ulm"]}, "n": {"type": "integer", "maximum": 9}},
+    "required": ["city", "n"],
+    "additionalProperties": False,
+}
+GBNF = 'root ::= "on" | "off"'
+# Each is refused within its limits; without them they would take minutes, gigabytes or the stack.
+HOSTILE: dict[str, dict[str, Any]] = {
+    "slow": {"json": {"type": "integer", "multipleOf": 1_000_003}},
+    "wide": {
+        "json": {
+            "type": "object",
+            "properties": {f"k{i}": {"type": "string"} for i in range(2500)},
+        }
+    },
+    "exponential": {
+        "json": {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}": {"const": c}}} for c in (1, 2)]}
+                for i in range(10)
+            ]
+        }
+    },
+    "deep": {"regex": "(" * 8000 + "a" + ")" * 8000},
+    "nested": {"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000},
+    "gbnf": {"grammar": "root ::= " + "(" * 9000 + '"a"' + ")" * 9000},
+    "empty": {"json": {"$ref": "#"}},
+    "unknown": {"json": {"type": "string", "contentEncoding": "base64", "not": {"const": "a"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    path = tmp_path_factory.mktemp("structured") / "model"
+    write_hf_model(path, tiny_config())
+    options = ["--model", str(path), "--threads", "1", "--max-model-len", "512"]
+    with ServerProcess(*options, real=True) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    chosen = {"max_tokens": 200, "seed": 1, "temperature": 1.0, **fields}
+    return {"messages": [{"role": "user", "content": "go"}], **chosen}
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def is_right(text: str) -> bool:
+    jsonschema.validate(json.loads(text), SCHEMA)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_good"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True,
+          "schema": SCHEMA}}}, is_right),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_right),
+        ({"structured_outputs": {"json": SCHEMA}}, is_right),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, re.compile("a|b").fullmatch),
+        ({"structured_outputs": {"regex": "x{3}"}}, re.compile("xxx").fullmatch),
+        ({"guided_json": SCHEMA}, is_right),
+        ({"guided_json": json.dumps(SCHEMA)}, is_right),
+        ({"guided_regex": "y{2}"}, re.compile("yy").fullmatch),
+        ({"guided_choice": ["c", "d"]}, re.compile("c|d").fullmatch),
+        ({"guided_grammar": GBNF}, re.compile("on|off").fullmatch),
+        ({"grammar": GBNF}, re.compile("on|off").fullmatch),
+        ({"json_schema": SCHEMA}, is_right),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_every_name_of_it_is_kept(client: httpx.Client, fields: Any, is_good: Any) -> None:
+    assert is_good(text_of(client.post(CHAT, json=body(**fields))))
+    completion = {"prompt": "go", "max_tokens": 200, "seed": 2, **fields}
+    assert is_good(text_of(client.post("/v1/completions", json=completion)))
+
+
+def test_openai_client_parses_and_streams(server: ServerProcess) -> None:
+    api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+    model = api.models.list().data[0].id
+    asked: Any = {"model": model, "messages": [{"role": "user", "content": "go"}], "seed": 5}
+    whole = api.chat.completions.create(**asked, response_format=form, max_tokens=200)
+    parts = api.chat.completions.create(**asked, response_format=form, max_tokens=200, stream=True)
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert is_right(text) and text == whole.choices[0].message.content
+
+
+def test_strict_is_the_difference_for_keywords_that_cannot_be_kept(client: httpx.Client) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
+    for strict in (True, False, None):
+        wanted = {"name": "a", "schema": schema, "strict": strict}
+        form = {"type": "json_schema", "json_schema": wanted}
+        response = client.post(CHAT, json=body(response_format=form))
+        assert response.status_code == (400 if strict else 200), response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+         "response_format.json_schema.schema"),
+        ({"guided_regex": "a" * 20_000}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"grammar": GBNF, "guided_regex": "a"}, "grammar"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"grammar": "root ::= missing"}, "structured_outputs.grammar"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_a_400_with_its_name(
+    client: httpx.Client, fields: Any, param: str
+) -> None:
+    for stream in (False, True):
+        response = client.post(CHAT, json=body(**fields, stream=stream))
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == param
+
+
+def test_a_hostile_grammar_is_refused_and_costs_nobody_else_a_step(client: httpx.Client) -> None:
+    """While they are looked at, another stream goes on and /health answers."""
+    plain = body(max_tokens=400, ignore_eos=True, stream=True)
+    gaps: list[float] = []
+    health: list[float] = []
+    done = threading.Event()
+
+    def read_stream() -> None:
+        with httpx.Client(base_url=client.base_url, timeout=120) as other:
+            while not done.is_set():
+                with other.stream("POST", CHAT, json=plain) as response:
+                    last = None
+                    for line in response.iter_lines():
+                        now = time.monotonic()
+                        if line and last is not None:
+                            gaps.append(now - last)
+                        last = now if line else last
+                        if done.is_set():
+                            break
+
+    def ask_health() -> None:
+        with httpx.Client(base_url=client.base_url, timeout=120) as other:
+            while not done.wait(0.05):
+                start = time.monotonic()
+                other.get("/health")  # 503 where a full machine keeps back a heartbeat for 0.6 s
+                health.append(time.monotonic() - start)
+
+    threads = [threading.Thread(target=read_stream), threading.Thread(target=ask_health)]
+    for thread in threads:
+        thread.start()
+    try:
+        for name, form in HOSTILE.items():
+            response = client.post(CHAT, json=body(structured_outputs=form))
+            assert response.status_code == 400, (name, response.text)
+            error = response.json()["error"]
+            assert error["param"].startswith("structured_outputs."), name
+        assert text_of(client.post(CHAT, json=body(guided_choice=["still here"]))) == "still here"
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert len(gaps) > 100 and len(health) > 5
+    # On a machine with two cores that is busy with tests; one compilation takes 2 s of CPU time.
+    assert sorted(gaps)[-5] < 1.0, sorted(gaps)[-5:]
+    assert max(health) < 0.5, max(health)
+
+
+def test_cancelling_while_a_grammar_is_compiled_leaves_nothing_behind(
+    client: httpx.Client, server: ServerProcess
+) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(CHAT, json=body(structured_outputs=HOSTILE["slow"]), timeout=0.2)
+    assert text_of(client.post(CHAT, json=body(guided_choice=["fine"]))) == "fine"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        metrics = client.get("/metrics").text
+        if re.search(r"num_requests_waiting\{[^}]*\} 0\.0", metrics):
+            return
+        time.sleep(0.2)
+    raise AssertionError("the request still waits")
