@@ -11,6 +11,7 @@ from soak_parts.traffic import Traffic
 
 MIB = 1 << 20
 GROWTH = 24 * MIB  # of the API process between the second fifth of the time and the last
+WARM_SECONDS = 600.0  # a shorter run says nothing about growth: caches are still being filled
 SETTLE_SECONDS = 30.0
 
 Checks = dict[str, bool]
@@ -118,10 +119,10 @@ def memory_is_flat(server: Server, samples: list[dict[str, Any]]) -> tuple[Check
             "most": max(row["descriptors"] for row in samples),
         },
     }
-    return {
-        "memory of the API process is flat": late - early < GROWTH,
-        "memory of the engines stays in the budget": most <= BUDGET,
-    }, facts
+    checks = {"memory of the engines stays in the budget": most <= BUDGET}
+    if samples[-1]["seconds"] - samples[0]["seconds"] > WARM_SECONDS:
+        checks["memory of the API process is flat"] = late - early < GROWTH
+    return checks, facts
 
 
 async def fewest_descriptors(server: Server) -> int:

@@ -257,6 +257,31 @@ def test_an_engine_that_dies_is_loaded_again_and_its_memory_is_free(tmp_path: Pa
     run(work())
 
 
+def test_the_pause_after_a_death_grows_until_a_request_was_answered(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path)
+
+        async def pause_after_death() -> int | None:
+            scene.engines["a"][-1].die()
+            with pytest.raises(ApiError) as caught:
+                await scene.ask("a")
+            scene.now += 60
+            return caught.value.retry_after
+
+        for _ in range(3):  # it works, and is killed now and then: nobody waits for long
+            await scene.ask("a")
+            assert await pause_after_death() == 1
+        pauses = []
+        for _ in range(3):  # it dies under the first request every time
+            _, release = await scene.directory.lease("a")
+            pauses.append(await pause_after_death())
+            release()
+        assert pauses == [2, 4, 8]
+        await scene.directory.close()
+
+    run(work())
+
+
 def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=0.05, max_waiting=2)

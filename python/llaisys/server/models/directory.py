@@ -117,7 +117,7 @@ class ModelDirectory:
             await self._wait_for(model)
         model.users += 1
         model.last_used = self._clock()
-        released = False
+        engine, released = model.service.engine, False
 
         def release() -> None:
             nonlocal released
@@ -125,6 +125,8 @@ class ModelDirectory:
                 released = True
                 model.users -= 1
                 model.last_used = self._clock()
+                if model.service.figures is engine and engine.dead is None:
+                    model.failures = 0  # it works: the next failure is another matter
                 self._changed.set()
 
         return model.service, release

@@ -11,7 +11,6 @@ from llaisys.server.service import Service
 
 FIRST_PAUSE = 1.0  # seconds after a failure in which the model is not tried again; then doubled
 LONGEST_PAUSE = 60.0
-PROVEN_SECONDS = 60.0  # an engine that lived for so long did not fail because of its model
 
 
 class State(Enum):
@@ -36,7 +35,7 @@ class ServedModel:
         self.reserved = 0  # bytes of the budget that it holds
         self.estimate = 0  # bytes that it said it needs; 0: not known yet
         self.problem: str | None = None  # why the last load, or the engine, failed
-        self.failures = 0  # in a row
+        self.failures = 0  # in a row, without a request that was answered in between
         self.retry_at = 0.0
         self.num_loads = self.num_unloads = self.num_failures = 0
         self.task: asyncio.Task[None] | None = None  # loads it
@@ -68,8 +67,6 @@ class ServedModel:
         return engine
 
     def failed(self, reason: str, now: float) -> None:
-        if self.loaded_at and now - self.loaded_at > PROVEN_SECONDS:
-            self.failures = 0
         self.failures += 1
         self.num_failures += 1
         self.problem = reason
