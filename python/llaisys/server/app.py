@@ -87,14 +87,17 @@ def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
 
     @app.get("/health", tags=["status"])
     async def health() -> Response:
-        """200 when the model is loaded and the engine's heart beats; 503 otherwise, while it loads
-        with `status: loading`, the stage and how much of it is done (0 to 1, null: not known).
+        """200 when the model is loaded and the engine's heart beats (of several replicas one's, with
+        `status: degraded` when not all do); 503 otherwise, while it loads with `status: loading`,
+        the stage and how much of it is done (0 to 1, null: not known).
         With several models 200: /v1/models says how each of them is."""
         if one is None:
             return json_response({"status": "ok"})
         engine = one.engine
         if engine.problem is not None:
             raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
+        if engine.is_ready and engine.degraded:
+            return json_response({"status": "degraded", "replicas_down": engine.degraded})
         if engine.is_ready:
             return json_response({"status": "ok"})
         stage, done, total = engine.loading or ("starting", 0, 0)

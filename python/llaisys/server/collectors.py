@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,8 +14,22 @@ from llaisys.server.keys.ring import KeyRing
 from llaisys.server.metrics import PREFIX
 
 
+class ReplicaFigures(Protocol):
+    """The part of a Replica that is read here."""
+
+    index: int
+    is_up: bool
+    restarts: int
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+
 class EngineFigures(Protocol):
     """The part of AsyncLLMEngine that is read here."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaFigures]: ...
 
     @property
     def stats(self) -> EngineStats: ...
@@ -136,6 +150,42 @@ class EngineCollector(Collector):
                     if metric == name:
                         family.add_metric([model, *([value] if label else [])], count)
             yield family
+
+
+REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaFigures], float]]] = {
+    "replica_up": ("1 when it works.", lambda replica: float(replica.is_up)),
+    "replica_requests_running": ("Sequences.", lambda replica: replica.stats.num_running),
+    "replica_requests_waiting": ("Sequences.", lambda replica: replica.stats.num_waiting),
+}
+
+
+class ReplicaCollector(Collector):
+    """Of each engine of a model that has several."""
+
+    def __init__(self, models: Iterable[MeasuredModel]) -> None:
+        self.models = models
+
+    def collect(self) -> Iterable[Metric]:
+        rows = [
+            (model.metric_name, replica)
+            for model in self.models
+            if model.metric_name and model.figures is not None
+            for replica in model.figures.replicas
+        ]
+        if not rows:
+            return
+        labels = ["model_name", "replica"]
+        for name, (text, value) in REPLICA_GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+            for model, replica in rows:
+                gauge.add_metric([model, str(replica.index)], value(replica))
+            yield gauge
+        restarts = CounterMetricFamily(
+            PREFIX + "replica_restarts", "Since the server began.", labels=labels
+        )
+        for model, replica in rows:
+            restarts.add_metric([model, str(replica.index)], replica.restarts)
+        yield restarts
 
 
 class KeyCollector(Collector):

@@ -37,6 +37,7 @@ from llaisys.server.config_file import fill_from_file
 from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
 from llaisys.server.models.entries import ModelEntry, entries_of, model_tables, read_models_file
 
+MAX_REPLICAS = 64
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"
 
@@ -140,6 +141,7 @@ class ServerConfig:
     )  # of the model, of each service's own
     models: tuple[ModelEntry, ...] = ()  # when there are several
     model_limits: ModelLimits = field(default_factory=ModelLimits)
+    data_parallel_size: int = 1  # engine processes with the same model
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     served_model_names: tuple[str, ...] = ()  # () : the model's own name
@@ -169,6 +171,9 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_int("port", self.port, 0, 65535)
+        check_int("data_parallel_size", self.data_parallel_size, 1, MAX_REPLICAS)
+        if self.models and self.data_parallel_size > 1:
+            raise refuse("data_parallel_size", self.data_parallel_size, "1 with several models")
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
         object.__setattr__(self, "api_keys", named_keys(self.api_keys))
@@ -182,6 +187,20 @@ class ServerConfig:
         check_choice("log_format", self.log_format, FORMATS)
         check_choice("log_level", self.log_level, LEVELS)
         check_float("drain_timeout", self.drain_timeout, 0)
+
+    @property
+    def engine_of_replica(self) -> EngineConfig:
+        """What each engine process gets: with several of them, its share of the cores."""
+        engine, count = self.engine, self.data_parallel_size
+        if count == 1 or engine.n_threads:
+            return engine
+        ranks = count * engine.parallel.tensor_parallel_size
+        return replace(engine, n_threads=max(1, len(os.sched_getaffinity(0)) // ranks))
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once, on all replicas together."""
+        return self.engine.scheduler.max_num_seqs * self.data_parallel_size
 
     @property
     def has_private_prefixes(self) -> bool:
@@ -205,7 +224,7 @@ class ServerConfig:
             return self.limits.max_per_key
         if len(self.keys) < 2:
             return 0
-        return max(1, (self.engine.scheduler.max_num_seqs + self.limits.max_queued) // 2)
+        return max(1, (self.max_num_seqs + self.limits.max_queued) // 2)
 
     @property
     def max_session_bytes_per_key(self) -> int | None:
@@ -225,6 +244,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", help="127.0.0.1 unless it is given")
     group.add_argument("--port", type=int, help="8000 unless it is given; 0: any free one")
+    group.add_argument(
+        "--data-parallel-size",
+        type=int,
+        metavar="N",
+        help="engine processes with this model; each takes its share of the requests and cores",
+    )
     group.add_argument("--served-model-name", nargs="+", metavar="NAME")
     group.add_argument(
         "--api-key",
@@ -309,6 +334,7 @@ AS_THEY_ARE = (
     *("host", "port", "api_key_file", "share_prefix_cache", "ssl_certfile", "ssl_keyfile"),
     *("ssl_keyfile_password", "session_file", "webui", "strict_fields", "drain_timeout"),
     *("otlp_traces_endpoint", "log_level", "log_format", "tool_call_parser", "reasoning_parser"),
+    "data_parallel_size",
 )
 
 

@@ -62,9 +62,7 @@ class Service:
         self.body_lane = shared.body_lane
         self.model_names: tuple[str, ...] = config.served_model_names
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
-        self.admission = Admission(
-            config.limits, config.engine.scheduler.max_num_seqs, config.max_per_key
-        )
+        self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
         self.logprobs = LogprobBudget(config.limits.max_logprobs)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())

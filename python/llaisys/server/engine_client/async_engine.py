@@ -46,6 +46,7 @@ from llaisys.server.errors import (
     UnknownRequestError,
 )
 from llaisys.server.lanes import Lane
+from llaisys.server.replicas.replica_set import Replica, ReplicaSet
 from llaisys.tokenization.render_limits import OutOfBudget, cpu_budget
 
 P = ParamSpec("P")
@@ -100,7 +101,8 @@ class AsyncLLMEngine:
         self.style = ChatStyle()  # of the model's chats, once it is loaded
         self.ready = asyncio.Event()  # loaded, or dead
         self.on_death: list[Callable[[str], None]] = []
-        self._link = EngineLink(
+        link = EngineLink if config.data_parallel_size == 1 else ReplicaSet
+        self._link: EngineLink | ReplicaSet = link(
             config, process or EngineProcess(config), self._on_message, self._on_death
         )
         self._inputs: InputProcessor | None = None
@@ -156,6 +158,16 @@ class AsyncLLMEngine:
         """(stage, done, total) while the model is being loaded; None before and after."""
         beat = self._link.heartbeat
         return None if beat is None or self.is_ready else beat.loading
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The engines, where there are several."""
+        return self._link.replicas if isinstance(self._link, ReplicaSet) else []
+
+    @property
+    def degraded(self) -> list[int]:
+        """The replicas that do not work although others do."""
+        return self._link.degraded if isinstance(self._link, ReplicaSet) else []
 
     @property
     def stats(self) -> EngineStats:

@@ -19,7 +19,7 @@ class EngineProcess(ChildProcess):
                 "max_failed_steps": config.health.max_failed_steps,
                 "log_level": config.log_level,
                 "log_format": config.log_format,
-                "engine": config.engine.to_wire(),
+                "engine": config.engine_of_replica.to_wire(),
                 "ask_first": ask_first,
             },
         )

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llaisys.common.machine_memory import available_memory
-from llaisys.server.collectors import EngineCollector, KeyCollector
+from llaisys.server.collectors import EngineCollector, KeyCollector, ReplicaCollector
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.metrics import PREFIX
@@ -29,6 +29,7 @@ def open_models(shared: Shared, process: EngineProcess | None) -> Models:
         service = Service(shared, config)
         service.figures = AsyncLLMEngine(config, process)
         shared.metrics.watch(EngineCollector([service]))
+        shared.metrics.watch(ReplicaCollector([service]))
         return OneModel(service)
     services = [
         Service(shared, replace(config, engine=entry.engine, served_model_names=entry.names))

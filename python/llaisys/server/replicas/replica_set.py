@@ -1,0 +1,329 @@
+"""Several engines that look like one: what AsyncLLMEngine has instead of a single EngineLink.
+
+    Replica: STARTING -> UP -> DOWN (its process is gone) -> STARTING, after a pause
+
+A request lives on one replica. When that one dies before the request has any token, the request is
+sent to another; later, it ends with an error. A replica that dies comes back by itself, after a
+pause that doubles while it keeps dying. Only a set of which no replica was ever up gives up: then
+something is wrong with the model, and not with a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from llaisys.common.logs import log_event
+from llaisys.common.types import ModelInfo, RequestStatus
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.link import EngineLink
+from llaisys.server.engine_client.messages import (
+    EngineStats,
+    Finish,
+    FromEngine,
+    Heartbeat,
+    Outputs,
+    Ready,
+    Rejected,
+    Submit,
+    ToEngine,
+    Update,
+)
+from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.errors import EngineDeadError
+from llaisys.server.replicas.router import PrefixRouter, Route
+
+logger = logging.getLogger("llaisys.server")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica that died is started again
+STEADY_SECONDS = 60.0  # up for so long, a replica's earlier deaths are forgotten
+
+FAILED = RequestStatus.FINISHED_ERROR.value
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A request's place. `submit` is there as long as it could go elsewhere."""
+
+    route: Route
+    open: set[str]  # names of the choices that have not ended
+    submit: Submit | None
+
+
+class Replica:
+    """One engine process after another."""
+
+    def __init__(self, index: int, link: EngineLink) -> None:
+        self.index = index
+        self.link = link
+        self.is_up = False
+        self.up_since = 0.0
+        self.restarts = 0
+        self.pause = FIRST_PAUSE
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.link.stats
+
+
+class ReplicaSet:
+    """As EngineLink: `on_message` gets what the engines say, `on_death` is called once when all is
+    lost."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        process: EngineProcess,
+        on_message: Callable[[FromEngine], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        self.dead: str | None = None
+        self._config = config
+        self._on_message = on_message
+        self._on_death = on_death
+        self._info: ModelInfo | None = None  # of the first replica that was up
+        self._router: PrefixRouter | None = None
+        self._placed: dict[str, _Placed] = {}  # by the prompt's name
+        self._group_of: dict[str, str] = {}  # a choice's name -> its prompt's
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._counted = EngineStats()  # by engines that are gone
+        first = self._link(0, process)
+        others = [
+            self._link(index, EngineProcess(config))
+            for index in range(1, config.data_parallel_size)
+        ]
+        self.replicas = [Replica(index, link) for index, link in enumerate([first, *others])]
+
+    def _link(self, index: int, process: EngineProcess) -> EngineLink:
+        return EngineLink(
+            self._config,
+            process,
+            lambda message: self._hear(self.replicas[index], message),
+            lambda reason: self._lose(self.replicas[index], reason),
+        )
+
+    def start(self) -> None:
+        for replica in self.replicas:
+            replica.link.start()
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.link.close() for replica in self.replicas))
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> str | None:
+        """Why no request can be answered now; None: some replica can."""
+        if self.dead is not None:
+            return self.dead
+        problems = [replica.link.problem for replica in self.replicas]
+        if self._info is not None and not any(replica.is_up for replica in self.replicas):
+            return problems[0] or "every replica is being started again"
+        return None if None in problems else problems[0]
+
+    @property
+    def degraded(self) -> list[int]:
+        """The replicas that do not work although others do."""
+        return [
+            replica.index
+            for replica in self.replicas
+            if self._info is not None and (not replica.is_up or replica.link.problem is not None)
+        ]
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        beats = [replica.link.heartbeat for replica in self.replicas]
+        heard = [beat for beat in beats if beat is not None]
+        if not heard:
+            return None
+        return msgspec.structs.replace(
+            heard[0],
+            cpu_seconds=sum(beat.cpu_seconds for beat in heard),
+            rss_bytes=sum(beat.rss_bytes for beat in heard),
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        return total([self._counted, *(replica.link.stats for replica in self.replicas)])
+
+    # ---- to the engines ------------------------------------------------------------------------
+
+    def send(self, message: ToEngine) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+        if isinstance(message, Submit):
+            self._place(message)
+        elif isinstance(message, Finish):
+            self._finish(message)
+        else:  # of no request
+            for replica in self.replicas:
+                replica.link.send(message)
+
+    def _place(self, submit: Submit) -> None:
+        alive = {r.index for r in self.replicas if r.is_up and r.link.problem is None}
+        if self._router is None or not alive:
+            raise EngineDeadError("no replica is up")
+        route = self._router.assign(
+            submit.prompt_token_ids,
+            submit.cache_salt,
+            submit.sampling.get("max_tokens"),
+            len(submit.request_ids),
+            alive,
+        )
+        try:
+            self.replicas[route.replica].link.send(submit)
+        except BaseException:
+            self._router.done(route)
+            raise
+        self._placed[submit.group] = _Placed(route, set(submit.request_ids), submit)
+        self._group_of.update(dict.fromkeys(submit.request_ids, submit.group))
+
+    def _finish(self, message: Finish) -> None:
+        names: dict[int, list[str]] = {}
+        for name in message.request_ids:
+            group = self._group_of.get(name)
+            if group is not None:
+                names.setdefault(self._placed[group].route.replica, []).append(name)
+        for index, own in names.items():
+            if self.replicas[index].is_up:
+                self.replicas[index].link.send(Finish(own, message.stopped))
+            if message.stopped:  # not answered
+                self._ended(own)
+
+    def _ended(self, names: Iterable[str]) -> None:
+        """These choices are over; with the last one of a prompt, its work is."""
+        assert self._router is not None
+        for name in names:
+            group = self._group_of.pop(name, None)
+            if group is None:
+                continue
+            placed = self._placed[group]
+            placed.open.discard(name)
+            if not placed.open:
+                del self._placed[group]
+                self._router.done(placed.route)
+
+    # ---- from the engines ----------------------------------------------------------------------
+
+    def _hear(self, replica: Replica, message: FromEngine) -> None:
+        if isinstance(message, Ready):
+            self._ready(replica, message)
+            return
+        if isinstance(message, Outputs):
+            for update in message.updates:
+                group = self._group_of.get(update.request_id)
+                if group is not None and update.token_ids:
+                    self._placed[group].submit = None  # it has begun here
+        self._on_message(message)
+        if isinstance(message, Outputs):
+            over = [u.request_id for u in message.updates if RequestStatus(u.status).finished]
+            self._ended(over)
+        elif isinstance(message, Rejected):
+            self._ended(message.request_ids)
+
+    def _ready(self, replica: Replica, message: Ready) -> None:
+        if self._info is None:
+            info = self._info = message.info
+            count = len(self.replicas)
+            self._router = PrefixRouter(info.block_size, info.num_blocks, count)
+            self._on_message(message)
+        elif message.info.vocab_size != self._info.vocab_size:
+            replica.link.give_up("the model is another one than the other replicas have")
+            return
+        replica.is_up = True
+        replica.up_since = asyncio.get_running_loop().time()
+        pid = replica.link.process.popen.pid
+        log_event(logger, logging.INFO, "replica up", replica=replica.index, pid=pid)
+
+    def _lose(self, replica: Replica, reason: str) -> None:
+        """Its process is gone or has been given up."""
+        was_up, replica.is_up = replica.is_up, False
+        log_event(logger, logging.ERROR, "replica down", replica=replica.index, reason=reason)
+        if self._info is None:
+            self.give_up(reason)
+            return
+        stats = replica.link.stats
+        replica.link.stats = EngineStats()
+        self._counted = total([self._counted, without_gauges(stats)])
+        if was_up:
+            assert self._router is not None
+            self._router.forget(replica.index)
+            self._move_requests(replica, reason)
+        task = asyncio.create_task(self._restart(replica))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _move_requests(self, replica: Replica, reason: str) -> None:
+        """To another replica those that have not begun; the others end, with one error each."""
+        lost = [g for g, placed in self._placed.items() if placed.route.replica == replica.index]
+        error = f"replica {replica.index} has died: {reason}"
+        for group in lost:
+            placed = self._placed[group]
+            names, submit = sorted(placed.open), placed.submit
+            self._ended(names)
+            try:
+                if submit is None or len(names) != len(submit.request_ids):
+                    raise EngineDeadError(error)
+                self._place(submit)
+            except EngineDeadError:
+                failed = [Update(name, [], FAILED, error=error) for name in names]
+                self._on_message(Outputs(failed, self.stats))
+
+    async def _restart(self, replica: Replica) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - replica.up_since > STEADY_SECONDS and replica.up_since:
+            replica.pause = FIRST_PAUSE
+        await asyncio.sleep(replica.pause)
+        replica.pause = min(2 * replica.pause, LONGEST_PAUSE)
+        await replica.link.close()
+        replica.restarts += 1
+        log_event(logger, logging.INFO, "replica starts again", replica=replica.index)
+        replica.link = self._link(replica.index, EngineProcess(self._config))
+        replica.link.start()
+
+    def give_up(self, reason: str) -> None:
+        """End the whole set: what it serves cannot be used."""
+        if self.dead is not None or self._closing:
+            return
+        self.dead = reason
+        for replica in self.replicas:
+            replica.link.give_up(reason, logged=True)
+        self._on_death(reason)
+
+
+def without_gauges(stats: EngineStats) -> EngineStats:
+    return msgspec.structs.replace(
+        stats, num_running=0, num_waiting=0, kv_blocks=0, kv_blocks_used=0, kv_blocks_cached=0
+    )
+
+
+def total(parts: Sequence[EngineStats]) -> EngineStats:
+    """The counters of several engines as those of one."""
+    summed = EngineStats()
+    drafts = sum(part.spec_decode_num_drafts for part in parts)
+    for name in EngineStats.__struct_fields__:
+        values = [getattr(part, name) for part in parts]
+        if name == "stage_seconds":
+            stages = {stage for value in values for stage in value}
+            summed.stage_seconds = {s: sum(value.get(s, 0.0) for value in values) for s in stages}
+        elif name == "spec_decode_accepted_per_position":
+            longest = max(map(len, values), default=0)
+            padded = [[*value, *[0] * (longest - len(value))] for value in values]
+            summed.spec_decode_accepted_per_position = [
+                sum(column) for column in zip(*padded, strict=True)
+            ]
+        elif name != "spec_decode_mean_accepted_length":
+            setattr(summed, name, sum(values))
+    if drafts:
+        accepted = summed.spec_decode_num_accepted_tokens
+        summed.spec_decode_mean_accepted_length = 1 + accepted / drafts
+    return summed

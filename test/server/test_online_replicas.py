@@ -1,0 +1,180 @@
+"""`serve --data-parallel-size`: several engines behind one server, also when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from http_helpers import reply
+from server_helpers import Gate, ServerProcess, alive, sse_events
+
+COMPLETIONS = "/v1/completions"
+STEP = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
+TWO = ("--data-parallel-size", "2")
+
+
+def pids(server: ServerProcess) -> dict[int, int]:
+    """The replicas' processes, by their numbers."""
+    return {e["replica"]: e["pid"] for e in server.events() if e.get("message") == "replica up"}
+
+
+def wait_up(server: ServerProcess) -> None:
+    def all_up() -> bool:
+        with server.client() as client:
+            return client.get("/health").json().get("status") == "ok"
+
+    server.wait_for(all_up, "all replicas")
+
+
+def ask(server: ServerProcess, prompt: str, max_tokens: int) -> list[int] | str:
+    """The tokens of an answer, or the error that ended it."""
+    body = {
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+        "return_token_ids": True,
+    }  # fmt: skip
+    tokens: list[int] = []
+    with server.client() as client, client.stream("POST", COMPLETIONS, json=body) as response:
+        if response.status_code != 200:
+            return str(response.read())
+        for event in sse_events(response):
+            if event == "[DONE]":
+                break
+            data = json.loads(event)
+            if "error" in data:
+                return str(data["error"]["message"])
+            tokens += data["choices"][0].get("token_ids") or []
+    return tokens
+
+
+def ask_all(
+    pool: ThreadPoolExecutor, server: ServerProcess, count: int, max_tokens: int
+) -> dict[str, Future[list[int] | str]]:
+    prompts = [f"question {number} of several" for number in range(count)]
+    return {prompt: pool.submit(ask, server, prompt, max_tokens) for prompt in prompts}
+
+
+def metric(server: ServerProcess, name: str) -> dict[int, float]:
+    with server.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith(f"llaisys:{name}{{")]
+    return {int(line.split('replica="')[1][0]): float(line.split()[-1]) for line in found}
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(*TWO, env=STEP) as process:
+        process.wait_ready()
+        wait_up(process)
+        yield process
+
+
+def test_requests_are_shared_and_answers_are_the_same(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = ask_all(pool, server, 8, 30)
+        server.wait_for(
+            lambda: min(metric(server, "replica_requests_running").values()) > 0,
+            "both replicas to run something",
+        )
+        for prompt, answer in answers.items():
+            assert answer.result() == reply(prompt, 30)
+    server.wait_idle()
+    assert metric(server, "replica_up") == {0: 1.0, 1: 1.0}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_replica_that_dies_takes_its_own_requests_only_and_comes_back(how: int) -> None:
+    with ServerProcess(*TWO, "--engine-dead-after", "1", env=STEP) as server:
+        server.wait_ready()
+        wait_up(server)
+        with ThreadPoolExecutor(8) as pool:
+            answers = ask_all(pool, server, 8, 150)
+            server.wait_for(
+                lambda: min(metric(server, "replica_requests_running").values()) > 1,
+                "both replicas to run something",
+            )
+            victim = pids(server)[0]
+            os.kill(victim, how)
+            with server.client() as client:
+                server.wait_for(
+                    lambda: client.get("/health").json().get("status") == "degraded", "degraded"
+                )
+                assert client.get("/health").json()["replicas_down"] == [0]
+                during = ask(server, "asked meanwhile", 5)
+            results = {prompt: answer.result() for prompt, answer in answers.items()}
+        assert during == reply("asked meanwhile", 5)
+        right = [p for p, tokens in results.items() if tokens == reply(p, 150)]
+        wrong = [str(answer) for p, answer in results.items() if p not in right]
+        assert right and wrong
+        assert set(wrong) == {"the engine failed on this request"}  # the log says why
+        assert any("replica down" in line for line in server.log)
+        wait_up(server)
+        assert metric(server, "replica_restarts_total") == {0: 1.0, 1: 0.0}
+        assert not alive(victim)
+        assert pids(server)[0] != victim
+        with ThreadPoolExecutor(8) as pool:
+            for prompt, answer in ask_all(pool, server, 8, 10).items():
+                assert answer.result() == reply(prompt, 10)
+        server.wait_idle()
+
+
+def test_requests_without_a_token_are_answered_by_another_replica(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with ServerProcess(*TWO, env=gate.env) as server, ThreadPoolExecutor(6) as pool:
+        server.wait_ready()
+        wait_up(server)
+        gate.order("wait")
+        answers = ask_all(pool, server, 6, 5)
+        gate.hold()
+        time.sleep(1)  # until each has been sent to its replica
+        os.kill(pids(server)[1], signal.SIGKILL)
+        server.wait_for(lambda: metric(server, "replica_up")[1] == 0.0, "the death to be noticed")
+        gate.open()
+        for prompt, answer in answers.items():
+            assert answer.result() == reply(prompt, 5)
+
+
+def test_no_replica_is_a_503_until_one_is_back(server: ServerProcess) -> None:
+    for pid in pids(server).values():
+        os.kill(pid, signal.SIGKILL)
+    with server.client() as client:
+        server.wait_for(lambda: client.get("/health").status_code == 503, "nothing to work")
+        refused = client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
+        assert refused.status_code == 503, refused.text
+    wait_up(server)
+    assert ask(server, "again", 4) == reply("again", 4)
+
+
+def test_a_cancelled_request_frees_its_replica(server: ServerProcess) -> None:
+    with server.client() as client:
+        body = {"prompt": "long", "max_tokens": 500, "stream": True, "ignore_eos": True}
+        headers = {"X-Request-Id": "the-long-one"}
+        with client.stream("POST", COMPLETIONS, json=body, headers=headers) as response:
+            events = sse_events(response)
+            next(events)
+            with server.client() as other:
+                assert other.post("/v1/requests/the-long-one/cancel").json()["cancelled"] is True
+    server.wait_idle()
+
+
+def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
+    with ServerProcess("/no/such/model", *TWO, real=True) as server:
+        assert server.process.wait(60) == 1
+        assert any("no/such/model" in line for line in server.log)
+
+
+def test_a_stopped_server_leaves_no_replica_behind(server: ServerProcess) -> None:
+    children = pids(server)
+    assert server.stop() == 0
+    assert not any(alive(pid) for pid in children.values())
+
+
+def test_the_number_is_checked() -> None:
+    with ServerProcess("--data-parallel-size", "0") as server:
+        assert server.process.wait(30) == 1
+        assert any("data_parallel_size is 0" in line for line in server.log)

@@ -1,0 +1,101 @@
+"""Which replica takes a prompt."""
+
+from __future__ import annotations
+
+import random
+
+from llaisys.server.replicas.router import EXPECTED_TOKENS, MAX_EXCESS, PrefixRouter, Route
+
+BLOCK = 4
+
+
+def router(replicas: int = 2, blocks: int = 1000) -> PrefixRouter:
+    return PrefixRouter(BLOCK, blocks, replicas)
+
+
+def assign(
+    to: PrefixRouter, prompt: list[int], salt: str = "", max_tokens: int = 1, **options: set[int]
+) -> Route:
+    alive = options.get("alive", set(range(len(to.load))))
+    return to.assign(prompt, salt, max_tokens, 1, alive)
+
+
+def test_a_prompt_goes_where_its_beginning_has_been_computed() -> None:
+    to = router(3)
+    first = assign(to, list(range(40)))
+    other = assign(to, list(range(100, 140)))
+    assert other.replica != first.replica  # the least loaded one
+    again = assign(to, [*range(36), 7, 7, 7, 7])
+    assert (again.replica, again.known) == (first.replica, 36)
+    assert again.work == 4 + 1
+
+
+def test_only_full_blocks_with_the_same_beginning_and_salt_count() -> None:
+    to = router()
+    assign(to, list(range(40)), salt="alice")
+    assert assign(to, list(range(3)), salt="alice").known == 0
+    assert assign(to, list(range(40)), salt="bob").known == 0
+    assert assign(to, [9, *range(1, 40)], salt="alice").known == 0
+    assert assign(to, list(range(42)), salt="alice").known == 40
+
+
+def test_a_replica_with_much_more_to_do_does_not_get_more() -> None:
+    to = router()
+    prompt = list(range(40))
+    first = assign(to, prompt)
+    while to.load[first.replica] - min(to.load) <= MAX_EXCESS:
+        assert assign(to, prompt, max_tokens=10_000).replica == first.replica
+    assert to.load[first.replica] <= MAX_EXCESS + EXPECTED_TOKENS + len(prompt)
+    assert assign(to, prompt).replica != first.replica
+
+
+def test_a_very_long_prefix_is_worth_a_longer_wait() -> None:
+    to = PrefixRouter(BLOCK, 10_000, 2)
+    prompt = list(range(4000))  # as much as the excess that is borne
+    first = assign(to, prompt)
+    to.load[first.replica] += MAX_EXCESS + 1
+    short = assign(to, prompt[:40])
+    assert short.replica != first.replica
+    to.done(short)
+    to.load[first.replica] = 3900
+    assert assign(to, prompt).replica == first.replica
+
+
+def test_work_that_is_done_counts_no_more_and_the_dead_get_none() -> None:
+    to = router(3)
+    routes = [assign(to, [i] * 50) for i in range(30)]
+    assert all(to.load)
+    for route in routes:
+        to.done(route)
+    assert to.load == [0, 0, 0]
+    known = assign(to, [0] * 50)
+    to.forget(known.replica)
+    assert assign(to, [0] * 50, alive={0, 1, 2} - {known.replica}).replica != known.replica
+    assert to._matched(known.replica, to._keys([0] * 50, "")) == 0
+
+
+def test_what_a_cache_cannot_hold_is_forgotten_the_oldest_first() -> None:
+    to = router(1, blocks=10)
+    assign(to, list(range(0, 20)))
+    assign(to, list(range(100, 120)))
+    assert assign(to, list(range(0, 20))).known == 20
+    assign(to, list(range(200, 220)))  # in the place of the second
+    assert assign(to, list(range(0, 20))).known == 20
+    assert assign(to, list(range(100, 120))).known == 0
+
+
+def test_shared_prefixes_are_found_and_load_stays_even() -> None:
+    rng = random.Random(5)
+    to = PrefixRouter(16, 2000, 4)
+    prefixes = [[rng.randrange(50_000) for _ in range(800)] for _ in range(12)]
+    open_routes: list[Route] = []
+    tokens = known = 0
+    for _ in range(1500):
+        prompt = prefixes[rng.randrange(12)] + [rng.randrange(50_000) for _ in range(100)]
+        route = to.assign(prompt, "", 64, 1, {0, 1, 2, 3})
+        tokens, known = tokens + len(prompt), known + route.known
+        open_routes.append(route)
+        if len(open_routes) > 40:
+            to.done(open_routes.pop(rng.randrange(len(open_routes))))
+        assert max(to.load) - min(to.load) <= MAX_EXCESS + 900 + 64
+    assert known / tokens > 0.8
