@@ -40,6 +40,7 @@ from llaisys.server.replicas.router import PrefixRouter, Route
 logger = logging.getLogger("llaisys.server")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica that died is started again
+ROUTED_BLOCKS = 4  # of the KV cache, as one for the router
 STEADY_SECONDS = 60.0  # up for so long, a replica's earlier deaths are forgotten
 
 FAILED = RequestStatus.FINISHED_ERROR.value
@@ -234,7 +235,8 @@ class ReplicaSet:
         if self._info is None:
             info = self._info = message.info
             count = len(self.replicas)
-            self._router = PrefixRouter(info.block_size, info.num_blocks, count)
+            size, blocks = info.block_size * ROUTED_BLOCKS, info.num_blocks // ROUTED_BLOCKS
+            self._router = PrefixRouter(size, max(1, blocks), count)
             self._on_message(message)
         elif message.info.vocab_size != self._info.vocab_size:
             replica.link.give_up("the model is another one than the other replicas have")

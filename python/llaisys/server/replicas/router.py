@@ -1,5 +1,6 @@
-"""Which replica takes a prompt: the one that has computed the longest beginning of it, unless that
-one has much more to do than another; then the one with the least.
+"""Which replica takes a prompt: the one that would have the least to do with it. What a replica has
+computed already is no work, so a prompt goes where the longest beginning of it is known, unless that
+one has so much more to do that another is done earlier all the same.
 
 What a replica has computed is not asked but remembered: the blocks of the prompts that were sent to
 it, as many as its KV cache holds, the latest ones. A wrong guess costs time and nothing else.
@@ -13,11 +14,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-# Work that a replica may have beyond the least loaded one and still get the prompts that it knows,
-# in tokens. Less spreads a common prefix over all of them, more lets queues grow (docs/scaling.md).
-MAX_EXCESS = 4096
-MAX_BLOCKS = 1024  # of a prompt that are looked at; what follows them does not change the choice
+MAX_BLOCKS = 512  # of a prompt that are looked at; what follows them does not change the choice
 EXPECTED_TOKENS = 256  # of an answer, when a request allows more
+ANSWER_COST = 4  # work of a token that is generated; one of a prompt has 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +24,15 @@ class Route:
     """A request on its replica, until `done`."""
 
     replica: int
-    work: int  # tokens
+    work: int  # in tokens of a prompt
     known: int  # tokens of the prompt that the replica is believed to have
 
 
 class PrefixRouter:
+    """A block is what is compared at once; the larger, the cheaper a choice and the coarser."""
+
     def __init__(self, block_size: int, blocks_per_replica: int, replicas: int) -> None:
-        self.load = [0] * replicas  # tokens of open requests
+        self.load = [0] * replicas  # the work of open requests
         self._block_size = block_size
         self._capacity = blocks_per_replica
         self._known: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
@@ -47,14 +48,17 @@ class PrefixRouter:
         """Chooses one of `alive`, which are not none, and counts the request as its work."""
         keys = self._keys(prompt, salt)
         known = {replica: self._matched(replica, keys) for replica in alive}
-        least = min(alive, key=lambda replica: (self.load[replica], -known[replica], replica))
-        best = max(alive, key=lambda replica: (known[replica], -self.load[replica], -replica))
-        saved = (known[best] - known[least]) * self._block_size
-        excess = self.load[best] - self.load[least]
-        replica = best if excess <= max(MAX_EXCESS, saved) else least
+        replica = min(
+            alive,
+            key=lambda index: (
+                self.load[index] - known[index] * self._block_size,
+                -known[index],
+                index,
+            ),
+        )
         tokens = known[replica] * self._block_size
         answer = EXPECTED_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_TOKENS)
-        route = Route(replica, len(prompt) - tokens + choices * answer, tokens)
+        route = Route(replica, len(prompt) - tokens + ANSWER_COST * choices * answer, tokens)
         self._remember(replica, keys)
         self.load[replica] += route.work
         return route
@@ -86,7 +90,7 @@ class PrefixRouter:
         """The last block is the first to be forgotten, as in the engine's own cache."""
         known = self._known[replica]
         for key in reversed(keys):
+            known.pop(key, None)
             known[key] = None
-            known.move_to_end(key)
         while len(known) > self._capacity:
             known.popitem(last=False)
