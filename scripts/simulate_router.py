@@ -3,12 +3,12 @@
     python scripts/simulate_router.py [--replicas 4,8,16,32,64] [--seconds 600] [--seed 0]
 
 Conversations of many tenants: each tenant has a system prompt (their popularity is Zipf's), each
-conversation several turns, and a turn's prompt is everything before it. A replica takes requests one
-after the other: the part of the prompt that its cache (LRU, whole blocks) does not have at the speed
-of a prefill, then the answer at the speed of decoding in a batch. Requests come at random times, so
-many that the replicas would be busy for `--load` of the time if no cache had anything: above 1 they
-can be answered only because caches have. The table shows how much of the prompts was found and the
-time to the first token.
+conversation several turns, and a turn's prompt is everything before it. A replica takes requests
+one after the other: the part of the prompt that its cache (LRU, whole blocks) does not have at the
+speed of a prefill, then the answer at the speed of decoding in a batch. Requests come at random
+times, so many that the replicas would be busy for `--load` of the time if no cache had anything:
+above 1 they can be answered only because caches have. The table shows how much of the prompts was
+found and the time to the first token.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Traffic:
 
     def __init__(self, rng: random.Random, tenants: int, rate: float, seconds: float) -> None:
         self._rng = rng
-        self._systems = [[rng.getrandbits(30) for _ in range(SYSTEM_TOKENS)] for _ in range(tenants)]
+        self._systems = [
+            [rng.getrandbits(30) for _ in range(SYSTEM_TOKENS)] for _ in range(tenants)
+        ]
         self._weights = [1 / (place + 1) for place in range(tenants)]
         self._count = 0
         self.queue: list[Arrival] = []
@@ -152,9 +154,7 @@ def main() -> None:
     print("| replicas | policy | found | first token, p50 | p99 |\n|---|---|---|---|---|")
     for replicas in map(int, options.replicas.split(",")):
         for name, policy in POLICIES.items():
-            hits, p50, p99 = simulate(
-                policy, replicas, options.seconds, options.seed, options.load
-            )
+            hits, p50, p99 = simulate(policy, replicas, options.seconds, options.seed, options.load)
             print(f"| {replicas} | {name} | {hits:.0%} | {p50:.2f} s | {p99:.2f} s |", flush=True)
 
 

@@ -1,6 +1,6 @@
 """Which replica takes a prompt: the one that would have the least to do with it. What a replica has
-computed already is no work, so a prompt goes where the longest beginning of it is known, unless that
-one has so much more to do that another is done earlier all the same.
+computed already is no work, so a prompt goes where the longest beginning of it is known, unless
+that one has so much more to do that another is done earlier all the same.
 
 What a replica has computed is not asked but remembered: the blocks of the prompts that were sent to
 it, as many as its KV cache holds, the latest ones. A wrong guess costs time and nothing else.
