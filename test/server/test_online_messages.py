@@ -28,7 +28,6 @@ from llaisys.common.types import (
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig
-from llaisys.server.engine_client.async_engine import merge_parts
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
     EngineStats,
@@ -39,6 +38,7 @@ from llaisys.server.engine_client.messages import (
     decode_from_engine,
     decode_to_engine,
 )
+from llaisys.server.engine_client.parts import merge_parts
 
 
 def test_every_sampling_field_crosses_the_wire() -> None:

@@ -18,7 +18,7 @@ from llaisys.common.types import (
     TokenLogprobs,
     Usage,
 )
-from llaisys.server.engine_client.async_engine import MERGED_LOGPROBS, merge_parts
+from llaisys.server.engine_client.parts import MERGED_LOGPROBS, merge_parts
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http import payload
 from llaisys.server.http.payload import PIECE_BYTES, LongResponse, body_response, gather

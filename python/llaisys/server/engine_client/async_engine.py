@@ -37,6 +37,7 @@ from llaisys.server.engine_client.messages import (
     Rejected,
     Submit,
 )
+from llaisys.server.engine_client.parts import merge_parts
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import (
     EngineDeadError,
@@ -63,9 +64,6 @@ TEMPLATE_THREADS = 1  # templates with a client's variables and slow ones, each 
 MAX_WAITING_TEMPLATES = 256  # all but those of an attack take a millisecond
 
 ANSWER_THREADS = 2
-# Tokens that are put together when they have logprobs: a part is written by one call on the loop.
-MERGED_LOGPROBS = 32
-MERGED_TOKENS = 4096  # of those without: a part is read by one call on the loop, too
 
 ABORTED = RequestStatus.FINISHED_ABORTED
 
@@ -407,29 +405,3 @@ class AsyncLLMEngine:
         request.error = error
         request.ended = True
         request.wake.set()
-
-
-def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
-    """Take the first part and what directly follows it of the same choice; no more
-    than MERGED_TOKENS (with logprobs MERGED_LOGPROBS) and a part."""
-    first = last = parts.popleft()
-    taken, count = [first], len(first.token_ids)
-    most = MERGED_LOGPROBS if first.logprobs else MERGED_TOKENS
-    while parts and parts[0].index == first.index and last.finish_reason is None and count < most:
-        last = parts.popleft()
-        taken.append(last)
-        count += len(last.token_ids)
-    if len(taken) == 1:
-        return first
-    logprobs = [entry for part in taken for entry in part.logprobs or ()]
-    return StreamOutput(
-        first.request_id,
-        first.index,
-        "".join([part.text for part in taken]),
-        [token for part in taken for token in part.token_ids],
-        last.finish_reason,
-        logprobs or None,
-        last.stop_reason,
-        last.output,
-        first.prompt_logprobs,
-    )
