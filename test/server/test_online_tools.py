@@ -143,6 +143,32 @@ def test_tools_that_are_not_to_be_called(client: httpx.Client) -> None:
     assert answer(client, ask("hello", tools=[], tool_choice="auto"))["message"]["content"]
 
 
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_is_made_whatever_the_model_wants(
+    client: httpx.Client, choice: Any, stream: bool
+) -> None:
+    """The model wants to say hello, and has to call: a token that is forbidden becomes another."""
+    strict = {"type": "object", "properties": {"days": {"type": "boolean"}}, "required": ["days"]}
+    strict["additionalProperties"] = False
+    function = {"name": "weather", "parameters": strict, "strict": True}
+    body = ask("hello", tools=[{"type": "function", "function": function}], tool_choice=choice)
+    if stream:
+        parts = [call for part in deltas(client, body) for call in part.get("tool_calls", ())]
+        arguments = "".join(part["function"]["arguments"] for part in parts if part["index"] == 0)
+    else:
+        arguments = answer(client, body)["message"]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments).keys() == {"days"}
+
+
+def test_a_forced_call_has_no_room_for_another_constraint(client: httpx.Client) -> None:
+    fields = {"tools": [WEATHER], "tool_choice": "required"}
+    body = ask("weather", **fields, structured_outputs={"regex": "[a-z]+"})
+    assert error_of(client.post(CHAT, json=body), 400)["param"] == "tool_choice"
+
+
 def test_a_broken_call_is_text(client: httpx.Client) -> None:
     choice = answer(client, ask("BROKEN", tools=[WEATHER]))
     assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]

@@ -11,6 +11,7 @@ from llaisys.chat.history import Message, native_messages, plain_messages
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarks, ReasoningSplitter
 from llaisys.chat.tool_formats import TOOL_FORMATS
+from llaisys.chat.tool_formats.tagged import TaggedParser
 from llaisys.chat.tools import ToolSet
 from llaisys.common.validation import check_choice
 
@@ -56,6 +57,11 @@ class ChatStyle:
             name = next(telling, "json") if lists_tools else "json"
         marks = _marks(tokenizer, text, reasoning_parser)
         return cls(name, lists_tools, marks, variables)
+
+    @property
+    def writes_tags(self) -> bool:
+        """Whether calls stand between tags, in the format that we ask for ourselves."""
+        return TOOL_FORMATS[self.tool_format] is TaggedParser
 
     def prepare(
         self, messages: Sequence[Message], tools: ToolSet | None

@@ -17,6 +17,7 @@ class DeepSeekParser(CallParser):
     marks = (CALLS_START, CALLS_END, START, END, SEPARATOR)
 
     def _read(self) -> Reading[None]:
+        yield from self.bare_calls()
         starts = Words(CALLS_START, START)
         while (start := (yield from self.source.until(starts, self.content))) is not None:
             yield from self.attempt(start, self._calls(start == START))

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi.responses import Response
 from pydantic import PrivateAttr, ValidationError, model_validator
 
+from llaisys.chat.constraint import call_constraint
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.style import ChatStyle
 from llaisys.chat.tools import ToolSet
@@ -22,8 +23,13 @@ from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_messages, encode_prompts
 from llaisys.server.http.faults import validation_error
-from llaisys.server.openai.fields import NOT_YET, note_ignored
-from llaisys.server.openai.schemas import ChatCompletionRequest, Schema, plain_messages
+from llaisys.server.openai.fields import note_ignored
+from llaisys.server.openai.schemas import (
+    ChatCompletionRequest,
+    Schema,
+    plain_messages,
+    refuse_together,
+)
 
 Message = dict[str, Any]
 
@@ -98,8 +104,6 @@ async def open_chat(
         params = params.clone(thinking_budget=wish.budget)
     if wish.is_ignored:
         note_ignored(job.request.scope, "reasoning_effort")
-    if tools is not None and tools.is_forced:
-        raise InvalidInputError(f"this tool_choice {NOT_YET}", field="tool_choice")
     options["tools"] = tools
     prompt = await chat_prompt(job, body, found, options)
     opened = bool(options.get("add_generation_prompt", True)) and (
@@ -107,9 +111,28 @@ async def open_chat(
         if not body.continue_final_message
         else style.is_inside_reasoning(found[-1]["content"])
     )
+    if tools is not None:
+        params = held_to_tools(params, tools, style, opened, tokenizer)
     job.shown = style.shown_tokens(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
     return Chat(job, params, prompt, tools, opened, body.include_reasoning is not False)
+
+
+def held_to_tools(
+    params: SamplingParams, tools: ToolSet, style: ChatStyle, opened: bool, tokenizer: Any
+) -> SamplingParams:
+    """The parameters with what holds the answer to its tools; another constraint comes first where
+    no call is forced. Raises InvalidInputError."""
+    # Of reasoning that the prompt has opened the engine knows the end, if that is a token.
+    waits = opened and style.marks is not None and tokenizer.token_id(style.marks.end) is not None
+    held = call_constraint(tools, style.writes_tags, None if waits else style.marks, opened)
+    if held is None:
+        return params
+    if params.structured_outputs is None:
+        return params.clone(structured_outputs=held)
+    if tools.is_forced:
+        raise refuse_together("tool_choice", "forced", "auto beside another constraint")
+    return params
 
 
 @dataclass(frozen=True, slots=True)

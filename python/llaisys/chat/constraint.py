@@ -1,0 +1,90 @@
+"""What holds an answer to the tools of its request: a grammar where a call is required, tags with
+schemas where a tool is strict. The engine sees to it that every answer keeps to it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llaisys.chat.reasoning import ReasoningMarks
+from llaisys.chat.records import Tool
+from llaisys.chat.tool_formats.tagged import END, START
+from llaisys.chat.tools import ToolSet
+from llaisys.common.structured import StructuredOutputs
+
+MAX_FORCED_CALLS = 16  # of an answer that must call, so that it comes to an end
+DEFINITIONS = ("$defs", "definitions")
+WHITE_SPACE = r"[\x20\x0A\x09]{1,16}"  # between the parts of JSON; a model must come out of it
+
+
+def call_constraint(
+    tools: ToolSet, is_tagged: bool, marks: ReasoningMarks | None, opened: bool
+) -> StructuredOutputs | None:
+    """None: answers are free. `is_tagged`: calls are written between tags, else as bare JSON.
+    `marks`: of reasoning that may come before the calls; `opened`: the prompt has begun it. None:
+    there is none, or the engine waits for its end."""
+    if tools.is_forced:
+        return StructuredOutputs(grammar=_forced(tools, is_tagged, marks, opened))
+    if is_tagged and any(tool.strict for tool in tools.tools):
+        structures = [_structure(tool) for tool in tools.tools]
+        tag = {"structures": structures, "triggers": [START]}
+        return StructuredOutputs(structural_tag=tag, lenient=not _all_strict(tools))
+    return None
+
+
+def _forced(tools: ToolSet, is_tagged: bool, marks: ReasoningMarks | None, opened: bool) -> str:
+    """In the language of llguidance."""
+    calls = " | ".join(f"call_{number}" for number in range(len(tools.callable)))
+    one, most = "call", min(tools.max_calls, MAX_FORCED_CALLS)
+    body = [f"call_{n}: %json {_json(_call_schema(t))}" for n, t in enumerate(tools.callable)]
+    if is_tagged:
+        one = f"{_text(START + chr(10))} call {_text(chr(10) + END)}"
+        several = f'{one} ("\\n" {one}){{0,{most - 1}}}'
+    else:
+        several = f'"[" call (", " call){{0,{most - 1}}} "]"'
+    rules = [f"answer: {several if most > 1 else one}", f"call: {calls}", *body]
+    rules.append(r"SPACE: /[\x20\x0A]{1,4}/")
+    start = "SPACE? answer"
+    if marks is not None:
+        rules += [
+            r"TEXT: /(.|\n)*/",
+            f"thought[lazy]: TEXT {_text(marks.end)}",
+        ]
+        thinks = "thought" if opened else f"({_text(marks.start)} thought)?"
+        start = f"{thinks} {start}"
+    return "\n".join([f"start: {start}", *rules])
+
+
+def _call_schema(tool: Tool) -> dict[str, Any]:
+    parameters = tool.parameters or {}
+    shared = {name: parameters[name] for name in DEFINITIONS if name in parameters}
+    return {
+        **shared,  # references name them from the root
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "arguments": _arguments(tool)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+        "x-guidance": {"lenient": not tool.strict, "whitespace_pattern": WHITE_SPACE},
+    }
+
+
+def _structure(tool: Tool) -> dict[str, Any]:
+    begin = f'{START}\n{{"name": {_json(tool.name)}, "arguments": '
+    schema = _arguments(tool) if tool.strict else {"type": "object"}
+    return {"begin": begin, "schema": schema, "end": f"}}\n{END}"}
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    """Arguments are an object, whatever a schema forgets to say."""
+    return {"type": "object", **(tool.parameters or {"properties": {}})}
+
+
+def _all_strict(tools: ToolSet) -> bool:
+    return all(tool.strict for tool in tools.tools)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_text = _json  # a text in a grammar is written as JSON writes it
