@@ -1,10 +1,9 @@
-"""Calls of tools in answers: every format, what is nearly a call, and that the cuts of a stream and
-the time of a hostile text do not matter."""
+"""Calls of tools in answers: every format, what is nearly a call, and that it does not matter where
+a stream is cut. Hostile texts: test/attack."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from llaisys.chat.records import CallArguments, CallStart
 from llaisys.chat.tool_formats import TOOL_FORMATS
 
 NAMES = ("weather", "add")
-MAX_SECONDS = 10.0  # for what takes less than one
 
 CALL = '{"name": "weather", "arguments": {"city": "Paris", "days": [1, 2.5e3]}}'
 ARGUMENTS = '{"city": "Paris", "days": [1, 2.5e3]}'
@@ -190,39 +188,3 @@ def test_any_cut_of_a_text_gives_the_same(text: str, cuts: list[int], data: st.D
     assert told(stream.answer) == whole
     if not options["reasoning"] and not whole[2]:
         assert whole[0] == text  # nothing is lost
-
-
-HOSTILE = {
-    "marks": "<tool_call>",
-    "open objects": '<tool_call>{"a": ',
-    "open strings": '<tool_call>{"a',
-    "escapes": '<tool_call>{"\\"',
-    "spaces": "<tool_call>    ",
-    "white space": " \n",
-    "half marks": "<tool_cal",
-    "brackets": "[",
-    "braces": '{"name": {',
-    "lists of calls": '[{"name": "add", "arguments": {}},',
-    "mistral": "[TOOL_CALLS]a",
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>",
-    "heads": "<｜tool▁call▁begin｜>" + "f" * 200,
-    "python": "<|python_tag|>{",
-    "digits": "1",
-    "thinking": "<think></think>",
-    "long name": '<tool_call>{"name": "' + "n" * 1000,
-}
-
-
-@pytest.mark.parametrize("kind", sorted(HOSTILE))
-def test_a_hostile_text_takes_no_longer_than_its_length(kind: str) -> None:
-    """Quadratic work on 200,000 characters would take minutes."""
-    text = (HOSTILE[kind] * 200_000)[:200_000]
-    start = time.process_time()
-    for format_ in TOOL_FORMATS:
-        whole = told(reader(format_, reasoning=True).read(text))
-        assert len(whole[0]) + len(whole[1]) + sum(len(a) for _, a in whole[2]) <= len(text)
-    stream = reader("hermes", reasoning=True)
-    for at in range(0, len(text), 16):
-        stream.feed(text[at : at + 3])
-    stream.finish()
-    assert time.process_time() - start < MAX_SECONDS
