@@ -132,7 +132,8 @@ def test_an_answer_that_is_cut_off_says_so(llm: LLM) -> None:
 
 def test_nothing_but_the_end_comes_after_a_complete_answer(llm: LLM) -> None:
     given = params({"choice": ["ab"]}, min_tokens=30, max_tokens=40)
-    assert llm.generate(["x"], given)[0].outputs[0].text == "ab"
+    choice = llm.generate(["x"], given)[0].outputs[0]
+    assert choice.text == "ab" and choice.finish_reason == "stop"
     given = params({"choice": ["ab"]}, ignore_eos=True, max_tokens=10)
     choice = llm.generate(["x"], given)[0].outputs[0]
     assert choice.text == "ab" and len(choice.token_ids) == 10
