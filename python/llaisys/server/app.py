@@ -88,8 +88,8 @@ def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
     @app.get("/health", tags=["status"])
     async def health() -> Response:
         """200 when the model is loaded and the engine's heart beats (of several replicas, one's,
-        with `status: degraded` when not all do); 503 otherwise, while it loads with `status: loading`,
-        the stage and how much of it is done (0 to 1, null: not known).
+        with `status: degraded` when not all do); 503 otherwise, while it loads with
+        `status: loading`, the stage and how much of it is done (0 to 1, null: not known).
         With several models 200: /v1/models says how each of them is."""
         if one is None:
             return json_response({"status": "ok"})
