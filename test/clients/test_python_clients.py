@@ -21,12 +21,13 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 
 CLIENTS = {
-    "openai_chat": ["chat", "stream", "tools", "reasoning"],
-    "openai_responses": ["chat", "stream", "tools", "reasoning"],
+    "openai_chat": ["chat", "stream", "tools", "reasoning", "structured"],
+    "openai_responses": ["chat", "stream", "tools", "reasoning", "structured"],
     "anthropic_client": ["chat", "stream", "tools", "reasoning"],
-    "ollama_client": ["chat", "stream", "tools", "reasoning"],
+    "ollama_client": ["chat", "stream", "tools", "reasoning", "structured"],
     "litellm_client": ["chat", "stream", "tools"],
-    "langchain_client": ["chat", "stream", "tools"],
+    "langchain_client": ["chat", "stream", "tools", "structured"],
+    "instructor_client": ["structured"],
     "llama_index_client": ["chat", "stream", "tools"],
     "pydantic_ai_client": ["chat", "stream", "tools"],
     "openai_agents_client": ["chat", "stream", "tools"],
