@@ -133,6 +133,7 @@ def test_a_call_behind_a_broken_one_is_found() -> None:
 def test_arguments_that_break_off_stay_with_their_call() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call> Done. '
     assert read("hermes", text) == ("Done.", "", [("add", '{"a": }}')])
+    assert read("hermes", f"<tool_call>{CALL}</tool_ca") == ("", "", [("weather", ARGUMENTS)])
     text = '<tool_call>{"name": "add", "arguments": {"a": "cut'
     assert read("hermes", text) == ("", "", [("add", '{"a": "cut')])
 

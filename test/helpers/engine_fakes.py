@@ -229,6 +229,10 @@ class FakeTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
+    def token_id(self, text: str) -> int | None:
+        """No text is the name of a token."""
+        return None
+
     def encode_chat(
         self,
         messages: Sequence[dict[str, str]],

@@ -213,6 +213,9 @@ class CallParser(ABC):
             if (yield from self.source.starts_with(end)):
                 self.source.take(len(end))
                 return
+            rest = self.source.text[self.source.pos :]
+            if self.source.closed and end.startswith(rest):  # cut off in the middle of it
+                self.source.take(len(rest))
 
     def bare_calls(self) -> Reading[bool]:
         """Calls at the very beginning of an answer, without any mark; perhaps fenced."""
