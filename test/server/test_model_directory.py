@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.messages import EngineStats, Needs
 from llaisys.server.errors import ApiError
@@ -40,7 +41,7 @@ class FakeEngine:
         self.dead: str | None = None
         self.on_death: list[Callable[[str], None]] = []
         self.stats, self.usage, self.loading = EngineStats(num_steps=1), (1.0, 300 * MIB), None
-        self.model_info: Any = SimpleNamespace(max_model_len=64, model_path="p")
+        self.model_info: Any = ModelInfo("p", "fake", 10, 64, (), 1, 16)
         self.inputs = SimpleNamespace(defaults={"temperature": 0.5})
         self.closed = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ class Service:
     def model_loaded(self) -> None:
         """Called when the engine is ready."""
         engine = self.engine
-        self._info, self._defaults = engine.model_info, dict(engine.inputs.defaults)
+        self._defaults = dict(engine.inputs.defaults)
+        self._info = replace(self.info, tokenizer_source=None)  # which may be a whole vocabulary
         if not self.model_names:
             self.model_names = (own_name(self.config.engine.model, self.info.model_path),)
         self.metrics.named()

@@ -130,9 +130,9 @@ class AsyncLLMEngine:
         self.template_lane.close()
         self.answer_lane.close()
         await self._link.close()
-        # The next engine of this model has its own: let go of the tokenizer now, not at the next
-        # collection of cycles.
-        self.tokenizer = self._inputs = None
+        # The next engine of this model has its own: let go of the tokenizer and of what it was made
+        # from now, not at the next collection of cycles (this object and its link are one).
+        self.tokenizer = self._inputs = self.model_info = None
         self._outputs = OutputProcessor()
         self.on_death.clear()
 
