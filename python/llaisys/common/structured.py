@@ -174,12 +174,14 @@ class Structured(Kind):
             return value
         if not isinstance(value, Mapping):
             raise refuse(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
-        given = {key: item for key, item in value.items() if item is not None}
+        given = {str(key): item for key, item in value.items() if item is not None}
         given.pop("disable_fallback", None)  # vLLM's: there is one backend here
         try:
             made: StructuredOutputs = rebuilt(StructuredOutputs, given)
         except InvalidInputError as error:
-            if error.field is not None and not error.field.startswith(FIELD):
+            if error.field is None:
+                raise InvalidInputError(f"{name}: {error}", field=name) from None
+            if not error.field.startswith(FIELD):
                 error.field = f"{name}.{error.field}"
             raise
         return made
