@@ -179,11 +179,12 @@ class Structured(Kind):
         try:
             made: StructuredOutputs = rebuilt(StructuredOutputs, given)
         except InvalidInputError as error:
-            if error.field is None:
-                raise InvalidInputError(f"{name}: {error}", field=name) from None
-            if not error.field.startswith(FIELD):
-                error.field = f"{name}.{error.field}"
-            raise
+            if error.field is not None and error.field.startswith(FIELD):
+                raise
+            path = name if error.field is None else f"{name}.{error.field}"
+            raise InvalidInputError(
+                f"{name}: {error}", field=path, value=error.value, limit=error.limit
+            ) from None
         return made
 
     def json_schema(self) -> dict[str, Any]:
