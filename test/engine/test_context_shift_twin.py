@@ -58,8 +58,8 @@ def slot_twin(
         adapter.forward(step, None)
         position += n
         numbers = {
-            "temperature": np.array([0.0 if seed is None else 0.8], np.float32),
-            "n_logprobs": np.zeros(1, np.int32),
+            "temperature": np.array([0.0 if seed is None else 0.8], np.float64),
+            "n_logprobs": np.zeros(1, np.float64),
         }
         sampling = SamplingMetadata(
             np.zeros(1, np.int32),

@@ -240,7 +240,7 @@ def test_generate_reads_standard_input(
     ("arguments", "text"),
     [
         (["generate", "x", "--temperature", "nan"], "temperature"),
-        (["generate", "x", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "x", "--max-tokens", "-5"], "max_tokens"),
         (["generate"], "no prompt"),
         (["generate", "--file", "/does/not/exist"], "--file"),
         (["bench", "latency", "--shape", "gpt-9"], "shape must be one of"),

@@ -230,7 +230,7 @@ def test_a_stream_that_never_began_is_released_too() -> None:
     async def gone() -> dict[str, str]:
         return {"type": "http.disconnect"}
 
-    stream = EventStream(events(), lambda: closed.append("release"))
+    stream = EventStream(events(), lambda: closed.append("release"), "text/event-stream")
     asyncio.run(asyncio.wait_for(stream({}, gone, never), 30))
     assert closed == ["release"]
 

@@ -114,8 +114,9 @@ class Job:
         wanted = length if params.max_tokens is None else params.max_tokens
         tokens = sum(min(wanted, length - len(prompt)) for prompt in prompts)
         count = 0 if params.logprobs is None else params.n * tokens * (params.logprobs + 1)
-        count += num_scores(params, sum(map(len, prompts)))
-        most = max(MAX_SCORES, (MAX_LOGPROBS + 1) * length)  # one answer that fills the context
+        scores = num_scores(params, sum(map(len, prompts)))
+        count += scores
+        most = (MAX_LOGPROBS + 1) * length + scores  # one answer that fills the context
         held = ExitStack()
         held.enter_context(self.service.logprobs.hold(count, most))
         self.request.scope["state"]["at_end"].append(held.close)
