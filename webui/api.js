@@ -124,7 +124,7 @@ export async function metrics() {
 }
 
 /**
- * Yields {text, reasoning, calls, tokens, finish, usage} as the answer comes; one part when `settings.stream` is false.
+ * Yields {text, reasoning, calls, tokens, finish, usage, truncated} as the answer comes; one part when `settings.stream` is false.
  * `messages`: [{role, content}]. When the last one is the assistant's, it is continued.
  * Throws ApiError, or AbortError when `signal` fires.
  */
@@ -136,7 +136,7 @@ export async function* generate(messages, settings, { signal, requestId }) {
 	parameters.stream = settings.stream !== false;
 	if (parameters.stream) parameters.stream_options = { include_usage: true };
 	const resume = messages.at(-1).role === "assistant"
-		? { continue_final_message: true, add_generation_prompt: false } : {};
+		? { continue_final_message: true, add_generation_prompt: false } : { drop_old_turns: true };
 	yield* answer({ ...parameters, ...resume, messages }, { signal, requestId });
 }
 
@@ -175,6 +175,7 @@ function part(response) {
 		calls: said.tool_calls ?? [], // whole, or what is new of them
 		tokens: (choice?.logprobs?.content ?? []).map((token) => ({ ...chance(token), others: (token.top_logprobs ?? []).map(chance) })),
 		finish: choice?.finish_reason ?? null,
+		truncated: Boolean(response.context_truncated),
 		usage: response.usage && {
 			prompt: response.usage.prompt_tokens,
 			completion: response.usage.completion_tokens,

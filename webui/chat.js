@@ -100,6 +100,7 @@ export class Conversations extends Emitter {
 				message.stats = clock.stats(message.stats);
 				if (part.usage) message.usage = part.usage;
 				if (part.finish) message.finish = part.finish;
+				if (part.truncated) message.truncated = true;
 				this.#store.saveSoon(chat);
 				this.emit("progress", { chat, message });
 			}

@@ -50,6 +50,7 @@ const NOTES = {
 	length: "Cut off: the limit of tokens was reached.",
 	stopped: "Stopped.",
 	abort: "Stopped by the server.",
+	timeout: "Cut off: its time was over.",
 	interrupted: "Interrupted.",
 };
 
@@ -143,7 +144,7 @@ class AnswerView {
 			tools.append(button);
 		}
 		const { usage, stats } = message;
-		const facts = [message.edited && "edited", usage?.completion && `${usage.completion} tokens`,
+		const facts = [message.edited && "edited", message.truncated && "the oldest messages were left out", usage?.completion && `${usage.completion} tokens`,
 			stats?.rate && `${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tok/s`].filter(Boolean);
 		if (facts.length) tools.append(h("span", { class: "facts" }, facts.join(" · ")));
 		parts.push(tools);

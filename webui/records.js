@@ -47,6 +47,7 @@ function cleanAnswer(raw) {
 		failure: raw.failure ?? null,
 		edited: Boolean(raw.edited),
 		calls: cleanCalls(raw.calls),
+		truncated: Boolean(raw.truncated),
 	};
 }
 

@@ -30,7 +30,7 @@ def test_settings_belong_to_a_chat_and_reach_the_server(tester: Person, fake: Fa
     assert body == {
         "model": "another-model", "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
         "max_tokens": 64, "seed": 7, "stop": ["END", "\n\n"], "reuse_prefix": False,
-        "stream": True, "stream_options": {"include_usage": True},
+        "stream": True, "stream_options": {"include_usage": True}, "drop_old_turns": True,
     }  # fmt: skip
     page.click("#new-chat")
     tester.ask("plain")

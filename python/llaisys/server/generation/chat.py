@@ -19,9 +19,11 @@ from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count, refuse
+from llaisys.engine.context_window import DEFAULT_KEPT
 from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.prompts import encode_messages, encode_prompts
+from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
 from llaisys.server.http.faults import validation_error
 from llaisys.server.openai.fields import note_ignored
 from llaisys.server.openai.schemas import (
@@ -72,6 +74,7 @@ class Chat:
     tools: ToolSet | None
     opened: bool  # the prompt ends inside of the reasoning
     keep_reasoning: bool
+    context_truncated: bool = False  # the oldest turns were left out
     seed: str = field(default_factory=lambda: uuid.uuid4().hex)  # of the ids of calls
 
     def new_reader(self, choice: int = 0) -> AnswerReader:
@@ -90,8 +93,10 @@ async def open_chat(
     has."""
     params = await job.sampling(body.to_sampling)
     found = plain_messages(body.messages) if messages is None else messages
-    limits = job.service.config.limits
-    check_count(job.prompt_name, len(found), limits.max_messages, "messages")
+    drops = _drops_old_turns(job, body)
+    if not drops:
+        limits = job.service.config.limits
+        check_count(job.prompt_name, len(found), limits.max_messages, "messages")
     options: dict[str, Any] = {}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
@@ -105,7 +110,12 @@ async def open_chat(
     if wish.is_ignored:
         note_ignored(job.request.scope, "reasoning_effort")
     options["tools"] = tools
-    prompt = await chat_prompt(job, body, found, options)
+    num_dropped = 0
+    if drops:
+        prompt, num_dropped = await recent_prompt(job, body, found, options)
+    else:
+        prompt = await chat_prompt(job, body, found, options)
+    params = await _keep_system(job, params, found, prompt, options)
     opened = bool(options.get("add_generation_prompt", True)) and (
         style.opens_reasoning(tokenizer, prompt)
         if not body.continue_final_message
@@ -115,7 +125,8 @@ async def open_chat(
         params = held_to_tools(params, tools, style, opened, tokenizer)
     job.shown = style.shown_tokens(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
-    return Chat(job, params, prompt, tools, opened, body.include_reasoning is not False)
+    keep_reasoning = body.include_reasoning is not False
+    return Chat(job, params, prompt, tools, opened, keep_reasoning, num_dropped > 0)
 
 
 def held_to_tools(
@@ -156,6 +167,53 @@ class ReasoningWish:
         if body.reasoning_effort == "none" and body.thinking_budget is None:
             return cls(own, budget=0)
         return cls(own, is_ignored=True)
+
+
+def _drops_old_turns(job: Job, body: ChatCompletionRequest) -> bool:
+    if body.drop_old_turns is None:
+        return job.turn is not None
+    if body.drop_old_turns and body.continue_final_message:
+        raise refuse("drop_old_turns", True, "false when continue_final_message is true")
+    return body.drop_old_turns
+
+
+async def recent_prompt(
+    job: Job, body: ChatCompletionRequest, history: list[Message], options: dict[str, Any]
+) -> tuple[list[int], int]:
+    """Token ids of as much of a conversation as leaves room for an answer, and the number of
+    messages that were left out. In a session, what was sent now stays; else the last message."""
+    limit = job.prompt_limit
+    num_new = len(body.messages) if job.turn is not None else 1
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    room = answer_room(max_tokens, job.max_model_len)
+    recent = Recent(history, num_new, min(limit.max_tokens, job.max_model_len - room))
+    return await encode_recent(job.service.engine, recent, limit, **options)
+
+
+async def _keep_system(
+    job: Job,
+    params: SamplingParams,
+    messages: list[Message],
+    prompt: list[int],
+    options: dict[str, Any],
+) -> SamplingParams:
+    """With the system messages as what a shift of the context keeps, unless the request says."""
+    count = num_leading(messages)
+    if (
+        params.n_keep is not None
+        or not count
+        or not job.service.config.engine.scheduler.context_shift
+    ):
+        return params
+    alone = {**options, "add_generation_prompt": False}
+    try:
+        start = await encode_messages(
+            job.service.engine, messages[:count], job.prompt_limit, **alone
+        )
+    except InvalidInputError:  # a template that wants more than system messages
+        return params
+    most = min(job.max_model_len // 2, job.max_model_len - job.service.info.block_size - 1)
+    return params.clone(n_keep=min(max(DEFAULT_KEPT, common_length(start, prompt)), most))
 
 
 async def chat_prompt(

@@ -10,8 +10,13 @@ from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.history import Recent
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.limits import check_prompt_chars, check_prompt_tokens
+from llaisys.server.http.limits import (
+    CHARS_PER_TOKEN,
+    check_prompt_chars,
+    check_prompt_tokens,
+)
 from llaisys.server.http.payload import json_bytes
 
 Messages = Sequence[dict[str, Any]]
@@ -123,6 +128,38 @@ def message_chars(message: dict[str, Any]) -> int:
         chars += len(arguments if isinstance(arguments, str) else json_bytes(arguments))
         chars += MESSAGE_CHARS
     return chars
+
+
+async def encode_recent(
+    engine: AsyncLLMEngine,
+    recent: Recent,
+    limit: PromptLimit,
+    tools: ToolSet | None = None,
+    **options: Any,
+) -> tuple[list[int], int]:
+    """(token ids, messages left out) of a conversation whose oldest turns may go; beside the loop
+    where it is long. Raises ApiError when its newest messages alone are too many."""
+    inputs, tokenizer = engine.inputs, engine.tokenizer_or_refuse()
+    longest = limit.max_model_len * CHARS_PER_TOKEN
+
+    def count(text: str) -> int:
+        """Of a text of which no part could fit: more than there is room for."""
+        return len(text) if len(text) > longest else len(tokenizer.encode(text, False))
+
+    def render(messages: Messages) -> list[int]:
+        prepared, listed = engine.style.prepare(messages, tools)
+        return inputs.encode_chat(prepared, tools=listed, **options)
+
+    recent.check_size(limit.check_chars)
+    variables = options.get("variables")
+    if variables:
+        check_variables(variables)
+    size = sum(map(message_chars, recent.messages)) + MESSAGE_CHARS * len(recent.messages)
+    ids, dropped = await engine.template_work(
+        size, bool(variables), lambda: recent.render(render, count)
+    )
+    limit.check_tokens(len(ids))
+    return ids, dropped
 
 
 def check_variables(variables: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ class OpenAIAnswer(Answer):
         echoes: Sequence[str] = (),
         session_id: str | None = None,
         new_reader: Callable[[int], AnswerReader] = plain_reader,
+        context_truncated: bool | None = None,
     ) -> None:
         self.body = job.body
         self.request_id = job.request_id
@@ -58,6 +59,7 @@ class OpenAIAnswer(Answer):
             new_reader,
             job.service.fingerprint,
             self.body.prompt_logprobs or 0,
+            context_truncated,
         )
         self.char_cost = READ_COST if chat else 1
         self._readers: dict[int, AnswerReader] = {}

@@ -161,6 +161,8 @@ class ResponseBuilder:
     new_reader: Callable[[int], AnswerReader] = plain_reader  # of a chat's choice, by its index
     fingerprint: str | None = None
     num_prompt_logprobs: int = 0  # of the best tokens, beside each of the prompt's
+    # Whether the oldest turns were left out; None: they never are. In the last chunk of a choice.
+    context_truncated: bool | None = None
 
     def _head(self, chunk: bool) -> dict[str, Any]:
         kind = "text_completion"
@@ -189,6 +191,8 @@ class ResponseBuilder:
     ) -> Iterator[bytes]:
         """The body in pieces, none of which takes long to make."""
         head = {**self._head(False), "usage": usage_object(usage), "timings": timings}
+        if self.context_truncated is not None:
+            head["context_truncated"] = self.context_truncated
         yield json_bytes(head)[:-1]
         if self.chat:
             yield from self._prompt_pieces(choices[0].prompt)
@@ -282,7 +286,10 @@ class ResponseBuilder:
             choice["text"] = text
         if self.token_ids and token_ids is not None:
             choice["token_ids"] = token_ids
-        return {**self._head(True), "choices": [choice]}
+        made = {**self._head(True), "choices": [choice]}
+        if finish_reason is not None and self.context_truncated is not None:
+            made["context_truncated"] = self.context_truncated
+        return made
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self._head(True), "choices": [], "usage": usage_object(usage)}

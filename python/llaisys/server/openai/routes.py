@@ -50,8 +50,15 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         n = chat.params.n
         if turn is not None:
             turn.new_reader = chat.new_reader
+        truncated = chat.context_truncated if turn is not None or body.drop_old_turns else None
         answer = OpenAIAnswer(
-            job, True, [chat.prompt], n, session_id=body.session_id, new_reader=chat.new_reader
+            job,
+            True,
+            [chat.prompt],
+            n,
+            session_id=body.session_id,
+            new_reader=chat.new_reader,
+            context_truncated=truncated,
         )
         response = await chat.run(answer)
         if turn is not None and isinstance(response, EventStream):

@@ -239,6 +239,8 @@ class ChatCompletionRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal[*EFFORTS] | None = None  # type: ignore[valid-type]
     include_reasoning: bool | None = None  # vLLM: False leaves it out of the answer
+    # The oldest turns go when the context is too small for all; None: in a session.
+    drop_old_turns: bool | None = None
     _tool_set: ToolSet | None = PrivateAttr(None)
 
     @model_validator(mode="after")

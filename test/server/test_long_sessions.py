@@ -1,0 +1,161 @@
+"""Sessions that outgrow the context: the oldest turns go, and the answer says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from engine_fakes import FakeTokenizer
+from http_helpers import CHAT, chat, error_of, reply
+from server_helpers import ServerProcess, sse_events
+
+from llaisys.server.generation.history import MESSAGE_TOKENS, Recent, answer_room
+
+TOKENIZER = FakeTokenizer()
+CONTEXT = 2048
+
+
+def conversation(turns: int, words: int = 5) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": "be brief"}]
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"question {turn} " + "x" * words})
+        messages.append({"role": "assistant", "content": f"answer {turn}"})
+    return [*messages, {"role": "user", "content": "and now?"}]
+
+
+def render(messages: Any) -> list[int]:
+    return TOKENIZER.encode_chat(list(messages))
+
+
+def count(text: str) -> int:
+    return len(TOKENIZER.encode(text))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 7, 50, 200])
+@pytest.mark.parametrize("most", [30, 100, 333, 2000])
+def test_what_is_left_fits_begins_with_a_question_and_has_the_system_message(turns, most):
+    messages = conversation(turns)
+    seen: list[Any] = []
+
+    def encode(kept: Any) -> list[int]:
+        seen.append(list(kept))
+        return render(kept)
+
+    ids, dropped = Recent(messages, 1, most).render(encode, count)
+    kept = seen[-1]
+    assert ids == render(kept) and len(kept) + dropped == len(messages)
+    assert kept[0]["role"] == "system" and kept[1]["role"] == "user" and kept[-1] == messages[-1]
+    if len(render(messages)) + MESSAGE_TOKENS * len(messages) <= most:
+        assert dropped == 0
+    assert len(ids) <= most or len(kept) == 2
+    assert len(seen) <= 10  # no turn-by-turn rendering
+    if dropped and most >= 333:  # most of the room is used
+        assert len(ids) > most // 3
+
+
+def test_the_work_follows_the_context_and_not_the_conversation():
+    counted = []
+
+    def counting(text: str) -> int:
+        counted.append(text)
+        return count(text)
+
+    Recent(conversation(2000), 1, 400).render(render, counting)
+    assert len(counted) < 40
+
+
+def test_turns_go_several_at_once_so_that_beginnings_stay_equal():
+    beginnings = set()
+    for turns in range(100, 140):
+        _, dropped = Recent(conversation(turns), 1, 1500).render(render, count)
+        beginnings.add(dropped)
+    assert len(beginnings) <= 14
+
+
+def test_an_answer_has_room():
+    assert answer_room(None, 2048) == 512
+    assert answer_room(100, 2048) == 100
+    assert answer_room(2000, 2048) == 1024
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder: Path = tmp_path_factory.mktemp("long")
+    with ServerProcess(
+        "--context-shift", "--max-model-len", str(CONTEXT), session_file=folder / "s.db"
+    ) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+def test_a_session_of_200_turns_keeps_answering(client: httpx.Client):
+    system = {"role": "system", "content": "be brief"}
+    truncated, slowest = [], 0.0
+    for turn in range(200):
+        new = [{"role": "user", "content": f"question number {turn} " + "z" * 40}]
+        body = chat(session_id="long", messages=[system, *new] if not turn else new, max_tokens=8)
+        start = time.monotonic()
+        response = client.post(CHAT, json=body)
+        slowest = max(slowest, time.monotonic() - start)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        truncated.append(answer["context_truncated"])
+        assert answer["usage"]["prompt_tokens"] <= CONTEXT - 8
+    assert not truncated[0] and truncated[-1] and truncated == sorted(truncated)
+    kept = client.get("/v1/sessions/long").json()
+    assert kept["num_messages"] == 401  # nothing of it is lost
+    assert slowest < 5
+
+
+def test_the_last_chunk_of_a_stream_says_that_turns_were_left_out(client: httpx.Client):
+    def ask(messages: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
+        body = chat(messages=messages, stream=True, **fields)
+        with client.stream("POST", CHAT, json=body) as response:
+            return [json.loads(e) for e in sse_events(response) if e != "[DONE]"]
+
+    chunks = ask(conversation(150), drop_old_turns=True)
+    assert [c.get("context_truncated") for c in chunks] == [None] * (len(chunks) - 1) + [True]
+    assert ask(conversation(1), drop_old_turns=True)[-1]["context_truncated"] is False
+    assert "context_truncated" not in ask(conversation(1))[-1]
+
+
+def test_what_is_left_is_what_the_model_answers(client: httpx.Client):
+    messages = conversation(150)
+    room = answer_room(6, CONTEXT)
+    ids, dropped = Recent(messages, 1, CONTEXT - room).render(render, count)
+    answer = client.post(CHAT, json=chat(messages=messages, drop_old_turns=True)).json()
+    text = TOKENIZER.decode_tokens(ids)
+    assert dropped and answer["usage"]["prompt_tokens"] == len(ids)
+    assert answer["choices"][0]["message"]["content"] == TOKENIZER.decode_tokens(reply(text, 6))
+
+
+def test_new_messages_that_do_not_fit_are_refused_as_ever(client: httpx.Client):
+    huge = [{"role": "user", "content": "y" * 2100}]
+    for fields in ({"session_id": "fresh"}, {"drop_old_turns": True}):
+        error = error_of(client.post(CHAT, json=chat(messages=huge, **fields)), 400)
+        assert error["code"] == "context_length_exceeded"
+    error = error_of(client.post(CHAT, json=chat(messages=conversation(150))), 400)
+    assert error["code"] == "context_length_exceeded"  # who does not ask for it gets the truth
+
+
+def test_a_chat_goes_on_beyond_its_context_and_keeps_its_system_message(client: httpx.Client):
+    body = chat(messages=conversation(2), max_tokens=5000, ignore_eos=True, return_token_ids=True)
+    answer = client.post(CHAT, json=body).json()
+    assert answer["usage"]["completion_tokens"] == 5000
+    told = answer["choices"][0]["token_ids"]
+    kept = len(TOKENIZER.encode("[system]be brief"))
+    again = client.post(CHAT, json={**body, "n_keep": kept}).json()
+    assert again["choices"][0]["token_ids"] == told
+    other = client.post(CHAT, json={**body, "n_keep": 0}).json()
+    assert other["choices"][0]["token_ids"] != told
+    assert error_of(client.post(CHAT, json={**body, "n_keep": -2}), 400)["param"] == "n_keep"
