@@ -45,7 +45,7 @@ def ignored(response: httpx.Response) -> list[str]:
         ("return_progress", True),
         ("id_slot", 0),
         ("dry_base", 1.75),
-        ("priority", 1),
+        ("n_discard", 1),
         ("stream_options", {"include_usage": True}),
     ],
 )

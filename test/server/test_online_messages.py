@@ -47,7 +47,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
         presence_penalty=0.2, frequency_penalty=-0.2, logit_bias={3: 1.5}, bad_words=["x"],
         allowed_token_ids=[1, 2], seed=(1 << 64) - 1, stop=["a", "b"], stop_token_ids=[4],
         include_stop_str_in_output=True, ignore_eos=True, max_tokens=5, min_tokens=1, logprobs=3,
-        n_keep=7,
+        n_keep=7, priority=3, timeout=2.5,
         skip_special_tokens=False, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.2,
         samplers=["top_k", "temperature"], top_n_sigma=1.5, thinking_budget=9,
         structured_outputs={"choice": ["a", "b"]}, prompt_logprobs=2, logprob_token_ids=[3, 4],

@@ -66,6 +66,8 @@ BAN = float("-inf")  # the bias of a token that is never drawn
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
 MAX_TOKENS = 1 << 31
+MAX_PRIORITY = 1000
+MAX_TIMEOUT = 30 * 86400.0
 MAX_SEED = (1 << 64) - 1
 BIAS_KEY = "a token id of logit_bias"  # what errors call it
 
@@ -226,6 +228,13 @@ class SamplingParams:
     thinking_budget: int | None = plain(
         None, Integer(0, MAX_TOKENS), "tokens of reasoning at most; then it is closed", ""
     )
+    priority: int = plain(
+        0, Integer(-MAX_PRIORITY, MAX_PRIORITY), "lower values are served first", ""
+    )
+    timeout: float | None = plain(
+        None, Number(0, MAX_TIMEOUT, above_low=True),
+        "seconds after which the answer ends as it is, begun or not", "",
+    )  # fmt: skip
     n_keep: int | None = plain(
         None, Integer(-1, MAX_TOKENS),
         "first prompt tokens that stay when the context is shifted; -1: all", "",

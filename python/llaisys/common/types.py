@@ -21,7 +21,7 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class RequestStatus(Enum):
-    """Where a request stands; the names are the seeds', and FINISHED_ERROR is ours."""
+    """Where a request stands; the names are the seeds', and the last two ours."""
 
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
@@ -32,13 +32,14 @@ class RequestStatus(Enum):
     FINISHED_ABORTED = "finished_aborted"
     FINISHED_IGNORED = "finished_ignored"
     FINISHED_ERROR = "finished_error"
+    FINISHED_TIMED_OUT = "finished_timed_out"
 
     def __init__(self, value: str) -> None:
         self.finished = value.startswith("finished")  # looked at once a step and request
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `abort`, `error`; None while the request lives."""
+        """`stop`, `length`, `abort`, `error`, `timeout`; None while the request lives."""
         return FINISH_REASONS.get(self)
 
 
@@ -48,6 +49,7 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_ABORTED: "abort",
     RequestStatus.FINISHED_IGNORED: "abort",
     RequestStatus.FINISHED_ERROR: "error",
+    RequestStatus.FINISHED_TIMED_OUT: "timeout",
 }
 
 _ENDS = frozenset(
@@ -56,6 +58,7 @@ _ENDS = frozenset(
         RequestStatus.FINISHED_LENGTH_CAPPED,
         RequestStatus.FINISHED_ABORTED,
         RequestStatus.FINISHED_ERROR,
+        RequestStatus.FINISHED_TIMED_OUT,
     }
 )
 _EARLY_ENDS = frozenset(
@@ -63,6 +66,7 @@ _EARLY_ENDS = frozenset(
         RequestStatus.FINISHED_ABORTED,
         RequestStatus.FINISHED_IGNORED,
         RequestStatus.FINISHED_ERROR,
+        RequestStatus.FINISHED_TIMED_OUT,
     }
 )
 
@@ -206,8 +210,8 @@ class ContextShift:
     and those behind them move up: their keys are rotated by -dropped. To be done before the step,
     in the plan's order.
 
-    A block that was another one before gets that one's keys and values first, and the first of them
-    those of the kept tokens that begin it.
+    A block that was another one before gets its keys and values first; the first block also those
+    of the kept tokens that begin it.
     """
 
     seq_id: int

@@ -1,7 +1,8 @@
 """The engine's heart: scheduler and executor. It knows token ids, never text.
 
 What an engine does whatever stands around it is here: requests are taken all or none, wait no
-longer than their deadline, and a step that raises ends its own requests and is counted.
+longer than their deadline, end when their time is over, and a step that raises ends its own
+requests and is counted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
@@ -61,8 +62,10 @@ class EngineCore:
         self.failed_steps = 0  # in a row
         self._checked_idle = True
         self._undelivered: list[TokenUpdate] = []  # of a step that was interrupted
-        # A heap of (deadline, a number that rises, the choices of one prompt).
+        # Heaps of (deadline, a number that rises, the choices of one prompt): to be started, and to
+        # be finished.
         self._deadlines: list[tuple[float, int, list[str]]] = []
+        self._timeouts: list[tuple[float, int, list[str]]] = []
 
     def step(self) -> list[TokenUpdate]:
         """Plan, run, apply. A fault ends the requests of the step and nothing else; when the worker
@@ -71,6 +74,9 @@ class EngineCore:
             updates, self._undelivered = self._undelivered, []
             return updates
         start = time.perf_counter()
+        ended = self._time_out()
+        if ended:
+            return self._checked(ended)
         if self.speculator is not None:
             self.speculator.propose(self.scheduler.running)
         plan = self.scheduler.schedule()
@@ -134,9 +140,13 @@ class EngineCore:
 
     def _queue(self, requests: Sequence[Request], deadline: float | None) -> None:
         self.scheduler.add(requests)
+        first, names = requests[0], [request.request_id for request in requests]
         if deadline is not None:
-            names = [request.request_id for request in requests]
-            heappush(self._deadlines, (deadline, requests[0].seq_id, names))
+            heappush(self._deadlines, (deadline, first.seq_id, names))
+        if first.sampling.timeout is not None:
+            until = first.arrival_time + first.sampling.timeout
+            heappush(self._timeouts, (until, first.seq_id, names))
+            self._forget_timeouts()
 
     def expire(self) -> list[list[Request]]:
         """End the prompts of which nothing was started before the deadline; those prompts."""
@@ -150,6 +160,22 @@ class EngineCore:
                 for request in requests:
                     self.finish_request(request.request_id)
         return expired
+
+    def _time_out(self) -> list[TokenUpdate]:
+        """End the requests whose `timeout` is over, waiting or running; their last updates."""
+        found = []
+        while self._timeouts and self._timeouts[0][0] <= time.monotonic():
+            names = heappop(self._timeouts)[2]
+            found += [self.scheduler.finish(n, RequestStatus.FINISHED_TIMED_OUT) for n in names]
+        return [update for update in found if update is not None]
+
+    def _forget_timeouts(self) -> None:
+        """Those of finished requests, when they are most of them."""
+        living = self.scheduler.requests
+        if len(self._timeouts) > 64 + 2 * len(living):
+            kept = [entry for entry in self._timeouts if any(n in living for n in entry[2])]
+            self._timeouts = kept
+            heapify(kept)
 
     def finish_request(
         self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_ABORTED

@@ -23,6 +23,7 @@ TYPES = {
     431: "invalid_request_error",
     500: "server_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 

@@ -142,6 +142,8 @@ class Job:
             outputs = await generation.result()
         if any(choice.finish_reason == "error" for out in outputs for choice in out.outputs):
             raise engine_error()
+        if not any(choice.token_ids for out in outputs for choice in out.outputs):
+            check_in_time(outputs[0].finish_reason)
         for output in outputs:
             self._note_reasoning(output)
         usage = add_usage([output.usage for output in outputs])
@@ -183,6 +185,8 @@ class Job:
             first = await anext(parts)
             if first[1].finish_reason == "error":
                 raise engine_error()
+            if not first[1].token_ids and generation.num_prompts * params.n == 1:
+                check_in_time(first[1].finish_reason)
         except BaseException as error:
             if parts is not None:
                 await parts.aclose()
@@ -273,6 +277,14 @@ def add_usage(parts: Sequence[Usage]) -> Usage:
 def num_scores(params: SamplingParams, num_tokens: int) -> int:
     """Logprobs that are kept of prompts of so many tokens in all."""
     return 0 if params.prompt_logprobs is None else num_tokens * (params.prompt_logprobs + 1)
+
+
+def check_in_time(finish_reason: str | None) -> None:
+    """Of an answer without a token: raises ApiError when its time was over before it began."""
+    if finish_reason == "timeout":
+        raise ApiError(
+            504, "the request's timeout was over before its answer began", code="timeout"
+        )
 
 
 def engine_error() -> ApiError:

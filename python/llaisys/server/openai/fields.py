@@ -74,12 +74,10 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "verbosity": (None,),
     "annotations": (None, []),  # of a message
     # vLLM
-    "priority": (None, 0),
     "mm_processor_kwargs": (None,),
     "media_io_kwargs": (None,),
     # llama.cpp: where and how fast, not what
     "id_slot": (None, -1),
-    "n_keep": (None, 0),
     "n_discard": (None, 0),
     "n_cache_reuse": (None, 0),
     "n_indent": (None, 0),

@@ -62,6 +62,8 @@ class ResponsesAnswer(SingleAnswer):
         if output.finish_reason == "length":
             details = {"reason": "max_output_tokens"}
             found = self._response("incomplete", usage, incomplete_details=details)
+        elif output.finish_reason == "timeout":
+            found = self._response("incomplete", usage, incomplete_details={"reason": "timeout"})
         elif output.finish_reason == "abort":
             found = self._response("cancelled", usage)
         else:
