@@ -77,7 +77,7 @@ def test_the_priorities_of_one_key_take_nothing_from_another():
     while scheduler.has_unfinished():
         step(scheduler)
         owners = [request.owner for request in scheduler.running]
-        if scheduler.num_waiting >= 4:
+        if len(owners) == 2 and scheduler.num_waiting:
             assert sorted(owners) == ["loud", "quiet"]
 
 

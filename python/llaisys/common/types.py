@@ -207,11 +207,8 @@ class NewSequence:
 @dataclass(slots=True)
 class ContextShift:
     """A sequence that fills its context lets go of the tokens at positions [kept, kept + dropped),
-    and those behind them move up: their keys are rotated by -dropped. To be done before the step,
-    in the plan's order.
-
-    A block that was another one before gets its keys and values first; the first block also those
-    of the kept tokens that begin it.
+    and those behind them move up: their keys are rotated by -dropped. Before the step, in order. A
+    block that was another one gets its keys and values first, the first also the kept tokens'.
     """
 
     seq_id: int
