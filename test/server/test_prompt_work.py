@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.generation.prompts import WINDOW_CHARS, PromptLimit, encode_prompts
@@ -45,7 +45,7 @@ def test_a_text_that_does_not_fit_is_tokenised_no_further_than_it_takes_to_see_t
 
     engine.text_work = text_work
     limit = PromptLimit("prompt", CONTEXT, CONTEXT - 1)
-    with pytest.raises(InvalidInputError, match="prompt has"):
+    with pytest.raises(LlaisysError, match="prompt has"):
         asyncio.run(encode_prompts(engine, ["x" * chars, "never looked at"], True, limit))
     assert tokenizer.seen <= most_seen
 
