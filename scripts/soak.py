@@ -21,11 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
+sys.path.insert(0, str(Path(__file__).parent))
 
-from soak_parts.checks import check_all  # noqa: E402
-from soak_parts.server import Server, now  # noqa: E402
-from soak_parts.traffic import Traffic, as_json  # noqa: E402
+from soak_parts.checks import check_all
+from soak_parts.server import Server, now
+from soak_parts.traffic import Traffic, as_json
 
 DISK_FULL_SECONDS = 5.0
 SAMPLE_SECONDS = 5.0

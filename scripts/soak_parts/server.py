@@ -51,14 +51,13 @@ class Server:
         site = folder / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(CLOCK)
-        path = os.pathsep.join([str(site), str(ROOT / "python")])
         command = [sys.executable, "-m", "llaisys.server", "--port", "0", "--log-format", "json"]
         command += ["--models", str(folder / "models.toml"), "--memory-budget", str(BUDGET)]
         command += ["--api-key-file", str(folder / "keys"), "--keep-alive", "45"]
         command += ["--session-file", str(folder / "sessions.sqlite3"), "--max-num-seqs", "8"]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": path, "SOAK_CLOCK": str(clock)},
+            env={**os.environ, "PYTHONPATH": str(site), "SOAK_CLOCK": str(clock)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

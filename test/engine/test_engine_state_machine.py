@@ -21,10 +21,10 @@ from llaisys.common.types import TRANSITIONS, IllegalTransitionError, Request, R
 S = RequestStatus
 
 
-def test_the_statuses_are_the_seeds_and_an_error():
+def test_the_statuses_are_the_seeds_an_error_and_a_timeout():
     assert [status.name for status in S] == (
         "WAITING WAITING_FOR_REMOTE_KVS RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED "
-        "FINISHED_ABORTED FINISHED_IGNORED FINISHED_ERROR"
+        "FINISHED_ABORTED FINISHED_IGNORED FINISHED_ERROR FINISHED_TIMED_OUT"
     ).split()
     assert {s for s in S if s.finished} == {s for s in S if s.finish_reason is not None}
     assert S.FINISHED_ERROR.finish_reason == "error" and S.FINISHED_STOPPED.finish_reason == "stop"

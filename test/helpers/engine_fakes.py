@@ -170,6 +170,9 @@ class FakeAdapter(ModelAdapter):
     def logits(self) -> NDArray[np.float32]:
         raise NotImplementedError
 
+    def logits_row(self, row: int) -> NDArray[np.float32]:
+        return np.zeros(VOCAB, np.float32)
+
     def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
         self.histories[seq_id] = list(prompt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -209,6 +210,7 @@ class Pressing:
             self.opened.add(name)
             if len(self.opened) == self.at:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                time.sleep(0.05)  # so that the main thread is the next to run: the load is short
 
 
 @pytest.mark.parametrize("source", ["gguf"], indirect=True)

@@ -64,6 +64,7 @@ class InputProcessor:
         """`defaults`: for sampling fields that a request leaves out; None: the model's own."""
         self.reasoning_marks = REASONING_MARKS
         self.info = info
+        self._has_own_vocabulary = info.tokenizer_source is not None
         self.defaults = info.generation_defaults if defaults is None else defaults
         self.tokenizer = tokenizer
         own = tuple(tokenizer.eos_token_ids) if tokenizer is not None else ()
@@ -119,7 +120,10 @@ class InputProcessor:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
         thinking = () if sampling.thinking_budget is None else self._thinking_tokens()
-        form_after = -1 if sampling.structured_outputs is None else self._open_reasoning(token_ids)
+        form_after = -1
+        if sampling.structured_outputs is not None:
+            self._check_can_constrain()
+            form_after = self._open_reasoning(token_ids)
         _check_something_left(sampling, stops, bad_words, self.info.vocab_size)
         now = time.monotonic()
         requests = [
@@ -176,6 +180,14 @@ class InputProcessor:
         check_count("bad_words", sum(map(len, found)), MAX_BAD_WORD_TOKENS, "tokens")
         self._last_bad_words = (words, found)
         return found
+
+    def _check_can_constrain(self) -> None:
+        """The grammars' process reads the model's own vocabulary: another tokenizer will not do."""
+        if not self._has_own_vocabulary:
+            raise InvalidInputError(
+                "structured_outputs needs a model with a tokenizer of its own; this one has none",
+                field="structured_outputs",
+            )
 
     def _open_reasoning(self, prompt: list[int]) -> int:
         """The token that ends the reasoning that a prompt has begun; -1: it has begun none."""
