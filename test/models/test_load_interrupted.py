@@ -213,7 +213,16 @@ class Pressing:
                 time.sleep(0.05)  # so that the main thread is the next to run: the load is short
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Tests that run in the background of a shell begin with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("source", ["gguf"], indirect=True)
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_load_early_and_frees_everything(source: Path, ledger: Ledger) -> None:
     tensors = 12
     for at in range(1, tensors):
