@@ -8,12 +8,16 @@
 
 `auto` runs a group when what it needs is there, `always` fails when it is not, `never` leaves it
 out. Anything left out is listed before the tests start; nothing is dropped in silence.
+
+With --again N, up to N failed tests are run once more by themselves when all others are through, and
+only what fails twice fails the run. Tests that passed the second time are named: each is a defect.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +29,8 @@ TEST_DIR = ROOT / "test"
 # A suite is a folder of test/ with test files in it.
 SUITES = sorted({path.parent.name for path in TEST_DIR.glob("*/test_*.py")})
 WHEN = ("auto", "always", "never")
+FAILED = ROOT / ".pytest_cache/v/cache/lastfailed"  # where pytest keeps the names of failed tests
+TESTS_FAILED = 1  # pytest's exit code: some failed, and nothing else went wrong
 
 
 def files_of(suite: str) -> list[Path]:
@@ -66,6 +72,9 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--run-hf", choices=WHEN, default="auto", help="needs --model-path")
     parser.add_argument("--model-path", type=Path, metavar="DIR", help="a real model's directory")
     parser.add_argument("--list", action="store_true", help="print the files and stop")
+    parser.add_argument(
+        "--again", type=int, default=0, metavar="N", help="run up to N failed tests once more"
+    )
     return parser.parse_args(own), pytest_arguments
 
 
@@ -97,7 +106,24 @@ def main(arguments: list[str]) -> int:
     sys.stdout.flush()
     # No stray PYTHONPATH: it is the installed package that is tested.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run([*command, *pytest_arguments], cwd=ROOT, env=environment).returncode
+
+    def run(*more: str) -> int:
+        return subprocess.run(
+            [*command, *pytest_arguments, *more], cwd=ROOT, env=environment
+        ).returncode
+
+    if not options.again:
+        return run()
+    FAILED.unlink(missing_ok=True)
+    status = run()
+    failed = sorted(json.loads(FAILED.read_text())) if FAILED.is_file() else []
+    if status != TESTS_FAILED or not 0 < len(failed) <= options.again:
+        return status
+    print(f"\nonce more, by themselves: {len(failed)} tests that failed", flush=True)
+    status = run("--last-failed")
+    if status == 0:
+        print("failed once and passed when run alone, each a defect:", *failed, sep="\n  ")
+    return status
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""scripts/run_tests.py --again: what fails once is named, what fails twice fails the run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/run_tests.py"
+
+TESTS = """
+import pathlib
+
+def test_steady(): pass
+
+def test_unsteady():
+    mark = pathlib.Path(__file__).with_suffix(".mark")
+    seen = mark.exists()
+    mark.touch()
+    assert seen
+
+def test_broken(): assert {holds}
+"""
+
+
+def run(folder: Path, holds: bool, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "test/some").mkdir(parents=True)
+    shutil.copy(SCRIPT, folder / "scripts")
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test/some/test_some.py").write_text(TESTS.format(holds=holds))
+    command = [sys.executable, str(folder / "scripts/run_tests.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_test_that_fails_once_is_named_and_one_that_fails_twice_fails_the_run(
+    tmp_path: Path,
+) -> None:
+    once = run(tmp_path / "once", True, "--again", "2")
+    assert once.returncode == 0, once.stdout
+    named = once.stdout.rsplit("each a defect:", 1)[1]
+    assert "test_unsteady" in named and "test_steady" not in named
+    assert run(tmp_path / "twice", False, "--again", "2").returncode == 1
+
+
+def test_with_more_failures_than_that_the_first_run_counts(tmp_path: Path) -> None:
+    many = run(tmp_path / "many", False, "--again", "1")
+    assert many.returncode == 1 and "once more" not in many.stdout
