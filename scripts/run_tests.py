@@ -9,8 +9,8 @@
 `auto` runs a group when what it needs is there, `always` fails when it is not, `never` leaves it
 out. Anything left out is listed before the tests start; nothing is dropped in silence.
 
-With --again N, up to N failed tests are run once more by themselves when all others are through, and
-only what fails twice fails the run. Tests that passed the second time are named: each is a defect.
+With --again N, up to N failed tests are run once more by themselves when all others are through;
+only what fails twice fails the run. What passed the second time is named: each is a defect.
 """
 
 from __future__ import annotations
