@@ -95,14 +95,16 @@ def run(
     settings: dict[str, Any],
     truth: dict[str, list[int]] | None = None,
     proposer: type[Fake] | None = None,
+    speculative: dict[str, Any] | None = None,
 ) -> Run:
-    """With `truth`: with drafts, from `proposer` or else from the request's own tokens."""
+    """With `truth`: with drafts, from `proposer` or else from the request's own tokens; with
+    `speculative`: from what that configuration says."""
     if truth is not None:
-        settings = {**settings, "speculative_config": SPECULATIVE}
-    engine = LLMEngine(make_config(seed=7, **settings))
+        speculative = SPECULATIVE
+    engine = LLMEngine(make_config(seed=7, speculative_config=speculative, **settings))
     if proposer is not None:
         engine.core.speculator.proposer = proposer(truth, engine.model_info.vocab_size)
-    if truth is not None:
+    if speculative is not None:
         engine.core.speculator.costs = NothingCosts()
     for index, (prompt, params, stream) in enumerate(requests):
         engine.submit(prompt, params, f"r{index}", stream=stream)

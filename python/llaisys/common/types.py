@@ -218,6 +218,16 @@ class ContextShift:
     token_ids: list[int]  # known ones that follow; a sequence computed anew has more than fit
 
 
+class DraftRequest(Struct, frozen=True):
+    """A sequence that can use drafts. The tokens before `start` were in an earlier one, and are the
+    same."""
+
+    seq_id: int
+    start: int
+    token_ids: list[int]  # from `start` on
+    count: int  # drafts at most
+
+
 @dataclass(slots=True)
 class SchedulerOutputs:
     """One step's work. The lists of length s run in parallel, one entry a sequence.

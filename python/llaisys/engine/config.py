@@ -110,7 +110,14 @@ class CacheConfig:
 class SpeculativeConfig:
     """Drafts: where they come from and how many; the names are vLLM's. See docs/speculative.md."""
 
-    method: str = option("ngram", Choice(("ngram",)), "ngram: from the request's own tokens")
+    method: str = option(
+        "ngram",
+        Choice(("ngram", "draft_model")),
+        "ngram: from the request's own tokens; draft_model: from a smaller model",
+    )
+    model: str | None = option(
+        None, Text(), "of draft_model: directory, GGUF file or hub name; same vocabulary"
+    )
     num_speculative_tokens: int = option(8, Integer(1, 64), "drafts of a request and step at most")
     prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
     prompt_lookup_min: int = option(2, Integer(1, 64), "tokens in common that a draft needs")
@@ -126,6 +133,15 @@ class SpeculativeConfig:
                 self.prompt_lookup_min,
                 f"at most prompt_lookup_max, {self.prompt_lookup_max}",
             )
+        if self.needs_model and self.model is None:
+            raise refuse("model", None, f"the model that drafts, for method {self.method!r}")
+        if not self.needs_model and self.model is not None:
+            raise refuse("model", self.model, f"left out for method {self.method!r}")
+
+    @property
+    def needs_model(self) -> bool:
+        """Drafts come from weights of their own."""
+        return self.method != "ngram"
 
 
 @dataclass(frozen=True, slots=True)

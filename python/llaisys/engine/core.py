@@ -55,7 +55,7 @@ class EngineCore:
             ),
             info.max_model_len,
         )
-        self.speculator = make_speculator(config.speculative, self.model_info.vocab_size)
+        self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0

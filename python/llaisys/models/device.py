@@ -32,6 +32,14 @@ class MemoryNeeds:
     # The driver's context, cuBLASLt and captured graphs.
     OVERHEAD = 1 << 30
 
+    def __add__(self, other: MemoryNeeds) -> MemoryNeeds:
+        """Of two models that one process has."""
+        return MemoryNeeds(
+            self.weights + other.weights,
+            self.activations + other.activations,
+            self.logits + other.logits,
+        )
+
     @property
     def total(self) -> int:
         return self.weights + self.activations + self.logits + self.OVERHEAD

@@ -10,7 +10,7 @@ from typing import Any
 
 from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.step import TokenMasks
-from llaisys.common.types import ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.common.types import DraftRequest, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 
 logger = logging.getLogger("llaisys.engine")
@@ -87,6 +87,27 @@ class Executor(ABC):
         except (WorkerError, WorkerLostError):
             self.stats.worker_errors += 1
             raise
+
+    def draft(self, requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
+        """What the model that drafts says to each request; it is the driver rank's alone. It has
+        no use any more for the sequences `forgotten`."""
+        if self._closed:
+            raise ClosedError("the executor is shut down")
+        try:
+            drafts: list[list[int]] = self._call_driver(
+                "draft", self.config.step_timeout, (requests, forgotten)
+            )
+            return drafts
+        except ExecutorTimeoutError:
+            self.stats.timeouts += 1
+            raise
+        except WorkerError:
+            self.stats.worker_errors += 1
+            raise
+
+    @abstractmethod
+    def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
+        """Call a method of the driver rank's worker, in which no other rank has a part."""
 
     @abstractmethod
     def _call(

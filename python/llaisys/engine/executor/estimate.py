@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.opening import open_model
+from llaisys.engine.worker.opening import OpenedModel, open_model
 from llaisys.models.device import open_device
 
 SLACK = 32 << 20  # what the interpreter and the allocator add while it runs
@@ -29,19 +29,22 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
     opened = open_model(config)
     try:
         ranks = config.parallel.tensor_parallel_size
-        needs = opened.adapter_class.memory_needs(
-            opened.checkpoint, opened.options, config.scheduler.max_num_seqs
-        )
-        blocks = opened.affordable_blocks
-        slots = blocks * config.cache.block_size
-        weights = needs.weights
-        if config.dtype == "auto" and config.device == "cpu" and os.path.isfile(opened.path):
-            weights = min(weights, os.path.getsize(opened.path))  # quantised weights stay so
-        return MemoryEstimate(
-            weights=weights,
-            kv_cache=slots * opened.kv_bytes_per_token * ranks,
-            scratch=ranks * (needs.activations + needs.logits) + SLACK,
-            num_kv_blocks=blocks,
-        )
+        slots = opened.affordable_blocks * config.cache.block_size
+        weights, scratch = _weights_and_scratch(opened, config)
+        kv_cache, scratch = slots * opened.kv_bytes_per_token * ranks, ranks * scratch
+        if opened.draft is not None:  # on one rank
+            weights_beside, scratch_beside = _weights_and_scratch(opened.draft, config)
+            weights, scratch = weights + weights_beside, scratch + scratch_beside
+            kv_cache += slots * opened.draft.kv_bytes_per_token
+        return MemoryEstimate(weights, kv_cache, scratch + SLACK, opened.affordable_blocks)
     finally:
         opened.close()
+
+
+def _weights_and_scratch(opened: OpenedModel, config: EngineConfig) -> tuple[int, int]:
+    """The weights of all ranks, and what one rank computes in."""
+    needs = opened.memory_needs(config.scheduler.max_num_seqs)
+    weights = needs.weights
+    if opened.options.dtype == "auto" and config.device == "cpu" and os.path.isfile(opened.path):
+        weights = min(weights, os.path.getsize(opened.path))  # quantised weights stay so
+    return weights, needs.activations + needs.logits

@@ -147,6 +147,14 @@ class MultiprocExecutor(Executor):
         self._check_agreement(getattr(result, "sampled", None), answers)
         return [result, *answers]
 
+    def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
+        try:
+            return self._driver.call(method, timeout, args, {})
+        except ExecutorTimeoutError:
+            raise
+        except Exception as error:
+            raise WorkerError(f"{method}: {type(error).__name__}: {error}", 0, 0) from error
+
     def _send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._serial += 1
         first = args[0] if args else None

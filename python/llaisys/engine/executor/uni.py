@@ -61,8 +61,17 @@ class UniProcExecutor(Executor):
     ) -> list[Any]:
         if len(self._ranks) > 1:
             return self._call_all(method, timeout, args, kwargs)
+        return [self._call_driver(method, timeout, args, kwargs)]
+
+    def _call_driver(
+        self,
+        method: str,
+        timeout: float | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         try:
-            return [self._ranks[0].call(method, timeout, args, kwargs)]
+            return self._ranks[0].call(method, timeout, args, kwargs or {})
         except ExecutorTimeoutError:
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from llaisys.common.types import Request, SchedulerOutputs, StepOutput
 from llaisys.engine.config import SpeculativeConfig
 from llaisys.engine.speculative.costs import DraftCosts
+from llaisys.engine.speculative.draft_model import Draft, DraftModelProposer
 from llaisys.engine.speculative.ngram import NgramProposer
 from llaisys.engine.speculative.proposer import Proposer
 
@@ -119,7 +120,7 @@ class Speculator:
             if accepted >= 0:  # else nothing could be drawn, and the request ends
                 self._count(len(draft), accepted)
                 self._courses[seq_id].learn(len(draft), accepted)
-        if not plan.num_prefill_tokens:
+        if not plan.num_prefill_tokens and not self.proposer.is_catching_up:
             drafts = plan.num_decode_tokens - plan.batch_size
             self.costs.note(plan.batch_size, drafts, seconds)
 
@@ -147,9 +148,15 @@ def best_length(rate: float, price: float, most: int) -> int:
     return best
 
 
-def make_speculator(config: SpeculativeConfig | None, vocab_size: int) -> Speculator | None:
-    """What a configuration asks for; None: no drafts."""
+def make_speculator(
+    config: SpeculativeConfig | None, vocab_size: int, draft: Draft
+) -> Speculator | None:
+    """What a configuration asks for; None: no drafts. `draft`: how to ask a model for them."""
     if config is None:
         return None
-    proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    proposer: Proposer
+    if config.needs_model:
+        proposer = DraftModelProposer(draft)
+    else:
+        proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(config, proposer, vocab_size)

@@ -12,6 +12,9 @@ class Proposer(ABC):
     """Guesses how requests go on. What it says changes the speed of an answer and nothing else:
     wrong tokens, ids that the vocabulary does not have and too many of them are all allowed."""
 
+    # The last call did work that those behind it need not do: its time says nothing of theirs.
+    is_catching_up = False
+
     @abstractmethod
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
         """For each request at most `counts[i]` tokens that may follow `token_ids`; none: no idea.

@@ -12,6 +12,7 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.machine_memory import available_memory
 from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
@@ -35,31 +36,86 @@ class OpenedModel:
     options: AdapterOptions
     kv_bytes_per_token: int
     affordable_blocks: int
+    draft: OpenedModel | None = None  # the model that drafts beside it, on the driver rank
+    has_checked_vocabulary: bool = False  # of a draft: it is the model's, token by token
+
+    def memory_needs(self, max_num_seqs: int) -> MemoryNeeds:
+        return self.adapter_class.memory_needs(self.checkpoint, self.options, max_num_seqs)
 
     def close(self) -> None:
         if self.checkpoint is not None:
             self.checkpoint.close()
+        if self.draft is not None:
+            self.draft.close()
 
 
 def open_model(
     config: EngineConfig, rank: int = 0, local_rank: int = 0, init_method: str = ""
 ) -> OpenedModel:
     path, model_type, checkpoint = _open_checkpoint(config)
+    draft = None
     try:
         adapter_class = config.adapter_class or get_adapter_class(model_type)
         options = _adapter_options(config, rank, local_rank, init_method)
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
+        draft = _open_draft(config, options, checkpoint) if rank == 0 else None
+        # A draft model has as many blocks, out of the same memory.
+        both = per_token + (0 if draft is None else draft.kv_bytes_per_token)
         if is_gpu(config.device) and config.cache.num_kv_blocks is None:
-            needs = adapter_class.memory_needs(checkpoint, options, config.scheduler.max_num_seqs)
+            seqs = config.scheduler.max_num_seqs
+            needs = adapter_class.memory_needs(checkpoint, options, seqs)
+            if draft is not None:
+                needs += draft.memory_needs(seqs)
             device_id = options.device_ids[local_rank]
-            blocks = _blocks_of_gpu(config, device_id, needs, per_token)
+            blocks = _blocks_of_gpu(config, device_id, needs, both)
         else:
-            blocks = _affordable_blocks(config, checkpoint, per_token)
+            blocks = _affordable_blocks(config, checkpoint, both)
+    except BaseException:
+        for opened in (checkpoint, draft):
+            if opened is not None:
+                opened.close()
+        raise
+    return OpenedModel(
+        path, model_type, checkpoint, adapter_class, options, per_token, blocks, draft
+    )
+
+
+def _open_draft(config: EngineConfig, options: AdapterOptions, target: Any) -> OpenedModel | None:
+    """The model that speculative_config names; `target`: the checkpoint of the one it drafts for,
+    whose vocabulary it must have."""
+    speculative = config.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    own = replace(config, model=speculative.model, model_type=None, adapter_class=None)
+    path, model_type, checkpoint = _open_checkpoint(own)
+    try:
+        length = options.max_model_len
+        if checkpoint is not None:
+            limit = checkpoint.config.max_position_embeddings
+            length = min(length or limit, limit)
+        is_checked = False
+        if checkpoint is not None and target is not None:
+            from llaisys.models.loading.vocabulary import check_same_vocabulary
+
+            is_checked = check_same_vocabulary(target, checkpoint)
+        adapter_class = get_adapter_class(model_type)
+        options = replace(
+            options,
+            dtype="auto",
+            device_ids=options.device_ids[:1],
+            max_model_len=length,
+            n_threads=config.n_threads,
+            parallel=ParallelConfig(),
+        )
+        per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
     except BaseException:
         if checkpoint is not None:
             checkpoint.close()
         raise
-    return OpenedModel(path, model_type, checkpoint, adapter_class, options, per_token, blocks)
+    return OpenedModel(
+        *(path, model_type, checkpoint, adapter_class, options, per_token, 0),
+        has_checked_vocabulary=is_checked,
+    )
 
 
 def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Any]:

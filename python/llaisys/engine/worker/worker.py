@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from llaisys.common.step import (
 )
 from llaisys.common.types import (
     ContextShift,
+    DraftRequest,
     ModelInfo,
     SchedulerOutputs,
     StepOutput,
@@ -42,6 +43,7 @@ from llaisys.common.types import (
 )
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
+from llaisys.engine.worker.drafting import DraftModel, load_draft_model
 from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import PromptScoring, score_prompt
@@ -84,6 +86,7 @@ class Worker:
         self._buffers: StepBuffers
         self._sampling: SamplingRows
         self._scoring: PromptScoring
+        self._draft_model: DraftModel | None = None  # the driver rank's, if any
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
@@ -138,6 +141,13 @@ class Worker:
                 limit=f"room for {block_size} tokens",
             )
         self._make_buffers(self.info)
+        if opened.draft is not None:
+            self._draft_model = load_draft_model(
+                opened.draft,
+                self.info.num_blocks,
+                adapter.vocab_size,
+                self.config.scheduler.max_num_batched_tokens,
+            )
         logger.info(
             "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d threads=%d",
             os.getpid(),
@@ -185,13 +195,23 @@ class Worker:
         if opened is not None:
             opened.close()
         self._begun = None
-        if adapter is not None:
-            adapter.close()
+        draft_model, self._draft_model = self._draft_model, None
+        for model in (adapter, draft_model):
+            if model is not None:
+                model.close()
 
     def _open_adapter(self) -> ModelAdapter:
         if self.adapter is None:
             raise ClosedError(f"worker rank {self.rank}: no model is loaded")
         return self.adapter
+
+    # ---- drafts --------------------------------------------------------------------------------
+
+    def draft(self, requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
+        """What the draft model says to each; see DraftModel."""
+        if self._draft_model is None:
+            raise ClosedError(f"worker rank {self.rank}: no draft model is loaded")
+        return self._draft_model.draft(requests, forgotten)
 
     # ---- a step --------------------------------------------------------------------------------
 
