@@ -7,8 +7,6 @@ namespace llaisys::models {
 
 namespace {
 
-constexpr double kPi = 3.14159265358979323846;
-
 void check_size(const char *name, size_t value, size_t limit) {
     require(value >= 1 && value <= limit, "meta.", name, " must be in [1, ", limit, "], got ",
             value);
@@ -17,22 +15,6 @@ void check_size(const char *name, size_t value, size_t limit) {
 void check_positive(const char *name, float value) {
     require(std::isfinite(value) && value > 0, "meta.", name, " must be finite and above 0, got ",
             value);
-}
-
-// Llama 3: wavelengths beyond the original context are stretched by the factor, short ones are
-// kept, and those between move smoothly from one to the other.
-double llama3_frequency(double frequency, const LlaisysDecoderMeta &meta) {
-    const double original = double(meta.rope_original_maxseq);
-    const double wavelength = 2 * kPi / frequency;
-    if (wavelength < original / meta.rope_high_freq_factor) {
-        return frequency;
-    }
-    if (wavelength > original / meta.rope_low_freq_factor) {
-        return frequency / meta.rope_factor;
-    }
-    const double ramp = (original / wavelength - meta.rope_low_freq_factor) /
-                        (double(meta.rope_high_freq_factor) - meta.rope_low_freq_factor);
-    return (1 - ramp) * frequency / meta.rope_factor + ramp * frequency;
 }
 
 } // namespace
@@ -59,19 +41,13 @@ void check_hyper_params(const LlaisysDecoderMeta &meta) {
         require(meta.layer_windows[i] >= 0, "meta.layer_windows[", i,
                 "] must not be negative, got ", meta.layer_windows[i]);
     }
-    require(meta.rope_scaling >= LLAISYS_ROPE_PLAIN && meta.rope_scaling <= LLAISYS_ROPE_LLAMA3,
-            "meta.rope_scaling must be in [0, 2], got ", meta.rope_scaling);
-    if (meta.rope_scaling != LLAISYS_ROPE_PLAIN) {
-        check_positive("rope_factor", meta.rope_factor);
+    for (size_t i = 0; meta.rope_divisors != nullptr && i < meta.dh / 2; ++i) {
+        require(std::isfinite(meta.rope_divisors[i]) && meta.rope_divisors[i] > 0,
+                "meta.rope_divisors[", i, "] must be finite and above 0, got ",
+                meta.rope_divisors[i]);
     }
-    if (meta.rope_scaling == LLAISYS_ROPE_LLAMA3) {
-        check_positive("rope_low_freq_factor", meta.rope_low_freq_factor);
-        check_positive("rope_high_freq_factor", meta.rope_high_freq_factor);
-        require(meta.rope_high_freq_factor > meta.rope_low_freq_factor,
-                "meta.rope_high_freq_factor must be above meta.rope_low_freq_factor, got ",
-                meta.rope_high_freq_factor, " and ", meta.rope_low_freq_factor);
-        require(meta.rope_original_maxseq > 0, "meta.rope_original_maxseq must be above 0, got ",
-                meta.rope_original_maxseq);
+    if (meta.rope_attention_factor != 0) {
+        check_positive("rope_attention_factor", meta.rope_attention_factor);
     }
 }
 
@@ -100,15 +76,17 @@ LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &sit
     return local;
 }
 
+float attention_scale(const LlaisysDecoderMeta &meta) {
+    const float factor = meta.rope_attention_factor != 0 ? meta.rope_attention_factor : 1.0f;
+    return 1.0f / std::sqrt(float(meta.dh)) * (factor * factor);
+}
+
 Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id) {
     std::vector<float> frequencies(meta.dh / 2);
     for (size_t i = 0; i < frequencies.size(); ++i) {
-        double frequency = std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh));
-        if (meta.rope_scaling == LLAISYS_ROPE_LINEAR) {
-            frequency /= meta.rope_factor;
-        } else if (meta.rope_scaling == LLAISYS_ROPE_LLAMA3) {
-            frequency = llama3_frequency(frequency, meta);
-        }
+        const double divisor = meta.rope_divisors != nullptr ? meta.rope_divisors[i] : 1.0;
+        const double frequency =
+            std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh)) / divisor;
         frequencies[i] = float(frequency);
     }
     Tensor tensor =

@@ -20,7 +20,10 @@ std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta);
 // ranks. Throws when one of them cannot be, with the numbers.
 LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site);
 
-// f32 [dh / 2] with the scaling that the meta asks for.
+// What the products of queries and keys are multiplied by.
+float attention_scale(const LlaisysDecoderMeta &meta);
+
+// f32 [dh / 2], divided as the meta asks for.
 Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id);
 
 } // namespace llaisys::models

@@ -275,7 +275,6 @@ def test_enumerations_have_the_same_values(values: dict[str, int]) -> None:
     assert values_of("LlaisysKvStatus", "LLAISYS_KV_", values) == {
         status.name: status.value for status in kv_cache.KvStatus
     }
-    assert values_of("LlaisysRopeScaling", "LLAISYS_ROPE_", values) == upper(decoder.ROPE_SCALING)
     kinds = values_of("LlaisysSamplerKind", "LLAISYS_SAMPLER_", values)
     assert kinds.pop("COUNT") == len(kinds)
     assert kinds == {kind.name: kind.value for kind in sampling.SamplerKind}

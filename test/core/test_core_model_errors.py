@@ -75,11 +75,17 @@ def test_parameters_that_are_refused(words: str, fields: dict[str, Any]) -> None
         ("nh", 3), ("nkvh", 0), ("nkvh", 3), ("dh", 5), ("dh", 0), ("di", 0), ("maxseq", 0),
         ("maxseq", 1 << 60), ("voc", 0), ("voc", 1 << 62), ("epsilon", 0.0),
         ("epsilon", float("nan")), ("theta", -1.0), ("theta", float("inf")), ("sliding_window", -1),
-        ("rope_scaling", 3), ("rope_scaling", 1), ("rope_scaling", 2),
+        ("rope_attention_factor", -1.0), ("rope_attention_factor", float("nan")),
     ],
 )  # fmt: skip
 def test_hyper_parameters_that_are_refused(name: str, value: Any) -> None:
     refuse("meta.", meta={name: value})
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, float("nan"), float("inf")])
+def test_rotary_divisors_that_are_refused(value: float) -> None:
+    divisors = (ctypes.c_float * (Shape().dh // 2))(1.0, value)
+    refuse(r"meta\.rope_divisors\[1\]", meta={"rope_divisors": ctypes.addressof(divisors)})
 
 
 def test_what_this_build_does_not_have() -> None:

@@ -32,7 +32,6 @@ MODELS = {
     "qwen3": Tiny(kind="qwen3", head_dim=14),
     "qwen3-tied-window": Tiny(kind="qwen3", tied=True, head_dim=18, window=9, full_layers=1),
     "llama": Tiny(kind="llama"),
-    "llama-tied-llama3-rope": Tiny(kind="llama", tied=True, llama3_rope=True, head_dim=16),
 }
 F32_TOLERANCE = 2e-4
 

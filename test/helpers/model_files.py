@@ -180,6 +180,7 @@ def write_gguf(
     kind: str = "F32",
     seed: int = 0,
     extra: Mapping[str, Array] | None = None,
+    metadata: Mapping[str, str | int | float] | None = None,
     add_tokenizer: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Array]:
     """A GGUF file by the gguf library, matrices as `kind`; returns the f32 weights (HF order).
@@ -205,6 +206,13 @@ def write_gguf(
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     (add_tokenizer or _add_gguf_tokenizer)(writer, config)
+    for key, value in (metadata or {}).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_float32(key, value)
     qtype = gguf.GGMLQuantizationType[kind]
     for name, values in weights.items():
         if arch == "llama" and ".q_proj." in name:

@@ -37,7 +37,8 @@ class Tiny:
     tied: bool = False
     window: int = 0
     full_layers: int = 0  # the first ones, which have no window
-    llama3_rope: bool = False
+    context: int = 4096  # max_position_embeddings
+    rope: dict[str, Any] | None = None  # rope_parameters
 
 
 def make_reference(tiny: Tiny, seed: int = 0) -> Any:
@@ -51,21 +52,14 @@ def make_reference(tiny: Tiny, seed: int = 0) -> Any:
         "intermediate_size": tiny.intermediate,
         "vocab_size": tiny.vocab,
         "tie_word_embeddings": tiny.tied,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": tiny.context,
         "attn_implementation": "eager",
     }
     if tiny.window:
         common |= {"use_sliding_window": True, "sliding_window": tiny.window}
         common |= {"max_window_layers": tiny.full_layers}
-    if tiny.llama3_rope:
-        common["rope_parameters"] = {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
+    if tiny.rope is not None:
+        common["rope_parameters"] = {"rope_theta": 10000.0, **tiny.rope}
     torch.manual_seed(seed)
     model_class, config_class = {
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),

@@ -11,13 +11,8 @@ import model_files
 import pytest
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading import (
-    LinearRopeScaling,
-    Llama3RopeScaling,
-    load_config,
-    open_checkpoint,
-    parse_config,
-)
+from llaisys.models.loading import load_config, open_checkpoint, parse_config
+from llaisys.models.loading.rope import LinearRopeScaling, Llama3RopeScaling
 
 LLAMA3 = {
     "factor": 8.0,
@@ -124,7 +119,9 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"rope_theta": float("inf")}, "rope_theta is inf"),
         ({"rope_theta": 0}, "rope_theta is 0"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not supported; known: default"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor is 0.5"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "low_freq_factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling is [1]; it must be an object"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, "per layer type"),

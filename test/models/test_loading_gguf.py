@@ -16,15 +16,11 @@ import pytest
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading import (
     DEFAULT_MODEL,
-    LinearRopeScaling,
-    Llama3RopeScaling,
     check_coverage,
     open_checkpoint,
     resolve_model,
 )
 from llaisys.models.loading.convert import f32_to_bf16
-from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.gguf_config import _rope_scaling, llama3_factors
 from llaisys.models.loading.gguf_file import dequantize, unpermute_rows
 from llaisys.models.loading.gguf_reader import GGML_TYPES, read_gguf_header
 from llaisys.tokenization import Tokenizer
@@ -115,20 +111,6 @@ def test_tokenizer_and_template_come_from_the_metadata(tmp_path: Path) -> None:
     ids = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
     assert ids[0] == 1 and tokenizer.eos_token_ids == (2,)
     assert tokenizer.decode_tokens(ids) == "user\nhello\nassistant\n"
-
-
-def test_rope_scaling(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    config = model_files.tiny_config("llama", hidden_size=256, rope_theta=500000.0)
-    scaling = Llama3RopeScaling(8.0, 1.0, 4.0, 8192)
-    factors = np.array(llama3_factors(scaling, 500000.0, 64), dtype=np.float32)
-    assert 1.0 in factors and 8.0 in factors and len(set(factors)) > 3
-    model_files.write_gguf(path, config, extra={"rope_freqs.weight": factors})
-    with open_checkpoint(path) as checkpoint:
-        assert checkpoint.config.rope_scaling == scaling
-    model_files.write_gguf(path, config, extra={"rope_freqs.weight": factors * 1.1})
-    with pytest.raises(ModelLoadError, match=r"rope_freqs\.weight"):
-        open_checkpoint(path)
 
 
 def value(kind: int, data: bytes) -> bytes:
@@ -311,10 +293,3 @@ def test_metadata_that_does_not_fit_is_named(
     with pytest.raises(ModelLoadError) as caught:
         check_coverage(open_checkpoint(path))
     assert message in str(caught.value)
-
-
-def test_linear_scaling_from_metadata() -> None:
-    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    assert _rope_scaling(Fields(keys, "f"), "llama", 1e4, 64, None) == LinearRopeScaling(4.0)
-    with pytest.raises(ModelLoadError, match="'yarn' is not supported"):
-        _rope_scaling(Fields({"llama.rope.scaling.type": "yarn"}, "f"), "llama", 1e4, 64, None)

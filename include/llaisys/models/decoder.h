@@ -6,13 +6,6 @@
 
 #include "llaisys/tensor.h"
 
-/* How the rotary frequencies are changed for long contexts. */
-typedef enum LLAISYS_INT32_ENUM {
-    LLAISYS_ROPE_PLAIN = 0,
-    LLAISYS_ROPE_LINEAR = 1, /* every frequency divided by rope_factor */
-    LLAISYS_ROPE_LLAMA3 = 2  /* low frequencies divided, high ones kept, a ramp between */
-} LlaisysRopeScaling;
-
 typedef struct LlaisysDecoderMeta {
     llaisysDataType_t
         dtype;              /* of the weights, and of KV unless asked otherwise: f32, f16 or bf16 */
@@ -28,12 +21,9 @@ typedef struct LlaisysDecoderMeta {
     float theta;            /* rotary base */
     int64_t end_token;      /* kept for the seeds' form; the engine decides when to stop */
     int64_t sliding_window; /* a token sees this many positions, itself included; 0: all */
-    int32_t rope_scaling;   /* LlaisysRopeScaling */
-    float rope_factor;
-    float rope_low_freq_factor;
-    float rope_high_freq_factor;
-    int64_t rope_original_maxseq;
     const int64_t *layer_windows; /* [nlayer]: the window of each layer; NULL: sliding_window */
+    const float *rope_divisors;   /* [dh / 2]: frequency i is theta^(-2i / dh) over it; NULL: 1 */
+    float rope_attention_factor;  /* q * k is multiplied by its square; 0: 1 */
 } LlaisysDecoderMeta;
 
 /* Slots. A handle put into a slot belongs to the model; one handle may stand in several slots (tied

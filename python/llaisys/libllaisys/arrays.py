@@ -44,6 +44,11 @@ def keep_int64(owner: Any, field: str, values: Sequence[int]) -> None:
     _keep(owner, field, (ctypes.c_int64 * max(1, len(values)))(*values))
 
 
+def keep_float(owner: Any, field: str, values: Sequence[float]) -> None:
+    """The same with float."""
+    _keep(owner, field, (ctypes.c_float * max(1, len(values)))(*values))
+
+
 def _keep(owner: Any, field: str, array: Any) -> None:
     setattr(owner, field, ctypes.addressof(array))
     setattr(owner, f"_{field}_kept", array)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
-
-ROPE_SCALING = {"plain": 0, "linear": 1, "llama3": 2}
+from ctypes import Structure, c_float, c_int, c_int64, c_size_t, c_void_p
 
 
 class LlaisysDecoderMeta(Structure):
@@ -22,12 +20,9 @@ class LlaisysDecoderMeta(Structure):
         ("theta", c_float),
         ("end_token", c_int64),
         ("sliding_window", c_int64),
-        ("rope_scaling", c_int32),
-        ("rope_factor", c_float),
-        ("rope_low_freq_factor", c_float),
-        ("rope_high_freq_factor", c_float),
-        ("rope_original_maxseq", c_int64),
         ("layer_windows", c_void_p),
+        ("rope_divisors", c_void_p),
+        ("rope_attention_factor", c_float),
     )
 
 

@@ -11,14 +11,14 @@ from typing import Self
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice
 from llaisys.libllaisys import arrays
-from llaisys.libllaisys.decoder import ROPE_SCALING, LlaisysDecoderMeta
+from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder import slot_of
 from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
+from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage, expected_tensors
 from llaisys.models.loading.part import Part
@@ -60,7 +60,11 @@ class DecoderAdapter(NativeAdapter):
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
         check_coverage(checkpoint)
         config = checkpoint.config
-        adapter = cls(config.model_type, _meta(config, _dtype(config, options)), options)
+        adapter = cls(
+            config.model_type,
+            _meta(config, _dtype(config, options), options.max_model_len),
+            options,
+        )
         adapter.eos_token_ids = config.eos_token_ids
         return adapter
 
@@ -140,7 +144,9 @@ def _dtype(config: ModelConfig, options: AdapterOptions) -> str:
     return check_choice("dtype", dtype, tuple(STORAGE))
 
 
-def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:
+def _meta(config: ModelConfig, dtype: str, max_model_len: int) -> LlaisysDecoderMeta:
+    """`max_model_len`: what is asked for; 0: the model's own. More than it can is refused."""
+    length = min(max_model_len or config.max_position_embeddings, config.longest_context)
     meta = LlaisysDecoderMeta(
         dtype=dtype_code(dtype),
         nlayer=config.num_layers,
@@ -149,7 +155,7 @@ def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:
         nkvh=config.num_kv_heads,
         dh=config.head_dim,
         di=config.intermediate_size,
-        maxseq=config.max_position_embeddings,
+        maxseq=max(length, config.max_position_embeddings),
         voc=config.vocab_size,
         epsilon=config.rms_norm_eps,
         theta=config.rope_theta,
@@ -157,14 +163,8 @@ def _meta(config: ModelConfig, dtype: str) -> LlaisysDecoderMeta:
     )
     windows = [config.layer_window(layer) or 0 for layer in range(config.num_layers)]
     arrays.keep_int64(meta, "layer_windows", windows)
-    scaling = config.rope_scaling
-    if isinstance(scaling, LinearRopeScaling):
-        meta.rope_scaling = ROPE_SCALING["linear"]
-        meta.rope_factor = scaling.factor
-    elif isinstance(scaling, Llama3RopeScaling):
-        meta.rope_scaling = ROPE_SCALING["llama3"]
-        meta.rope_factor = scaling.factor
-        meta.rope_low_freq_factor = scaling.low_freq_factor
-        meta.rope_high_freq_factor = scaling.high_freq_factor
-        meta.rope_original_maxseq = scaling.original_max_position_embeddings
+    if config.rope_scaling is not None:
+        divisors = config.rope_scaling.divisors(config.rope_theta, config.head_dim, length)
+        arrays.keep_float(meta, "rope_divisors", divisors)
+        meta.rope_attention_factor = config.rope_scaling.attention_factor
     return meta

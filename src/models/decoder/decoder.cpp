@@ -4,8 +4,6 @@
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 
-#include <cmath>
-
 namespace llaisys::models {
 
 DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
@@ -14,11 +12,13 @@ DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta
     check_hyper_params(meta);
     windows_ = windows_of(meta);
     meta_ = share_of(meta, site);
+    scale_ = attention_scale(meta);
     meta_.layer_windows = nullptr;
+    meta_.rope_divisors = nullptr;
     layers_.resize(meta_.nlayer);
     register_slots();
     kv_spec_ = {int64_t(meta_.nlayer), int64_t(meta_.nkvh), int64_t(meta_.dh), meta_.dtype,
-                rotary_frequencies(meta_, site.device, site.device_id)};
+                rotary_frequencies(meta, site.device, site.device_id)};
 }
 
 void DecoderModel::register_slots() {
@@ -171,7 +171,7 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
                          {&layer.v.weight, vector(weights_.attn_v_b), &act.v}, head_norms,
                          {input.positions, kv_spec_.inv_freq, attention.slots, kv});
     ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), kv,
-                   attention.lists_of(i), 1.0f / std::sqrt(float(kv_spec_.head_dim)));
+                   attention.lists_of(i), scale_);
     add_product(stream, residual, act.attn_out.view(act.q.shape()), layer.o.weight,
                 vector(weights_.attn_o_b), act.normed);
 }

@@ -78,7 +78,8 @@ private:
 
     LlaisysModelType type_;
     std::shared_ptr<const parallel::ProcessGroup> group_;
-    LlaisysDecoderMeta meta_; // nh, nkvh and di: this rank's share; its layer_windows are not kept
+    LlaisysDecoderMeta meta_; // nh, nkvh and di: this rank's share; what it points to is not kept
+    float scale_ = 0;         // of attention
     std::vector<int64_t> windows_;
     LlaisysDecoderWeights weights_{};
     std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_

@@ -5,8 +5,6 @@
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
 
-#include <cmath>
-
 namespace llaisys::models {
 
 MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site)
@@ -16,7 +14,9 @@ MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site)
         fail(LLAISYS_ERROR_UNSUPPORTED, "a mock model runs on one rank, got ", site.group->size());
     }
     windows_ = windows_of(meta);
+    scale_ = attention_scale(meta);
     meta_.layer_windows = nullptr;
+    meta_.rope_divisors = nullptr;
     require(meta.nlayer == 1, "meta.nlayer must be 1 for a mock model, got ", meta.nlayer);
     require(meta.nh * meta.dh == meta.hs, "meta.hs must be nh * dh for a mock model, got ",
             meta.hs);
@@ -46,7 +46,6 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
                         ForwardOutput *output) {
     const int64_t n = input.n_tokens;
     const int64_t kv_heads = kv_spec_.n_heads;
-    const int64_t dim = kv_spec_.head_dim;
     const ops::KvLayer &kv = attention.kv[0];
 
     const Activations act = take_activations(workspace, n);
@@ -60,8 +59,7 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     ops::rope(stream, q, x, input.positions, kv_spec_.inv_freq);
     const Tensor v = x.slice(1, 0, kv_heads);
     ops::kv_store(stream, kv, q.slice(1, 0, kv_heads), &v, attention.slots);
-    ops::attention(stream, act.attn_out, q, kv, attention.lists_of(0),
-                   1.0f / std::sqrt(float(dim)));
+    ops::attention(stream, act.attn_out, q, kv, attention.lists_of(0), scale_);
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&embed_.weight, nullptr, &output->logits};
         ops::linear(stream, act.attn_out.view({n, hidden_size()}), &head, 1, &input.output_rows);

@@ -42,7 +42,8 @@ private:
     };
     Activations take_activations(runtime::Workspace &workspace, int64_t n) const;
 
-    LlaisysDecoderMeta meta_; // its layer_windows are not kept
+    LlaisysDecoderMeta meta_; // what it points to is not kept
+    float scale_ = 0;         // of attention
     std::vector<int64_t> windows_;
     LlaisysDecoderWeights weights_{};
     runtime::PackedWeight embed_; // of in_embed: read by rows, and the head

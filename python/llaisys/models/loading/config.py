@@ -12,6 +12,7 @@ from llaisys.common.options import Integer, Number
 from llaisys.common.sampling import FIELDS
 from llaisys.models.families import CheckpointConfig, DecoderFamily, family_of
 from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.rope import MAX_POSITIONS, RopeScaling, parse_rope
 from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -23,28 +24,7 @@ MAX_INTERMEDIATE = 1 << 20
 MAX_HEADS = 4096
 MAX_HEAD_DIM = 1024
 MAX_VOCAB = 1 << 22
-MAX_POSITIONS = 1 << 28
 MAX_PARAMETERS = 1 << 42
-
-
-@dataclass(frozen=True, slots=True)
-class LinearRopeScaling:
-    """Positions are divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3RopeScaling:
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-RopeScaling = LinearRopeScaling | Llama3RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +40,7 @@ class ModelConfig(CheckpointConfig):
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
+    longest_context: int  # that may be asked for; max_position_embeddings is what is taken unasked
     tie_word_embeddings: bool
     attention_bias: bool  # q, k, v have a bias
     output_bias: bool  # o_proj has one too
@@ -125,7 +106,11 @@ def decoder_config(family: DecoderFamily, fields: Fields, extra: Fields) -> Mode
         if not fields.has("head_dim") and hidden % heads:
             raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
         default_head_dim = hidden // heads
-    theta, scaling = parse_rope(fields)
+    head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default_head_dim)
+    theta, scaling = parse_rope(fields, head_dim)
+    length = longest = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    if scaling is not None:
+        length, longest = scaling.contexts(length)
     window, window_layers = _sliding_window(fields, layers) if family.has_windows else (None, ())
     bias = family.attention_bias
     if bias is None:
@@ -138,13 +123,14 @@ def decoder_config(family: DecoderFamily, fields: Fields, extra: Fields) -> Mode
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, heads),
-        head_dim=fields.integer("head_dim", 2, MAX_HEAD_DIM, default_head_dim),
+        head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE),
         vocab_size=vocab,
         rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_position_embeddings=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
+        max_position_embeddings=length,
+        longest_context=longest,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
         attention_bias=bias,
         output_bias=bias and family.output_bias,
@@ -170,40 +156,6 @@ def _refuse_variants(fields: Fields) -> None:
     if fields.has("quantization_config"):
         method = fields.section("quantization_config").values.get("quant_method")
         raise fields.fail("quantization_config", f"(quant_method {method!r}) is not supported")
-
-
-def parse_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta`/`rope_scaling`."""
-    section = fields.section("rope_parameters")
-    if not section.values:
-        section = fields.section("rope_scaling")
-    for name in ("full_attention", "sliding_attention"):
-        if section.has(name):
-            raise section.fail(name, "sets RoPE per layer type, which is not supported")
-    theta_from = section if section.has("rope_theta") else fields
-    theta = theta_from.number("rope_theta", 1e-3, 1e12, 10000.0)
-    partial = section if section.has("partial_rotary_factor") else fields
-    if partial.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-        raise partial.fail("partial_rotary_factor", "below 1 is not supported")
-    kind = section.string("rope_type", None) or section.string("type", "default")
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, LinearRopeScaling(section.number("factor", 1.0, 1e6))
-    if kind == "llama3":
-        low = section.number("low_freq_factor", 1e-6, 1e6)
-        high = section.number("high_freq_factor", 1e-6, 1e6)
-        if high <= low:
-            raise section.fail("high_freq_factor", f"is {high}, not above low_freq_factor {low}")
-        return theta, Llama3RopeScaling(
-            factor=section.number("factor", 1.0, 1e6),
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_position_embeddings=section.integer(
-                "original_max_position_embeddings", 1, MAX_POSITIONS
-            ),
-        )
-    raise section.fail("rope_type", f"{kind!r} is not supported; known: default, linear, llama3")
 
 
 def _sliding_window(fields: Fields, layers: int) -> tuple[int | None, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,15 +11,11 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import DecoderFamily, family_of
 from llaisys.models.families.decoder import EMBEDDING, OUTPUT
 from llaisys.models.loading import config as limits
-from llaisys.models.loading.config import (
-    LinearRopeScaling,
-    Llama3RopeScaling,
-    ModelConfig,
-    RopeScaling,
-)
+from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.gguf_reader import GgufTensor
+from llaisys.models.loading.rope import MAX_POSITIONS, rope_from_gguf
 from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
 
 _END_KEYS = ("eot", "eom")  # further tokens that end a turn, beside eos
@@ -58,6 +53,11 @@ def config_from_gguf(
         raise ModelLoadError(f"{where}: 'token_embd.weight' has {vocab} rows")
     head_dim = _head_dim(fields, arch, hidden, heads)
     theta = fields.number(f"{arch}.rope.freq_base", 1e-3, 1e12, 10000.0)
+    factors = None if read_rope_factors is None else read_rope_factors((head_dim // 2,))
+    scaling = rope_from_gguf(fields, arch, theta, factors)
+    length = longest = fields.integer(f"{arch}.context_length", 1, MAX_POSITIONS)
+    if scaling is not None:
+        length, longest = scaling.contexts(length)
     first = "model.layers.0.self_attn"
     eos = [fields.integer("tokenizer.ggml.eos_token_id", 0, vocab - 1, None)]
     eos += [fields.integer(f"tokenizer.ggml.{k}_token_id", 0, vocab - 1, None) for k in _END_KEYS]
@@ -72,14 +72,9 @@ def config_from_gguf(
         vocab_size=vocab,
         rms_norm_eps=fields.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
         rope_theta=theta,
-        rope_scaling=_rope_scaling(
-            fields,
-            arch,
-            theta,
-            head_dim,
-            None if read_rope_factors is None else read_rope_factors((head_dim // 2,)),
-        ),
-        max_position_embeddings=fields.integer(f"{arch}.context_length", 1, limits.MAX_POSITIONS),
+        rope_scaling=scaling,
+        max_position_embeddings=length,
+        longest_context=longest,
         tie_word_embeddings=OUTPUT not in tensors,
         attention_bias=f"{first}.q_proj.bias" in tensors,
         output_bias=f"{first}.o_proj.bias" in tensors,
@@ -114,63 +109,6 @@ def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
     tensor = tensors.get("model.layers.0.self_attn.q_proj.weight")
     name = "" if tensor is None else tensor.type_name
     return {"F32": "f32", "F16": "f16"}.get(name, "bf16")
-
-
-def _rope_scaling(
-    fields: Fields, arch: str, theta: float, head_dim: int, factors: Array | None
-) -> RopeScaling | None:
-    key = f"{arch}.rope.scaling.type"
-    kind = fields.string(key, "none")
-    if kind not in ("none", "linear"):
-        raise fields.fail(key, f"{kind!r} is not supported; known: none, linear")
-    factor = fields.number(f"{arch}.rope.scaling.factor", 1.0, 1e6, 1.0)
-    legacy = fields.number(f"{arch}.rope.scale_linear", 1.0, 1e6, 1.0)
-    linear = factor if kind == "linear" else legacy
-    if factors is None:
-        return LinearRopeScaling(linear) if linear != 1.0 else None
-    if linear != 1.0:
-        raise fields.fail(key, "is 'linear' in a file that also has rope_freqs.weight")
-    return llama3_from_factors(factors, theta, head_dim, fields.where)
-
-
-def llama3_factors(scaling: Llama3RopeScaling, theta: float, head_dim: int) -> list[float]:
-    """What each of the head_dim / 2 rotation frequencies is divided by."""
-    result = []
-    original = scaling.original_max_position_embeddings
-    for i in range(head_dim // 2):
-        wavelength = 2 * math.pi * theta ** (2 * i / head_dim)
-        if wavelength < original / scaling.high_freq_factor:
-            result.append(1.0)
-        elif wavelength > original / scaling.low_freq_factor:
-            result.append(scaling.factor)
-        else:
-            smooth = (original / wavelength - scaling.low_freq_factor) / (
-                scaling.high_freq_factor - scaling.low_freq_factor
-            )
-            result.append(1 / ((1 - smooth) / scaling.factor + smooth))
-    return result
-
-
-def llama3_from_factors(
-    factors: Array, theta: float, head_dim: int, where: str
-) -> Llama3RopeScaling | None:
-    """The Llama 3 scaling that yields the tensor rope_freqs.weight.
-
-    GGUF keeps only the resulting factors, so the published parameter sets are tried; factors
-    that none of them reproduces are refused.
-    """
-    what = f"{where}: tensor 'rope_freqs.weight'"
-    values = [float(v) for v in factors]
-    if not all(math.isfinite(v) and 1.0 <= v <= 1e6 for v in values):
-        raise ModelLoadError(f"{what}: holds a value outside 1..1e6")
-    if all(v == 1.0 for v in values):
-        return None
-    for original in (8192, 4096, 16384, 32768, 2048):
-        scaling = Llama3RopeScaling(max(values), 1.0, 4.0, original)
-        expected = llama3_factors(scaling, theta, head_dim)
-        if all(abs(a - b) <= 1e-3 * b for a, b in zip(values, expected, strict=True)):
-            return scaling
-    raise ModelLoadError(f"{what}: the factors are not those of a known Llama 3 scaling")
 
 
 def tokenizer_from_gguf(

@@ -1,0 +1,287 @@
+"""Rotary frequencies for long contexts, as transformers and llama.cpp change them.
+
+Whatever the scheme, forward gets one divisor for each frequency and one factor for attention: the
+products of queries and keys are multiplied by its square (transformers multiplies sines and cosines
+by it, which comes to the same).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading.convert import Array
+from llaisys.models.loading.fields import Fields
+
+MAX_POSITIONS = 1 << 28
+MAX_FACTOR = 1e6
+KNOWN = "default, linear, dynamic, yarn, llama3"
+KNOWN_IN_GGUF = "none, linear, yarn"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling(ABC):
+    """How the frequencies theta^(-2i / head_dim), i in [0, head_dim / 2), are changed."""
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0
+
+    @abstractmethod
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        """[head_dim / 2]; `length`: the context that the model is opened for."""
+
+    def contexts(self, max_positions: int) -> tuple[int, int]:
+        """(context by default, longest context) of a model with this max_position_embeddings."""
+        return max_positions, max_positions
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRopeScaling(RopeScaling):
+    """Positions are divided by `factor`. Whether max_position_embeddings counts before or after
+    differs between models: it is the default, and `factor` times as much is allowed."""
+
+    factor: float
+
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        return [self.factor] * (head_dim // 2)
+
+    def contexts(self, max_positions: int) -> tuple[int, int]:
+        return max_positions, _stretched(max_positions, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicRopeScaling(RopeScaling):
+    """NTK: the base grows with the context. transformers takes the length of the text so far; here
+    it is the context that the model is opened for, so that keys in the cache stay right."""
+
+    factor: float
+    original_max_position_embeddings: int
+
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        times = max(1.0, length / self.original_max_position_embeddings)
+        growth = (self.factor * times - (self.factor - 1)) ** (head_dim / (head_dim - 2))
+        return [growth ** (2 * i / head_dim) for i in range(head_dim // 2)]
+
+    def contexts(self, max_positions: int) -> tuple[int, int]:
+        return max_positions, _stretched(max_positions, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRopeScaling(RopeScaling):
+    """Frequencies that turn less than `beta_slow` times in the original context are divided by
+    `factor`, those that turn more than `beta_fast` times are kept, a ramp between."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention: float  # the attention factor
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # the ramp begins and ends at whole frequencies
+
+    @property
+    def attention_factor(self) -> float:
+        return self.attention
+
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        def place(rotations: float) -> float:
+            turns = self.original_max_position_embeddings / (rotations * 2 * math.pi)
+            return head_dim * math.log(turns) / (2 * math.log(theta))
+
+        low, high = place(self.beta_fast), place(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        if low == high:
+            high += 0.001  # a step
+        ramps = (min(1.0, max(0.0, (i - low) / (high - low))) for i in range(head_dim // 2))
+        return [1 / (ramp / self.factor + 1 - ramp) for ramp in ramps]
+
+    def contexts(self, max_positions: int) -> tuple[int, int]:
+        longest = _stretched(self.original_max_position_embeddings, self.factor)
+        return (max(max_positions, longest),) * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3RopeScaling(RopeScaling):
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        result = []
+        low, high = self.low_freq_factor, self.high_freq_factor
+        for i in range(head_dim // 2):
+            turns = self.original_max_position_embeddings / (
+                2 * math.pi * theta ** (2 * i / head_dim)
+            )
+            smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+            result.append(1 / ((1 - smooth) / self.factor + smooth))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRopeScaling(RopeScaling):
+    """The divisors themselves: the tensor rope_freqs.weight of GGUF files."""
+
+    values: tuple[float, ...]
+
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        return list(self.values)
+
+
+def parse_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta`/`rope_scaling`."""
+    section = fields.section("rope_parameters")
+    if not section.values:
+        section = fields.section("rope_scaling")
+    for name in ("full_attention", "sliding_attention"):
+        if section.has(name):
+            raise section.fail(name, "sets RoPE per layer type, which is not supported")
+    theta_from = section if section.has("rope_theta") else fields
+    theta = theta_from.number("rope_theta", 1e-3, 1e12, 10000.0)
+    partial = section if section.has("partial_rotary_factor") else fields
+    if partial.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+        raise partial.fail("partial_rotary_factor", "below 1 is not supported")
+    kind = section.string("rope_type", None) or section.string("type", "default")
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, LinearRopeScaling(section.number("factor", 1.0, MAX_FACTOR))
+    if kind == "dynamic":
+        if head_dim <= 2:
+            raise section.fail("rope_type", f"'dynamic' needs heads above 2, not {head_dim}")
+        max_positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
+        return theta, DynamicRopeScaling(section.number("factor", 1.0, MAX_FACTOR), max_positions)
+    if kind == "yarn":
+        return theta, _yarn(fields, section, theta)
+    if kind == "llama3":
+        low = section.number("low_freq_factor", 1e-6, 1e6)
+        high = section.number("high_freq_factor", 1e-6, 1e6)
+        if high <= low:
+            raise section.fail("high_freq_factor", f"is {high}, not above low_freq_factor {low}")
+        return theta, Llama3RopeScaling(
+            factor=section.number("factor", 1.0, MAX_FACTOR),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position_embeddings=_original(fields, section),
+        )
+    raise section.fail("rope_type", f"{kind!r} is not supported; known: {KNOWN}")
+
+
+def rope_from_gguf(
+    fields: Fields, arch: str, theta: float, factors: Array | None
+) -> RopeScaling | None:
+    """From the keys `ARCH.rope.scaling.*`, or from rope_freqs.weight, [head_dim / 2]."""
+    prefix = f"{arch}.rope.scaling"
+    kind = fields.string(f"{prefix}.type", "none")
+    factor = fields.number(f"{prefix}.factor", 1.0, MAX_FACTOR, 1.0)
+    scaling: RopeScaling | None = None
+    if kind == "none":
+        factor = fields.number(f"{arch}.rope.scale_linear", 1.0, MAX_FACTOR, 1.0)  # old files
+        scaling = LinearRopeScaling(factor) if factor != 1.0 else None
+    elif kind == "linear":
+        scaling = LinearRopeScaling(factor) if factor != 1.0 else None
+    elif kind == "yarn":
+        scaling = _yarn_from_gguf(fields, arch, factor, theta)
+    else:
+        raise fields.fail(f"{prefix}.type", f"{kind!r} is not supported; known: {KNOWN_IN_GGUF}")
+    if factors is None:
+        return scaling
+    if scaling is not None:
+        raise fields.fail(f"{prefix}.type", "scales in a file that also has rope_freqs.weight")
+    values = tuple(float(value) for value in factors)
+    if not all(math.isfinite(value) and 1e-3 <= value <= MAX_FACTOR for value in values):
+        raise ModelLoadError(
+            f"{fields.where}: tensor 'rope_freqs.weight': holds a value outside 0.001..1e6"
+        )
+    return None if all(value == 1.0 for value in values) else GivenRopeScaling(values)
+
+
+def _stretched(length: int, factor: float) -> int:
+    return min(MAX_POSITIONS, int(length * factor))
+
+
+def _original(fields: Fields, section: Fields) -> int:
+    """The context before scaling: of the config, else of the section, else the whole context."""
+    name = "original_max_position_embeddings"
+    holder = fields if fields.has(name) else section
+    if not holder.has(name):
+        holder, name = fields, "max_position_embeddings"
+    return int(holder.integer(name, 1, MAX_POSITIONS))
+
+
+def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:
+    original = _original(fields, section)
+    if section.has("factor"):
+        factor = section.number("factor", 1.0, MAX_FACTOR)
+    else:
+        factor = fields.integer("max_position_embeddings", 1, MAX_POSITIONS) / original
+        if factor < 1.0:
+            raise section.fail("factor", f"is missing, and the context is {factor} of {original}")
+    attention = section.number("attention_factor", 1e-3, 1e3, None)
+    if attention is None:
+        mscale = section.number("mscale", 0.0, 1e3, 0.0)
+        all_dims = section.number("mscale_all_dim", 0.0, 1e3, 0.0)
+        if mscale and all_dims:
+            attention = _mscale(factor, mscale) / _mscale(factor, all_dims)
+        else:
+            attention = _mscale(factor)
+    return _checked(
+        section,
+        theta,
+        YarnRopeScaling(
+            factor=factor,
+            original_max_position_embeddings=original,
+            attention=attention,
+            beta_fast=section.number("beta_fast", 0.0, 1e6, 0.0) or 32.0,
+            beta_slow=section.number("beta_slow", 0.0, 1e6, 0.0) or 1.0,
+            truncate=section.boolean("truncate", True),
+        ),
+    )
+
+
+def _yarn_from_gguf(fields: Fields, arch: str, factor: float, theta: float) -> YarnRopeScaling:
+    """As llama.cpp reads it: the file's attention factors multiply that of the paper."""
+    prefix = f"{arch}.rope.scaling"
+    for name, neutral in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        found = fields.number(f"{prefix}.{name}", -1e6, 1e6, neutral)
+        if found != neutral and not (name == "yarn_ext_factor" and found < 0):  # negative: default
+            raise fields.fail(f"{prefix}.{name}", f"is {found}; only {neutral} is supported")
+    context = fields.integer(f"{arch}.context_length", 1, MAX_POSITIONS)
+    attention = _mscale(factor)
+    for name in ("attn_factor", "yarn_attn_factor"):
+        attention *= fields.number(f"{prefix}.{name}", 1e-3, 1e3, 1.0)
+    return _checked(
+        fields,
+        theta,
+        YarnRopeScaling(
+            factor=factor,
+            original_max_position_embeddings=fields.integer(
+                f"{prefix}.original_context_length", 1, MAX_POSITIONS, context
+            ),
+            attention=attention,
+            beta_fast=fields.number(f"{prefix}.yarn_beta_fast", 1e-6, 1e6, 32.0),
+            beta_slow=fields.number(f"{prefix}.yarn_beta_slow", 1e-6, 1e6, 1.0),
+        ),
+    )
+
+
+def _checked(section: Fields, theta: float, scaling: YarnRopeScaling) -> YarnRopeScaling:
+    if theta <= 1.0:
+        raise section.fail("rope_theta", f"is {theta}; yarn needs a base above 1")
+    if scaling.beta_fast < scaling.beta_slow:
+        raise section.fail(
+            "beta_fast", f"is {scaling.beta_fast}, below beta_slow {scaling.beta_slow}"
+        )
+    return scaling
+
+
+def _mscale(factor: float, weight: float = 1.0) -> float:
+    """The paper's growth of attention with the stretch of the context."""
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
