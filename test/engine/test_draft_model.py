@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from engine_fakes import greedy, make_config, run_all
 from model_files import tiny_config, write_hf_model
-from test_speculative import MOCK_VOCAB, NATIVE, NothingCosts, answers, random_requests, run
+from test_speculative import (
+    COUNT,
+    MOCK_VOCAB,
+    NATIVE,
+    NothingCosts,
+    answers,
+    random_requests,
+    run,
+)
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.types import DraftRequest
@@ -166,7 +174,7 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     name: str, which: str, stranger: Path
 ):
     drafts = accepted = preemptions = 0
-    for seed in range(3):
+    for seed in range(-(-COUNT // 3)):
         requests = random_requests(seed, MOCK_VOCAB)
         plain = run(requests, SETTINGS[name])
         model = "mock" if which == "itself" else stranger
