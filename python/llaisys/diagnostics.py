@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from llaisys.common.errors import LlaisysError
+from llaisys.common.numa import format_cpus, numa_nodes
 from llaisys.common.version import __version__
 
 
@@ -25,6 +26,7 @@ def describe_environment() -> dict[str, str]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": str(os.cpu_count()),
+        "numa": "; ".join(f"node {n.number}: {format_cpus(n.cpus)}" for n in numa_nodes()),
     }
     try:
         from llaisys.libllaisys.handles import describe_devices

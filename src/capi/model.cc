@@ -51,7 +51,9 @@ struct LlaisysModel {
         : params(given), stream(given.device, device_of(params.get()), given.n_threads),
           group(group_of(params.get())),
           model(models::create_model(given.model_type, given.meta,
-                                     {stream.type(), stream.device_id(), group})),
+                                     {stream.type(), stream.device_id(), group,
+                                      given.vocab_parallel_head != 0,
+                                      given.replicate_kv_heads != 0})),
           runner(stream, *model, complete(&params.get(), *model)) {}
 
     static int32_t device_of(const LlaisysModelCreateParams &params) {
@@ -378,8 +380,12 @@ int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_
         require(profile->struct_size == sizeof *profile, "profile.struct_size must be ",
                 sizeof *profile, ", got ", profile->struct_size);
         *profile = not_null(model, "model")->runner.profile().times();
+        const parallel::GroupTimes &met = model->group->times(); // inside of forward
+        profile->collective = {met.seconds, met.count};
+        profile->forward.seconds = std::max(0.0, profile->forward.seconds - met.seconds);
         if (reset != 0) {
             model->runner.profile().reset();
+            model->group->reset_times();
         }
     });
 }

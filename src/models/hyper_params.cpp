@@ -67,11 +67,14 @@ LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &sit
                 value / ranks, " device_id=", site.device_id);
     };
     check("nh", meta.nh);
-    check("nkvh", meta.nkvh);
+    const bool has_copies = site.replicate_kv_heads && meta.nkvh < ranks && ranks % meta.nkvh == 0;
+    if (!has_copies) {
+        check("nkvh", meta.nkvh);
+    }
     check("di", meta.di);
     LlaisysDecoderMeta local = meta;
     local.nh = meta.nh / ranks;
-    local.nkvh = meta.nkvh / ranks;
+    local.nkvh = has_copies ? 1 : meta.nkvh / ranks;
     local.di = meta.di / ranks;
     return local;
 }

@@ -17,7 +17,8 @@ void check_hyper_params(const LlaisysDecoderMeta &meta);
 std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta);
 
 // The sizes of one rank: attention heads, key/value heads and the inner size divided by the number of
-// ranks. Throws when one of them cannot be, with the numbers.
+// ranks. Throws when one of them cannot be, with the numbers. Where the site allows it, ranks that
+// are a multiple of the key/value heads have one of them each: rank r has r * nkvh / ranks.
 LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site);
 
 // What the products of queries and keys are multiplied by.

@@ -20,6 +20,8 @@ struct ModelSite {
     DeviceType device = LLAISYS_DEVICE_CPU;
     int device_id = 0;
     std::shared_ptr<const parallel::ProcessGroup> group; // never null; of one: the whole model
+    bool vocab_parallel_head = false;                    // each rank has its rows of the head
+    bool replicate_kv_heads = false;                     // ranks may outnumber key/value heads
 };
 
 // What the KV cache must hold for a model.

@@ -39,6 +39,12 @@ struct GroupOptions {
     std::chrono::milliseconds timeout{300000};
 };
 
+// Where the host's time in the calls of a rank went, the wait for the others included.
+struct GroupTimes {
+    double seconds = 0;
+    int64_t count = 0; // calls
+};
+
 class ProcessGroup {
 public:
     explicit ProcessGroup(const GroupOptions &options); // throws when the rank is not in it
@@ -85,8 +91,14 @@ public:
     // This rank cannot go on: breaks the group with the reason. Any thread.
     virtual void Abort(const std::string &reason) const noexcept = 0;
 
+    // Of the calls that are not asynchronous, since the beginning or the last reset.
+    const GroupTimes &times() const { return times_; }
+    void reset_times() { times_ = {}; }
+
 protected:
     const GroupOptions &options() const { return options_; }
+
+    mutable GroupTimes times_; // backends whose calls keep the host add to it
 
 private:
     GroupOptions options_;

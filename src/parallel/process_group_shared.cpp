@@ -130,14 +130,20 @@ std::shared_ptr<Work> ProcessGroupShared::submit(const char *call, bool async_op
             fail(error.status(), site.text(), ": ", error.what());
         }
     };
-    if (!async_op && queue_.is_idle()) {
-        run();
-        return done_;
+    if (async_op) {
+        return queue_.add(run);
     }
-    std::shared_ptr<Work> work = queue_.add(run);
-    if (!async_op) {
+    const auto start = std::chrono::steady_clock::now();
+    std::shared_ptr<Work> work = done_;
+    if (queue_.is_idle()) {
+        run();
+    } else {
+        work = queue_.add(run);
         work->Synchronize();
     }
+    times_.seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    ++times_.count;
     return work;
 }
 

@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "master_addr": "10.0.0.7",
     "master_port": 1234, "tp_group_name": "G", "init_method": "tcp://there:1",
     "tensor_parallel_device_ids": (3, 4),
+    "vocab_parallel_head": True, "replicate_kv_heads": True, "numa": True,
 }  # fmt: skip
 # Only these values are implemented.
 FIXED = {
@@ -127,8 +128,9 @@ def test_the_signature_of_llm_shows_every_option():
 def test_every_create_parameter_reaches_the_library():
     """The 23 parameters of 002 section 6, set in Python and read back from the model."""
     parallel = ParallelConfig(
-        master_addr="10.0.0.7", master_port=1234, init_method="tcp://there:1", tp_group_name="G"
-    )
+        master_addr="10.0.0.7", master_port=1234, init_method="tcp://there:1", tp_group_name="G",
+        vocab_parallel_head=True, replicate_kv_heads=True,
+    )  # fmt: skip
     options = AdapterOptions(
         kv_cache_layout="block", kv_cache_block_size=8, kv_cache_capacity_tokens=64,
         max_model_len=32, max_batch_tokens=24, n_threads=1, parallel=parallel,
@@ -152,4 +154,5 @@ def test_every_create_parameter_reaches_the_library():
     ours = {"model_type", "meta", "device", "device_ids", "ndevice", "kv_cache_layout",
             "kv_cache_block_size", "max_model_len", "kv_cache_capacity_tokens"}  # fmt: skip
     names = [name for name, *_ in LlaisysModelCreateParams._fields_]
-    assert set(names[:23]) == ours | set(PARALLEL_FIELDS)
+    later = {"vocab_parallel_head", "replicate_kv_heads"}
+    assert later <= set(names[23:]) and set(names[:23]) == ours | set(PARALLEL_FIELDS) - later

@@ -19,6 +19,7 @@ from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.numa import format_cpus, numa_nodes, share_of_cores
 from llaisys.engine.executor import WorkerLostError
 from llaisys.engine.executor.mp import MultiprocExecutor
 
@@ -108,6 +109,68 @@ def test_preempted_requests_go_on_where_they_were(
     with open_llm(model, 2, backend, num_kv_blocks=22) as llm:
         assert tokens_of(llm) == expected
         assert llm.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("backend", "tp_size"), [("uni", 2), ("mp", 2), ("uni", 4)])
+def test_a_head_that_is_cut_by_the_vocabulary_gives_the_same_bits(
+    tmp_path: Path, backend: str, tp_size: int, tied: bool
+) -> None:
+    """151 entries: the last rank has fewer. 40 rows of logits: more than are gathered at once."""
+    config = tiny_config(
+        num_attention_heads=8, num_key_value_heads=4, vocab_size=151, tie_word_embeddings=tied
+    )
+    write_hf_model(tmp_path, config, tokenizer=False)
+    found = []
+    for is_cut in (False, True):
+        options = {"vocab_parallel_head": is_cut, "max_scored_tokens": 64}
+        with open_llm(tmp_path, tp_size, backend, **options) as llm:
+            params = SamplingParams(
+                max_tokens=8, ignore_eos=True, temperature=0, logprobs=3, prompt_logprobs=1
+            )
+            prompts = [[1, 2, 3], [150, 149] * 20]
+            outputs = llm.generate(prompts, params)
+            found.append(
+                [
+                    (o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs)
+                    for o in outputs
+                ]
+            )
+            profile = llm._client.engine.core.executor.profile()["counts"]
+            assert profile["native_collective"] > 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("backend", "kv_heads", "tp_size"), [("uni", 2, 4), ("mp", 1, 2)])
+def test_ranks_that_outnumber_the_key_value_heads_may_share_them(
+    tmp_path: Path, backend: str, kv_heads: int, tp_size: int
+) -> None:
+    config = tiny_config(num_attention_heads=8, num_key_value_heads=kv_heads)
+    write_hf_model(tmp_path, config, tokenizer=False)
+    with open_llm(tmp_path, 1, "uni") as llm:
+        alone, bytes_alone = tokens_of(llm), llm.model_info.kv_bytes_per_token
+    with open_llm(tmp_path, tp_size, backend, replicate_kv_heads=True) as llm:
+        assert tokens_of(llm) == alone
+        assert llm.model_info.kv_bytes_per_token == bytes_alone // kv_heads
+
+
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_ranks_are_bound_to_cores_of_their_own(
+    model: Path, expected: list[list[int]], backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.sched_getaffinity(0)
+    shares = [share_of_cores(numa_nodes(), rank, 2) for rank in range(2)]
+    with (
+        caplog.at_level(logging.INFO, "llaisys.engine"),
+        open_llm(model, 2, backend, numa=True) as llm,
+    ):
+        assert tokens_of(llm) == expected
+        if backend == "mp":
+            assert os.sched_getaffinity(children_of(llm)[0].popen.pid) == shares[1]
+    for rank in range(2 if backend == "uni" else 1):  # a child has a log of its own
+        words = f"threads={len(shares[rank])} cpus={format_cpus(shares[rank])}"
+        assert any(f" rank={rank} " in line and words in line for line in caplog.messages)
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])

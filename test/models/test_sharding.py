@@ -10,10 +10,11 @@ import pytest
 from model_files import tiny_config, write_gguf, write_hf_model, write_safetensors
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.parallel import ParallelConfig
 from llaisys.models.loading import open_checkpoint
 from llaisys.models.loading.coverage import expected_tensors
 from llaisys.models.loading.part import Part
-from llaisys.models.sharding import CUT_DIMENSIONS, part_of
+from llaisys.models.sharding import CUT_DIMENSIONS, head_part, part_of
 
 LAYER = "model.layers.0."
 # Hugging Face name -> (slot, shape that a rank of two holds) with the sizes of `wide_config`.
@@ -132,6 +133,23 @@ def test_quantised_tensors_are_cut_in_whole_blocks(tmp_path: Path, model_type: s
             rows = [part.rows for part in parts if part is not None]
             np.testing.assert_array_equal(np.concatenate(rows, axis=dim), whole.rows)
         assert checkpoint.read_blocks(f"{LAYER}mlp.down_proj.weight", Part(1, 16, 64)) is None
+
+
+def test_ranks_that_outnumber_the_key_value_heads_hold_the_same_rows() -> None:
+    parts = [part_of("k", "attn_k_w", (16, 64), 4, rank, kv_copies=2) for rank in range(4)]
+    assert parts == [Part(0, 0, 8), Part(0, 0, 8), Part(0, 8, 16), Part(0, 8, 16)]
+    assert part_of("q", "attn_q_w", (64, 64), 4, 3, kv_copies=2) == Part(0, 48, 64)
+    many = ParallelConfig(tensor_parallel_size=4, replicate_kv_heads=True)
+    assert [many.kv_copies(heads) for heads in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
+    assert ParallelConfig(tensor_parallel_size=4).kv_copies(2) == 1
+
+
+def test_the_head_is_cut_into_runs_of_which_the_last_may_be_shorter() -> None:
+    assert [head_part(10, 4, rank) for rank in range(4)] == [
+        Part(0, 0, 3), Part(0, 3, 6), Part(0, 6, 9), Part(0, 9, 10)
+    ]  # fmt: skip
+    with pytest.raises(InvalidInputError, match="vocabulary of 6 in runs of 2 leaves the last of"):
+        head_part(6, 4, 0)
 
 
 @pytest.mark.parametrize(("slot", "shape"), [("attn_q_w", (66, 64)), ("mlp_down_w", (64, 97))])

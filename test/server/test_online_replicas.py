@@ -14,6 +14,8 @@ import pytest
 from http_helpers import reply
 from server_helpers import Gate, ServerProcess, alive, sse_events
 
+from llaisys.common.numa import numa_nodes, share_of_cores
+
 COMPLETIONS = "/v1/completions"
 STEP = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
 TWO = ("--data-parallel-size", "2")
@@ -68,7 +70,7 @@ def metric(server: ServerProcess, name: str) -> dict[int, float]:
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess(*TWO, env=STEP) as process:
+    with ServerProcess(*TWO, "--numa", env=STEP) as process:
         process.wait_ready()
         wait_up(process)
         yield process
@@ -85,6 +87,8 @@ def test_requests_are_shared_and_answers_are_the_same(server: ServerProcess) -> 
             assert answer.result() == reply(prompt, 30)
     server.wait_idle()
     assert metric(server, "replica_up") == {0: 1.0, 1: 1.0}
+    for index, pid in pids(server).items():  # --numa
+        assert os.sched_getaffinity(pid) == share_of_cores(numa_nodes(), index, 2)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -55,6 +55,12 @@ typedef struct LlaisysModelCreateParams {
     int32_t n_threads;        /* of the handle's own pool, the caller included; 0: one a core */
     int32_t max_batch_tokens; /* a larger step is run in pieces of at most this many; 0: 512 */
     llaisysDataType_t kv_cache_dtype; /* f32, f16 or bf16; 0: the meta's dtype */
+    int32_t
+        vocab_parallel_head; /* not 0: out_embed holds this rank's rows of the vocabulary, runs of
+                                  * ceil(voc / ranks), and the logits are gathered */
+    int32_t
+        replicate_kv_heads; /* not 0: fewer key/value heads than ranks are allowed when ranks are
+                                  * a multiple of them; each is then held by several ranks */
 } LlaisysModelCreateParams;
 
 typedef struct LlaisysModel LlaisysModel;
@@ -130,6 +136,9 @@ typedef struct LlaisysProfile {
     LlaisysStageProfile forward;   /* counts micro-batches */
     LlaisysStageProfile sample;    /* counts calls of Sample */
     LlaisysStageProfile memcpy;    /* inputs in, logits out, the wait for the device included */
+    LlaisysStageProfile
+        collective; /* of forward, where ranks met, the wait for them included; counts
+                                     * calls. 0 where the device's stream waits and not the host */
 } LlaisysProfile;
 
 /* Since the beginning or the last call with reset != 0. */

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llaisys.common.options import Choice, Integer, Integers, Text, check_options, option
+from llaisys.common.options import (
+    Choice,
+    Integer,
+    Integers,
+    Switch,
+    Text,
+    check_options,
+    option,
+)
 from llaisys.common.validation import check_int, refuse, refuse_count
 
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
@@ -12,7 +20,8 @@ EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """The seeds' fields; `normalize_parallel_config` checks them and fills the derived ones."""
+    """The seeds' fields, then ours; `normalize_parallel_config` checks them and fills the derived
+    ones."""
 
     pipeline_parallel_size: int = option(1, Integer(1), "stages of layers; only 1", flag=None)
     tensor_parallel_size: int = option(1, Integer(1, 1024), "ranks that share each layer")
@@ -37,6 +46,22 @@ class ParallelConfig:
     tensor_parallel_device_ids: tuple[int, ...] | list[int] | None = option(
         None, Integers(), "a device for each rank, like 0,1; None: 0, 1, 2, .."
     )
+    vocab_parallel_head: bool = option(
+        False, Switch(), "cut the head by the vocabulary too: each rank computes its logits"
+    )
+    replicate_kv_heads: bool = option(
+        False, Switch(), "allow more ranks than key/value heads: ranks that share one copy it"
+    )
+    numa: bool = option(
+        False, Switch(), "bind the ranks of a CPU to NUMA nodes, and to cores of their own there"
+    )
+
+    def kv_copies(self, num_kv_heads: int) -> int:
+        """Ranks that hold each key/value head; 1 unless they outnumber the heads evenly."""
+        size = self.tensor_parallel_size
+        if self.replicate_kv_heads and num_kv_heads < size and size % num_kv_heads == 0:
+            return size // num_kv_heads
+        return 1
 
 
 def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:

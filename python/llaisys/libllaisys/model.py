@@ -56,6 +56,8 @@ class LlaisysModelCreateParams(Structure):
         ("n_threads", c_int32),
         ("max_batch_tokens", c_int32),
         ("kv_cache_dtype", c_int),
+        ("vocab_parallel_head", c_int32),
+        ("replicate_kv_heads", c_int32),
     )
 
 
@@ -72,6 +74,7 @@ class LlaisysProfile(Structure):
         ("forward", LlaisysStageProfile),
         ("sample", LlaisysStageProfile),
         ("memcpy", LlaisysStageProfile),
+        ("collective", LlaisysStageProfile),
     )
 
 

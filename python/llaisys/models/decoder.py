@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 from typing import Self
 
@@ -23,7 +24,7 @@ from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage, expected_tensors
 from llaisys.models.loading.part import Part
 from llaisys.models.native import NativeAdapter, tensor_from, tensor_from_blocks
-from llaisys.models.sharding import part_of
+from llaisys.models.sharding import head_part, part_of
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
 _READ_AHEAD = 4  # tensors that wait at most: bounds the memory
@@ -37,7 +38,9 @@ class DecoderAdapter(NativeAdapter):
         config = checkpoint.config
         dtype = options.kv_cache_dtype
         dtype = _dtype(config, options) if dtype == "auto" else dtype
-        heads = config.num_kv_heads // options.parallel.tensor_parallel_size  # of this rank
+        parallel = options.parallel
+        copies = parallel.kv_copies(config.num_kv_heads)
+        heads = config.num_kv_heads * copies // parallel.tensor_parallel_size  # of this rank
         return 2 * config.num_layers * heads * config.head_dim * DTYPE_BYTES[dtype]
 
     @classmethod
@@ -75,40 +78,62 @@ class DecoderAdapter(NativeAdapter):
         other threads while the library lays out what came before."""
         dtype = _dtype(checkpoint.config, options)
         as_is = options.dtype == "auto" and options.device == "cpu"
-        names = [name for name, _ in expected_tensors(checkpoint.config)]
-        loaded, total = 0, sum(prod(checkpoint.shape(name)) for name in names)  # elements
+        placements = _placements(checkpoint, options)
+        loaded, total = 0, sum(prod(checkpoint.shape(p.name)) for p in placements)  # elements
         with ThreadPoolExecutor(_READERS) as pool:
             pending: deque[Future[Tensor]] = deque()
             try:
-                for index, name in enumerate(names):
+                for index, placement in enumerate(placements):
                     check()
-                    while len(pending) < _READ_AHEAD and index + len(pending) < len(names):
-                        ahead = names[index + len(pending)]
-                        part = _part(checkpoint, ahead, options)
-                        task = pool.submit(_open_tensor, checkpoint, ahead, dtype, part, as_is)
+                    while len(pending) < _READ_AHEAD and index + len(pending) < len(placements):
+                        ahead = placements[index + len(pending)]
+                        task = pool.submit(
+                            _open_tensor, checkpoint, ahead.name, dtype, ahead.part, as_is
+                        )
                         pending.append(task)
                     report("loading weights", loaded, total)
                     with pending.popleft().result() as tensor:
-                        self._put(tensor, name, checkpoint.config.tie_word_embeddings)
-                    loaded += prod(checkpoint.shape(name))
+                        (field, layer), *also = placement.slots
+                        self.native.replace_weight(field, layer, tensor, *also)
+                    loaded += prod(checkpoint.shape(placement.name))
             finally:
                 for future in pending:  # after a failure: nothing that was opened stays open
                     if future.cancel() or future.exception() is not None:
                         continue
                     future.result().close()
 
-    def _put(self, tensor: Tensor, name: str, tied: bool) -> None:
-        """Give one tensor to the model, in all its slots."""
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """A tensor of the file and where it goes."""
+
+    name: str
+    part: Part | None  # what this rank reads of it; None: all of it
+    slots: list[tuple[str, int]]  # (field, layer), at least one
+
+
+def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placement]:
+    """Everything that this rank reads, in order."""
+    config, ranks = checkpoint.config, options.parallel
+    size, rank = ranks.tensor_parallel_size, ranks.rank
+    copies = ranks.kv_copies(config.num_kv_heads)
+    head = None
+    if ranks.vocab_parallel_head and size > 1:
+        head = head_part(config.vocab_size, size, rank)
+    found = []
+    for name, _ in expected_tensors(config):
         field, layer = slot_of(name)
-        also = [("out_embed", 0)] if tied and field == "in_embed" else []
-        self.native.replace_weight(field, layer, tensor, *also)
-
-
-def _part(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> Part | None:
-    """What this rank holds of a tensor; None: all of it."""
-    slot, _ = slot_of(name)
-    ranks = options.parallel
-    return part_of(name, slot, checkpoint.shape(name), ranks.tensor_parallel_size, ranks.rank)
+        part = part_of(name, field, checkpoint.shape(name), size, rank, copies)
+        slots = [(field, layer)]
+        if field == "out_embed":
+            part = head
+        elif field == "in_embed" and config.tie_word_embeddings:
+            if head is None:
+                slots.append(("out_embed", 0))
+            else:  # the rows of the head lie apart from the table that is looked up
+                found.append(_Placement(name, head, [("out_embed", 0)]))
+        found.append(_Placement(name, part, slots))
+    return found
 
 
 def _open_tensor(

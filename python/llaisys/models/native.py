@@ -99,7 +99,7 @@ _OFFSETS = {"chain": "chain_offsets", "bias_ids": "bias_offsets", "bias_values":
 PARALLEL_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(ParallelConfig)
-    if field.name != "tensor_parallel_device_ids"  # device_ids there
+    if field.name not in ("tensor_parallel_device_ids", "numa")  # device_ids there; the worker's
 )
 
 

@@ -2,7 +2,9 @@
 
 Outputs of q, k, v, gate and up are cut into equal runs of rows, inputs of o and down into equal
 runs of columns; everything else is whole on every rank. The slots of a fused weight are cut one by
-one, so that heads never cross a border.
+one, so that heads never cross a border. Two options go beyond the seed: ranks that outnumber the
+key/value heads share them, and the rows of the head are cut too, in runs of which the last may be
+shorter.
 """
 
 from __future__ import annotations
@@ -17,15 +19,26 @@ CUT_DIMENSIONS = {
 }  # fmt: skip
 
 
+KV_SLOTS = ("attn_k_w", "attn_k_b", "attn_v_w", "attn_v_b")
+
+
 def part_of(
-    weight_name: str, slot: str, global_shape: tuple[int, ...], tp_size: int, tp_rank: int
+    weight_name: str,
+    slot: str,
+    global_shape: tuple[int, ...],
+    tp_size: int,
+    tp_rank: int,
+    kv_copies: int = 1,
 ) -> Part | None:
-    """The part of a weight that `tp_rank` of `tp_size` holds; None: all of it."""
+    """The part of a weight that `tp_rank` of `tp_size` holds; None: all of it. `kv_copies`: ranks
+    that hold the same key/value heads."""
     dim = CUT_DIMENSIONS.get(slot)
     if tp_size == 1 or dim is None:
         return None
-    chunk, rest = divmod(global_shape[dim], tp_size)
-    part = Part(dim, tp_rank * chunk, (tp_rank + 1) * chunk)
+    copies = kv_copies if slot in KV_SLOTS else 1
+    chunk, rest = divmod(global_shape[dim], tp_size // copies)
+    index = tp_rank // copies
+    part = Part(dim, index * chunk, (index + 1) * chunk)
     if rest or not 0 <= tp_rank < tp_size:
         raise InvalidInputError(
             f"a weight cannot be cut evenly: weight_name={weight_name} "
@@ -33,3 +46,14 @@ def part_of(
             f"tp_size={tp_size} tp_rank={tp_rank}"
         )
     return part
+
+
+def head_part(vocab_size: int, tp_size: int, tp_rank: int) -> Part:
+    """The rows of the head that a rank holds when it is cut by the vocabulary."""
+    chunk = -(-vocab_size // tp_size)
+    if vocab_size <= (tp_size - 1) * chunk:
+        raise InvalidInputError(
+            f"vocab_parallel_head: a vocabulary of {vocab_size} in runs of {chunk} leaves the last "
+            f"of tensor_parallel_size={tp_size} ranks without a row"
+        )
+    return Part(0, tp_rank * chunk, min(vocab_size, (tp_rank + 1) * chunk))

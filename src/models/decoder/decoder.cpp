@@ -4,6 +4,8 @@
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 
+#include <algorithm>
+
 namespace llaisys::models {
 
 DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
@@ -16,6 +18,13 @@ DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta
     meta_.layer_windows = nullptr;
     meta_.rope_divisors = nullptr;
     layers_.resize(meta_.nlayer);
+    const int64_t ranks = group_->size();
+    if (site.vocab_parallel_head && ranks > 1) {
+        const int64_t vocabulary = int64_t(meta_.voc);
+        head_columns_ = (vocabulary + ranks - 1) / ranks;
+        require(vocabulary > (ranks - 1) * head_columns_, "meta.voc, ", vocabulary,
+                ", leaves the last of ", ranks, " ranks without a row of the head");
+    }
     register_slots();
     kv_spec_ = {int64_t(meta_.nlayer), int64_t(meta_.nkvh), int64_t(meta_.dh), meta_.dtype,
                 rotary_frequencies(meta, site.device, site.device_id)};
@@ -30,7 +39,12 @@ void DecoderModel::register_slots() {
     const Shape embedding{int64_t(meta_.voc), hidden};
 
     table_.add_global("in_embed", &weights_.in_embed, embedding);
-    table_.add_global("out_embed", &weights_.out_embed, embedding);
+    Shape head = embedding;
+    if (head_columns_ > 0) {
+        const int64_t first = group_->rank() * head_columns_;
+        head[0] = std::min(head_columns_, embedding[0] - first);
+    }
+    table_.add_global("out_embed", &weights_.out_embed, head);
     table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden});
     packed_.add_lookup(&weights_.in_embed, &in_embed_);
     packed_.add(&weights_.out_embed, &head_);
@@ -79,8 +93,8 @@ DType DecoderModel::activation_dtype() const {
     return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : meta_.dtype;
 }
 
-DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &workspace,
-                                                         int64_t n) const {
+DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &workspace, int64_t n,
+                                                         int64_t n_outputs) const {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t inner = int64_t(meta_.di);
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
@@ -90,6 +104,12 @@ DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &wor
     act.residual = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
     act.normed = workspace.take({n, hidden}, dtype);
     act.attn_out = workspace.take({n, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+    const int64_t head_rows = std::min(kHeadRows, n_outputs);
+    if (head_columns_ > 0 && head_rows > 0) {
+        act.own_logits = workspace.take({head_rows, head_columns_}, LLAISYS_DTYPE_F32);
+        act.all_logits =
+            workspace.take({group_->size(), head_rows, head_columns_}, LLAISYS_DTYPE_F32);
+    }
     if (table_.device() == LLAISYS_DEVICE_CPU) {
         act.q = workspace.take({n, q_size}, dtype);
         act.k = workspace.take({n, kv_size}, dtype);
@@ -111,16 +131,17 @@ DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &wor
     return act;
 }
 
-int64_t DecoderModel::workspace_bytes(int64_t n, int64_t) const {
+int64_t DecoderModel::workspace_bytes(int64_t n, int64_t n_outputs) const {
     runtime::Workspace workspace = runtime::Workspace::measuring();
-    take_activations(workspace, n);
+    take_activations(workspace, n, n_outputs);
     return workspace.used();
 }
 
 void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &workspace,
                            const ModelInput &input, const AttentionMetadata &attention,
                            ForwardOutput *output) {
-    const Activations act = take_activations(workspace, input.n_tokens);
+    const int64_t n_outputs = input.output_rows.defined() ? input.output_rows.size(0) : 0;
+    const Activations act = take_activations(workspace, input.n_tokens, n_outputs);
     parallel::or_abort(*group_, [&] { run_layers(stream, input, attention, act, output); });
 }
 
@@ -136,8 +157,36 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
         });
     }
     if (input.output_rows.defined()) {
-        ops::head(stream, output->logits, &residual, norm(weights_.out_norm_w, act), head_.weight,
-                  input.output_rows);
+        run_head(stream, input, act, &residual, output->logits);
+    }
+}
+
+void DecoderModel::run_head(const device::Stream &stream, const ModelInput &input,
+                            const Activations &act, ops::Residual *residual,
+                            const Tensor &logits) const {
+    const ops::Norm last_norm = norm(weights_.out_norm_w, act);
+    if (head_columns_ == 0) {
+        return ops::head(stream, logits, residual, last_norm, head_.weight, input.output_rows);
+    }
+    const int64_t own = head_.weight.out_features;
+    for (int64_t first = 0; first < logits.size(0); first += kHeadRows) {
+        const int64_t n = std::min(kHeadRows, logits.size(0) - first);
+        // Dense for any n: the rows that are there, as wide as the widest rank's.
+        const Tensor part = act.own_logits.slice(0, 0, n);
+        const Tensor parts =
+            act.all_logits.view({group_->size() * act.all_logits.size(1), head_columns_})
+                .slice(0, 0, group_->size() * n)
+                .view({group_->size(), n, head_columns_});
+        ops::head(stream, part.slice(1, 0, own), residual, last_norm, head_.weight,
+                  input.output_rows.slice(0, first, first + n));
+        group_->AllGather(parts, part);
+        for (int64_t rank = 0; rank < group_->size(); ++rank) {
+            const int64_t begin = rank * head_columns_;
+            const int64_t end = std::min(begin + head_columns_, logits.size(1));
+            ops::rearrange(
+                stream, logits.slice(0, first, first + n).slice(1, begin, end),
+                parts.slice(0, rank, rank + 1).view({n, head_columns_}).slice(1, 0, end - begin));
+        }
     }
 }
 

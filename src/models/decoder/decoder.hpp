@@ -5,7 +5,8 @@
 // Ranks of a group hold the same embeddings and norms, and each its own heads and its own part of
 // the inner size: q, k, v, gate and up are cut by rows (outputs), o and down by columns (inputs).
 // What o and down give is a rank's part of a sum; the two sums a layer are the only talk between
-// ranks, and all ranks end with the same logits.
+// ranks, and all ranks end with the same logits. A head that is cut by the vocabulary adds one
+// gathering of logits a step.
 #pragma once
 
 #include "models/model.hpp"
@@ -51,7 +52,11 @@ private:
         Tensor attn_out; // [n, nh, dh]
         Tensor gate;     // [n, di]
         Tensor up;       // [n, di]
+        // Of a head that is cut: at most kHeadRows rows of logits at a time, f32.
+        Tensor own_logits; // [rows, head_columns_]
+        Tensor all_logits; // [ranks, rows, head_columns_]
     };
+    static constexpr int64_t kHeadRows = 32;
 
     struct Layer {
         runtime::PackedWeight q, k, v, o, gate, up, down;
@@ -59,7 +64,8 @@ private:
     };
 
     void register_slots();
-    Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens) const;
+    Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens,
+                                 int64_t n_outputs) const;
     void run_layers(const device::Stream &stream, const ModelInput &input,
                     const AttentionMetadata &attention, const Activations &act,
                     ForwardOutput *output) const;
@@ -71,6 +77,9 @@ private:
                 ops::Residual *residual) const;
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act,
                       ops::Residual *residual) const;
+    // The logits of output_rows: of a head that is cut, each rank's columns, gathered.
+    void run_head(const device::Stream &stream, const ModelInput &input, const Activations &act,
+                  ops::Residual *residual, const Tensor &logits) const;
     // residual += in * weight^T + bias, summed over the ranks. The product is put into scratch.
     void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,
                      const ops::LinearWeight &weight, const Tensor *bias,
@@ -89,6 +98,7 @@ private:
     runtime::WeightTable table_;
     runtime::PackedWeights packed_;
     KvSpec kv_spec_;
+    int64_t head_columns_ = 0; // of the vocabulary, on every rank but the last; 0: it is not cut
 };
 
 } // namespace llaisys::models

@@ -161,7 +161,8 @@ def _threads(config: EngineConfig) -> int:
     size = config.parallel.tensor_parallel_size
     if config.n_threads or size == 1:
         return config.n_threads
-    return max(1, len(os.sched_getaffinity(0)) // size)
+    cores = len(os.sched_getaffinity(0))  # with `numa`, this rank's own
+    return max(1, cores if config.parallel.numa else cores // size)
 
 
 def _adapter_options(

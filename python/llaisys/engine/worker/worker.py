@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.numa import bind_to_share, format_cpus
 from llaisys.common.progress import report
 from llaisys.common.step import (
     AttentionMetadata,
@@ -95,8 +96,11 @@ class Worker:
     # ---- life ----------------------------------------------------------------------------------
 
     def init_device(self) -> None:
-        """Bind this rank to its device."""
+        """Bind this rank to its device; with `numa`, this thread to cores of a NUMA node."""
         self.device_id = device_ids(self.config)[self.local_rank]
+        parallel = self.config.parallel
+        if parallel.numa and parallel.tensor_parallel_size > 1:
+            bind_to_share(self.local_rank, parallel.tensor_parallel_size)
         open_device(self.config.device)
 
     def open_model(self) -> int:
@@ -149,7 +153,7 @@ class Worker:
                 self.config.scheduler.max_num_batched_tokens,
             )
         logger.info(
-            "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d threads=%d",
+            "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d threads=%d cpus=%s",
             os.getpid(),
             self.rank,
             self.local_rank,
@@ -157,6 +161,7 @@ class Worker:
             self.device_id,
             self.config.parallel.tensor_parallel_size,
             options.n_threads,
+            format_cpus(os.sched_getaffinity(0)),
         )
         return self.info
 

@@ -298,6 +298,8 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
     log_format: str
     engine: dict[str, Any]  # EngineConfig.to_wire(); checked again where it arrives
     ask_first: bool = False  # before the model is loaded; see `Needs`
+    replica: int = 0  # its number, of `replicas`
+    replicas: int = 1
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_wire(self.engine)

@@ -19,6 +19,7 @@ import zmq
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.logs import setup_logging
+from llaisys.common.numa import bind_to_share
 from llaisys.common.progress import listening
 from llaisys.common.types import RequestStatus, TokenUpdate
 from llaisys.engine.config import EngineConfig
@@ -217,6 +218,8 @@ def serve_engine(setup: EngineSetup) -> int:
     core = None
     try:
         config = setup.engine_config()
+        if config.parallel.numa and setup.replicas > 1:
+            bind_to_share(setup.replica, setup.replicas)  # its ranks divide that among them
         with listening(clock.load):
             if setup.ask_first:
                 config = ask_for_room(config, inputs, outputs)

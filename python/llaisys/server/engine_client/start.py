@@ -10,8 +10,9 @@ from llaisys.server.config import ServerConfig
 class EngineProcess(ChildProcess):
     """Made before the event loop runs; its setup is checked where it arrives, as `EngineSetup`."""
 
-    def __init__(self, config: ServerConfig, ask_first: bool = False) -> None:
-        """`ask_first`: it says what memory it needs, and waits for `Load`."""
+    def __init__(self, config: ServerConfig, ask_first: bool = False, replica: int = 0) -> None:
+        """`ask_first`: it says what memory it needs, and waits for `Load`. `replica`: its number
+        among data_parallel_size."""
         super().__init__(
             config.engine_module,
             {
@@ -21,5 +22,7 @@ class EngineProcess(ChildProcess):
                 "log_format": config.log_format,
                 "engine": config.engine_of_replica.to_wire(),
                 "ask_first": ask_first,
+                "replica": replica,
+                "replicas": config.data_parallel_size,
             },
         )

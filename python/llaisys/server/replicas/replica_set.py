@@ -95,7 +95,7 @@ class ReplicaSet:
         self._counted = EngineStats()  # by engines that are gone
         first = self._link(0, process)
         others = [
-            self._link(index, EngineProcess(config))
+            self._link(index, EngineProcess(config, replica=index))
             for index in range(1, config.data_parallel_size)
         ]
         self.replicas = [Replica(index, link) for index, link in enumerate([first, *others])]
@@ -289,7 +289,8 @@ class ReplicaSet:
         await replica.link.close()
         replica.restarts += 1
         log_event(logger, logging.INFO, "replica starts again", replica=replica.index)
-        replica.link = self._link(replica.index, EngineProcess(self._config))
+        process = EngineProcess(self._config, replica=replica.index)
+        replica.link = self._link(replica.index, process)
         replica.link.start()
 
     def give_up(self, reason: str) -> None:

@@ -1,0 +1,76 @@
+"""The machine's NUMA nodes, and which cores a rank or a replica gets.
+
+Only cores are chosen: threads inherit them from the thread that starts them, and Linux gives a
+thread memory of the node on which it first writes to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    number: int
+    cpus: tuple[int, ...]  # that this thread may use, rising; not empty
+
+
+def numa_nodes(root: Path = NODES) -> list[NumaNode]:
+    """The nodes that have cores for this thread. A system that says nothing of nodes has one."""
+    usable = os.sched_getaffinity(0)
+    found = []
+    for path in root.glob("node[0-9]*"):
+        try:
+            cpus = usable & parse_cpus((path / "cpulist").read_text())
+        except (OSError, ValueError):
+            continue
+        if cpus:
+            found.append(NumaNode(int(path.name[4:]), tuple(sorted(cpus))))
+    return sorted(found, key=lambda node: node.number) or [NumaNode(0, tuple(sorted(usable)))]
+
+
+def share_of_cores(nodes: Sequence[NumaNode], index: int, count: int) -> set[int]:
+    """The cores of one of `count` ranks: whole nodes, or its run of the cores of one node. Ranks
+    that outnumber the cores of a node share them."""
+    first, last = index * len(nodes) // count, (index + 1) * len(nodes) // count
+    if count <= len(nodes):
+        return {cpu for node in nodes[first:last] for cpu in node.cpus}
+    beside = [i for i in range(count) if i * len(nodes) // count == first]
+    cpus, place = nodes[first].cpus, beside.index(index)
+    if len(cpus) < len(beside):
+        return {cpus[place % len(cpus)]}
+    begin, end = (n * len(cpus) // len(beside) for n in (place, place + 1))
+    return set(cpus[begin:end])
+
+
+def bind_to_share(index: int, count: int) -> set[int]:
+    """Bind this thread, and those that it starts from now on, to its share of the cores that it may
+    use now."""
+    cpus = share_of_cores(numa_nodes(), index, count)
+    os.sched_setaffinity(0, cpus)
+    return cpus
+
+
+def parse_cpus(text: str) -> set[int]:
+    """ "0-2,8" -> {0, 1, 2, 8}."""
+    cpus: set[int] = set()
+    for run in text.strip().split(",") if text.strip() else ():
+        first, _, last = run.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def format_cpus(cpus: Collection[int]) -> str:
+    """{0, 1, 2, 8} -> "0-2,8"."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Tensor parallel against one rank: tokens a second, warm-up and run time, share of collectives.
+
+    scripts/bench_tp.py --shape qwen2.5-0.5b         one rank, and two of half the threads each
+    scripts/bench_tp.py --model DIR --device cuda --ranks 1 uni:2 mp:2
+    scripts/bench_tp.py --shape qwen2.5-0.5b --num-seqs 16 --new-tokens 32 --rounds 5
+
+The defaults are the fixed configuration of the design (002 section 10.3): 256 sequences, 16384
+tokens a step, a context of 4096. A configuration is BACKEND:RANKS, or 1. On the CPU all of them get
+the same cores (--threads, for all ranks together), are open at once and take turns; the ratio is
+the median of the rounds' ratios, so that a machine which is busy now and then does not decide it.
+GPUs hold one at a time. The share of collectives is host time, the wait for other ranks included;
+of GPUs, whose streams wait and not the host, `nsys profile` says it: look for
+ncclDevKernel_AllReduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from llaisys import LLM, SamplingParams
+from llaisys.bench.latency import shape_model_path
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    seconds: float
+    tokens_per_second: float
+    collective_share: float  # of the run, on the driver rank
+    collectives: int
+
+
+def parse_configuration(text: str) -> tuple[str, int]:
+    """("mp", 2) of "mp:2"."""
+    backend, _, ranks = text.rpartition(":")
+    if not ranks.isdecimal() or int(ranks) < 1 or backend not in ("", "uni", "mp", "ray"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1, uni:N, mp:N or ray:N")
+    return backend or "uni", int(ranks)
+
+
+def open_llm(options: argparse.Namespace, backend: str, ranks: int) -> tuple[LLM, float]:
+    """And the seconds until it has answered a first request."""
+    start = time.perf_counter()
+    llm = LLM(
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,
+        max_num_seqs=options.num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=options.max_model_len,
+        n_threads=max(1, options.threads // ranks) if options.device == "cpu" else 0,
+        tensor_parallel_size=ranks,
+        distributed_executor_backend=backend,
+        vocab_parallel_head=options.vocab_parallel_head,
+        replicate_kv_heads=options.replicate_kv_heads,
+        numa=options.numa,
+        enable_prefix_caching=False,
+        seed=0,
+    )
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True, temperature=0))
+    return llm, time.perf_counter() - start
+
+
+def run_once(llm: LLM, options: argparse.Namespace, seed: int) -> Run:
+    rng = np.random.default_rng(seed)
+    length = options.prompt_tokens
+    vocabulary = llm.model_info.vocab_size
+    prompts = [rng.integers(0, vocabulary, length).tolist() for _ in range(options.num_seqs)]
+    params = SamplingParams(
+        max_tokens=options.new_tokens, ignore_eos=True, temperature=0, detokenize=False
+    )
+    llm.profile(reset=True)
+    start = time.perf_counter()
+    llm.generate(prompts, params)
+    seconds = time.perf_counter() - start
+    profile = llm.profile()
+    collective = profile["stages"].get("native_collective", 0.0)
+    count = profile["counts"].get("native_collective", 0)
+    return Run(seconds, len(prompts) * options.new_tokens / seconds, collective / seconds, count)
+
+
+def report(name: str, warm_up: float, runs: list[Run], base: list[Run]) -> dict[str, Any]:
+    ratio = statistics.median(
+        b.seconds / r.seconds for r, b in zip(runs, base, strict=True)
+    )  # speed against the first configuration
+    tokens = statistics.median(run.tokens_per_second for run in runs)
+    share = statistics.median(run.collective_share for run in runs)
+    seconds = statistics.median(run.seconds for run in runs)
+    print(
+        f"{name:8s} warm-up {warm_up:7.2f} s   run {seconds:8.2f} s   {tokens:9.1f} tok/s   "
+        f"{ratio:6.3f} of the first   collectives {share:6.1%} ({runs[0].collectives} calls)",
+        flush=True,
+    )
+    return {"name": name, "warm_up": warm_up, "ratio": ratio, "runs": [asdict(r) for r in runs]}
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    names = [f"{backend}:{ranks}" for backend, ranks in options.ranks]
+    together = options.device == "cpu"
+    warm_ups: list[float] = []
+    runs: list[list[Run]] = [[] for _ in names]
+    with ExitStack() as stack:
+        if together:
+            opened = [open_llm(options, *configuration) for configuration in options.ranks]
+            warm_ups = [seconds for _, seconds in opened]
+            llms = [stack.enter_context(llm) for llm, _ in opened]
+            for index in range(options.rounds):
+                for llm, found in zip(llms, runs, strict=True):
+                    found.append(run_once(llm, options, index))
+        else:
+            for configuration, found in zip(options.ranks, runs, strict=True):
+                llm, seconds = open_llm(options, *configuration)
+                warm_ups.append(seconds)
+                with llm:
+                    found += [run_once(llm, options, index) for index in range(options.rounds)]
+    return [report(n, w, r, runs[0]) for n, w, r in zip(names, warm_ups, runs, strict=True)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], epilog="See the top of the file."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", help="directory, GGUF file or hub name")
+    what.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
+    parser.add_argument(
+        "--ranks", nargs="+", type=parse_configuration, metavar="BACKEND:N",
+        default=[("uni", 1), ("uni", 2), ("mp", 2)],
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="of all ranks together")
+    parser.add_argument("--num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=16384)
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocab-parallel-head", action="store_true")
+    parser.add_argument("--replicate-kv-heads", action="store_true")
+    parser.add_argument("--numa", action="store_true")
+    parser.add_argument("--json", action="store_true", help="all runs as JSON at the end")
+    options = parser.parse_args()
+    if options.shape:
+        options.model = str(shape_model_path(options.shape, options.dtype))
+    print(
+        f"{options.model} on {options.device}: {options.num_seqs} sequences, prompts of "
+        f"{options.prompt_tokens}, {options.new_tokens} new tokens each, {options.rounds} rounds",
+        flush=True,
+    )
+    results = measure(options)
+    if options.json:
+        print(json.dumps(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
