@@ -99,7 +99,8 @@ def write_gguf(source: Path, target: Path) -> None:
     import gguf
     import numpy as np
 
-    from llaisys.models.loading import open_checkpoint
+    from llaisys.models.families import open_checkpoint
+    from llaisys.models.families.model_config import decoder_config
 
     names = {
         "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -108,7 +109,7 @@ def write_gguf(source: Path, target: Path) -> None:
         "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     }  # fmt: skip
     checkpoint = open_checkpoint(source)
-    config = checkpoint.config
+    config = decoder_config(checkpoint)
     writer = gguf.GGUFWriter(str(target), config.model_type)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)

@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("ours", "vllm", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
-    from llaisys.models.loading.synthetic import write_shape_model
+    from llaisys.models.synthetic import write_shape_model
 
     model = write_shape_model(options.shape, "bf16", options.models / f"{options.shape}-bf16")
     if options.engine == "both":  # each in a process of its own: one GPU

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 # ---- Python: paths below python/llaisys, without .py ---------------------------------------------
@@ -53,7 +54,9 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/executor":        ["engine/worker", "engine/wire", "processes", "engine/config",
                                "models", "common"],
     "engine/worker":          ["engine/config", "models", "common"],
-    "models":                 ["libllaisys", "tokenization", "common"],
+    "models":                 ["models", "libllaisys", "tokenization", "common"],
+    "models/families":        ["models/loading", "common"],
+    "models/loading":         ["tokenization", "common"],  # knows no family
     "tokenization":           ["common"],
     "common":                 [],
     "common/model_registry":  ["models/base", "common"],  # names adapters, imports none
@@ -199,10 +202,8 @@ def imported_modules(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, l
                 and isinstance(argument.value, str)
             ):
                 level = len(argument.value) - len(argument.value.lstrip("."))
-                yield (
-                    node.lineno,
-                    [resolve_relative(argument.value.lstrip(".") or None, level, package)],
-                )
+                wanted = argument.value.lstrip(".") or None
+                yield node.lineno, [resolve_relative(wanted, level, package)]
 
 
 def internal_path(candidates: list[str], package_root: Path) -> str:
@@ -215,13 +216,21 @@ def internal_path(candidates: list[str], package_root: Path) -> str:
 
 
 def check_python_imports(
-    tree: ast.AST, module: str, layer: str, package_root: Path
+    tree: ast.AST,
+    module: str,
+    layer: str,
+    package_root: Path,
+    imports: dict[str, dict[str, int]],
 ) -> Iterator[tuple[int, str]]:
+    """What breaks a rule; enters the module and what it imports of the package into `imports`."""
+    own = imports.setdefault(module, {})
     package = ["llaisys", *module.split("/")[:-1]]
     for line, candidates in imported_modules(tree, package):
         top = candidates[-1].split(".")[0]
         if top == "llaisys":
             target = internal_path(candidates, package_root)
+            is_package = (package_root / target).is_dir()
+            own.setdefault(f"{target}/__init__" if is_package else target, line)
             if target == "__init__":
                 if layer != "__main__":
                     yield line, f"{layer} must not import the package itself (a cycle)"
@@ -267,8 +276,20 @@ def check_python_safety(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 0), f"{name} is not allowed"
 
 
+def check_circles(imports: dict[str, dict[str, int]]) -> Iterator[Violation]:
+    """Modules that import each other in a circle. `imports`: module -> module -> line."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        circle = error.args[1][::-1]  # each imports the next
+        rule = f"imports in a circle: {' -> '.join(circle)}"
+        path = Path("python/llaisys") / f"{circle[0]}.py"
+        yield Violation(path, imports[circle[0]][circle[1]], rule)
+
+
 def check_python(root: Path) -> Iterator[Violation]:
     package_root = root / "python" / "llaisys"
+    imports: dict[str, dict[str, int]] = {}
     for path in sorted(package_root.rglob("*.py")):
         shown = path.relative_to(root)
         module = path.relative_to(package_root).with_suffix("").as_posix()
@@ -281,10 +302,11 @@ def check_python(root: Path) -> Iterator[Violation]:
         if layer is None:
             yield Violation(shown, 1, "is in no layer: add it to scripts/check_layers.py")
         else:
-            for line, rule in check_python_imports(tree, module, layer, package_root):
+            for line, rule in check_python_imports(tree, module, layer, package_root, imports):
                 yield Violation(shown, line, rule)
         for line, rule in check_python_safety(tree):
             yield Violation(shown, line, rule)
+    yield from check_circles(imports)
 
 
 # ---- C++ -----------------------------------------------------------------------------------------

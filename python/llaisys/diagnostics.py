@@ -14,7 +14,7 @@ from llaisys.common.version import __version__
 
 def fetch_model(model: str | None) -> str:
     """Fetch a model (None: the default one) and return where it lies."""
-    from llaisys.models.loading import DEFAULT_MODEL, resolve_model
+    from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
     return str(resolve_model(model or DEFAULT_MODEL))
 

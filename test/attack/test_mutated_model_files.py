@@ -20,7 +20,8 @@ import pytest
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.models.base import AdapterOptions
-from llaisys.models.loading import check_coverage, open_checkpoint
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.coverage import check_coverage
 from llaisys.tokenization import Tokenizer
 
 FILES = 150  # of a seed

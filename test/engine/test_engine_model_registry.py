@@ -31,7 +31,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(
     def fetch(model: str) -> None:
         raise AssertionError("fetched before the type was checked")
 
-    monkeypatch.setattr("llaisys.models.loading.resolve_model", fetch)
+    monkeypatch.setattr("llaisys.models.loading.resolve.resolve_model", fetch)
     with pytest.raises(
         InvalidInputError, match=r"model_type is 'gpt-7'; it must be one of .*qwen2"
     ):

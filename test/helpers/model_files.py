@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.models.loading import expected_tensors, parse_config
+from llaisys.models.families import expected_tensors, parse_config
 from llaisys.models.loading.convert import Array, convert
 from llaisys.tokenization.byte_alphabet import byte_alphabet
 

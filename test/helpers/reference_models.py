@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import AttentionMetadata, ModelStepInput
 from llaisys.models.base import AdapterOptions
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.families import open_checkpoint
 from llaisys.models.native import NativeAdapter
 
 BLOCK = 16

@@ -9,9 +9,8 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import MODEL_REGISTRY
 from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.libllaisys.model import MODEL_TYPES
-from llaisys.models.families import FAMILIES, family_of
-from llaisys.models.families.decoder import slot_of
-from llaisys.models.loading import parse_config
+from llaisys.models.families import FAMILIES, parse_config
+from llaisys.models.families.decoder_tensors import slot_of
 
 SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
 
@@ -53,4 +52,4 @@ def test_only_llama_files_are_permuted() -> None:
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelLoadError, match=r"f: unknown architecture 'gpt9'; known: llama, qwen"):
-        family_of("gpt9", "f")
+        parse_config({"model_type": "gpt9"}, where="f")

@@ -19,7 +19,8 @@ import transformers
 from reference_models import opened, reference_logits
 
 from llaisys.common.step import ModelStepInput, SamplingMetadata
-from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.models.native import NativeAdapter
 from llaisys.tokenization import Tokenizer
 

@@ -19,7 +19,7 @@ import llaisys
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.libllaisys.library import lib
 from llaisys.models.base import AdapterOptions
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.checkpoint import Checkpoint
 
 OPTIONS = AdapterOptions(max_model_len=32, n_threads=1, kv_cache_layout="slot")

@@ -15,7 +15,8 @@ import model_files
 import pytest
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading import gguf_reader, load_config, open_checkpoint
+from llaisys.models.families import load_config, open_checkpoint
+from llaisys.models.loading import gguf_reader
 from llaisys.models.loading.gguf_reader import read_gguf_header
 from llaisys.tokenization import Tokenizer
 

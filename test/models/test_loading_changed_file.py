@@ -17,7 +17,8 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
 from llaisys.models.base import AdapterOptions
-from llaisys.models.loading import file_range, open_checkpoint
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading import file_range
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.file_range import FileIdentity, read_rows
 from llaisys.models.loading.gguf_file import unpermute_rows

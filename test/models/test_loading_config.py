@@ -11,8 +11,8 @@ import model_files
 import pytest
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading import load_config, open_checkpoint, parse_config
-from llaisys.models.loading.rope import LinearRopeScaling, Llama3RopeScaling
+from llaisys.models.families import load_config, open_checkpoint, parse_config
+from llaisys.models.families.rope import LinearRopeScaling, Llama3RopeScaling
 
 LLAMA3 = {
     "factor": 8.0,

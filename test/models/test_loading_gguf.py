@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading import (
-    DEFAULT_MODEL,
-    check_coverage,
-    open_checkpoint,
-    resolve_model,
-)
+from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.convert import f32_to_bf16
+from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.gguf_file import dequantize, unpermute_rows
 from llaisys.models.loading.gguf_reader import GGML_TYPES, read_gguf_header
+from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization import Tokenizer
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}

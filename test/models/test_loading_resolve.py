@@ -12,8 +12,9 @@ import model_files
 import pytest
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
-from llaisys.models.loading import open_checkpoint, resolve, resolve_model
-from llaisys.models.loading.resolve import cache_directory
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading import resolve
+from llaisys.models.loading.resolve import cache_directory, resolve_model
 
 
 class FakePip:

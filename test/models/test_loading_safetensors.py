@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from llaisys.common.errors import ClosedError, ModelLoadError
-from llaisys.models.loading import check_coverage, open_checkpoint
+from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.convert import bf16_to_f32, f32_to_bf16
+from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.safetensors_dir import read_header
 
 

@@ -8,7 +8,7 @@ import pytest
 from model_files import write_gguf, write_hf_model
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.families import open_checkpoint
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])

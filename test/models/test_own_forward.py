@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import gguf
 import model_files
 import numpy as np
 import pytest
@@ -21,10 +22,10 @@ from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
 from llaisys.models import families
 from llaisys.models.base import AdapterOptions
-from llaisys.models.families import CheckpointConfig, Family
-from llaisys.models.loading import check_coverage, open_checkpoint
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.gguf_config import family_from_gguf
 from llaisys.models.mock import MockAdapter, MockShape
 from llaisys.models.native import NativeAdapter, tensor_from
 
@@ -128,13 +129,18 @@ def test_its_own_config_and_tensors_are_checked(tmp_path: Path) -> None:
         check_coverage(checkpoint)
 
 
-def test_the_dtype_is_that_of_the_first_matrix(tmp_path: Path) -> None:
+def test_the_dtype_is_that_of_most_matrices(tmp_path: Path) -> None:
     write_toy(tmp_path)
     model_files.write_safetensors(tmp_path / "model.safetensors", {TABLE: SHAPE.table()}, "bf16")
     with open_checkpoint(tmp_path) as checkpoint:
         assert checkpoint.config.dtype == "bf16"
 
 
-def test_gguf_files_are_for_decoders() -> None:
-    with pytest.raises(ModelLoadError, match="f: toy models are not read from GGUF files"):
-        family_from_gguf({"general.architecture": "toy"}, "f")
+def test_gguf_files_are_for_families_that_read_them(tmp_path: Path) -> None:
+    path = tmp_path / "toy.gguf"
+    writer = gguf.GGUFWriter(path, "toy")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"toy.gguf: toy models are not read from GGUF files"):
+        open_checkpoint(path)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.families import open_checkpoint
 
 pytestmark = pytest.mark.parity
 

@@ -24,14 +24,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llaisys.common.errors import LlaisysError, ModelLoadError
 from llaisys.libllaisys.kv_cache import KvStatus
-from llaisys.models.loading import open_checkpoint, parse_config
-from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.rope import (
+from llaisys.models.families import open_checkpoint, parse_config
+from llaisys.models.families.rope import (
     GivenRopeScaling,
     LinearRopeScaling,
     YarnRopeScaling,
     rope_from_gguf,
 )
+from llaisys.models.loading.fields import Fields
 
 ORIGINAL = 32
 TOLERANCE = 2e-4

@@ -11,8 +11,7 @@ from model_files import tiny_config, write_gguf, write_hf_model, write_safetenso
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.parallel import ParallelConfig
-from llaisys.models.loading import open_checkpoint
-from llaisys.models.loading.coverage import expected_tensors
+from llaisys.models.families import expected_tensors, open_checkpoint
 from llaisys.models.loading.part import Part
 from llaisys.models.sharding import CUT_DIMENSIONS, head_part, part_of
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
-from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
 from llaisys.tokenization.detokenizer import WindowDetokenizer
 

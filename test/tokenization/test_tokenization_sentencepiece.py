@@ -16,7 +16,7 @@ import sentencepiece
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
-from llaisys.models.loading import open_checkpoint
+from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.gguf_reader import read_gguf_header
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
 

@@ -29,7 +29,8 @@ __init__ entrypoints/__init__ entrypoints/llm entrypoints/cli server/__init__ se
 engine/__init__ engine/config engine/core engine/llm_engine engine/engine_client engine/scheduler
 engine/block_manager engine/input_processor engine/output_processor engine/executor engine/worker
 models/__init__ models/base models/qwen2 models/loading/__init__ tokenization/__init__
-common/__init__ common/types common/errors libllaisys/__init__ libllaisys/model
+models/families/__init__ common/__init__ common/types common/errors libllaisys/__init__
+libllaisys/model
 """.split()
 CPP_FILES = """
 base/check.hpp device/runtime.hpp tensor/tensor.hpp ops/common.hpp ops/add/op.hpp ops/add/cpu.hpp
@@ -99,6 +100,7 @@ def py(file: str, line: str, rule: str) -> tuple[str, str, str]:
         py("models/qwen2", "import llaisys.server", "models must not import server"),
         py("models/qwen2", "from ctypes import c_int", "must not import ctypes"),
         py("models/loading/__init__", "from ...engine import core", "must not import engine/core"),
+        py("models/loading/__init__", "from .. import families", "must not import models/families"),
         py("libllaisys/model", "from ..models import base", "must not import models/base"),
         py("libllaisys/model", "from ..common import types", "must not import common/types"),
         py("tokenization/__init__", "from llaisys.engine import config", "must not import engine"),
@@ -124,6 +126,13 @@ def test_planted_python_violation_is_found(tree, file, line, rule):
     found = violations(tree)
     assert any(rule in text for text in found), found
     assert all(text.startswith(f"{file}:") for text in found), found
+
+
+def test_modules_that_import_each_other_are_found(tree):
+    write(tree, "python/llaisys/models/base.py", "def f():\n    from llaisys.models import qwen2\n")
+    write(tree, "python/llaisys/models/qwen2.py", "from llaisys.models import base\n")
+    (found,) = violations(tree)
+    assert "imports in a circle: models/" in found and found.startswith("python/llaisys/models/")
 
 
 def cpp(file: str, line: str, rule: str) -> tuple[str, str, str]:

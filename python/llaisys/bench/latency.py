@@ -15,15 +15,11 @@ from llaisys.common.step import ModelStepInput, SamplingMetadata
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions, ModelAdapter
-from llaisys.models.loading import (
-    DEFAULT_MODEL,
-    Checkpoint,
-    expected_tensors,
-    open_checkpoint,
-    resolve_model,
-)
-from llaisys.models.loading.resolve import cache_directory
-from llaisys.models.loading.synthetic import write_shape_model
+from llaisys.models.families import expected_tensors, open_checkpoint
+from llaisys.models.families.model_config import decoder_config
+from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.resolve import DEFAULT_MODEL, cache_directory, resolve_model
+from llaisys.models.synthetic import write_shape_model
 
 FIRST_PROMPT = 16  # tokens of the prompt whose first token is timed, from opening the files on
 
@@ -127,7 +123,7 @@ def _load(checkpoint: Checkpoint, options: LatencyOptions) -> ModelAdapter:
 
 def _weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     """What decoding one token must read: every weight but the table of an untied embedding."""
-    config = checkpoint.config
+    config = decoder_config(checkpoint)
     size = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
     return sum(
         int(np.prod(shape)) * size

@@ -17,11 +17,11 @@ from llaisys.libllaisys.handles import Tensor, dtype_code
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
-from llaisys.models.families.decoder import slot_of
+from llaisys.models.families.decoder_tensors import slot_of, tensors
+from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.config import ModelConfig
 from llaisys.models.loading.convert import STORAGE
-from llaisys.models.loading.coverage import check_coverage, expected_tensors
+from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.part import Part
 from llaisys.models.native import NativeAdapter, tensor_from, tensor_from_blocks
 from llaisys.models.sharding import head_part, part_of
@@ -35,7 +35,7 @@ class DecoderAdapter(NativeAdapter):
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Checkpoint, options: AdapterOptions) -> int:
-        config = checkpoint.config
+        config = decoder_config(checkpoint)
         dtype = options.kv_cache_dtype
         dtype = _dtype(config, options) if dtype == "auto" else dtype
         parallel = options.parallel
@@ -47,14 +47,14 @@ class DecoderAdapter(NativeAdapter):
     def memory_needs(
         cls, checkpoint: Checkpoint, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
-        config = checkpoint.config
+        config = decoder_config(checkpoint)
         size = DTYPE_BYTES[_dtype(config, options)]
         heads = config.num_heads + config.num_kv_heads
         row = 4 * config.hidden_size + size * (
             config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
         )
         return MemoryNeeds(
-            weights=size * sum(prod(shape) for _, shape in expected_tensors(config)),
+            weights=size * sum(prod(shape) for _, shape in tensors(config)),
             activations=row * options.max_batch_tokens,
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
@@ -62,7 +62,7 @@ class DecoderAdapter(NativeAdapter):
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
         check_coverage(checkpoint)
-        config = checkpoint.config
+        config = decoder_config(checkpoint)
         adapter = cls(
             config.model_type,
             _meta(config, _dtype(config, options), options.max_model_len),
@@ -76,7 +76,8 @@ class DecoderAdapter(NativeAdapter):
     ) -> None:
         """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
         other threads while the library lays out what came before."""
-        dtype = _dtype(checkpoint.config, options)
+        config = decoder_config(checkpoint)
+        dtype = _dtype(config, options)
         as_is = options.dtype == "auto" and options.device == "cpu"
         placements = _placements(checkpoint, options)
         loaded, total = 0, sum(prod(checkpoint.shape(p.name)) for p in placements)  # elements
@@ -114,14 +115,14 @@ class _Placement:
 
 def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placement]:
     """Everything that this rank reads, in order."""
-    config, ranks = checkpoint.config, options.parallel
+    config, ranks = decoder_config(checkpoint), options.parallel
     size, rank = ranks.tensor_parallel_size, ranks.rank
     copies = ranks.kv_copies(config.num_kv_heads)
     head = None
     if ranks.vocab_parallel_head and size > 1:
         head = head_part(config.vocab_size, size, rank)
     found = []
-    for name, _ in expected_tensors(config):
+    for name, _ in tensors(config):
         field, layer = slot_of(name)
         part = part_of(name, field, checkpoint.shape(name), size, rank, copies)
         slots = [(field, layer)]

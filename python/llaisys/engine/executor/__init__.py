@@ -8,6 +8,7 @@ from llaisys.engine.executor.base import (
     WorkerLostError,
 )
 from llaisys.engine.executor.estimate import MemoryEstimate, estimate_memory
+from llaisys.engine.executor.mp import MultiprocExecutor
 from llaisys.engine.executor.uni import UniProcExecutor
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ExecutorStats",
     "ExecutorTimeoutError",
     "MemoryEstimate",
+    "MultiprocExecutor",
     "UniProcExecutor",
     "WorkerError",
     "WorkerLostError",

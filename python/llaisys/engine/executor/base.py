@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.step import TokenMasks
@@ -51,19 +51,22 @@ class Executor(ABC):
         self._closed = False
         self._init_executor()
 
+    _kinds: ClassVar[dict[str, type[Executor]]] = {}  # by backend; each kind enters itself
+
+    def __init_subclass__(cls, backend: str | None = None) -> None:
+        if backend is not None:
+            Executor._kinds[backend] = cls
+
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
         """The executor for `distributed_executor_backend`; ray is not there yet."""
-        from llaisys.engine.executor.mp import MultiprocExecutor
-        from llaisys.engine.executor.uni import UniProcExecutor
-
-        classes: dict[str, type[Executor]] = {"uni": UniProcExecutor, "mp": MultiprocExecutor}
         backend = config.parallel.distributed_executor_backend
-        if backend not in classes:
+        if backend not in Executor._kinds:
+            known = " and ".join(repr(name) for name in sorted(Executor._kinds, reverse=True))
             raise NotImplementedError(
-                f"distributed_executor_backend is {backend!r}; only 'uni' and 'mp' are implemented"
+                f"distributed_executor_backend is {backend!r}; only {known} are implemented"
             )
-        return classes[backend]
+        return Executor._kinds[backend]
 
     @abstractmethod
     def _init_executor(self) -> None:

@@ -78,7 +78,7 @@ class RankProcess:
         self.child.remove()
 
 
-class MultiprocExecutor(Executor):
+class MultiprocExecutor(Executor, backend="mp"):
     """Nothing can follow once a rank is lost or ranks disagree: WorkerLostError."""
 
     def _init_executor(self) -> None:

@@ -22,7 +22,7 @@ GRACE = 5.0  # seconds in which ranks that wait for a failed one must have notic
 _groups = itertools.count()  # ranks of different engines of a process must not meet
 
 
-class UniProcExecutor(Executor):
+class UniProcExecutor(Executor, backend="uni"):
     """One worker and one model handle per rank. After a failure that ranks do not share the engine
     cannot go on: they are no longer at the same place."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.machine_memory import available_memory
@@ -18,6 +18,9 @@ from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
+
+if TYPE_CHECKING:
+    from llaisys.models.loading.checkpoint import Checkpoint
 
 DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
 DEFAULT_KV_SHARE = 0.4  # of the memory that is available
@@ -31,7 +34,7 @@ class OpenedModel:
 
     path: str
     model_type: str
-    checkpoint: Any  # None for models without files
+    checkpoint: Checkpoint | None  # None for models without files
     adapter_class: type[ModelAdapter]
     options: AdapterOptions
     kv_bytes_per_token: int
@@ -80,7 +83,9 @@ def open_model(
     )
 
 
-def _open_draft(config: EngineConfig, options: AdapterOptions, target: Any) -> OpenedModel | None:
+def _open_draft(
+    config: EngineConfig, options: AdapterOptions, target: Checkpoint | None
+) -> OpenedModel | None:
     """The model that speculative_config names; `target`: the checkpoint of the one it drafts for,
     whose vocabulary it must have."""
     speculative = config.speculative
@@ -118,7 +123,7 @@ def _open_draft(config: EngineConfig, options: AdapterOptions, target: Any) -> O
     )
 
 
-def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Any]:
+def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]:
     """(path, model type, checkpoint); the checkpoint is None for models without files."""
     model = config.model
     kind = config.model_type or (model if model in MODELS_WITHOUT_FILES else None)
@@ -127,7 +132,8 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Any]:
     if kind in MODELS_WITHOUT_FILES or (model is None and config.adapter_class is not None):
         name = kind or config.adapter_class.__name__
         return name, name, None
-    from llaisys.models.loading import DEFAULT_MODEL, open_checkpoint, resolve_model
+    from llaisys.models.families import open_checkpoint
+    from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
     report("opening the model")
     path = resolve_model(model or DEFAULT_MODEL)
@@ -200,7 +206,9 @@ def _blocks_of_gpu(
     return int(min(wanted // block_bytes, MAX_GPU_BLOCKS))
 
 
-def _affordable_blocks(config: EngineConfig, checkpoint: Any, bytes_per_token: int) -> int:
+def _affordable_blocks(
+    config: EngineConfig, checkpoint: Checkpoint | None, bytes_per_token: int
+) -> int:
     """KV blocks that were asked for, or that this rank has the memory for."""
     cache = config.cache
     if cache.num_kv_blocks is not None:

@@ -133,7 +133,7 @@ class Worker:
             num_blocks=adapter.kv_capacity_tokens // block_size,
             block_size=block_size,
             kv_bytes_per_token=opened.kv_bytes_per_token,
-            generation_defaults={} if checkpoint is None else checkpoint.config.generation,
+            generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
             tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
         )
         if self.info.num_blocks < 1:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from llaisys.common.errors import ModelLoadError
-from llaisys.models.families.decoder import DecoderFamily
-from llaisys.models.families.family import CheckpointConfig, Family
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 from llaisys.models.families.llama import LLAMA
 from llaisys.models.families.qwen2 import QWEN2
 from llaisys.models.families.qwen3 import QWEN3
-
-__all__ = ["FAMILIES", "CheckpointConfig", "DecoderFamily", "Family", "family_of"]
+from llaisys.models.loading import json_config
+from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.family import CheckpointConfig, Family
+from llaisys.models.loading.resolve import open_files
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (QWEN2, LLAMA, QWEN3)}
 
 
-def family_of(model_type: object, where: str) -> Family:
-    """Raises `ModelLoadError` naming the file and the families that are known."""
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        known = ", ".join(sorted(FAMILIES))
-        raise ModelLoadError(f"{where}: unknown architecture {model_type!r}; known: {known}")
-    return family
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a model directory or a GGUF file. Nothing stays open when it raises."""
+    return open_files(path, FAMILIES)
+
+
+def load_config(directory: Path) -> CheckpointConfig:
+    """What a model directory says of its model, its weights unread."""
+    return json_config.read_config(directory, FAMILIES)[1]
+
+
+def parse_config(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    where: str = "config.json",
+) -> CheckpointConfig:
+    """The same from the dictionaries of config.json and generation_config.json."""
+    return json_config.parse_config(config, generation, where, FAMILIES)[1]
+
+
+def expected_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""
+    return FAMILIES[config.model_type].tensors(config)

@@ -1,129 +1,196 @@
-"""What distinguishes one family of decoders from another, as data.
-
-The tensors of a decoder are listed once, with their names in Hugging Face's files, in GGUF files
-and in the native library. A family says which of them it has and how its config is read.
-"""
+"""What distinguishes one family of decoders from another, as data, and how its config is read."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from llaisys.models.families.family import Family
-
-if TYPE_CHECKING:
-    from llaisys.models.loading.config import ModelConfig
-    from llaisys.models.loading.fields import Fields
-
-_GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A weight of a decoder, and its bias where there is one."""
-
-    hf: str  # name within a layer, or of the whole model, without '.weight'
-    gguf: str
-    slot: str  # of LlaisysDecoderWeights, without '_w'
-    shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'head'
-    bias: str = ""  # the switch of ModelConfig that says whether there is one
-    only_if: str = ""  # the switch that says whether there is such a weight at all
-
-
-_LAYER = (
-    Part("input_layernorm", "attn_norm", "attn_norm", ("hidden",)),
-    Part("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
-    Part("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
-    Part("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
-    Part("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("head",), only_if="qk_norm"),
-    Part("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("head",), only_if="qk_norm"),
-    Part("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
-    Part("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
-    Part("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
-    Part("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden")),
-    Part("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner")),
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.families import decoder_tensors
+from llaisys.models.families.decoder_tensors import EMBEDDING, FIRST_PROJECTION, OUTPUT
+from llaisys.models.families.model_config import ModelConfig
+from llaisys.models.families.rope import parse_rope, rope_from_gguf
+from llaisys.models.loading.family import Family, GgufContents
+from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.gguf_reader import GgufTensor
+from llaisys.models.loading.json_config import parse_generation, stored_dtype
+from llaisys.models.loading.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
 )
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT = "lm_head.weight"
-# name -> (name in GGUF, slot)
-_GLOBAL = {
-    EMBEDDING: ("token_embd.weight", "in_embed"),
-    "model.norm.weight": ("output_norm.weight", "out_norm_w"),
-    OUTPUT: ("output.weight", "out_embed"),
-}
+
+Windows = tuple[int | None, tuple[int, ...]]  # (window in tokens, the layers that have it)
+_END_KEYS = ("eos", "eot", "eom")  # tokens of GGUF files that end a turn
+
+
+def no_windows(fields: Fields, layers: int) -> Windows:
+    """Every layer sees everything, whatever the config says of windows."""
+    return None, ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily(Family):
     """RMS norm, rotary embedding, grouped heads, SwiGLU; the rest is said here."""
 
-    name: str  # model_type of config.json and general.architecture of GGUF files
+    name: str
     attention_bias: bool | None = None  # q, k, v have one; None: as 'attention_bias' says
     output_bias: bool = False  # o has one where q, k and v do
     qk_norm: bool = False  # each head of q and k is normed before it is rotated
-    has_windows: bool = False  # 'use_sliding_window' and its companions mean something
+    windows: Callable[[Fields, int], Windows] = no_windows  # of config.json, for so many layers
     default_head_dim: int | None = None  # where the config does not say; None: hidden / heads
     is_permuted_in_gguf: bool = False  # rows of q and k in the order of interleaved RoPE
-    gguf_pre_tokenizer: str = "default"  # of files that do not name one
-
-    def config_from_json(self, fields: Fields, generation: Fields) -> ModelConfig:
-        from llaisys.models.loading.config import decoder_config  # which knows the families
-
-        return decoder_config(self, fields, generation)
+    gguf_pre_tokenizer: str = "default"
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""
-        sizes = {
-            "hidden": config.hidden_size,
-            "inner": config.intermediate_size,
-            "q": config.num_heads * config.head_dim,
-            "kv": config.num_kv_heads * config.head_dim,
-            "head": config.head_dim,
-        }
-        yield EMBEDDING, (config.vocab_size, config.hidden_size)
-        for layer in range(config.num_layers):
-            for part in _LAYER:
-                if part.only_if and not getattr(config, part.only_if):
-                    continue
-                shape = tuple(sizes[name] for name in part.shape)
-                yield f"model.layers.{layer}.{part.hf}.weight", shape
-                if part.bias and getattr(config, part.bias):
-                    yield f"model.layers.{layer}.{part.hf}.bias", shape[:1]
-        yield "model.norm.weight", (config.hidden_size,)
-        if not config.tie_word_embeddings:
-            yield OUTPUT, (config.vocab_size, config.hidden_size)
+        return decoder_tensors.tensors(config)
 
     def name_from_gguf(self, name: str) -> str | None:
-        """The Hugging Face name of a tensor of a GGUF file; None for one it does not have."""
-        for hf, (gguf, _) in _GLOBAL.items():
-            if name == gguf:
-                return hf
-        match = _GGUF_LAYER.fullmatch(name)
-        if match is None:
-            return None
-        for part in _LAYER:
-            if part.gguf == match[2] and (not part.only_if or getattr(self, part.only_if)):
-                return f"model.layers.{match[1]}.{part.hf}.{match[3]}"
-        return None
+        return decoder_tensors.name_from_gguf(name, self.qk_norm)
 
     def permuted_heads(self, name: str, config: ModelConfig) -> int | None:
-        """Heads of a GGUF tensor whose rows must be put back in order; None: they are."""
         if not self.is_permuted_in_gguf:
             return None
         if ".self_attn.q_proj." in name:
             return config.num_heads
         return config.num_kv_heads if ".self_attn.k_proj." in name else None
 
+    def config_from_json(self, fields: Fields, generation: Fields) -> ModelConfig:
+        _refuse_variants(fields)
+        hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
+        layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+        heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+        vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
+        default_head_dim = self.default_head_dim
+        if default_head_dim is None:
+            if not fields.has("head_dim") and hidden % heads:
+                raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
+            default_head_dim = hidden // heads
+        head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default_head_dim)
+        theta, scaling = parse_rope(fields, head_dim)
+        length = longest = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
+        if scaling is not None:
+            length, longest = scaling.contexts(length)
+        window, window_layers = self.windows(fields, layers)
+        bias = self.attention_bias
+        if bias is None:
+            bias = fields.boolean("attention_bias", False)
+        eos = generation.id_list("eos_token_id", vocab) + fields.id_list("eos_token_id", vocab)
+        bos = fields.id_list("bos_token_id", vocab) or generation.id_list("bos_token_id", vocab)
+        result = ModelConfig(
+            model_type=self.name,
+            hidden_size=hidden,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, heads),
+            head_dim=head_dim,
+            intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE),
+            vocab_size=vocab,
+            rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=length,
+            longest_context=longest,
+            tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+            attention_bias=bias,
+            output_bias=bias and self.output_bias,
+            qk_norm=self.qk_norm,
+            sliding_window=window,
+            window_layers=window_layers,
+            eos_token_ids=tuple(dict.fromkeys(eos)),
+            bos_token_id=bos[0] if bos else None,
+            dtype=stored_dtype(fields),
+            generation=parse_generation(generation),
+        )
+        result.check(fields.where)
+        return result
 
-def slot_of(name: str) -> tuple[str, int]:
-    """Slot of LlaisysDecoderWeights and layer of a Hugging Face tensor name."""
-    if name in _GLOBAL:
-        return _GLOBAL[name][1], 0
-    _, _, layer, rest = name.split(".", 3)
-    hf, kind = rest.rsplit(".", 1)
-    return _SLOTS[hf] + ("_w" if kind == "weight" else "_b"), int(layer)
+    def config_from_gguf(self, contents: GgufContents) -> ModelConfig:
+        fields, tensors = contents.metadata, contents.tensors
+        where, arch = fields.where, self.name
+        if fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0):
+            why = "is not 0; mixtures of experts are not supported"
+            raise fields.fail(f"{arch}.expert_count", why)
+        hidden = fields.integer(f"{arch}.embedding_length", 1, MAX_HIDDEN)
+        heads = fields.integer(f"{arch}.attention.head_count", 1, MAX_HEADS)
+        if EMBEDDING not in tensors:
+            raise ModelLoadError(f"{where}: tensor 'token_embd.weight' is missing")
+        # The embedding has the final word on the vocabulary: files may pad it.
+        vocab = tensors[EMBEDDING].shape[0]
+        if vocab > MAX_VOCAB:
+            raise ModelLoadError(f"{where}: 'token_embd.weight' has {vocab} rows")
+        head_dim = _head_dim(fields, arch, hidden, heads)
+        theta = fields.number(f"{arch}.rope.freq_base", 1e-3, 1e12, 10000.0)
+        read = contents.read_rope_factors
+        factors = None if read is None else read((head_dim // 2,))
+        scaling = rope_from_gguf(fields, arch, theta, factors)
+        length = longest = fields.integer(f"{arch}.context_length", 1, MAX_POSITIONS)
+        if scaling is not None:
+            length, longest = scaling.contexts(length)
+        first = "model.layers.0.self_attn"
+        ends = (f"tokenizer.ggml.{key}_token_id" for key in _END_KEYS)
+        eos = [fields.integer(key, 0, vocab - 1, None) for key in ends]
+        result = ModelConfig(
+            model_type=arch,
+            hidden_size=hidden,
+            num_layers=fields.integer(f"{arch}.block_count", 1, MAX_LAYERS),
+            num_heads=heads,
+            num_kv_heads=fields.integer(f"{arch}.attention.head_count_kv", 1, MAX_HEADS, heads),
+            head_dim=head_dim,
+            intermediate_size=fields.integer(f"{arch}.feed_forward_length", 1, MAX_INTERMEDIATE),
+            vocab_size=vocab,
+            rms_norm_eps=fields.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=length,
+            longest_context=longest,
+            tie_word_embeddings=OUTPUT not in tensors,
+            attention_bias=f"{first}.q_proj.bias" in tensors,
+            output_bias=f"{first}.o_proj.bias" in tensors,
+            qk_norm=self.qk_norm,
+            sliding_window=None,
+            window_layers=(),
+            eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+            bos_token_id=fields.integer("tokenizer.ggml.bos_token_id", 0, vocab - 1, None),
+            dtype=_compute_dtype(tensors),
+            generation={},
+        )
+        if fields.has(f"{arch}.attention.sliding_window"):
+            raise fields.fail(f"{arch}.attention.sliding_window", "is not supported in GGUF files")
+        result.check(where)
+        return result
 
 
-_SLOTS = {part.hf: part.slot for part in _LAYER}
+def _refuse_variants(fields: Fields) -> None:
+    """Settings under the same model_type that would silently give a different model."""
+    act = fields.string("hidden_act", "silu")
+    if act not in ("silu", "swish"):
+        raise fields.fail("hidden_act", f"is {act!r}; only 'silu' is supported")
+    if fields.boolean("mlp_bias", False):
+        raise fields.fail("mlp_bias", "is true; a bias in the MLP is not supported")
+    if fields.has("quantization_config"):
+        method = fields.section("quantization_config").values.get("quant_method")
+        raise fields.fail("quantization_config", f"(quant_method {method!r}) is not supported")
+
+
+def _head_dim(fields: Fields, arch: str, hidden: int, heads: int) -> int:
+    key_length = f"{arch}.attention.key_length"
+    if not fields.has(key_length) and hidden % heads:
+        raise fields.fail(f"{arch}.embedding_length", f"{hidden} is not a multiple of {heads}")
+    head_dim = fields.integer(key_length, 2, MAX_HEAD_DIM, hidden // heads)
+    for key in (f"{arch}.attention.value_length", f"{arch}.rope.dimension_count"):
+        found = fields.integer(key, 1, MAX_HEAD_DIM, head_dim)
+        if found != head_dim:
+            raise fields.fail(key, f"is {found}; only the head size {head_dim} is supported")
+    return int(head_dim)
+
+
+def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
+    """The dtype of the first projection; quantised weights are computed in bf16."""
+    tensor = tensors.get(FIRST_PROJECTION)
+    name = "" if tensor is None else tensor.type_name
+    return {"F32": "f32", "F16": "f16"}.get(name, "bf16")

@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
-from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.decoder import DecoderFamily, Windows
+from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.limits import MAX_POSITIONS
+
+
+def qwen_windows(fields: Fields, layers: int) -> Windows:
+    """Those from max_window_layers on, when switched on."""
+    if not fields.boolean("use_sliding_window", False):
+        return None, ()
+    window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)
+    if window is None:
+        return None, ()
+    types = fields.values.get("layer_types")
+    if types is None:
+        first = fields.integer("max_window_layers", 0, MAX_POSITIONS, 28)
+        chosen = tuple(range(min(first, layers), layers))
+    else:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(types, list) or len(types) != layers:
+            raise fields.fail("layer_types", f"must be a list of {layers} names")
+        for item in types:
+            if item not in known:
+                raise fields.fail("layer_types", f"holds {item!r}; known: {', '.join(known)}")
+        chosen = tuple(i for i, item in enumerate(types) if item == "sliding_attention")
+    return (window, chosen) if chosen else (None, ())
+
 
 QWEN2 = DecoderFamily(
-    name="qwen2", attention_bias=True, has_windows=True, gguf_pre_tokenizer="qwen2"
+    name="qwen2", attention_bias=True, windows=qwen_windows, gguf_pre_tokenizer="qwen2"
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.qwen2 import qwen_windows
 
 QWEN3 = DecoderFamily(
     name="qwen3",
     output_bias=True,
     qk_norm=True,
-    has_windows=True,
+    windows=qwen_windows,
     default_head_dim=128,
     gguf_pre_tokenizer="qwen2",
 )

@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from llaisys.common.closing import Closing
 from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
 from llaisys.models.loading.part import Part
 from llaisys.tokenization.source import TokenizerSource
-
-TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for past its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,8 @@ class Checkpoint(Closing, ABC):
     """
 
     where: str  # names it in errors
-    config: Any  # what the family made of it: a CheckpointConfig, for decoders a ModelConfig
+    family: Family
+    config: CheckpointConfig  # made by the family, whose own kind it is
     tokenizer_source: TokenizerSource
 
     @abstractmethod

@@ -1,17 +1,9 @@
-"""Which tensors a model needs, and whether a checkpoint has them."""
+"""Whether a checkpoint has the tensors that its model needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.families import FAMILIES, CheckpointConfig
 from llaisys.models.loading.checkpoint import Checkpoint
-
-
-def expected_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""
-    return FAMILIES[config.model_type].tensors(config)
 
 
 def check_coverage(checkpoint: Checkpoint) -> list[str]:
@@ -23,7 +15,7 @@ def check_coverage(checkpoint: Checkpoint) -> list[str]:
     where = checkpoint.where
     present = set(checkpoint.names())
     names = []
-    for name, shape in expected_tensors(checkpoint.config):
+    for name, shape in checkpoint.family.tensors(checkpoint.config):
         if name not in present:
             raise ModelLoadError(f"{where}: tensor {name!r} is missing")
         found = checkpoint.shape(name)

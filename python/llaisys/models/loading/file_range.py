@@ -16,6 +16,8 @@ from llaisys.common.errors import ModelLoadError
 
 _PIECE = 1 << 30  # the system reads at most 2 GiB at once
 
+TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for past its end
+
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:

@@ -1,12 +1,13 @@
 """GGUF files as a `Checkpoint` with Hugging Face names.
 
-llama files hold the rows of q and k in the order of interleaved RoPE; they are put back into
-the rotate-half order on reading, so such tensors have no record. qwen2 files are not permuted.
+The files of some families hold the rows of q and k in the order of interleaved RoPE; they are put
+back into the rotate-half order on reading, so such tensors have no record.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +16,11 @@ import numpy as np
 from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
+from llaisys.models.loading.family import Family, GgufContents, find_family
+from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import read_range, read_rows
-from llaisys.models.loading.gguf_config import (
-    config_from_gguf,
-    family_from_gguf,
-    tokenizer_from_gguf,
-)
 from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor, read_gguf_header
+from llaisys.models.loading.gguf_tokenizer import tokenizer_from_gguf
 from llaisys.models.loading.part import Part
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -58,13 +57,15 @@ def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str =
 class GgufCheckpoint(Checkpoint):
     """A GGUF file. Unquantised tensors that need no reordering have a record."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, families: Mapping[str, Family]) -> None:
         self.path = path
         self.where = str(path)
         header = read_gguf_header(path)
         self._file = header.file
         self._closed = False
-        self.family = family_from_gguf(header.metadata, str(path))
+        metadata = Fields(header.metadata, self.where)
+        architecture = metadata.string("general.architecture")
+        self.family = find_family(families, architecture, self.where)
         self._tensors: dict[str, GgufTensor] = {}
         for tensor in header.tensors.values():
             name = self.family.name_from_gguf(tensor.name)
@@ -72,12 +73,11 @@ class GgufCheckpoint(Checkpoint):
                 self._tensors[name] = tensor
         factors = header.tensors.get("rope_freqs.weight")
         read_factors = None if factors is None else partial(self._read_shaped, factors)
-        self.config = config_from_gguf(
-            self.family, header.metadata, self._tensors, read_factors, str(path)
-        )
+        contents = GgufContents(metadata, self._tensors, read_factors)
+        self.config = self.family.config_from_gguf(contents)
         self._check_layers(header.tensors)
         self.tokenizer_source = tokenizer_from_gguf(
-            self.family, header.metadata, self.config.eos_token_ids, str(path)
+            metadata, self.family.gguf_pre_tokenizer, self.config.eos_token_ids
         )
 
     def _check_layers(self, tensors: dict[str, GgufTensor]) -> None:

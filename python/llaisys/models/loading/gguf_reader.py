@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading.checkpoint import TRUNCATED
-from llaisys.models.loading.file_range import FileIdentity
+from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
 
 READ_BYTES = 1 << 20
 MAX_HEADER_BYTES = 256 * 1024 * 1024

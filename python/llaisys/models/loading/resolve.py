@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +21,7 @@ from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
 from llaisys.common.progress import report
 from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
 
@@ -77,19 +79,20 @@ def resolve_model(
     return _from_hub(match[1], match[2], revision, cache_dir, progress)
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model directory or a GGUF file. Nothing stays open when it raises."""
+def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
+    """Open a model directory or a GGUF file of one of the families. Nothing stays open when it
+    raises."""
     path = Path(path)
     if path.is_dir():
         has_config = (path / "config.json").is_file()
         ggufs = sorted(path.glob("*.gguf"))
         if has_config or not ggufs:
-            return SafetensorsCheckpoint(path)
+            return SafetensorsCheckpoint(path, families)
         if len(ggufs) > 1:
             raise ModelLoadError(f"{path}: {len(ggufs)} .gguf files; name one of them")
-        return GgufCheckpoint(ggufs[0])
+        return GgufCheckpoint(ggufs[0], families)
     if path.is_file():
-        return GgufCheckpoint(path)
+        return GgufCheckpoint(path, families)
     raise ModelLoadError(f"{path}: no such file or directory")
 
 

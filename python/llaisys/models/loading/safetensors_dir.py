@@ -8,6 +8,8 @@ names, byte count equal to shape times element size, and data ranges that tile t
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.errors import ClosedError, ModelLoadError
-from llaisys.models.loading.checkpoint import TRUNCATED, Checkpoint, TensorRecord
-from llaisys.models.loading.config import load_config
+from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
-from llaisys.models.loading.file_range import FileIdentity
+from llaisys.models.loading.family import Family
+from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
+from llaisys.models.loading.json_config import read_config
 from llaisys.tokenization.json_file import read_json_object
 from llaisys.tokenization.source import TokenizerSource
 
@@ -205,10 +208,10 @@ def _no_weights(directory: Path, count: int) -> str:
 class SafetensorsCheckpoint(Checkpoint):
     """A Hugging Face directory. Every tensor has a record."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, families: Mapping[str, Family]) -> None:
         self.directory = directory
         self.where = str(directory)
-        self.config = load_config(directory)
+        self.family, self.config = read_config(directory, families)
         self._tensors = find_tensors(directory)
         self._closed = False
         if self.config.dtype == "auto":
@@ -219,10 +222,10 @@ class SafetensorsCheckpoint(Checkpoint):
         return tuple(self._tensors)
 
     def _weights_dtype(self) -> str:
-        """That of the first projection of a decoder, or else of the first matrix."""
-        matrices = [record for record in self._tensors.values() if len(record.shape) > 1]
-        record = self._tensors.get("model.layers.0.self_attn.q_proj.weight", *matrices[:1])
-        return record.dtype if record is not None and record.dtype in USABLE.values() else "f32"
+        """The one that most matrices have."""
+        dtypes = Counter(r.dtype for r in self._tensors.values() if len(r.shape) > 1)
+        dtype = dtypes.most_common(1)[0][0] if dtypes else "f32"
+        return dtype if dtype in USABLE.values() else "f32"
 
     def _find(self, name: str) -> TensorRecord:
         if self._closed:

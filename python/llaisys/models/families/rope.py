@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.limits import MAX_POSITIONS
 
-MAX_POSITIONS = 1 << 28
 MAX_FACTOR = 1e6
 KNOWN = "default, linear, dynamic, yarn, llama3"
 KNOWN_IN_GGUF = "none, linear, yarn"

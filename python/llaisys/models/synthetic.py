@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.models.loading.config import parse_config
+from llaisys.models.families import expected_tensors, parse_config
 from llaisys.models.loading.convert import convert
-from llaisys.models.loading.coverage import expected_tensors
 
 _QWEN2: dict[str, Any] = {
     "model_type": "qwen2",

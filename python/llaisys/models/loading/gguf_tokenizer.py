@@ -1,0 +1,85 @@
+"""`TokenizerSource` from GGUF metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.limits import MAX_VOCAB
+from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
+
+_ARRAY_KINDS = {"i": int, "u": int, "f": float}  # by numpy's kind of dtype
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
+
+
+def tokenizer_from_gguf(
+    fields: Fields, default_pre_tokenizer: str, eos_token_ids: tuple[int, ...]
+) -> TokenizerSource:
+    """The tokenizer's metadata, type-checked; building it is left to `Tokenizer`."""
+    model = fields.string("tokenizer.ggml.model", None)
+    if model not in ("gpt2", "llama"):
+        known = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+        why = f"{fields.where}: tokenizer.ggml.model {model!r} is not supported; known: {known}"
+        return TokenizerSource(missing=why)
+    is_byte_level = model == "gpt2"
+    vocabulary = (
+        _byte_level(fields, default_pre_tokenizer) if is_byte_level else _sentencepiece(fields)
+    )
+    tokens = vocabulary.tokens
+    kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    special_ids = []
+    for name, key in kinds:
+        value = fields.integer(f"tokenizer.ggml.{key}_token_id", 0, MAX_VOCAB, None)
+        if value is not None and value < len(tokens):
+            special_ids.append((f"{name}_token", int(value)))
+    return TokenizerSource(
+        vocabulary=vocabulary,
+        chat_template=fields.string("tokenizer.chat_template", None),
+        special_ids=tuple(special_ids),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _byte_level(fields: Fields, default_pre_tokenizer: str) -> BpeVocabulary:
+    pre = fields.string("tokenizer.ggml.pre", default_pre_tokenizer)
+    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    return BpeVocabulary(
+        tokens=tokens,
+        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
+        merges=_array(fields, "tokenizer.ggml.merges", str),
+        pre_tokenizer=pre,
+        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
+        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
+    )
+
+
+def _sentencepiece(fields: Fields) -> BpeVocabulary:
+    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    scores = _array(fields, "tokenizer.ggml.scores", float, len(tokens))
+    if not scores:
+        raise fields.fail("tokenizer.ggml.scores", "is missing")
+    return BpeVocabulary(
+        tokens=tokens,
+        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
+        scores=scores,
+        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", True),
+        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
+        add_space_prefix=fields.boolean("tokenizer.ggml.add_space_prefix", True),
+    )
+
+
+def _array(fields: Fields, key: str, kind: type, length: int | None = None) -> tuple[Any, ...]:
+    """An array of `kind`; with `length` given it may be absent, else its size must agree."""
+    value = fields.values.get(key)
+    if value is None and length is not None:
+        return ()
+    if not isinstance(value, (tuple, np.ndarray)):
+        raise fields.fail(key, "is missing or not an array")
+    found = _ARRAY_KINDS.get(value.dtype.kind) if isinstance(value, np.ndarray) else str
+    if len(value) and found is not kind:
+        raise fields.fail(key, f"must be an array of {kind.__name__}")
+    if length is not None and len(value) != length:
+        raise fields.fail(key, f"has {len(value)} items for {length} tokens")
+    return value if isinstance(value, tuple) else tuple(value.tolist())

@@ -1,0 +1,68 @@
+"""What config.json and generation_config.json say the same way in every family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.common.options import Integer, Number
+from llaisys.common.sampling import FIELDS
+from llaisys.models.loading.family import CheckpointConfig, Family, find_family
+from llaisys.models.loading.fields import Fields
+from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
+
+DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def read_config(directory: Path, families: Mapping[str, Family]) -> tuple[Family, CheckpointConfig]:
+    """From config.json (and generation_config.json where present) of a model directory."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(f"{directory}: config.json is missing")
+    generation = read_optional_json_object(directory / "generation_config.json")
+    return parse_config(read_json_object(path), generation, str(path), families)
+
+
+def parse_config(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None,
+    where: str,
+    families: Mapping[str, Family],
+) -> tuple[Family, CheckpointConfig]:
+    """The family of a Hugging Face model, and what it makes of the directory's dictionaries."""
+    fields = Fields(config, where)
+    extra = Fields(generation or {}, "generation_config.json")
+    family = find_family(families, fields.string("model_type"), where)
+    return family, family.config_from_json(fields, extra)
+
+
+def stored_dtype(fields: Fields) -> str:
+    """As `CheckpointConfig.dtype`."""
+    key = "dtype" if fields.has("dtype") else "torch_dtype"
+    if not fields.has(key):
+        return "auto"
+    name = fields.string(key).removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.fail(key, f"is {name!r}; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def parse_generation(fields: Fields) -> dict[str, float | int]:
+    """Sampling defaults of generation_config.json: the fields of SamplingParams that a model may
+    set. `do_sample: false` means temperature 0; a top_p of 0, as some files have it, is none."""
+    found: dict[str, float | int] = {}
+    for name, about in FIELDS.items():
+        kind = about.kind
+        if not about.from_model or not isinstance(kind, (Integer, Number)):
+            continue
+        if isinstance(kind, Integer):
+            value = fields.integer(name, kind.low, kind.high, None)
+        else:
+            value = fields.number(name, kind.low, kind.high, None)
+        if value is not None and not (isinstance(kind, Number) and kind.above_low and value == 0):
+            found[name] = value
+    if not fields.boolean("do_sample", True):
+        found["temperature"] = 0.0
+    return found
