@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.processes.watchdog import Watchdog, WatchLimits
+from llaisys.processes.watchdog import TICK, Watchdog, WatchLimits
 
 LIMITS = WatchLimits(unresponsive_after=1.0, dead_after=10.0, step_limit=100.0, start_limit=1000.0)
 
@@ -14,48 +14,74 @@ def watch() -> Watchdog:
     return Watchdog("worker 3", LIMITS, now=0.0)
 
 
+def run(dog: Watchdog, since: float, until: float) -> None:
+    """The watcher runs, and ticks when it should."""
+    ticks = round((until - since) / TICK)
+    for number in range(ticks):
+        dog.tick(since + (number + 1) * TICK)
+
+
 def test_a_child_that_has_not_spoken_may_take_its_time():
     dog = watch()
-    assert dog.problem(999.0) is None and dog.verdict(999.0, None) is None
-    assert dog.verdict(1001.0, None) == "worker 3 was not ready within 1000 s"
+    run(dog, 0.0, 999.0)
+    assert dog.problem() is None and dog.verdict(None) is None
+    run(dog, 999.0, 1001.0)
+    assert dog.verdict(None) == "worker 3 was not ready within 1000 s"
 
 
 def test_silence_is_first_sick_and_then_dead():
     dog = watch()
-    dog.hear(5.0, 0.0)
-    assert dog.problem(6.0) is None
-    assert dog.problem(6.5) == "no heartbeat from worker 3 for 1.5 s"
-    assert dog.verdict(15.0, None) is None
-    assert dog.verdict(15.5, None) == "no heartbeat from worker 3 for 10.5 s"
-    dog.hear(15.6)
-    assert dog.problem(15.7) is None and dog.verdict(15.7, None) is None
+    run(dog, 0.0, 5.0)
+    dog.hear(0.0)
+    run(dog, 5.0, 5.9)
+    assert dog.problem() is None
+    run(dog, 5.9, 6.5)
+    assert dog.problem() == "no heartbeat from worker 3 for 1.5 s"
+    run(dog, 6.5, 14.9)
+    assert dog.verdict(None) is None
+    run(dog, 14.9, 15.5)
+    assert dog.verdict(None) == "no heartbeat from worker 3 for 10.5 s"
+    dog.hear()
+    assert dog.problem() is None and dog.verdict(None) is None
 
 
 def test_a_loop_that_does_not_turn_is_hanging_however_the_heart_beats():
     dog = watch()
     dog.is_ready = True
-    dog.hear(5.0, 99.0)
-    assert dog.problem(5.1) is None
-    dog.hear(6.0, 100.5)
-    dog.hear(6.1)  # a message that says nothing of the loop
-    assert dog.problem(6.1) == "the loop of worker 3 has not turned for 100.5 s"
-    assert dog.verdict(6.1, None) == "a step of worker 3 takes longer than 100 s"
-    dog.hear(6.2, 0.0)
-    assert dog.problem(6.2) is None
+    dog.hear(99.0)
+    assert dog.problem() is None
+    dog.hear(100.5)
+    dog.hear()  # a message that says nothing of the loop
+    assert dog.problem() == "the loop of worker 3 has not turned for 100.5 s"
+    assert dog.verdict(None) == "a step of worker 3 takes longer than 100 s"
+    dog.hear(0.0)
+    assert dog.problem() is None
 
 
-def test_a_watcher_that_slept_itself_gives_another_chance():
+def test_time_in_which_the_watcher_did_not_run_is_nobody_s_silence():
     dog = watch()
-    dog.hear(5.0, 0.0)
-    dog.overslept(50.0)
-    assert dog.problem(50.0) is None and dog.verdict(50.0, None) is None
-    assert dog.problem(50.6) is not None
+    dog.hear(0.0)
+    run(dog, 0.0, 0.5)
+    for at in (100.0, 200.0, 300.0):  # stopped three times, with nothing read between
+        assert dog.problem() is None and dog.verdict(None) is None
+        dog.tick(at)
+    assert dog.problem() is None and dog.verdict(None) is None
+    run(dog, 300.0, 300.5)  # then it runs and hears nothing
+    assert dog.problem() is not None
+
+
+def test_a_watcher_that_is_always_late_waits_longer():
+    dog = watch()
+    dog.hear(0.0)
+    for number in range(19):  # 19 s, in each of which it got to look once
+        dog.tick(float(number + 1))
+    assert dog.problem() is None
 
 
 def test_the_end_of_the_process_is_the_end():
     dog = watch()
-    dog.hear(5.0, 0.0)
-    assert dog.verdict(5.0, -9) == "the process of worker 3 ended with status -9"
+    dog.hear(0.0)
+    assert dog.verdict(-9) == "the process of worker 3 ended with status -9"
 
 
 @pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit"])

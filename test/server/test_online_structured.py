@@ -157,6 +157,7 @@ def test_a_hostile_grammar_is_refused_and_costs_nobody_else_a_step(client: httpx
     plain = body(max_tokens=400, ignore_eos=True, stream=True)
     gaps: list[float] = []
     health: list[float] = []
+    statuses: list[int] = []
     done = threading.Event()
 
     def read_stream() -> None:
@@ -176,7 +177,7 @@ def test_a_hostile_grammar_is_refused_and_costs_nobody_else_a_step(client: httpx
         with httpx.Client(base_url=client.base_url, timeout=120) as other:
             while not done.wait(0.05):
                 start = time.monotonic()
-                other.get("/health")  # 503 where a full machine keeps back a heartbeat for 0.6 s
+                statuses.append(other.get("/health").status_code)
                 health.append(time.monotonic() - start)
 
     threads = [threading.Thread(target=read_stream), threading.Thread(target=ask_health)]
@@ -197,6 +198,7 @@ def test_a_hostile_grammar_is_refused_and_costs_nobody_else_a_step(client: httpx
     # On a machine with two cores that is busy with tests; one compilation takes 2 s of CPU time.
     assert sorted(gaps)[-5] < 1.0, sorted(gaps)[-5:]
     assert max(health) < 0.5, max(health)
+    assert set(statuses) == {200}
 
 
 def test_cancelling_while_a_grammar_is_compiled_leaves_nothing_behind(

@@ -40,46 +40,56 @@ class WatchLimits:
         check_options(self)
 
 
+TICK = 0.05  # seconds between two looks at the clock
+
+
 class Watchdog:
-    """Watches one child, which is called `name` in what it says. Times are time.monotonic()."""
+    """Watches one child, which is called `name` in what it says.
+
+    Time counts only where the watching process was running itself: `tick` is called every TICK
+    seconds, and however late it comes, no more than that has passed. What a watcher that was
+    stopped, starved or busy has not read yet is no silence of the child.
+    """
 
     def __init__(self, name: str, limits: WatchLimits, now: float) -> None:
         self.name = name
         self.limits = limits
         self.is_ready = False  # set by whoever hears that it is
-        self._started = self._heard = now
+        self._ticked = now  # time.monotonic()
+        self._awake = self._heard = 0.0  # seconds of the watcher's own time
         self._has_spoken = False  # it is up, so silence means something
         self._loop_age = 0.0
 
-    def hear(self, now: float, loop_age: float | None = None) -> None:
+    def tick(self, now: float) -> None:
+        """The watcher runs; `now` is time.monotonic()."""
+        self._awake += min(now - self._ticked, TICK)
+        self._ticked = now
+
+    def hear(self, loop_age: float | None = None) -> None:
         """A message has come; a heartbeat has the age of the child's loop."""
-        self._heard = now
+        self._heard = self._awake
         self._has_spoken = True
         if loop_age is not None:
             self._loop_age = loop_age
 
-    def overslept(self, now: float) -> None:
-        """The watching process was the one that slept: what the child sent may still be unread."""
-        self._heard = max(self._heard, now - self.limits.unresponsive_after / 2)
-
-    def problem(self, now: float) -> str | None:
+    def problem(self) -> str | None:
         """Why the child cannot be called healthy; None: it can."""
-        silence = now - self._heard
+        silence = self._awake - self._heard
         if self._has_spoken and silence > self.limits.unresponsive_after:
             return f"no heartbeat from {self.name} for {silence:.1f} s"
         if self._loop_age > self.limits.step_limit:
             return f"the loop of {self.name} has not turned for {self._loop_age:.1f} s"
         return None
 
-    def verdict(self, now: float, exit_status: int | None) -> str | None:
+    def verdict(self, exit_status: int | None) -> str | None:
         """Why the child must be given up; None: it need not be."""
-        limits, silence = self.limits, now - self._heard
+        limits, silence = self.limits, self._awake - self._heard
         if exit_status is not None:
             return f"the process of {self.name} ended with status {exit_status}"
         if self._has_spoken and silence > limits.dead_after:
             return f"no heartbeat from {self.name} for {silence:.1f} s"
         if self._loop_age > limits.step_limit:
             return f"a step of {self.name} takes longer than {limits.step_limit:g} s"
-        if not self.is_ready and now - self._started > limits.start_limit:
+        if not self.is_ready and self._awake > limits.start_limit:
             return f"{self.name} was not ready within {limits.start_limit:g} s"
         return None

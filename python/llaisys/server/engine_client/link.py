@@ -20,7 +20,7 @@ from llaisys.processes.channel import (
     encode,
 )
 from llaisys.processes.child import EXIT_FAILED
-from llaisys.processes.watchdog import Watchdog
+from llaisys.processes.watchdog import TICK, Watchdog
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.messages import (
     EngineStats,
@@ -94,7 +94,7 @@ class EngineLink:
         """Why the engine cannot be called healthy now; None: it can."""
         if self.dead is not None:
             return self.dead
-        return self._watchdog.problem(time.monotonic())
+        return self._watchdog.problem()
 
     async def close(self) -> None:
         """Ask the engine to end, insist if it does not, and leave nothing behind."""
@@ -129,7 +129,7 @@ class EngineLink:
             if message is None:
                 continue
             beat = message if isinstance(message, Heartbeat) else None
-            self._watchdog.hear(time.monotonic(), beat.loop_age if beat is not None else None)
+            self._watchdog.hear(beat.loop_age if beat is not None else None)
             if beat is not None:
                 self.heartbeat = beat
                 self.stats = beat.stats or self.stats
@@ -151,20 +151,15 @@ class EngineLink:
                 self.give_up(f"a message from the engine could not be handled: {error}")
 
     async def _watch(self) -> None:
-        """Ten times a second. A late wake-up means that this process was the one that slept."""
-        interval = 0.1
         while self.dead is None:
-            before = time.monotonic()
-            await asyncio.sleep(interval)
-            now = time.monotonic()
-            if now - before > 5 * interval:
-                self._watchdog.overslept(now)
+            await asyncio.sleep(TICK)
+            self._watchdog.tick(time.monotonic())
             status = self.process.popen.poll()
             if self._closing:
                 continue
             if status is not None:
                 await asyncio.sleep(0.05)  # its last words may still be in the socket
-            reason = self._watchdog.verdict(now, status)
+            reason = self._watchdog.verdict(status)
             if reason is not None:
                 self.give_up(reason, logged=status == EXIT_FAILED)
 
