@@ -16,16 +16,18 @@ const LlaisysDecoderMeta &as_decoder(const void *meta) {
     return *static_cast<const LlaisysDecoderMeta *>(meta);
 }
 
-template <LlaisysModelType type>
+template <LlaisysModelType type, bool needs_head_norms = false>
 std::unique_ptr<Model> create_decoder(const void *meta, const ModelSite &site) {
-    return std::make_unique<DecoderModel>(type, as_decoder(meta), site);
+    return std::make_unique<DecoderModel>(DecoderKind{type, needs_head_norms}, as_decoder(meta),
+                                          site);
 }
 
-// A further model type is a further line here.
+// A model with a forward of its own is a further line here; decoders have theirs.
 const Entry kEntries[] = {
     {LLAISYS_MODEL_TYPE_QWEN2, create_decoder<LLAISYS_MODEL_TYPE_QWEN2>},
     {LLAISYS_MODEL_TYPE_LLAMA, create_decoder<LLAISYS_MODEL_TYPE_LLAMA>},
-    {LLAISYS_MODEL_TYPE_QWEN3, create_decoder<LLAISYS_MODEL_TYPE_QWEN3>},
+    {LLAISYS_MODEL_TYPE_QWEN3, create_decoder<LLAISYS_MODEL_TYPE_QWEN3, true>},
+    {LLAISYS_MODEL_TYPE_DECODER, create_decoder<LLAISYS_MODEL_TYPE_DECODER>},
     {LLAISYS_MODEL_TYPE_MOCK,
      [](const void *meta, const ModelSite &site) -> std::unique_ptr<Model> {
          return std::make_unique<MockModel>(as_decoder(meta), site);
@@ -43,7 +45,8 @@ std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
         }
     }
     fail(LLAISYS_ERROR_INVALID,
-         "params.model_type must be qwen2 (1), mock (2), llama (3) or qwen3 (4), got ", int(type));
+         "params.model_type must be qwen2 (1), mock (2), llama (3), qwen3 (4) or decoder (5), got ",
+         int(type));
 }
 
 } // namespace llaisys::models

@@ -78,7 +78,7 @@ struct Fixture {
     }
 
     device::Stream stream{LLAISYS_DEVICE_CPU, 0, 1};
-    DecoderModel model{LLAISYS_MODEL_TYPE_QWEN2,
+    DecoderModel model{{LLAISYS_MODEL_TYPE_QWEN2},
                        small_meta(),
                        {LLAISYS_DEVICE_CPU, 0, std::make_shared<parallel::ProcessGroupOne>()}};
     runtime::Workspace workspace{LLAISYS_DEVICE_CPU, 0};

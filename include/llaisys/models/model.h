@@ -15,7 +15,8 @@ typedef enum LlaisysModelType LLAISYS_INT32_ENUM {
     LLAISYS_MODEL_TYPE_QWEN2 = 1,
     LLAISYS_MODEL_TYPE_MOCK = 2,
     LLAISYS_MODEL_TYPE_LLAMA = 3,
-    LLAISYS_MODEL_TYPE_QWEN3 = 4
+    LLAISYS_MODEL_TYPE_QWEN3 = 4,
+    LLAISYS_MODEL_TYPE_DECODER = 5 /* of any family that has no number of its own */
 } LlaisysModelType;
 
 typedef enum LLAISYS_INT32_ENUM {

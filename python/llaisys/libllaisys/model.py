@@ -24,7 +24,7 @@ from llaisys.libllaisys.infer_types import (
 )
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
 
-MODEL_TYPES = {"unknown": 0, "qwen2": 1, "mock": 2, "llama": 3, "qwen3": 4}
+MODEL_TYPES = {"unknown": 0, "qwen2": 1, "mock": 2, "llama": 3, "qwen3": 4, "decoder": 5}
 
 
 class LlaisysModelCreateParams(Structure):

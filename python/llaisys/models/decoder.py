@@ -14,6 +14,7 @@ from llaisys.common.validation import check_choice
 from llaisys.libllaisys import arrays
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, dtype_code
+from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
@@ -63,8 +64,9 @@ class DecoderAdapter(NativeAdapter):
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
         check_coverage(checkpoint)
         config = decoder_config(checkpoint)
+        has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
         adapter = cls(
-            config.model_type,
+            config.model_type if has_own_type else "decoder",
             _meta(config, _dtype(config, options), options.max_model_len),
             options,
         )

@@ -8,9 +8,9 @@
 
 namespace llaisys::models {
 
-DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
+DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta,
                            const ModelSite &site)
-    : type_(type), group_(site.group), table_(site.device, site.device_id), packed_(table_) {
+    : kind_(kind), group_(site.group), table_(site.device, site.device_id), packed_(table_) {
     check_hyper_params(meta);
     windows_ = windows_of(meta);
     meta_ = share_of(meta, site);
@@ -78,9 +78,8 @@ void DecoderModel::register_slots() {
     add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
     add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
     add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
-    const bool has_no_norms = type_ != LLAISYS_MODEL_TYPE_QWEN3;
-    add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, has_no_norms);
-    add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, has_no_norms);
+    add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, !kind_.needs_head_norms);
+    add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, !kind_.needs_head_norms);
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden});
     add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate, &Layer::gate_up);
     add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up);

@@ -1,4 +1,4 @@
-// The decoder that Qwen2, Llama and Qwen3 share: they differ in which weights exist (Qwen2 has q/k/v
+// The decoder that Qwen2, Llama, Qwen3 and others share: they differ in which weights exist (Qwen2 has q/k/v
 // biases, Qwen3 norms of q and k) and in the rotary frequencies and windows, all of which come with
 // the weights and the meta.
 //
@@ -19,11 +19,17 @@
 
 namespace llaisys::models {
 
+// What a type of decoder demands beyond what all of them have.
+struct DecoderKind {
+    LlaisysModelType type;
+    bool needs_head_norms = false; // those of q and k; otherwise they are used where they are set
+};
+
 class DecoderModel final : public Model {
 public:
-    DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta, const ModelSite &site);
+    DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta, const ModelSite &site);
 
-    LlaisysModelType type() const override { return type_; }
+    LlaisysModelType type() const override { return kind_.type; }
     const KvSpec &kv_spec() const override { return kv_spec_; }
     int64_t vocabulary() const override { return int64_t(meta_.voc); }
     int64_t hidden_size() const override { return int64_t(meta_.hs); }
@@ -85,7 +91,7 @@ private:
                      const ops::LinearWeight &weight, const Tensor *bias,
                      const Tensor &scratch) const;
 
-    LlaisysModelType type_;
+    DecoderKind kind_;
     std::shared_ptr<const parallel::ProcessGroup> group_;
     LlaisysDecoderMeta meta_; // nh, nkvh and di: this rank's share; what it points to is not kept
     float scale_ = 0;         // of attention
