@@ -32,6 +32,8 @@ MODELS = {
     "qwen3": Tiny(kind="qwen3", head_dim=14),
     "qwen3-tied-window": Tiny(kind="qwen3", tied=True, head_dim=18, window=9, full_layers=1),
     "llama": Tiny(kind="llama"),
+    "mistral-window": Tiny(kind="mistral", window=7, head_dim=14),
+    "mistral": Tiny(kind="mistral", tied=True),
 }
 F32_TOLERANCE = 2e-4
 

@@ -64,6 +64,7 @@ def make_reference(tiny: Tiny, seed: int = 0) -> Any:
     model_class, config_class = {
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
         "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
+        "mistral": (transformers.MistralForCausalLM, transformers.MistralConfig),
         "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
     }[tiny.kind]
     model = model_class(config_class(**common))

@@ -56,6 +56,18 @@ def test_configs_saved_by_transformers_are_read(tmp_path: Path) -> None:
     assert config.rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 8192)
 
 
+def test_a_mistral_has_one_window_for_all_layers_or_none() -> None:
+    def windows(**changes: Any) -> list[int | None]:
+        config = parse_config(model_files.tiny_config("mistral") | changes)
+        return [config.layer_window(layer) for layer in range(config.num_layers)]
+
+    assert windows(sliding_window=7) == [7, 7] and windows(sliding_window=None) == [None, None]
+    assert windows() == [4096, 4096]  # as transformers has it
+    assert not parse_config(model_files.tiny_config("mistral", attention_bias=True)).attention_bias
+    with pytest.raises(ModelLoadError, match=r"sliding_window is 0; it must be an integer from 1"):
+        windows(sliding_window=0)
+
+
 def test_old_and_new_names_of_rope_and_dtype() -> None:
     old = parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}, torch_dtype="float16")
     new = parse(

@@ -136,11 +136,12 @@ def test_the_dtype_is_that_of_most_matrices(tmp_path: Path) -> None:
         assert checkpoint.config.dtype == "bf16"
 
 
-def test_gguf_files_are_for_families_that_read_them(tmp_path: Path) -> None:
-    path = tmp_path / "toy.gguf"
-    writer = gguf.GGUFWriter(path, "toy")
+@pytest.mark.parametrize("name", ["toy", "mistral"])
+def test_gguf_files_are_for_families_that_read_them(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelLoadError, match=r"toy.gguf: toy models are not read from GGUF files"):
+    with pytest.raises(ModelLoadError, match=rf"m.gguf: {name} models are not read from GGUF"):
         open_checkpoint(path)

@@ -15,6 +15,7 @@ MODEL_REGISTRY: dict[str, str] = {
     "qwen2": "llaisys.models.decoder:DecoderAdapter",
     "llama": "llaisys.models.decoder:DecoderAdapter",
     "qwen3": "llaisys.models.decoder:DecoderAdapter",
+    "mistral": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

@@ -43,6 +43,7 @@ class DecoderFamily(Family):
     qk_norm: bool = False  # each head of q and k is normed before it is rotated
     windows: Callable[[Fields, int], Windows] = no_windows  # of config.json, for so many layers
     default_head_dim: int | None = None  # where the config does not say; None: hidden / heads
+    has_gguf_files: bool = True  # of its own name
     is_permuted_in_gguf: bool = False  # rows of q and k in the order of interleaved RoPE
     gguf_pre_tokenizer: str = "default"
 
@@ -110,6 +111,8 @@ class DecoderFamily(Family):
         return result
 
     def config_from_gguf(self, contents: GgufContents) -> ModelConfig:
+        if not self.has_gguf_files:
+            raise contents.refusal(self.name)
         fields, tensors = contents.metadata, contents.tensors
         where, arch = fields.where, self.name
         if fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0):

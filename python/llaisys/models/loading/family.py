@@ -38,6 +38,11 @@ class GgufContents:
     # Reads the tensor rope_freqs.weight, if there is one, provided that it has the given shape.
     read_rope_factors: Callable[[tuple[int, ...]], Array] | None
 
+    def refusal(self, family: str) -> ModelLoadError:
+        """What a family without GGUF files says to one."""
+        where = self.metadata.where
+        return ModelLoadError(f"{where}: {family} models are not read from GGUF files")
+
 
 class Family(ABC):
     """A record that says how the files of its models are read. Its adapter is in MODEL_REGISTRY
@@ -57,8 +62,7 @@ class Family(ABC):
 
     def config_from_gguf(self, contents: GgufContents) -> CheckpointConfig:
         """From a GGUF file; a family that has no such files refuses them."""
-        where = contents.metadata.where
-        raise ModelLoadError(f"{where}: {self.name} models are not read from GGUF files")
+        raise contents.refusal(self.name)
 
     def name_from_gguf(self, name: str) -> str | None:
         """The Hugging Face name of a tensor of a GGUF file; None for one it does not have."""
