@@ -12,7 +12,7 @@ import pytest
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import ModelInfo
-from llaisys.server.config import ServerConfig
+from llaisys.server.config import ModelLimits, ServerConfig
 from llaisys.server.engine_client.messages import EngineStats, Needs
 from llaisys.server.errors import ApiError
 from llaisys.server.models.directory import ModelDirectory
@@ -227,18 +227,37 @@ def test_a_model_that_cannot_be_loaded_is_its_own_503(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Path) -> None:
+    """It is refused at once with the numbers, however often it is asked for."""
+
     async def work() -> None:
-        scene = Scene(tmp_path)
+        scene = Scene(tmp_path, load_timeout=1e6)
         scene.sizes["c"] = BUDGET + 1
         await scene.ask("a")
-        with pytest.raises(ApiError) as caught:
-            await scene.ask("c")
-        assert caught.value.code == "model_unavailable"
-        assert scene.state("a") is State.READY
-        assert "the budget is" in (scene.directory.find("c").problem or "")
+        for number in range(3):
+            with pytest.raises(ApiError) as caught:
+                await scene.ask("c")
+            assert caught.value.code == "model_unavailable"
+            numbers = f"it needs {BUDGET + 1} bytes; the budget is {BUDGET}"
+            assert numbers in caught.value.message
+            assert scene.directory.find("c").problem == numbers
+            assert scene.state("a") is State.READY and len(scene.engines["c"]) == 1
+            scene.now += 100 * number
         await scene.directory.close()
 
     run(work())
+
+
+def test_a_budget_that_holds_no_engine_is_told_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, budget=100 * MIB, load_timeout=1e6)
+        with pytest.raises(ApiError, match=f"it needs {128 * MIB} bytes; the budget is"):
+            await scene.ask("a")
+        assert scene.engines["a"] == []
+        await scene.directory.close()
+
+    run(work())
+    with pytest.raises(InvalidInputError, match=f"memory_budget.*{128 * MIB}"):
+        ModelLimits(memory_budget=100 * MIB)
 
 
 def test_an_engine_that_dies_is_loaded_again_and_its_memory_is_free(tmp_path: Path) -> None:

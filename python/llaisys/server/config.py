@@ -50,6 +50,9 @@ def default_session_file() -> Path:
 MAX_BYTES = 1 << 62
 
 
+BARE_ENGINE_BYTES = 128 << 20  # of an engine process that has no model yet
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one client, and all of them together, may ask for."""
@@ -118,7 +121,7 @@ class ModelLimits:
 
     memory_budget: int | None = option(
         None,
-        Bytes(1 << 20),
+        Bytes(BARE_ENGINE_BYTES),
         "bytes of all engines together (12GiB, say); else 0.8 of what is available at the start",
     )
     keep_alive: float = option(

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llaisys.common.logs import log_event
+from llaisys.server.config import BARE_ENGINE_BYTES
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import ApiError
@@ -29,7 +30,6 @@ from llaisys.server.service import Service, unknown_model
 
 logger = logging.getLogger("llaisys.server")
 
-BARE_BYTES = 128 << 20  # of an engine process that has said nothing yet
 LEAST_STAY = 2.0  # seconds in memory, or three times its load, before it must make room while used
 LOOK_SECONDS = 1.0  # between two looks at who has been idle for too long
 RETRY_SECONDS = 5
@@ -193,10 +193,11 @@ class ModelDirectory:
             raise self._refusal(model, model.retry_at - self._clock())
 
     def _refusal(self, model: ServedModel, pause: float) -> ApiError:
-        """The reason is in the log: it may name files."""
+        """The reason is in the log: it may name files. What a client may know is said."""
+        told = f": {model.told}" if model.told else ", or has ended"
         return ApiError(
             503,
-            f"the model {model.name} could not be loaded, or has ended",
+            f"the model {model.name} could not be loaded{told}",
             code="model_unavailable",
             retry_after=max(1, math.ceil(pause)),
         )
@@ -217,7 +218,7 @@ class ModelDirectory:
             try:
                 if model.ending is not None:
                     await asyncio.shield(model.ending)
-                await self._make_room(model, model.estimate or BARE_BYTES)
+                await self._make_room(model, model.estimate or BARE_ENGINE_BYTES)
                 engine = await asyncio.to_thread(self._make, model.service)
                 model.attach(engine)
                 await self._open(model, engine)
@@ -242,7 +243,8 @@ class ModelDirectory:
                 raise
             except Exception as error:
                 await self._drop(model)
-                model.failed(str(error), self._clock())
+                told = str(error) if isinstance(error, TooLarge) else None
+                model.failed(str(error), self._clock(), told)
                 expected = isinstance(error, LoadError)
                 log_event(
                     logger, logging.ERROR, "model not loaded", model=model.name, reason=str(error)
@@ -257,8 +259,6 @@ class ModelDirectory:
         if engine.needs is None:
             raise LoadError(engine.dead or "the engine ended")
         model.estimate = engine.needs.total
-        if model.estimate > self.budget:
-            raise LoadError(f"it needs {model.estimate} bytes; the budget is {self.budget}")
         await self._make_room(model, model.estimate)
         engine.load()
         await engine.ready.wait()
@@ -267,7 +267,9 @@ class ModelDirectory:
 
     async def _make_room(self, model: ServedModel, wanted: int) -> None:
         """Reserve `wanted` bytes for a model; unloads others, or waits until they can be. Raises
-        NoRoom when that takes too long."""
+        NoRoom when that takes too long, and TooLarge at once when nothing would help."""
+        if wanted > self.budget:
+            raise TooLarge(f"it needs {wanted} bytes; the budget is {self.budget}")
         try:
             async with asyncio.timeout(self.load_timeout):
                 await self._unload_others(model, wanted)
@@ -391,3 +393,7 @@ class NoRoom(Exception):
 
 class LoadError(Exception):
     """Why a model is not there; for the log."""
+
+
+class TooLarge(LoadError):
+    """It would not fit if it were alone. The text is numbers, which clients may see."""

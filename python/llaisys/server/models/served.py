@@ -35,6 +35,7 @@ class ServedModel:
         self.reserved = 0  # bytes of the budget that it holds
         self.estimate = 0  # bytes that it said it needs; 0: not known yet
         self.problem: str | None = None  # why the last load, or the engine, failed
+        self.told: str | None = None  # of that, what clients may see
         self.failures = 0  # in a row, without a request that was answered in between
         self.retry_at = 0.0
         self.num_loads = self.num_unloads = self.num_failures = 0
@@ -66,15 +67,15 @@ class ServedModel:
         engine, self.service.figures = self.service.figures, None
         return engine
 
-    def failed(self, reason: str, now: float) -> None:
+    def failed(self, reason: str, now: float, told: str | None = None) -> None:
         self.failures += 1
         self.num_failures += 1
-        self.problem = reason
+        self.problem, self.told = reason, told
         self.retry_at = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
         self.state = State.FAILED
 
     def succeeded(self, now: float, seconds: float) -> None:
-        self.state, self.problem = State.READY, None
+        self.state, self.problem, self.told = State.READY, None, None
         self.loaded_at = self.last_used = now
         self.load_seconds = seconds
         self.num_loads += 1
