@@ -144,6 +144,22 @@ def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerPr
     assert not any(CANARY in line for line in server.log)
 
 
+def test_an_empty_name_of_a_model_is_none(client: httpx.Client) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": SAID, "max_tokens": 1},
+        "/v1/responses": {"input": "x", "max_output_tokens": 1},
+        "/v1/messages": {"messages": SAID, "max_tokens": 1},
+        "/api/chat": {"messages": SAID, "options": {"num_predict": 1}, "stream": False},
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [5]},
+    }
+    for path, body in bodies.items():
+        response = client.post(path, json={**body, "model": ""})
+        assert response.status_code == 200, (path, response.text)
+        assert client.post(path, json={**body, "model": " "}).status_code == 404, path
+
+
 def test_errors_have_the_shape_of_their_door(client: httpx.Client) -> None:
     anthropic = client.post("/v1/messages", json={"messages": SAID, "model": "x"}).json()
     assert anthropic["type"] == "error" and anthropic["error"]["type"] == "not_found_error"

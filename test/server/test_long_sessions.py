@@ -159,3 +159,55 @@ def test_a_chat_goes_on_beyond_its_context_and_keeps_its_system_message(client: 
     other = client.post(CHAT, json={**body, "n_keep": 0}).json()
     assert other["choices"][0]["token_ids"] != told
     assert error_of(client.post(CHAT, json={**body, "n_keep": -2}), 400)["param"] == "n_keep"
+
+
+# ---- chains of responses -------------------------------------------------------------------------
+
+RESPONSES = "/v1/responses"
+
+
+def ask(
+    client: httpx.Client, text: str, before: str | None = None, **fields: Any
+) -> httpx.Response:
+    body = {"input": text, "max_output_tokens": 8, "instructions": "be brief", **fields}
+    return client.post(RESPONSES, json={**body, "previous_response_id": before})
+
+
+def test_a_chain_of_responses_outgrows_the_context_and_keeps_answering(client: httpx.Client):
+    before, truncated = None, []
+    for turn in range(12):
+        response = ask(client, f"question {turn} " + "z" * 300, before)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        truncated.append(answer.get("context_truncated"))
+        assert answer["truncation"] == ("disabled" if before is None else "auto")
+        assert answer["usage"]["input_tokens"] <= CONTEXT - 8
+        before = answer["id"]
+    # One that begins a chain has nothing to leave out, and says nothing of it.
+    assert truncated[:2] == [None, False] and truncated[-1] is True
+    assert truncated[1:] == sorted(truncated[1:])
+    assert client.get(f"{RESPONSES}/{before}").json()["context_truncated"] is True
+    sessions = client.get("/v1/sessions?limit=100").json()["data"]
+    assert any(session["num_messages"] == 24 for session in sessions)  # nothing of it is lost
+
+    refused = error_of(ask(client, "x", before, truncation="disabled"), 400)
+    assert refused["code"] == "context_length_exceeded"
+    huge = error_of(ask(client, "y" * 2100, before), 400)
+    assert huge["code"] == "context_length_exceeded"
+
+    with client.stream(
+        "POST", RESPONSES,
+        json={"input": "x", "previous_response_id": before, "stream": True, "max_output_tokens": 2},
+    ) as stream:  # fmt: skip
+        events = [json.loads(event) for event in sse_events(stream)]
+    assert events[0]["response"]["context_truncated"] is True
+    assert events[-1]["response"]["context_truncated"] is True
+
+
+def test_items_that_are_too_many_are_left_out_where_that_is_asked_for(client: httpx.Client):
+    items = [{"role": m["role"], "content": m["content"]} for m in conversation(150)]
+    body = {"input": items, "max_output_tokens": 4}
+    refused = error_of(client.post(RESPONSES, json=body), 400)
+    assert refused["code"] == "context_length_exceeded"
+    answer = client.post(RESPONSES, json={**body, "truncation": "auto"}).json()
+    assert answer["context_truncated"] is True and answer["truncation"] == "auto"

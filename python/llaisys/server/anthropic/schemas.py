@@ -11,7 +11,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.server.generation.chat import DoorRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
-from llaisys.server.openai.schemas import NEW_TOKENS, Schema, Text
+from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
 
 CacheControl = dict[str, Any] | None  # a hint: prefixes are found without it
 NAME = Field(max_length=128)
@@ -137,7 +137,7 @@ class Metadata(Schema):
 class CountTokensRequest(DoorRequest):
     """What makes the prompt."""
 
-    model: Text | None = Field(None, max_length=1024)
+    model: ModelName = None
     messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)]
     system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     tools: list[ToolDefinition] | None = None

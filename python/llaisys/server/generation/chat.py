@@ -87,10 +87,13 @@ class Chat:
 
 
 async def open_chat(
-    job: Job, body: ChatCompletionRequest, messages: list[Message] | None = None
+    job: Job,
+    body: ChatCompletionRequest,
+    messages: list[Message] | None = None,
+    num_new: int = 1,
 ) -> Chat:
     """The chat of a body; `messages` are all of its messages where there are more than the body
-    has."""
+    has. Where old turns may be left out, the last `num_new` messages are not."""
     params = await job.sampling(body.to_sampling)
     found = plain_messages(body.messages) if messages is None else messages
     drops = _drops_old_turns(job, body)
@@ -112,7 +115,7 @@ async def open_chat(
     options["tools"] = tools
     num_dropped = 0
     if drops:
-        prompt, num_dropped = await recent_prompt(job, body, found, options)
+        prompt, num_dropped = await recent_prompt(job, body, found, num_new, options)
     else:
         prompt = await chat_prompt(job, body, found, options)
     params = await _keep_system(job, params, found, prompt, options)
@@ -178,12 +181,15 @@ def _drops_old_turns(job: Job, body: ChatCompletionRequest) -> bool:
 
 
 async def recent_prompt(
-    job: Job, body: ChatCompletionRequest, history: list[Message], options: dict[str, Any]
+    job: Job,
+    body: ChatCompletionRequest,
+    history: list[Message],
+    num_new: int,
+    options: dict[str, Any],
 ) -> tuple[list[int], int]:
     """Token ids of as much of a conversation as leaves room for an answer, and the number of
-    messages that were left out. In a session, what was sent now stays; else the last message."""
+    messages that were left out; the last `num_new` stay."""
     limit = job.prompt_limit
-    num_new = len(body.messages) if job.turn is not None else 1
     max_tokens = body.max_completion_tokens or body.max_tokens
     room = answer_room(max_tokens, job.max_model_len)
     recent = Recent(history, num_new, min(limit.max_tokens, job.max_model_len - room))

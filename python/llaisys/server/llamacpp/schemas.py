@@ -14,6 +14,7 @@ from llaisys.server.openai.schemas import (
     LOGPROBS,
     NEW_TOKENS,
     ChatMessage,
+    ModelName,
     SamplingFields,
     Schema,
     Text,
@@ -97,7 +98,7 @@ class ApplyTemplateRequest(LlamaFields):
     path: ClassVar[str] = ""
     takes_any: ClassVar[bool] = True
 
-    model: Text | None = Field(None, max_length=1024)
+    model: ModelName = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.openai.fields import FieldNotes, sift
@@ -45,3 +45,7 @@ class Schema(BaseModel):
 
 # JSON can spell halves of characters that no other layer could encode; they become U+FFFD.
 Text = Annotated[str, AfterValidator(clean_text)]
+# The name of a model. An empty one names none, as when it is left out.
+ModelName = Annotated[
+    Text | None, Field(max_length=1024), AfterValidator(lambda name: name or None)
+]

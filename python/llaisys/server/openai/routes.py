@@ -46,7 +46,8 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
     check_count("messages", len(messages), job.service.config.limits.max_messages, "messages")
     async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
         job.turn = turn
-        chat = await open_chat(job, body, turn.messages if turn is not None else messages)
+        found, num_new = (messages, 1) if turn is None else (turn.messages, len(messages))
+        chat = await open_chat(job, body, found, num_new)
         n = chat.params.n
         if turn is not None:
             turn.new_reader = chat.new_reader

@@ -25,6 +25,7 @@ from llaisys.common.validation import (
     refuse_count,
 )
 from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
+from llaisys.server.openai.base_schema import ModelName as ModelName
 from llaisys.server.openai.base_schema import Schema as Schema
 from llaisys.server.openai.base_schema import Text as Text
 from llaisys.server.openai.base_schema import refuse_together as refuse_together
@@ -90,7 +91,7 @@ LOGPROBS = FIELDS["logprobs"].kind
 class SamplingFields(TableFields):
     """What chat and completions share: OpenAI's names, vLLM's and ours."""
 
-    model: Text | None = Field(None, max_length=1024)
+    model: ModelName = None
     seed: Annotated[int | None, Checked("seed", SEED)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -331,7 +332,7 @@ class CompletionRequest(SamplingFields):
 class TokenizeRequest(Schema):
     """vLLM's, or llama.cpp's with `content`, which adds no special tokens unless told to."""
 
-    model: Text | None = Field(None, max_length=1024)
+    model: ModelName = None
     prompt: Text | None = None
     content: Text | None = None
     add_special: bool | None = None  # with content
@@ -346,7 +347,7 @@ class TokenizeRequest(Schema):
 
 
 class DetokenizeRequest(Schema):
-    model: Text | None = Field(None, max_length=1024)
+    model: ModelName = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
     skip_special_tokens: bool | None = None
 

@@ -39,6 +39,7 @@ class ResponsesAnswer(SingleAnswer):
         model: str,
         defaults: Mapping[str, Any],
         request_id: str,
+        context_truncated: bool,
     ) -> None:
         super().__init__(reader)
         self.key = uuid.uuid4().hex
@@ -47,6 +48,8 @@ class ResponsesAnswer(SingleAnswer):
         self.items: list[dict[str, Any]] = []  # complete ones
         self.complete: dict[str, Any] | None = None  # the response, once it is
         self._head = response_head(body, self.response_id, model, defaults)
+        if body.drops_old_turns:
+            self._head["context_truncated"] = context_truncated
         self._sequence = 0
 
     def _response(self, status: str, usage: Usage | None = None, **others: Any) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def response_head(
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_logprobs": 0,
-        "truncation": "disabled",
+        "truncation": "auto" if body.drops_old_turns else "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},

@@ -10,6 +10,7 @@ from fastapi import Path as PathParameter
 from fastapi.responses import Response
 
 from llaisys.common.types import CompletionOutput
+from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
@@ -44,9 +45,12 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     if keeps:
         await service.responses.make_room(owner, new)
     job = await Job.of(request, body.chat, "input")
-    chat = await open_chat(job, body.chat, messages)
+    check_count("input", len(new), job.service.config.limits.max_messages, "messages")
+    chat = await open_chat(job, body.chat, messages, len(new) if before is not None else 1)
     defaults = job.service.engine.inputs.defaults
-    answer = ResponsesAnswer(chat.new_reader(), body, job.model, defaults, job.request_id)
+    answer = ResponsesAnswer(
+        chat.new_reader(), body, job.model, defaults, job.request_id, chat.context_truncated
+    )
     if keeps:
         job.turn = ResponseTurn(service.responses, owner, answer, before, new)
     return await chat.run(answer)

@@ -11,7 +11,7 @@ from llaisys.common.validation import check_count, refuse
 from llaisys.server.generation.chat import DoorRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
-from llaisys.server.openai.schemas import NEW_TOKENS, Schema, Text
+from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
 from llaisys.server.responses import items
 
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
@@ -51,7 +51,7 @@ MetadataText = Annotated[Text, Field(max_length=512)]
 
 class ResponsesRequest(DoorRequest):
     input: Text | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
-    model: Text | None = Field(None, max_length=1024)
+    model: ModelName = None
     instructions: Text | None = None
     previous_response_id: str | None = Field(None, pattern=RESPONSE_ID)
     store: bool | None = None
@@ -68,7 +68,7 @@ class ResponsesRequest(DoorRequest):
     metadata: dict[str, MetadataText] | None = None
     include: list[Text] | None = None
     user: Text | None = Field(None, max_length=1024)
-    truncation: Literal["disabled", "auto"] | None = None  # prompts are never cut
+    truncation: Literal["disabled", "auto"] | None = None
     background: Literal[False] | None = None
     # hints
     service_tier: Text | None = None
@@ -83,6 +83,14 @@ class ResponsesRequest(DoorRequest):
         if isinstance(self.input, str):
             return [{"type": "message", "role": "user", "content": self.input}]
         return self.input
+
+    @property
+    def drops_old_turns(self) -> bool:
+        """Whether turns may be left out of a prompt that is too long: when that is asked for, and
+        of a chain of responses unless it is forbidden."""
+        if self.truncation is None:
+            return self.previous_response_id is not None
+        return self.truncation == "auto"
 
     def with_items(self, found: list[dict[str, Any]]) -> ResponsesRequest:
         """The same request with other items. Raises InvalidInputError."""
@@ -103,6 +111,7 @@ class ResponsesRequest(DoorRequest):
             "top_p": self.top_p,
             "user": self.user,
             "response_format": self._format(),
+            "drop_old_turns": self.drops_old_turns,
         }
         if self.reasoning is not None and self.reasoning.effort is not None:
             effort = self.reasoning.effort
