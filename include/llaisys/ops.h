@@ -54,14 +54,17 @@ LLAISYS_API int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, lla
                                 llaisysTensor_t positions, llaisysTensor_t inv_freq);
 
 /* cache[slots[i]] = values[i]; cache [n_slots, heads, d], values [n, heads, d] strided, slots i32
- * [n] within the cache, no slot twice. */
+ * [n] within the cache, no slot twice.
+ * A cache in 8 bits (CPU) is i8 [n_slots, heads, d + 4]: d bytes, then their scale, an f32 =
+ * (largest magnitude of the d values) / 127. d is at most 1024. */
 LLAISYS_API int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache,
                                    llaisysTensor_t values, llaisysTensor_t slots);
 
 /* Attention of query token i over the entries [begin[i], end[i]) of its list: entry e of table row
  * t lies in slot tables[t, e / block_size] * block_size + e % block_size.
  * out, q [n, heads, d] strided; k_cache, v_cache [n_slots, kv_heads, d], heads a multiple of
- * kv_heads; q_rows, begin, end i32 [n]; tables i32 [rows, width]. All real; sums in f32; an empty
+ * kv_heads; q_rows, begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches in 8 bits
+ * as llaisysKvStore leaves them; sums in f32; an empty
  * list gives zeros. Tiles follow the entry number, so that the result of a token depends on its
  * own list alone. */
 LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,

@@ -2,19 +2,65 @@
 
 namespace llaisys::ops {
 
+namespace {
+
+bool is_eight_bits(const Tensor &tensor) {
+    return tensor.defined() && tensor.dtype() == LLAISYS_DTYPE_I8;
+}
+
+void check_eight_bits(const Checks &check, const KvLayer &kv) {
+    if (check.stream.type() != LLAISYS_DEVICE_CPU) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, check.op,
+             ": k_cache: got dtype i8, which is not built for device ", check.stream.runtime().name,
+             ", expected f32, f16 or bf16");
+    }
+    if (kv.head_dim < 1 || kv.head_dim > kMaxQuantisedHead) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": k_cache: got dtype i8 and shape ",
+             kv.k.shape().text(), ", expected heads of 1 to ", kMaxQuantisedHead, " bytes and ",
+             kKvScaleBytes, " of their scale");
+    }
+}
+
+} // namespace
+
+bool is_kv_dtype(DType dtype) { return is_activation(dtype) || dtype == LLAISYS_DTYPE_I8; }
+
+int64_t head_stride(DType dtype, int64_t head_dim) {
+    return dtype == LLAISYS_DTYPE_I8 ? head_dim + kKvScaleBytes : head_dim;
+}
+
 KvLayer slot_major(const Tensor &k, const Tensor &v) {
-    return {k.size(0), k.size(1), k.size(2), k, v};
+    return {k.size(0), k.size(1), k.size(2) - head_stride(k.dtype(), 0), k, v};
 }
 
 void check_kv(const Checks &check, const KvLayer &kv) {
     const auto check_cache = [&](const char *name, const Tensor &cache) {
         check.device(name, cache);
-        check.real_rows(name, cache, 3);
+        if (!is_kv_dtype(cache.dtype()) || is_eight_bits(cache) != is_eight_bits(kv.k)) {
+            fail(LLAISYS_ERROR_INVALID, check.op, ": ", name, ": got dtype ",
+                 name_of(cache.dtype()), ", expected f32, f16 or bf16, or i8 for both caches");
+        }
+        check.ndim(name, cache, 3);
         check.contiguous(name, cache);
-        check.shape(name, cache, {kv.n_slots, kv.n_heads, kv.head_dim});
+        check.shape(name, cache, {kv.n_slots, kv.n_heads, kv.head_stride()});
     };
     check_cache("k_cache", kv.k);
     check_cache("v_cache", kv.v);
+    if (is_eight_bits(kv.k)) {
+        check_eight_bits(check, kv);
+    }
+}
+
+void check_kv_rows(const Checks &check, const char *name, const Tensor &rows, const KvLayer &kv,
+                   int64_t n) {
+    if (is_eight_bits(rows) && is_eight_bits(kv.k)) {
+        check.device(name, rows);
+        check.shape(name, rows, {n, kv.n_heads, kv.head_stride()});
+        check.contiguous(name, rows);
+        return;
+    }
+    check.real_rows(name, rows, 3);
+    check.shape(name, rows, {n, kv.n_heads, kv.head_dim});
 }
 
 } // namespace llaisys::ops

@@ -71,6 +71,11 @@ def test_the_dtype_of_the_kv_cache_is_a_setting_of_its_own(dtype: str, width: in
         assert model.kv_stats().bytes == 16 * 2 * model.shape.nkvh * model.shape.dh * width
 
 
+def test_a_kv_cache_in_8_bits_has_a_scale_for_each_head() -> None:
+    with MockModel(kv_cache_capacity_tokens=16, kv_cache_dtype=types.KV_DTYPES["q8"]) as model:
+        assert model.kv_stats().bytes == 16 * 2 * model.shape.nkvh * (model.shape.dh + 4)
+
+
 # -- Steps against the maths ----------------------------------------------------------------------
 
 

@@ -85,7 +85,7 @@ def sampling_of(count: int, keep: int, seed: int | None) -> SamplingParams:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "f16", "q8"])
 @pytest.mark.parametrize(("keep", "seed"), [(0, None), (6, 11)])
 def test_ten_contexts_are_bit_for_bit_those_of_the_c_api(
     model: Path, kv_dtype: str, keep: int, seed: int | None

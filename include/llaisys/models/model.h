@@ -55,7 +55,7 @@ typedef struct LlaisysModelCreateParams {
     uint32_t struct_size;     /* sizeof(LlaisysModelCreateParams) */
     int32_t n_threads;        /* of the handle's own pool, the caller included; 0: one a core */
     int32_t max_batch_tokens; /* a larger step is run in pieces of at most this many; 0: 512 */
-    llaisysDataType_t kv_cache_dtype; /* f32, f16 or bf16; 0: the meta's dtype */
+    llaisysDataType_t kv_cache_dtype; /* f32, f16, bf16, i8 (CPU); 0: the meta's dtype */
     int32_t
         vocab_parallel_head; /* not 0: out_embed holds this rank's rows of the vocabulary, runs of
                                   * ceil(voc / ranks), and the logits are gathered */

@@ -45,6 +45,7 @@ class LatencyOptions:
     shape: str | None = None  # a shape with random weights
     device: str = "cpu"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     threads: int = 0
     prompt_tokens: int = 512  # of the prefill measurement
     context: int = 128  # tokens before the first decoded one
@@ -114,6 +115,7 @@ def _load(checkpoint: Checkpoint, options: LatencyOptions) -> ModelAdapter:
         AdapterOptions(
             device=options.device,
             dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
             kv_cache_layout="slot",
             max_model_len=min(limit, length + 1),
             n_threads=options.threads,

@@ -20,7 +20,7 @@ from llaisys.bench.machine import Machine
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, handle_array
 from llaisys.libllaisys.library import check, lib
 from llaisys.libllaisys.types import DTYPE_BYTES
-from llaisys.models.native import tensor_from
+from llaisys.models.native import kv_head_bytes, tensor_from
 
 # (out, in) of one layer and the head.
 LINEAR_SHAPES = {
@@ -95,7 +95,7 @@ def time_ops(stream: Stream, models: list[str], dtypes: list[str], quick: bool) 
         for shape in LINEAR_SHAPES[model]:
             for dtype in dtypes:
                 yield from _linear(stream, shape, dtype, rows, overhead)
-    for dtype in dtypes:
+    for dtype in (*dtypes, "q8"):
         yield _attention(stream, dtype, 4096, 1, overhead)
         yield _attention(stream, dtype, 4096, 8, overhead)
         yield _prefill(stream, dtype, 512 if quick else 2048, overhead)
@@ -179,7 +179,7 @@ def _attention(stream: Stream, dtype: str, context: int, sequences: int, overhea
     seconds = _attention_seconds(
         stream, dtype, sequences, context, np.full(sequences, context), overhead
     )
-    size = ATTENTION_KV_HEADS * ATTENTION_DIM * context * sequences
+    size = ATTENTION_KV_HEADS * context * sequences
     operations = 4.0 * ATTENTION_HEADS * ATTENTION_DIM * context * sequences
     return Timing(
         "attention decode",
@@ -187,7 +187,7 @@ def _attention(stream: Stream, dtype: str, context: int, sequences: int, overhea
         f"{context} entries, {ATTENTION_HEADS}/{ATTENTION_KV_HEADS} heads of {ATTENTION_DIM}",
         sequences,
         seconds,
-        2 * size * DTYPE_BYTES[dtype],
+        2 * size * _kv_bytes(dtype),
         operations,
     )
 
@@ -202,9 +202,25 @@ def _prefill(stream: Stream, dtype: str, tokens: int, overhead: float) -> Timing
         f"{tokens} tokens, {ATTENTION_HEADS}/{ATTENTION_KV_HEADS} heads of {ATTENTION_DIM}",
         tokens,
         seconds,
-        2 * ATTENTION_KV_HEADS * ATTENTION_DIM * tokens * DTYPE_BYTES[dtype],
+        2 * ATTENTION_KV_HEADS * tokens * _kv_bytes(dtype),
         4.0 * ATTENTION_HEADS * ATTENTION_DIM * visible,
     )
+
+
+def _kv_bytes(dtype: str) -> int:
+    return kv_head_bytes(dtype, ATTENTION_DIM)
+
+
+def _random_kv(slots: int, dtype: str, seed: int) -> Tensor:
+    """Keys or values of as many slots; in 8 bits random bytes with a scale of 2 / 127."""
+    if dtype != "q8":
+        return _random((slots, ATTENTION_KV_HEADS, ATTENTION_DIM), dtype, seed)
+    rows = slots * ATTENTION_KV_HEADS
+    some = np.random.default_rng(seed).integers(-127, 128, 1 << 20, np.int8)
+    values = np.resize(some, (rows, ATTENTION_DIM))
+    scales = np.full((rows, 1), 2 / 127, np.float32).view(np.int8)
+    cache = np.concatenate([values, scales], axis=1)
+    return tensor_from(cache.reshape(slots, ATTENTION_KV_HEADS, -1), "i8")
 
 
 def _attention_seconds(
@@ -214,15 +230,14 @@ def _attention_seconds(
     blocks = -(-context // ATTENTION_BLOCK)
     slots = sequences * blocks * ATTENTION_BLOCK
     n = len(ends)
-    cache_bytes = 2 * slots * ATTENTION_KV_HEADS * ATTENTION_DIM * DTYPE_BYTES[dtype]
+    cache_bytes = 2 * slots * ATTENTION_KV_HEADS * _kv_bytes(dtype)
     copies = -(-cold_bytes() // cache_bytes) if n == sequences else 1
     rows = np.arange(n) % sequences if n == sequences else np.zeros(n)
     tables = np.random.default_rng(1).permutation(sequences * blocks).reshape(sequences, blocks)
-    shape = (slots, ATTENTION_KV_HEADS, ATTENTION_DIM)
     with ExitStack() as stack:
         keep = stack.enter_context
         caches = [
-            (keep(_random(shape, dtype, 2 * i)), keep(_random(shape, dtype, 2 * i + 1)))
+            (keep(_random_kv(slots, dtype, 2 * i)), keep(_random_kv(slots, dtype, 2 * i + 1)))
             for i in range(copies)
         ]
         q = keep(_random((n, ATTENTION_HEADS, ATTENTION_DIM)))

@@ -345,6 +345,11 @@ class ModelInfo:
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
     tokenizer_source: Any = None  # what llaisys.tokenization opens; None: no tokenizer
 
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Of one rank."""
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+
 
 # ---- what the caller gets ------------------------------------------------------------------------
 

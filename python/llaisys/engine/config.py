@@ -48,6 +48,8 @@ DTYPE_NAMES = {
     "half": "f16",
     "bfloat16": "bf16",
 }
+KV_DTYPES = (*DTYPES, "q8")  # q8: on the CPU alone, see EngineConfig
+KV_DTYPE_NAMES = {**DTYPE_NAMES, "int8": "q8"}
 MAX_BYTES = 1 << 62
 
 
@@ -99,7 +101,9 @@ class CacheConfig:
     )
     prefix_cache_min_match: int = option(0, Integer(0), "tokens; a shorter match is not used")
     kv_cache_dtype: str = option(
-        "auto", Choice(DTYPES, DTYPE_NAMES), "of keys and values; auto: the model's dtype"
+        "auto",
+        Choice(KV_DTYPES, KV_DTYPE_NAMES),
+        "of keys and values; auto: the model's dtype; q8: 8 bits, half the memory (CPU)",
     )
 
     def __post_init__(self) -> None:
@@ -181,6 +185,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
+        if self.cache.kv_cache_dtype == "q8" and self.device != "cpu":
+            limit = f"{', '.join(DTYPES)} on device {self.device}: 8 bits are for the CPU"
+            raise refuse("kv_cache_dtype", "q8", limit)
 
     @property
     def speculative(self) -> SpeculativeConfig | None:

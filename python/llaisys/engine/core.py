@@ -209,6 +209,7 @@ class EngineCore:
         return {
             "num_steps": self.num_steps,
             **scheduler,
+            "kv_cache_bytes": self.model_info.kv_cache_bytes,
             "prefix_cache_queries": prefix.queries,
             "prefix_cache_hits": prefix.hits,
             "prefix_cache_hit_rate": prefix.hit_rate,

@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
     latency.add_argument("--prompt-tokens", type=int, default=512)
     latency.add_argument("--new-tokens", type=int, default=64)
     latency.add_argument("--json", action="store_true")
-    add_engine_flags(latency, only=("device", "dtype", "n_threads"))
+    add_engine_flags(latency, only=("device", "dtype", "kv_cache_dtype", "n_threads"))
     latency.set_defaults(run=_latency)
 
     throughput = kinds.add_parser("throughput", help="many requests at once")
@@ -127,6 +127,7 @@ def _latency(options: argparse.Namespace) -> int:
             shape=options.shape,
             device=engine.device,
             dtype=engine.dtype,
+            kv_cache_dtype=engine.cache.kv_cache_dtype,
             threads=engine.n_threads,
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,

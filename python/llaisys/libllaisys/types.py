@@ -27,6 +27,9 @@ QUANTISED_DTYPES = {
 DTYPES |= QUANTISED_DTYPES
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1}
+# What keys and values may be kept as; q8: bytes, and a scale for each head of a token.
+KV_DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "q8": DTYPES["i8"]}
+KV_SCALE_BYTES = 4
 
 OK = 0
 ERROR_INVALID = -1

@@ -24,7 +24,7 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.part import Part
-from llaisys.models.native import NativeAdapter, tensor_from, tensor_from_blocks
+from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from, tensor_from_blocks
 from llaisys.models.sharding import head_part, part_of
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
@@ -42,7 +42,7 @@ class DecoderAdapter(NativeAdapter):
         parallel = options.parallel
         copies = parallel.kv_copies(config.num_kv_heads)
         heads = config.num_kv_heads * copies // parallel.tensor_parallel_size  # of this rank
-        return 2 * config.num_layers * heads * config.head_dim * DTYPE_BYTES[dtype]
+        return 2 * config.num_layers * heads * kv_head_bytes(dtype, config.head_dim)
 
     @classmethod
     def memory_needs(

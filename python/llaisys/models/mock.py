@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
-from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
-from llaisys.models.native import NativeAdapter, tensor_from
+from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class MockAdapter(NativeAdapter):
     def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
         shape = _shape(checkpoint)
         dtype = next((d for d in (options.kv_cache_dtype, options.dtype) if d != "auto"), "f32")
-        return 2 * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
+        return 2 * shape.kv_heads * kv_head_bytes(dtype, shape.head_dim)
 
     @classmethod
     def _create(cls, checkpoint: Any, options: AdapterOptions) -> Self:

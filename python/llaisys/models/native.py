@@ -22,7 +22,7 @@ from llaisys.common.step import (
 from llaisys.common.validation import check_choice, refuse, refuse_count
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.handles import Model, Tensor, dtype_code
+from llaisys.libllaisys.handles import Model, Tensor
 from llaisys.libllaisys.infer_types import (
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
@@ -282,6 +282,13 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
         raise refuse("masks", list(masks.shape), f"[n, {mask_words}]")
 
 
+def kv_head_bytes(dtype: str, head_dim: int) -> int:
+    """Bytes of the keys or the values of one head of a token."""
+    if dtype == "q8":
+        return head_dim + types.KV_SCALE_BYTES
+    return head_dim * types.DTYPE_BYTES[dtype]
+
+
 def _create_params(
     model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions
 ) -> LlaisysModelCreateParams:
@@ -298,7 +305,9 @@ def _create_params(
         max_batch_tokens=options.max_batch_tokens,
     )
     if options.kv_cache_dtype != "auto":
-        params.kv_cache_dtype = dtype_code(options.kv_cache_dtype)
+        known = tuple(types.KV_DTYPES)
+        kv_dtype = check_choice("kv_cache_dtype", options.kv_cache_dtype, known)
+        params.kv_cache_dtype = types.KV_DTYPES[kv_dtype]
     for name in PARALLEL_FIELDS:  # the same names in C
         value = getattr(options.parallel, name)
         setattr(params, name, value.encode() if isinstance(value, str) else int(value))

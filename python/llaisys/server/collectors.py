@@ -55,6 +55,7 @@ GAUGES = {
     "kv_cache_blocks": "KV blocks.",
     "kv_cache_blocks_used": "KV blocks in use.",
     "kv_cache_blocks_cached": "Unused KV blocks with a known prefix.",
+    "kv_cache_bytes": "Bytes of the KV cache, of one rank.",
     "engine_resident_memory_bytes": "Of the engine process.",
     "spec_decode_mean_accepted_length": "Tokens that a draft brought, the drawn one included.",
 }
@@ -87,6 +88,7 @@ def gauges_of(figures: EngineFigures) -> dict[str, float]:
         "kv_cache_blocks": stats.kv_blocks,
         "kv_cache_blocks_used": stats.kv_blocks_used,
         "kv_cache_blocks_cached": stats.kv_blocks_cached,
+        "kv_cache_bytes": stats.kv_cache_bytes,
         "engine_resident_memory_bytes": rss,
         "spec_decode_mean_accepted_length": stats.spec_decode_mean_accepted_length,
     }

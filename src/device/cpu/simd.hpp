@@ -4,7 +4,8 @@
 //
 // A simd_<isa>.hpp gives:
 //   kLanes, vf (f32 lanes), vi (i32 lanes)
-//   set1, load / store of f32, f16, bf16 (unaligned; stores round to nearest even)
+//   set1, load / store of f32, f16, bf16, i8 (unaligned; stores round to nearest even; what is stored
+//   as i8 is within 127 of zero after that)
 //   load_aside (or that of this file): the same as load, at the cost of other units of the core
 //   low_halves, high_halves: of the pairs of bf16 that fill a vector, the first or the second
 //   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
@@ -13,7 +14,7 @@
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
 //   load_transposed, where keys are transposed: lane j of transposed[c] is rows.row(j)[i + c], for kLanes x
-//   kLanes values
+//   kLanes values; byte_of<c> there: byte c of each lane's four, signed
 //   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
 //   rows may be one tile; tile_height(m) (or that of this file): of the first of the tiles that m
 //   rows are best cut into; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles:

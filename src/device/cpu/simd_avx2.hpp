@@ -27,6 +27,10 @@ inline vf load(const bf16_t *p) {
 inline vf load(const f16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 }
+inline vf load(const int8_t *p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
 
 inline void store(float *p, vf value) { _mm256_storeu_ps(p, value); }
 inline void store(bf16_t *p, vf value) {
@@ -44,12 +48,22 @@ inline void store(f16_t *p, vf value) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
                      _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline void store(int8_t *p, vf value) {
+    const __m256i ints = _mm256_cvtps_epi32(value);
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(p), _mm_packs_epi16(words, words));
+}
 
 inline vf low_halves(vf pairs) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
 }
 inline vf high_halves(vf pairs) {
     return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
+}
+template <int c> vf byte_of(vf quads) {
+    const __m256i bytes = _mm256_slli_epi32(_mm256_castps_si256(quads), 24 - 8 * c);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(bytes, 24));
 }
 
 inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }

@@ -32,6 +32,10 @@ inline vf load(const bf16_t *p) {
 inline vf load(const f16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
+inline vf load(const int8_t *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
 
 inline void store(float *p, vf value) { _mm512_storeu_ps(p, value); }
 inline void store(bf16_t *p, vf value) {
@@ -47,12 +51,20 @@ inline void store(f16_t *p, vf value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
                         _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline void store(int8_t *p, vf value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                     _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
+}
 
 inline vf low_halves(vf pairs) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
 }
 inline vf high_halves(vf pairs) {
     return _mm512_and_ps(pairs, _mm512_castsi512_ps(_mm512_set1_epi32(int(0xffff0000u))));
+}
+template <int c> vf byte_of(vf quads) {
+    const __m512i bytes = _mm512_slli_epi32(_mm512_castps_si512(quads), 24 - 8 * c);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
 }
 
 inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }

@@ -26,8 +26,14 @@ inline vf load(const bf16_t *p) {
 inline vf load(const f16_t *p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p))));
 }
+inline vf load(const int8_t *p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bits)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
+}
 
-// The same by integer arithmetic: only one of a core's two pipes converts, and not every cycle.
+// load of f16 by integer arithmetic: only one of a core's two pipes converts, and not every cycle.
 inline vf load_aside(const f16_t *p) {
     const int32x4_t bits = vshll_n_s16(vld1_s16(reinterpret_cast<const int16_t *>(p)), 13);
     const uint32x4_t small = vandq_u32(vreinterpretq_u32_s32(bits), vdupq_n_u32(0x8fffffffu));
@@ -48,6 +54,12 @@ inline void store(bf16_t *p, vf value) {
 }
 inline void store(f16_t *p, vf value) {
     vst1_u16(reinterpret_cast<uint16_t *>(p), vreinterpret_u16_f16(vcvt_f16_f32(value)));
+}
+inline void store(int8_t *p, vf value) {
+    const int16x4_t words = vmovn_s32(vcvtnq_s32_f32(value));
+    const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+    const uint32_t bits = vget_lane_u32(vreinterpret_u32_s8(bytes), 0);
+    __builtin_memcpy(p, &bits, sizeof bits);
 }
 
 inline vf low_halves(vf pairs) {

@@ -31,6 +31,7 @@ inline vf load(const bf16_t *p) {
 inline vf load(const f16_t *p) {
     return vf{to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3])};
 }
+inline vf load(const int8_t *p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
 
 inline void store(float *p, vf value) { std::memcpy(p, &value, sizeof value); }
 inline void store(bf16_t *p, vf value) {
@@ -96,6 +97,12 @@ inline vi round_to_int(vf a) {
     return bits - base;
 }
 inline vf to_float(vi a) { return vf{float(a[0]), float(a[1]), float(a[2]), float(a[3])}; }
+inline void store(int8_t *p, vf value) {
+    const vi ints = round_to_int(value);
+    for (int i = 0; i < kLanes; ++i) {
+        p[i] = int8_t(ints[i]);
+    }
+}
 inline vi half_of(vi a) { return a >> 1; }
 inline vi sub(vi a, vi b) { return a - b; }
 inline vf power_of_2(vi n) {

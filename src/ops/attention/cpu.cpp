@@ -41,9 +41,10 @@ struct Call {
     int64_t kv_heads;
     int64_t group; // query heads of one KV head
     int64_t d;
-    int64_t ldo;      // d in whole panels
-    int64_t max_rows; // of one KV head in a block
-    int64_t heads;    // KV heads of an item at most
+    int64_t ldo;         // d in whole panels
+    int64_t max_rows;    // of one KV head in a block
+    int64_t heads;       // KV heads of an item at most
+    int64_t head_stride; // elements of the cache from one KV head to the next
     int64_t head_groups() const { return (kv_heads + heads - 1) / heads; }
     int64_t heads_of(int64_t item) const {
         return std::min(heads, kv_heads - item % head_groups() * heads);
@@ -151,11 +152,13 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.state_stride = head_floats(call);
     task.begin = call.lists.begin.as<int32_t>() + block.first_token;
     task.end = call.lists.end.as<int32_t>() + block.first_token;
-    task.k_cache = cpu::at(call.k_cache.data(), call.k_cache.dtype(), first_head * call.d);
-    task.v_cache = cpu::at(call.v_cache.data(), call.v_cache.dtype(), first_head * call.d);
+    task.head_stride = call.head_stride;
+    const int64_t skipped = first_head * call.head_stride;
+    task.k_cache = cpu::at(call.k_cache.data(), call.k_cache.dtype(), skipped);
+    task.v_cache = cpu::at(call.v_cache.data(), call.v_cache.dtype(), skipped);
     task.k_dtype = call.k_cache.dtype();
     task.v_dtype = call.v_cache.dtype();
-    task.slot_stride = call.kv_heads * call.d;
+    task.slot_stride = call.kv_heads * call.head_stride;
     task.table = call.lists.tables.as<int32_t>() + block.list * call.lists.tables.size(1);
     task.limit = block.end;
     task.block_size = call.lists.block_size;
@@ -291,7 +294,8 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  q.size(2),
                  cpu::round_up(q.size(2), cpu::kPanel),
                  tokens * group,
-                 1};
+                 1,
+                 kv.head_stride()};
     make_blocks(call, blocks);
 
     device::ThreadPool &pool = device::pool_of(stream);

@@ -12,17 +12,21 @@ using ops::cpu::AttentionState;
 
 // The buffers of a call, cut out of the task's scratch.
 struct AttentionScratch {
-    float *keys;    // [d, kTile] or [kTile, d], as load_keys leaves them
-    float *values;  // [kTile, ldo]
-    float *scores;  // [kMaxTileRows, kTile]
-    float *weights; // [rows of all heads, kLanes]: each row's l so far, a part in every lane
+    float *keys;     // [d, kTile] or [kTile, d], as load_keys leaves them
+    float *values;   // [kTile, ldo]
+    float *scores;   // [kMaxTileRows, kTile]
+    float *k_scales; // [kTile], in eight bits
+    float *v_scales; // [kTile]
+    float *weights;  // [rows of all heads, kLanes]: each row's l so far, a part in every lane
 
     explicit AttentionScratch(const AttentionTask &task) {
         static_assert(kMaxTileRows <= ops::cpu::kMaxRowTile && kLanes <= 16);
         keys = task.scratch;
         values = keys + task.d * kTile;
         scores = values + kTile * task.ldo;
-        weights = scores + ops::cpu::kMaxRowTile * kTile;
+        k_scales = scores + ops::cpu::kMaxRowTile * kTile;
+        v_scales = k_scales + kTile;
+        weights = v_scales + kTile;
     }
 };
 
@@ -43,6 +47,10 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
     if (!is_direct(task)) {
         widen_entries(task.v_cache, task.v_dtype, places, places.first - places.tile,
                       places.last - places.tile, task.d, task.ldo, scratch.values);
+    }
+    if (has_scales(task)) {
+        load_scales(task.k_cache, places, task.d, scratch.k_scales);
+        load_scales(task.v_cache, places, task.d, scratch.v_scales);
     }
 }
 
@@ -205,7 +213,13 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
             const RowTile rows(task, places.tile, token * task.group + first, n);
             score_rows(task, places, scratch.keys, task.q + rows.first * task.ldq, n,
                        scratch.scores, fetch);
+            if (has_scales(task)) {
+                scale_rows(scratch.scores, n, scratch.k_scales);
+            }
             weigh_rows(task, scratch, state, rows, fetch);
+            if (has_scales(task)) {
+                scale_rows(scratch.scores, n, scratch.v_scales);
+            }
             sum_rows(task, scratch, state, places, rows, fetch);
         };
         const int64_t n = (end - token) * task.group;
@@ -227,7 +241,7 @@ inline void fill(float *p, int64_t n, float value) {
 // The task of KV head h alone.
 inline AttentionTask head_of(const AttentionTask &task, int64_t h) {
     const auto at = [&](const void *cache, DType dtype) {
-        return static_cast<const char *>(cache) + h * task.d * bytes_of(dtype);
+        return static_cast<const char *>(cache) + h * task.head_stride * bytes_of(dtype);
     };
     AttentionTask head = task;
     head.n_heads = 1;

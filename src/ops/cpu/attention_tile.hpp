@@ -65,7 +65,7 @@ public:
             rows_[e] = k + offset[e] * k_size;
             rows_[n + e] = v + offset[e] * v_size;
         }
-        bytes_ = task.n_heads * task.d * larger(k_size, v_size);
+        bytes_ = task.n_heads * task.head_stride * larger(k_size, v_size);
         row_ = rows_;
         end_ = rows_ + 2 * n;
         due_ = 0;
@@ -119,6 +119,28 @@ inline bool is_direct(const AttentionTask &task) {
     return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;
 }
 
+// In eight bits bytes are taken as numbers: the scales of keys multiply scores, those of values
+// multiply weights.
+inline bool has_scales(const AttentionTask &task) { return task.k_dtype == LLAISYS_DTYPE_I8; }
+
+// out[e] = the scale of entry e of the tile; that of the first for those it has not.
+inline void load_scales(const void *cache, const TilePlaces &places, int64_t d, float *out) {
+    const char *scale = static_cast<const char *>(cache) + d;
+    for (int64_t e = 0; e < kTile; ++e) {
+        __builtin_memcpy(out + e, scale + places.offset[e], sizeof *out);
+    }
+}
+
+// scores[r, e] *= scales[e] for n rows.
+inline void scale_rows(float *scores, int64_t n, const float *scales) {
+    for (int64_t r = 0; r < n; ++r) {
+        for (int64_t e = 0; e < kTile; e += kLanes) {
+            float *score = scores + r * kTile + e;
+            store(score, mul(load(score), load(scales + e)));
+        }
+    }
+}
+
 // Calls f(cache) with the cache as what it is.
 template <typename F> inline void visit_cache(const void *cache, DType dtype, const F &f) {
     switch (dtype) {
@@ -128,6 +150,8 @@ template <typename F> inline void visit_cache(const void *cache, DType dtype, co
         return f(static_cast<const bf16_t *>(cache));
     case LLAISYS_DTYPE_F32:
         return f(static_cast<const float *>(cache));
+    case LLAISYS_DTYPE_I8:
+        return f(static_cast<const int8_t *>(cache));
     default:
         ops::cpu::no_rows(dtype);
     }

@@ -15,8 +15,9 @@ inline int64_t score_steps(int64_t n, int64_t d) {
     return kTile / kPanel * tiles_across(n) * (d / 4);
 }
 
-// The same memory as f32: pairs of bf16 are transposed like one f32 and widened afterwards.
-template <typename Keys> struct Pairs {
+// The same memory as f32: pairs of bf16 and four bytes are transposed like one f32 and widened
+// afterwards.
+template <typename Keys> struct AsFloats {
     const Keys &keys;
     const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
 };
@@ -39,7 +40,7 @@ inline void transpose_some(const Keys &keys, int64_t i, int64_t n, float *out) {
 template <typename T, typename Keys>
 inline void transpose_keys(const Keys &keys, int64_t d, float *out) {
     int64_t i = 0;
-    if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_F32) {
+    if constexpr (std::is_same_v<T, float>) {
         for (; i + kLanes <= d; i += kLanes) {
             vf transposed[kLanes];
             load_transposed(keys, i, transposed);
@@ -48,10 +49,23 @@ inline void transpose_keys(const Keys &keys, int64_t d, float *out) {
                 store(out + (i + j) * kTile, transposed[j]);
             }
         }
-    } else if constexpr (dtype_of<T>::value == LLAISYS_DTYPE_BF16) {
+    } else if constexpr (std::is_same_v<T, int8_t>) {
+        for (; i + 4 * kLanes <= d; i += 4 * kLanes) {
+            vf transposed[kLanes];
+            load_transposed(AsFloats<Keys>{keys}, i / 4, transposed);
+#pragma GCC unroll 16
+            for (int64_t j = 0; j < kLanes; ++j) {
+                float *to = out + (i + 4 * j) * kTile;
+                store(to, byte_of<0>(transposed[j]));
+                store(to + kTile, byte_of<1>(transposed[j]));
+                store(to + 2 * kTile, byte_of<2>(transposed[j]));
+                store(to + 3 * kTile, byte_of<3>(transposed[j]));
+            }
+        }
+    } else if constexpr (std::is_same_v<T, bf16_t>) {
         for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
             vf transposed[kLanes];
-            load_transposed(Pairs<Keys>{keys}, i / 2, transposed);
+            load_transposed(AsFloats<Keys>{keys}, i / 2, transposed);
 #pragma GCC unroll 16
             for (int64_t j = 0; j < kLanes; ++j) {
                 store(out + (i + 2 * j) * kTile, low_halves(transposed[j]));

@@ -16,6 +16,8 @@ constexpr ops::cpu::Kernels make_table() {
     table.widen_bf16 = convert_row<float, bf16_t>;
     table.narrow_f16 = convert_row<f16_t, float>;
     table.narrow_bf16 = convert_row<bf16_t, float>;
+    table.quantise = quantise_row;
+    table.dequantise = dequantise_row;
     table.add = add_rows;
     table.swiglu = swiglu_row;
     table.scale = scale_row;

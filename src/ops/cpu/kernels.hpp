@@ -69,12 +69,13 @@ struct AttentionTask {
     int64_t group;
     int64_t d;
     int64_t ldo;          // d rounded up to whole panels
+    int64_t head_stride;  // elements of the cache from one KV head to the next
     int64_t state_stride; // floats from the state of one head to that of the next
     const int32_t *begin; // [n_tokens]: entries seen
     const int32_t *end;   // [n_tokens]
     const void *k_cache;  // the first KV head of slot 0; slots are slot_stride elements apart
     const void *v_cache;
-    DType k_dtype;
+    DType k_dtype; // i8: each head's d bytes are followed by their scale; v_dtype is i8 as well
     DType v_dtype;
     int64_t slot_stride;
     const int32_t *table; // blocks of the list
@@ -89,7 +90,7 @@ constexpr int64_t kMaxRowTile = 16; // rows of a register tile at most, on any i
 
 // Scratch of one attention kernel call, in floats; rows over all heads.
 constexpr int64_t attention_scratch(int64_t rows, int64_t d) {
-    return kTile * d + kTile * round_up(d, kPanel) + kMaxRowTile * kTile + rows * 16;
+    return kTile * d + kTile * round_up(d, kPanel) + kMaxRowTile * kTile + 2 * kTile + rows * 16;
 }
 
 struct Kernels {
@@ -100,6 +101,10 @@ struct Kernels {
     void (*widen_bf16)(float *out, const bf16_t *in, int64_t n);
     void (*narrow_f16)(f16_t *out, const float *in, int64_t n);
     void (*narrow_bf16)(bf16_t *out, const float *in, int64_t n);
+
+    // A row of a KV cache in eight bits (ops/kv_layer.hpp): returns its scale; the way back.
+    float (*quantise)(int8_t *out, const float *in, int64_t n);
+    void (*dequantise)(float *out, const int8_t *in, float scale, int64_t n);
 
     // Elementwise over n values; out may be an input.
     void (*add)(float *out, const float *a, const float *b, int64_t n);

@@ -27,6 +27,31 @@ template <typename To, typename From> void convert_row(To *out, const From *in, 
     for_vectors(n, [=](int64_t i, int64_t k) { store_up_to(out + i, load_up_to(in + i, k), k); });
 }
 
+inline float quantise_row(int8_t *out, const float *in, int64_t n) {
+    vf largest = zero();
+    vf nothing = zero(); // NaN once a value is NaN or infinite
+    for_vectors(n, [&](int64_t i, int64_t k) {
+        const vf x = load_up_to(in + i, k);
+        largest = max_num(max_num(x, sub(zero(), x)), largest);
+        nothing = fma(x, zero(), nothing);
+    });
+    const float most = reduce_max(largest);
+    const bool is_finite = reduce_add(nothing) == 0.0f;
+    const bool is_small = most < 0x1p-100f;
+    const vf factor = set1(is_finite && !is_small ? 127.0f / most : 0.0f);
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        const vf x = is_finite ? load_up_to(in + i, k) : zero();
+        store_up_to(out + i, mul(x, factor), k);
+    });
+    return !is_finite ? __builtin_nanf("") : is_small ? 0.0f : most / 127.0f;
+}
+
+inline void dequantise_row(float *out, const int8_t *in, float scale, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        store_up_to(out + i, mul(load_up_to(in + i, k), set1(scale)), k);
+    });
+}
+
 inline void add_rows(float *out, const float *a, const float *b, int64_t n) {
     for_vectors(n, [=](int64_t i, int64_t k) {
         store_up_to(out + i, add(load_up_to(a + i, k), load_up_to(b + i, k)), k);

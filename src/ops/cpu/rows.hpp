@@ -21,6 +21,8 @@ inline int64_t bytes_of_one(DType dtype) {
     case LLAISYS_DTYPE_F16:
     case LLAISYS_DTYPE_BF16:
         return 2;
+    case LLAISYS_DTYPE_I8: // rows of a KV cache in eight bits, which are only ever copied here
+        return 1;
     default:
         no_rows(dtype);
     }

@@ -10,8 +10,10 @@ void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, con
     const Checks check{"kv_load", stream};
     check_kv(check, kv);
     const auto check_output = [&](const char *name, const Tensor &rows) {
-        check.real_output(name, rows, 3);
-        check.shape(name, rows, {k.size(0), kv.n_heads, kv.head_dim});
+        check.device(name, rows);
+        check.ndim(name, rows, 3);
+        check_kv_rows(check, name, rows, kv, k.size(0));
+        check.writable(name, rows);
         check.contiguous(name, rows);
     };
     check_output("k", k);

@@ -6,8 +6,31 @@ namespace llaisys::ops {
 
 namespace {
 
+// Real rows become eight bits, each head with a scale of its own.
+void store_quantised(const device::Stream &stream, const Tensor &cache, const Tensor &values,
+                     const Tensor &slots) {
+    const int64_t heads = values.size(1);
+    const int64_t d = values.size(2);
+    const cpu::Kernels &kernels = cpu::kernels();
+    cpu::for_rows(stream, values.size(0), heads * d, [&](int64_t first, int64_t last) {
+        float buffer[kMaxQuantisedHead];
+        for (int64_t i = first; i < last; ++i) {
+            int8_t *to = cache.as<int8_t>() + slots.as<int32_t>()[i] * cache.stride(0);
+            for (int64_t h = 0; h < heads; ++h, to += cache.stride(1)) {
+                const float *row =
+                    cpu::read(kernels, cpu::row_of(values, i, h), values.dtype(), buffer, d);
+                const float scale = kernels.quantise(to, row, d);
+                std::memcpy(to + d, &scale, sizeof scale);
+            }
+        }
+    });
+}
+
 void store(const device::Stream &stream, const Tensor &cache, const Tensor &values,
            const Tensor &slots) {
+    if (cache.dtype() == LLAISYS_DTYPE_I8 && values.dtype() != LLAISYS_DTYPE_I8) {
+        return store_quantised(stream, cache, values, slots);
+    }
     const int64_t n = values.size(0);
     const int64_t heads = cache.size(1);
     const int64_t d = cache.size(2);

@@ -11,12 +11,12 @@ void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, 
     check_kv(check, kv);
     check.writable("k_cache", kv.k);
     check.writable("v_cache", kv.v);
-    check.real_rows("values", k, 3);
+    check.device("values", k);
+    check.ndim("values", k, 3);
     const int64_t n = k.size(0);
-    check.shape("values", k, {n, kv.n_heads, kv.head_dim});
+    check_kv_rows(check, "values", k, kv, n);
     if (v != nullptr) {
-        check.real_rows("values", *v, 3);
-        check.shape("values", *v, {n, kv.n_heads, kv.head_dim});
+        check_kv_rows(check, "values", *v, kv, n);
     }
     check.vector("slots", slots, LLAISYS_DTYPE_I32, n);
     check.index_range("slots", slots, kv.n_slots);

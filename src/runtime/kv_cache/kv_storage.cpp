@@ -11,6 +11,7 @@ namespace llaisys::runtime {
 namespace {
 
 constexpr int64_t kShiftRows = 64;
+constexpr DType kWide = LLAISYS_DTYPE_F32; // what keys in eight bits are rotated as
 
 Tensor create(const device::Stream &stream, const Shape &shape, DType dtype) {
     return Tensor::create(shape, dtype, stream.type(), stream.device_id());
@@ -26,9 +27,11 @@ KvStorage::KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_s
                      int64_t n_heads, int64_t head_dim, DType dtype, Tensor inv_freq)
     : dtype_(dtype), inv_freq_(std::move(inv_freq)) {
     for (int64_t layer = 0; layer < n_layers; ++layer) {
-        layers_.push_back(make_layer(stream, {n_slots, n_heads, head_dim}, dtype));
+        layers_.push_back(
+            make_layer(stream, {n_slots, n_heads, ops::head_stride(dtype, head_dim)}, dtype));
     }
-    shift_rows_ = create(stream, {kShiftRows, n_heads, head_dim}, dtype);
+    const bool is_real = is_activation(dtype);
+    shift_rows_ = create(stream, {kShiftRows, n_heads, head_dim}, is_real ? dtype : kWide);
     shift_slots_ = create(stream, {kShiftRows}, LLAISYS_DTYPE_I32);
     shift_deltas_ = create(stream, {kShiftRows}, LLAISYS_DTYPE_I64);
 }
@@ -51,7 +54,8 @@ void KvStorage::copy_slots(const device::Stream &stream, const int32_t *src, con
     Tensor targets = create(stream, {n}, LLAISYS_DTYPE_I32);
     sources.load(stream, src, size_t(n) * sizeof(int32_t));
     targets.load(stream, dst, size_t(n) * sizeof(int32_t));
-    const Shape shape{n, shift_rows_.size(1), shift_rows_.size(2)};
+    const int64_t width = ops::head_stride(dtype_, shift_rows_.size(2)); // the bytes as they are
+    const Shape shape{n, shift_rows_.size(1), width};
     const Tensor k = create(stream, shape, dtype_);
     const Tensor v = create(stream, shape, dtype_);
     for (const ops::KvLayer &layer : layers_) {

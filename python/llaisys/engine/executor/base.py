@@ -145,7 +145,7 @@ class Executor(ABC):
             info.max_model_len,
             info.num_blocks,
             info.block_size,
-            info.num_blocks * info.block_size * info.kv_bytes_per_token / (1 << 20),
+            info.kv_cache_bytes / (1 << 20),
         )
 
     @abstractmethod

@@ -138,7 +138,7 @@ class EngineLink:
                 self.stats = message.stats
             elif isinstance(message, Ready):
                 self._watchdog.is_ready = True
-                self.stats = EngineStats(kv_blocks=message.info.num_blocks)
+                self.stats = EngineStats.at_start(message.info)
             try:
                 if isinstance(message, Failed):
                     self.give_up(f"the engine failed: {message.error}", logged=True)

@@ -179,6 +179,7 @@ class EngineStats(Struct, array_like=True):
     kv_blocks: int = 0
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0
+    kv_cache_bytes: int = 0  # of one rank
     num_steps: int = 0
     num_preemptions: int = 0
     num_context_shifts: int = 0
@@ -192,6 +193,10 @@ class EngineStats(Struct, array_like=True):
     spec_decode_accepted_per_position: list[int] = []
     spec_decode_mean_accepted_length: float = 0.0  # a gauge
     stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
+
+    @classmethod
+    def at_start(cls, info: ModelInfo) -> EngineStats:
+        return cls(kv_blocks=info.num_blocks, kv_cache_bytes=info.kv_cache_bytes)
 
 
 class Outputs(Struct, tag="outputs"):

@@ -225,7 +225,7 @@ def serve_engine(setup: EngineSetup) -> int:
                 config = ask_for_room(config, inputs, outputs)
             core = EngineCore(config, Executor.get_class(config)(config))
         clock.loading = None
-        clock.stats = EngineStats(kv_blocks=core.model_info.num_blocks)
+        clock.stats = EngineStats.at_start(core.model_info)
         outputs.send(encode(Ready.of(core.model_info)))
         EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps).run()
         status = 0

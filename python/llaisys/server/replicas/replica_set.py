@@ -305,7 +305,13 @@ class ReplicaSet:
 
 def without_gauges(stats: EngineStats) -> EngineStats:
     return msgspec.structs.replace(
-        stats, num_running=0, num_waiting=0, kv_blocks=0, kv_blocks_used=0, kv_blocks_cached=0
+        stats,
+        num_running=0,
+        num_waiting=0,
+        kv_blocks=0,
+        kv_blocks_used=0,
+        kv_blocks_cached=0,
+        kv_cache_bytes=0,
     )
 
 

@@ -1,0 +1,128 @@
+// Random queries over lists of a KV cache, and the naive twin of attention in double. To be included
+// once.
+#pragma once
+
+#include "ops_twins.hpp"
+
+#include "ops/attention/op.hpp"
+
+namespace ops_test {
+
+struct AttentionCase {
+    Tensor q; // [n, heads, d]
+    Tensor k; // [n_slots, kv_heads, d]
+    Tensor v;
+    ops::AttentionLists lists;
+    float scale;
+};
+
+inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e) {
+    const int64_t size = lists.block_size;
+    const int32_t *table = lists.tables.as<int32_t>() + row * lists.tables.size(1);
+    return table[e / size] * size + e % size;
+}
+
+inline void check_attention(const AttentionCase &c, const Tensor &out) {
+    const int64_t heads = c.q.size(1);
+    const int64_t d = c.q.size(2);
+    const int64_t group = heads / c.k.size(1);
+    for (int64_t i = 0; i < c.q.size(0); ++i) {
+        const int64_t row = c.lists.q_rows.as<int32_t>()[i];
+        const int64_t begin = c.lists.begin.as<int32_t>()[i];
+        const int64_t end = c.lists.end.as<int32_t>()[i];
+        for (int64_t h = 0; h < heads; ++h) {
+            std::vector<double> weights;
+            std::vector<double> sums(static_cast<size_t>(d), 0.0);
+            double max = -kInf;
+            double total = 0;
+            for (int64_t e = begin; e < end; ++e) {
+                double dot = 0;
+                for (int64_t x = 0; x < d; ++x) {
+                    dot += get3(c.q, i, h, x) * get3(c.k, slot_of(c.lists, row, e), h / group, x);
+                }
+                weights.push_back(dot * double(c.scale));
+                max = std::max(max, weights.back());
+            }
+            for (int64_t e = begin; e < end; ++e) {
+                const double weight = std::exp(weights[size_t(e - begin)] - max);
+                total += weight;
+                for (int64_t x = 0; x < d; ++x) {
+                    sums[size_t(x)] += weight * get3(c.v, slot_of(c.lists, row, e), h / group, x);
+                }
+            }
+            for (int64_t x = 0; x < d; ++x) {
+                const double expected = end > begin ? sums[size_t(x)] / total : 0.0;
+                check_close("attention", get3(out, i, h, x), expected,
+                            2e-5 + unit_of(out.dtype()) * std::abs(expected));
+            }
+        }
+    }
+}
+
+// n_seq lists of `length` entries in shuffled blocks; every list is asked by its last n_tokens.
+inline AttentionCase attention_case(int64_t n_seq, int64_t length, int64_t n_tokens, int64_t heads,
+                                    int64_t kv_heads, int64_t d, int32_t block_size, DType q_dtype,
+                                    DType kv_dtype) {
+    AttentionCase c;
+    const int64_t width = (length + block_size - 1) / block_size + 1;
+    const int64_t n_blocks = n_seq * width + 3;
+    std::vector<int32_t> blocks(static_cast<size_t>(n_blocks));
+    for (size_t i = 0; i < blocks.size(); ++i) {
+        blocks[i] = int32_t(i);
+    }
+    std::shuffle(blocks.begin(), blocks.end(), generator());
+    std::vector<int32_t> rows;
+    std::vector<int32_t> begin;
+    std::vector<int32_t> end;
+    for (int64_t s = 0; s < n_seq; ++s) {
+        for (int64_t t = 0; t < n_tokens; ++t) {
+            rows.push_back(int32_t(s));
+            begin.push_back(0);
+            end.push_back(int32_t(length - n_tokens + t + 1));
+        }
+    }
+    c.q = random_strided({n_seq * n_tokens, heads, d}, q_dtype, 2.0f);
+    c.k = random_tensor({n_blocks * block_size, kv_heads, d}, kv_dtype);
+    c.v = random_tensor({n_blocks * block_size, kv_heads, d}, kv_dtype);
+    c.lists.q_rows = i32_tensor(rows);
+    c.lists.begin = i32_tensor(begin);
+    c.lists.end = i32_tensor(end);
+    c.lists.tables = Tensor::create({n_seq, width}, kI32);
+    std::copy(blocks.begin(), blocks.begin() + n_seq * width, c.lists.tables.as<int32_t>());
+    c.lists.block_size = block_size;
+    c.scale = 1.0f / std::sqrt(float(d));
+    return c;
+}
+
+inline Tensor run_attention(const Stream &stream, const AttentionCase &c, DType out_dtype = kF32) {
+    const Tensor out = random_strided(c.q.shape(), out_dtype);
+    ops::attention(stream, out, c.q, ops::slot_major(c.k, c.v), c.lists, c.scale);
+    return out;
+}
+
+// Tokens [first, last) of a case.
+inline AttentionCase tokens_of(const AttentionCase &c, int64_t first, int64_t last) {
+    AttentionCase some = c;
+    some.q = c.q.slice(0, first, last);
+    some.lists.q_rows = c.lists.q_rows.slice(0, first, last);
+    some.lists.begin = c.lists.begin.slice(0, first, last);
+    some.lists.end = c.lists.end.slice(0, first, last);
+    return some;
+}
+
+// The same lists entry by entry: blocks of one.
+inline AttentionCase with_cells(const AttentionCase &c) {
+    AttentionCase cells = c;
+    const int64_t rows = c.lists.tables.size(0);
+    const int64_t width = c.lists.tables.size(1) * c.lists.block_size;
+    cells.lists.tables = Tensor::create({rows, width}, kI32);
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t e = 0; e < width; ++e) {
+            cells.lists.tables.as<int32_t>()[r * width + e] = int32_t(slot_of(c.lists, r, e));
+        }
+    }
+    cells.lists.block_size = 1;
+    return cells;
+}
+
+} // namespace ops_test

@@ -1,0 +1,251 @@
+// Keys and values in eight bits: what is stored byte for byte against a naive twin, attention against
+// the twin in double over the values that were stored, on every instruction set of this machine.
+#include "attention_cases.hpp"
+
+#include "ops/kv_load/op.hpp"
+#include "ops/kv_store/op.hpp"
+#include "runtime/kv_cache/kv_storage.hpp"
+
+using namespace ops_test;
+
+namespace {
+
+constexpr DType kI8 = LLAISYS_DTYPE_I8;
+
+Tensor empty_cache(int64_t n_slots, int64_t heads, int64_t d) {
+    return Tensor::create({n_slots, heads, ops::head_stride(kI8, d)}, kI8);
+}
+
+Tensor all_slots(int64_t n) {
+    std::vector<int32_t> slots(static_cast<size_t>(n));
+    for (size_t i = 0; i < slots.size(); ++i) {
+        slots[i] = int32_t(i);
+    }
+    return i32_tensor(slots);
+}
+
+// The rule of ops/kv_layer.hpp on one head's row, straight from its text.
+void naive_row(const std::vector<float> &values, int8_t *out) {
+    float largest = 0.0f;
+    bool is_finite = true;
+    for (float value : values) {
+        is_finite = is_finite && std::isfinite(value);
+        largest = std::max(largest, std::abs(value));
+    }
+    const bool is_small = largest < 0x1p-100f;
+    const float scale = !is_finite ? kNan : is_small ? 0.0f : largest / 127.0f;
+    for (size_t i = 0; i < values.size(); ++i) {
+        const bool is_zero = !is_finite || is_small;
+        out[i] = is_zero ? int8_t(0) : int8_t(std::nearbyint(values[i] * (127.0f / largest)));
+    }
+    std::memcpy(out + values.size(), &scale, sizeof scale);
+}
+
+// The whole of `real` [n, heads, d] in eight bits.
+Tensor naive_cache(const Tensor &real) {
+    const int64_t d = real.size(2);
+    const Tensor cache = empty_cache(real.size(0), real.size(1), d);
+    int8_t *row = cache.as<int8_t>();
+    for (int64_t i = 0; i < real.size(0); ++i) {
+        for (int64_t h = 0; h < real.size(1); ++h, row += ops::head_stride(kI8, d)) {
+            std::vector<float> values;
+            for (int64_t x = 0; x < d; ++x) {
+                values.push_back(float(get3(real, i, h, x)));
+            }
+            naive_row(values, row);
+        }
+    }
+    return cache;
+}
+
+// What a cache in eight bits holds, in f32.
+Tensor widened(const Tensor &cache) {
+    const ops::KvLayer kv = ops::slot_major(cache, cache);
+    const Tensor wide = Tensor::create({kv.n_slots, kv.n_heads, kv.head_dim}, kF32);
+    ops::kv_load(one_thread(), wide, nullptr, kv, all_slots(kv.n_slots));
+    return wide;
+}
+
+// The case with its caches in eight bits; `twin`: with what these hold, in f32.
+AttentionCase in_eight_bits(const AttentionCase &c, AttentionCase *twin = nullptr) {
+    AttentionCase packed = c;
+    packed.k = naive_cache(c.k);
+    packed.v = naive_cache(c.v);
+    if (twin != nullptr) {
+        *twin = c;
+        twin->k = widened(packed.k);
+        twin->v = widened(packed.v);
+    }
+    return packed;
+}
+
+} // namespace
+
+TEST(kv_store_quantises_each_head_of_a_token) {
+    for_each_isa([] {
+        for (DType dtype : kReal) {
+            for (int64_t d : {1, 2, 7, 16, 33, 64, 80, 128, 1024}) {
+                const Tensor values = random_strided({5, 3, d}, dtype, 3.0f);
+                if (d > 2) {
+                    set(values, values.stride(0), kNan);                         // token 1, head 0
+                    set(values, values.stride(0) + values.stride(1) + 1, -kInf); // token 1, head 1
+                    for (int64_t x = 0; x < d; ++x) {                            // token 2, head 0
+                        set(values, 2 * values.stride(0) + x, x == 1 ? 1e-37f : 0.0f);
+                    }
+                }
+                const Tensor cache = empty_cache(5, 3, d);
+                const ops::KvLayer kv = ops::slot_major(cache, cache);
+                ops::kv_store(two_threads(), kv, values, nullptr, all_slots(5));
+                CHECK(same_bits(cache, naive_cache(values)));
+            }
+        }
+    });
+}
+
+TEST(kv_store_leaves_other_slots_and_kv_load_reads_them_back) {
+    for_each_isa([] {
+        const Tensor k = random_tensor({4, 2, 20}, kF32);
+        const Tensor v = random_tensor({4, 2, 20}, kF32);
+        const ops::KvLayer kv = ops::slot_major(empty_cache(9, 2, 20), empty_cache(9, 2, 20));
+        const Tensor slots = i32_tensor({7, 0, 3, 8});
+        ops::kv_store(one_thread(), kv, k, &v, slots);
+        for (int64_t slot : {1, 2, 4, 5, 6}) {
+            CHECK(same_bits(kv.k.slice(0, slot, slot + 1), empty_cache(1, 2, 20)));
+        }
+        for (DType dtype : kReal) { // within half a step of what was stored
+            const Tensor back = Tensor::create(k.shape(), dtype);
+            const Tensor v_back = Tensor::create(v.shape(), dtype);
+            ops::kv_load(two_threads(), back, &v_back, kv, slots);
+            for (int64_t i = 0; i < k.elements(); ++i) {
+                check_close("k", get(back, i), get(k, i), 0.5 / 127 + unit_of(dtype));
+                check_close("v", get(v_back, i), get(v, i), 0.5 / 127 + unit_of(dtype));
+            }
+        }
+        // As they lie: no bit changes on the way to other slots.
+        const Tensor rows = empty_cache(4, 2, 20);
+        const Tensor v_rows = empty_cache(4, 2, 20);
+        ops::kv_load(one_thread(), rows, &v_rows, kv, slots);
+        ops::kv_store(one_thread(), kv, rows, &v_rows, i32_tensor({1, 2, 4, 5}));
+        CHECK(same_bits(kv.k.slice(0, 1, 2), kv.k.slice(0, 7, 8)));
+        CHECK(same_bits(kv.v.slice(0, 5, 6), kv.v.slice(0, 8, 9)));
+    });
+}
+
+TEST(attention_over_eight_bits_matches_twin) {
+    for_each_isa([] {
+        const struct {
+            int64_t n_seq, length, n_tokens, heads, kv_heads, d;
+            int32_t block_size;
+        } cases[] = {
+            {1, 1, 1, 1, 1, 1, 1},     {2, 3, 3, 3, 3, 3, 1},     {1, 65, 1, 6, 2, 64, 16},
+            {3, 33, 7, 9, 3, 64, 16},  {1, 130, 31, 4, 1, 33, 7}, {2, 64, 64, 2, 2, 80, 16},
+            {1, 577, 2, 7, 1, 31, 16}, {1, 1100, 1, 2, 2, 16, 3}, {1, 70, 70, 14, 2, 128, 16},
+        };
+        for (const auto &s : cases) {
+            AttentionCase twin;
+            const AttentionCase c =
+                in_eight_bits(attention_case(s.n_seq, s.length, s.n_tokens, s.heads, s.kv_heads,
+                                             s.d, s.block_size, kF32, kF32),
+                              &twin);
+            check_attention(twin, run_attention(two_threads(), c));
+        }
+    });
+}
+
+TEST(attention_over_eight_bits_gives_a_token_the_same_bits_in_any_company) {
+    for_each_isa([] {
+        for (int64_t d : {24, 64}) { // in whole panels or not
+            const AttentionCase c =
+                in_eight_bits(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kF32));
+            const Tensor whole = run_attention(one_thread(), c);
+            for (int s = 0; s < 3; ++s) {
+                CHECK(same_bits(run_attention(*all_streams()[s], c), whole));
+                CHECK(same_bits(run_attention(*all_streams()[s], with_cells(c)), whole));
+            }
+            for (int64_t first = 0; first < 3 * 37;) {
+                const int64_t last = std::min<int64_t>(3 * 37, first + random_int(1, 40));
+                const Tensor some =
+                    run_attention(*all_streams()[first % 3], tokens_of(c, first, last));
+                CHECK(same_bits(some, whole.slice(0, first, last)));
+                first = last;
+            }
+            for (int64_t i = 0; i < 3 * 37; i += 5) {
+                const Tensor one = run_attention(*all_streams()[i % 3], tokens_of(c, i, i + 1));
+                CHECK(same_bits(one, whole.slice(0, i, i + 1)));
+            }
+        }
+    });
+}
+
+TEST(attention_over_eight_bits_never_reads_what_a_token_does_not_see) {
+    for_each_isa([] {
+        AttentionCase real = attention_case(1, 100, 30, 4, 2, 16, 16, kF32, kF32);
+        const Tensor out = run_attention(one_thread(), in_eight_bits(real));
+        for (int64_t e = 85; e < 100; ++e) { // entries from 85 on: seen by tokens 15.. only
+            for (int64_t x = 0; x < 2 * 16; ++x) {
+                set(real.k, slot_of(real.lists, 0, e) * 32 + x, kNan);
+                set(real.v, slot_of(real.lists, 0, e) * 32 + x, kInf);
+            }
+        }
+        const Tensor again = run_attention(one_thread(), in_eight_bits(real));
+        CHECK(same_bits(out.slice(0, 0, 15), again.slice(0, 0, 15)));
+        CHECK(std::isnan(get3(again, 29, 0, 0)));
+    });
+}
+
+TEST(storage_in_eight_bits_copies_bytes_and_quantises_what_it_rotates) {
+    const int64_t d = 8;
+    const Tensor inv_freq = random_tensor({d / 2}, kF32);
+    runtime::KvStorage storage(one_thread(), 2, 6, 3, d, kI8, inv_freq);
+    CHECK(storage.bytes() == 2 * 2 * 6 * 3 * (d + 4)); // layers, k and v, slots, heads
+    for (const ops::KvLayer &layer : storage.layers()) {
+        const Tensor rows = random_tensor({6, 3, d}, kF32);
+        ops::kv_store(one_thread(), layer, rows, &rows, all_slots(6));
+    }
+    const Tensor keys = widened(storage.layers()[1].k);
+    const int32_t src[] = {0, 1};
+    const int32_t dst[] = {1, 5};
+    storage.copy_slots(one_thread(), src, dst, 2);
+    const Tensor copied = widened(storage.layers()[1].k);
+    CHECK(same_bits(copied.slice(0, 1, 2), keys.slice(0, 0, 1)));
+    CHECK(same_bits(copied.slice(0, 5, 6), keys.slice(0, 1, 2)));
+    const int32_t slots[] = {2, 4};
+    const int64_t delta[] = {3, -5};
+    storage.shift_slots(one_thread(), slots, delta, 2);
+    const Tensor turned = widened(storage.layers()[1].k);
+    CHECK(same_bits(turned.slice(0, 3, 4), copied.slice(0, 3, 4)));
+    for (int64_t i = 0; i < 2; ++i) {
+        for (int64_t h = 0; h < 3; ++h) {
+            for (int64_t x = 0; x < d / 2; ++x) {
+                const double angle = double(delta[i]) * get(inv_freq, x);
+                const double low = get3(keys, slots[i], h, x);
+                const double high = get3(keys, slots[i], h, x + d / 2);
+                check_close("shift", get3(turned, slots[i], h, x),
+                            low * std::cos(angle) - high * std::sin(angle), 1.5 / 2 / 127);
+                check_close("shift", get3(turned, slots[i], h, x + d / 2),
+                            high * std::cos(angle) + low * std::sin(angle), 1.5 / 2 / 127);
+            }
+        }
+    }
+}
+
+TEST(caches_in_eight_bits_are_checked) {
+    const Stream &s = one_thread();
+    const Tensor values = random_tensor({1, 2, 8}, kF32);
+    const Tensor slots = i32_tensor({0});
+    const auto store = [&](const Tensor &k, const Tensor &v) {
+        ops::kv_store(s, ops::slot_major(k, v), values, &values, slots);
+    };
+    const Tensor good = empty_cache(3, 2, 8);
+    store(good, good);
+    CHECK_THROWS(store(good, random_tensor({3, 2, 8}, kF32)), "v_cache", "f32", "i8");
+    CHECK_THROWS(store(random_tensor({3, 2, 8}, kF32), good), "v_cache", "i8");
+    CHECK_THROWS(store(empty_cache(3, 2, 9), good), "v_cache", "[3, 2, 12]", "[3, 2, 13]");
+    const Tensor no_values = Tensor::create({3, 2, 4}, kI8);
+    CHECK_THROWS(store(no_values, no_values), "k_cache", "[3, 2, 4]", "1 to 1024");
+    const Tensor wide = empty_cache(1, 1, 1025);
+    CHECK_THROWS(store(wide, wide), "k_cache", "[1, 1, 1029]", "1024");
+    const Tensor bytes = Tensor::create({1, 2, 8}, kI8); // no scales
+    CHECK_THROWS(ops::kv_store(s, ops::slot_major(good, good), bytes, nullptr, slots), "values",
+                 "[1, 2, 8]", "[1, 2, 12]");
+}
