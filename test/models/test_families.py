@@ -50,5 +50,7 @@ def test_only_llama_files_are_permuted() -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelLoadError, match=r"f: unknown architecture 'gpt9'; known: llama, qwen"):
+    with pytest.raises(
+        ModelLoadError, match=r"f: unknown architecture 'gpt9'; known: llama, mistral, q"
+    ):
         parse_config({"model_type": "gpt9"}, where="f")

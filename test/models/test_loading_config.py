@@ -142,7 +142,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; it must be true or false"),
         ({"eos_token_id": 320}, "eos_token_id is 320; it must be an integer from 0 to 319"),
         ({"eos_token_id": ["a"]}, "eos_token_id[0] is 'a'; it must be an integer"),
-        ({"model_type": "gpt9"}, "unknown architecture 'gpt9'; known: llama, qwen2"),
+        ({"model_type": "gpt9"}, "unknown architecture 'gpt9'; known: llama, mistral"),
         ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         (
             {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]},
