@@ -25,7 +25,7 @@
 #endif
 
 /* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
-#define LLAISYS_ABI_VERSION 10
+#define LLAISYS_ABI_VERSION 11
 
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,

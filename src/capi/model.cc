@@ -380,6 +380,16 @@ int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id) {
     return guard([&] { not_null(model, "model")->runner.sampler().forget(seq_id); });
 }
 
+int32_t llaisysModelPooled(LlaisysModel *model, int64_t seq_id, float *vector, int64_t n) {
+    return guard([&] {
+        not_null(model, "model")->runner.pool().read(seq_id, not_null(vector, "vector"), n);
+    });
+}
+
+int32_t llaisysModelPoolForget(LlaisysModel *model, int64_t seq_id) {
+    return guard([&] { not_null(model, "model")->runner.pool().forget(seq_id); });
+}
+
 int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_t reset) {
     return guard([&] {
         not_null(profile, "profile");

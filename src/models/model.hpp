@@ -33,13 +33,14 @@ struct KvSpec {
     Tensor inv_freq;                     // f32 [head_dim / 2]: rotates keys when positions move
 };
 
-// One micro-batch: n tokens, r of which get logits.
+// One micro-batch: n tokens, r of which get logits; of h the hidden states are wanted.
 struct ModelInput {
     int64_t n_tokens = 0;
     Tensor token_ids;   // i64 [n]; not defined when embeddings are given
     Tensor embeddings;  // f32 [n, hidden size]; defined when token_ids is not
     Tensor positions;   // i64 [n]
     Tensor output_rows; // i32 [r]: tokens whose logits are wanted, rising; not defined when r = 0
+    Tensor hidden_rows; // i64 [h]: the same for the hidden states
 };
 
 // Where this micro-batch writes its keys and values, and what each token sees of the cache.
@@ -54,6 +55,7 @@ struct AttentionMetadata {
 
 struct ForwardOutput {
     Tensor logits; // f32 [r, vocabulary], given by the caller, filled by the model; r may be 0
+    Tensor hidden; // f32 [h, hidden size], after the last norm; the same, not defined when h = 0
 };
 
 class Model {

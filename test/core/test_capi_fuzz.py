@@ -61,6 +61,12 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         count = n if not fuzz.one_in(10) else fuzz.pick((-1, -(2**31)))
         fuzz.call(f"llaisysModelSampler{call}", handle, fuzz.pick(small), tokens, count)
         fuzz.call("llaisysModelSamplerForget", handle, fuzz.pick(small))
+        vector = np.full(SHAPE.hs + 1, np.inf, np.float32)
+        size = fuzz.pick((SHAPE.hs, SHAPE.hs, 0, -1, 2**40))
+        target = None if fuzz.one_in(9) else vector.ctypes.data
+        fuzz.call("llaisysModelPooled", handle, fuzz.pick(small), target, size)
+        assert np.isinf(vector[-1])
+        fuzz.call("llaisysModelPoolForget", handle, fuzz.pick(small))
     elif kind == 6:
         fuzz.call("llaisysModelKvSeqCp", handle, *[fuzz.pick(small) for _ in range(4)])
         fuzz.call("llaisysModelKvSeqAdd", handle, *[fuzz.pick(small) for _ in range(4)])

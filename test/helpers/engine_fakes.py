@@ -64,6 +64,14 @@ def expected_tokens(
     return tokens[len(prompt) :]
 
 
+HIDDEN = 8
+
+
+def hidden_of(token: int) -> NDArray[np.float64]:
+    """The hidden state of a token, whatever is before it."""
+    return np.sin((token + 1.0) * np.arange(1, HIDDEN + 1))
+
+
 class FakeAdapter(ModelAdapter):
     """Checks every array that it is given; counts calls; `on_forward` may raise."""
 
@@ -77,6 +85,8 @@ class FakeAdapter(ModelAdapter):
         self.eos_token_ids = (EOS,)
         self.kv = np.full(self.kv_capacity_tokens, -1, dtype=np.int64)
         self.histories: dict[int, list[int]] = {}
+        self.hidden_size = HIDDEN
+        self.pools: dict[int, list[NDArray[np.float64]]] = {}
         self.num_forwards = 0
         self.num_tokens = 0
         self.num_copied = 0
@@ -111,6 +121,7 @@ class FakeAdapter(ModelAdapter):
         assert len(set(attention.slot_mapping.tolist())) == n
         assert step.token_ids.min() >= 0 and step.token_ids.max() < VOCAB
         self.kv[attention.slot_mapping] = step.token_ids
+        self._pool(step)
         size = self.options.kv_cache_block_size
         tables = attention.block_tables
         row_of = {seq: row for row, seq in enumerate(attention.batch_seq_ids.tolist())}
@@ -128,6 +139,22 @@ class FakeAdapter(ModelAdapter):
             assert seen.min() >= 0, "a slot was read that nobody wrote"
             self._states.append(state_of(seen))
         return ForwardOutput(len(marked), marked.astype(np.int32))
+
+    def _pool(self, step: ModelStepInput) -> None:
+        if step.pooling is None:
+            return
+        assert len(step.pooling) == len(step.token_ids)
+        for index in np.flatnonzero(step.pooling).tolist():
+            vectors = self.pools.setdefault(int(step.seq_ids[index]), [])
+            if step.pooling[index] == 1:
+                vectors.clear()
+            vectors.append(hidden_of(int(step.token_ids[index])))
+
+    def pooled(self, seq_id: int) -> NDArray[np.float32]:
+        return np.mean(self.pools[seq_id], axis=0).astype(np.float32)
+
+    def pool_forget(self, seq_id: int) -> None:
+        self.pools.pop(seq_id, None)
 
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
         if self.on_sample is not None:

@@ -218,6 +218,10 @@ class Shape:
 
     def logits(self, x: Array, position: int, seen: Sequence[tuple[Array, int]]) -> Array:
         """Of a token with embedding x [hs] that sees the cells (embedding, position)."""
+        return self.hidden(x, position, seen) @ self.table().astype(np.float64).T
+
+    def hidden(self, x: Array, position: int, seen: Sequence[tuple[Array, int]]) -> Array:
+        """The same before the head, [hs]."""
         group = self.nh // self.nkvh
         query = self.rope(x.reshape(self.nh, self.dh), position)
         kv = [row.reshape(self.nh, self.dh)[: self.nkvh] for row, _ in seen]
@@ -230,15 +234,19 @@ class Shape:
             scores = keys[:, head // group].astype(np.float64) @ query[head] / np.sqrt(self.dh)
             weights = np.exp(scores - scores.max())
             out[head] = weights @ values[:, head // group] / weights.sum()
-        return out.reshape(-1) @ self.table().astype(np.float64).T
+        return out.reshape(-1)
 
     def sequence_logits(self, tokens: Sequence[int]) -> Array:
         """Of every token of one sequence at positions 0, 1, ...; [n, voc]."""
+        return self.sequence_hidden(tokens) @ self.table().astype(np.float64).T
+
+    def sequence_hidden(self, tokens: Sequence[int]) -> Array:
+        """The same before the head, [n, hs]."""
         table = self.table()
         cells = [(table[token], at) for at, token in enumerate(tokens)]
         first = [0 if not self.window else max(0, i + 1 - self.window) for i in range(len(cells))]
         return np.stack(
-            [self.logits(*cells[i], cells[first[i] : i + 1]) for i in range(len(cells))]
+            [self.hidden(*cells[i], cells[first[i] : i + 1]) for i in range(len(cells))]
         )
 
 
@@ -291,6 +299,8 @@ class MockModel(Model):
         for name in ("slot_mapping", "context_lens", "block_tables"):
             if name in fields:
                 arrays[name] = np.ascontiguousarray(fields.pop(name), np.int32)
+        if "pooling" in fields:
+            arrays["pooling"] = np.asarray(fields.pop("pooling"), np.uint8)
         if "batch_seq_ids" in fields:
             arrays["batch_seq_ids"] = np.asarray(fields.pop("batch_seq_ids"), np.int64)
         step = LlaisysStepInput(struct_size=ctypes.sizeof(LlaisysStepInput), n_tokens=n)

@@ -161,6 +161,14 @@ def reference_logits(model: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
     return logits
 
 
+def reference_hidden(model: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """[tokens, hidden size] after the last norm, of transformers, as f32."""
+    with torch.no_grad():
+        states = model.model(torch.tensor([list(tokens)])).last_hidden_state[0]
+        found: NDArray[np.float32] = states.to(torch.float32).numpy()
+    return found
+
+
 def random_tokens(n: int, vocab: int, seed: int = 0) -> list[int]:
     tokens: list[int] = np.random.default_rng(seed).integers(0, vocab, n).tolist()
     return tokens

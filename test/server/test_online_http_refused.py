@@ -153,7 +153,7 @@ def test_caps_are_named_with_their_number(
         (
             {"messages": [{"role": "wizard", "content": "x"}]},
             "messages[0].role",
-            "messages[0].role is a string; it must be 'system', 'developer', 'user', "
+            "messages[0].role is \"wizard\"; it must be 'system', 'developer', 'user', "
             "'assistant' or 'tool'",
         ),
         ({"session_id": "a/b"}, "session_id", "session_id is a string; it must be a string like"),

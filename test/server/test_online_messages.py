@@ -52,9 +52,11 @@ def test_every_sampling_field_crosses_the_wire() -> None:
         samplers=["top_k", "temperature"], top_n_sigma=1.5, thinking_budget=9,
         structured_outputs={"choice": ["a", "b"]}, prompt_logprobs=2, logprob_token_ids=[3, 4],
     )  # fmt: skip
-    assert set(params.to_wire()) == set(FIELDS) - {"detokenize"}
+    assert set(params.to_wire()) == set(FIELDS) - {"detokenize", "pooling"}
     frame = encode(params.to_wire())
     assert SamplingParams.from_wire(msgspec.msgpack.decode(frame)) == params
+    pooled = SamplingParams(max_tokens=0, pooling="mean")
+    assert pooled.to_wire() == {"max_tokens": 0, "pooling": "mean"}
     silent = SamplingParams(detokenize=False)
     assert silent.to_wire() == {"detokenize": False} and SamplingParams().to_wire() == {}
     with pytest.raises(InvalidInputError, match="unknown field 'evil'"):
@@ -66,7 +68,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
 def test_token_updates_cross_the_wire() -> None:
     update = TokenUpdate(
         "r1", [5, 6], RequestStatus.FINISHED_STOPPED, [TokenLogprobs(5, -0.5, 1, [(5, -0.5)])], "x",
-        3, 1.5, None, PromptScores(2, [TokenLogprobs(6, -1.5, 2, [])]),
+        3, 1.5, None, PromptScores(2, [TokenLogprobs(6, -1.5, 2, [])]), b"\x00\x00\x80\x3f",
     )  # fmt: skip
     frame = encode(Update.of(update))
     assert msgspec.msgpack.decode(frame, type=Update).update() == update

@@ -93,6 +93,11 @@ ROUTES = {
     "POST /api/chat",
     "POST /api/generate",
     "POST /api/show",
+    "POST /api/embed",
+    "POST /api/embeddings",
+    "POST /v1/embeddings",
+    "POST /v1/score",
+    "POST /v1/rerank",
 }
 WITH_BODY = sorted(route for route in ROUTES if route.startswith(("POST", "PATCH")))
 

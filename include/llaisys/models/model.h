@@ -121,6 +121,14 @@ LLAISYS_API int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_i
  * model was asked to keep them. Reserved for draft heads; always NULL for now. */
 LLAISYS_API const float *llaisysModelGetHidden(LlaisysModel *model);
 
+/* The vector of a sequence, [n], n the hidden size: the mean of the hidden states that steps have
+ * given it since it was forgotten, summed in double precision in the order of the tokens, so that
+ * it depends neither on how they were spread over steps nor on what else was in them.
+ * LLAISYS_ERROR_INVALID when there is none. A step that fails adds nothing. */
+LLAISYS_API int32_t llaisysModelPooled(LlaisysModel *model, int64_t seq_id, float *vector,
+                                       int64_t n);
+LLAISYS_API int32_t llaisysModelPoolForget(LlaisysModel *model, int64_t seq_id);
+
 /* -- Profile ------------------------------------------------------------------------------------ */
 
 typedef struct LlaisysStageProfile {

@@ -15,6 +15,14 @@ typedef struct LlaisysBatch {
     int8_t *logits;    /* [n_tokens], non-zero: keep this token's logits; NULL: the last token's */
 } LlaisysBatch;
 
+/* What a token's hidden state (after the last norm) does to the vector that is kept for its
+ * sequence: see llaisysModelPooled. */
+typedef enum LLAISYS_INT32_ENUM {
+    LLAISYS_POOLING_NONE = 0,
+    LLAISYS_POOLING_LAST = 1, /* it takes its place */
+    LLAISYS_POOLING_MEAN = 2  /* it is one of those whose mean it is */
+} LlaisysPooling;
+
 /* One step of the engine. Token i belongs to the sequences
  * seq_ids[s .. s + n_seq_id[i]), s = the sum of n_seq_id before i. */
 typedef struct LlaisysStepInput {
@@ -37,6 +45,9 @@ typedef struct LlaisysStepInput {
     const int32_t *block_tables;  /* [n_seq, block_table_width]: block numbers, -1 past the end */
     int32_t block_table_width;
     int32_t reserved; /* 0 */
+
+    const uint8_t *pooling; /* [n_tokens]: LlaisysPooling; NULL: NONE. Such a token is of one
+                               sequence */
 } LlaisysStepInput;
 
 /* A link of the sampler chain. */

@@ -16,7 +16,8 @@ class InvalidInputError(LlaisysError, ValueError):
 
     `field` is the path of what is wrong ("stop[2]", "messages[0].content"), `value` what was given
     and `limit` what follows "it must be"; `code` tells programs which fault it is. The text is for
-    people: nobody looks for words in it. `llaisys.common.validation.refuse` makes most of them.
+    people: nobody looks for words in it. `is_choice`: the value is one of a few words, or should
+    have been. `llaisys.common.validation.refuse` makes most of them.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class InvalidInputError(LlaisysError, ValueError):
         code: str | None = None,
         value: Any = None,
         limit: str | None = None,
+        is_choice: bool = False,
     ) -> None:
         super().__init__(message)
         self.field = field
         self.code = code
         self.value = value
         self.limit = limit
+        self.is_choice = is_choice
 
 
 # Codes that more than one layer names.

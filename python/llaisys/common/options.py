@@ -22,6 +22,7 @@ from llaisys.common.validation import (
     MAX_INT,
     check_bool,
     check_choice,
+    check_count,
     check_float,
     check_int,
     check_strings,
@@ -121,6 +122,38 @@ class Text(Kind):
 
     def json_schema(self) -> dict[str, Any]:
         return {"type": "string", "minLength": int(not self.may_be_empty)}
+
+
+@dataclass(frozen=True, slots=True)
+class TextOrFile(Kind):
+    """A text that has `mark` in it, or the name of a file with such a text, whose plain form is the
+    text."""
+
+    mark: str
+    max_chars: int
+    called: str  # in errors
+
+    def check(self, name: str, value: Any) -> str:
+        text, found = check_text(name, value), ""
+        if self.mark not in text:
+            found = f" in the file {text}"
+            try:
+                with open(text, encoding="utf-8") as file:
+                    text = file.read(self.max_chars + 1)
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or "it is not UTF-8"
+                limit = f"{self.called}, or a file that has one"
+                raise InvalidInputError(
+                    f"{name} is {text!r}; it must be {limit} ({why})",
+                    field=name, value=text, limit=limit,
+                ) from None  # fmt: skip
+            if self.mark not in text:
+                raise refuse(name, value, f"a file with {self.called}")
+        check_count(f"{name}{found}", len(text), self.max_chars, "characters")
+        return text
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1}
 
 
 @dataclass(frozen=True, slots=True)

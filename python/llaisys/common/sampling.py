@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from llaisys.common.options import (
+    Choice,
     Integer,
     Kind,
     Number,
@@ -56,6 +57,7 @@ DEFAULT_SAMPLERS = (
     "penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc",
 )  # fmt: skip
 
+POOLINGS = ("last", "mean")
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -249,6 +251,9 @@ class SamplingParams:
     prompt_logprobs: int | None = plain(
         None, Integer(0, MAX_LOGPROBS), "0: of the prompt's tokens, k: and of the k best there"
     )
+    pooling: str | None = plain(
+        None, Choice(POOLINGS), "no answer but a vector: of the last token, or the mean of all"
+    )
     skip_special_tokens: bool = plain(True, Switch(), "leave control tokens out of the text")
     detokenize: bool = plain(True, Switch(), "False: token ids only, no text and no stop strings")
     samplers: tuple[str, ...] | list[str] | None = plain(
@@ -272,6 +277,8 @@ class SamplingParams:
             raise refuse(
                 "logprob_token_ids", self.logprob_token_ids, "left out unless logprobs is given"
             )
+        if self.pooling is not None and (self.max_tokens != 0 or self.n != 1):
+            raise refuse("pooling", self.pooling, "left out unless max_tokens is 0 and n is 1")
         if self.stop and not self.detokenize:
             raise refuse("detokenize", self.detokenize, "true when there are stop strings")
 

@@ -22,6 +22,8 @@ class ModelStepInput:
     positions: NDArray[np.int64]  # [n]
     seq_ids: NDArray[np.int64]  # [n]
     logits_mask: NDArray[np.int8]  # [n], non-zero: this token's logits are wanted
+    # [n]: what the token's hidden state does to its sequence's vector; the C API's LlaisysPooling
+    pooling: NDArray[np.uint8] | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)

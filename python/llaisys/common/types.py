@@ -156,6 +156,12 @@ class Request:
         """Whether its prompt's logprobs are wanted; those of a prompt's choices are the same."""
         return self.sampling.prompt_logprobs is not None and self.choice == 0
 
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether something is read from each token of the prompt, so that none may be left out
+        because its keys and values are known."""
+        return self.scores_prompt or self.sampling.pooling == "mean"
+
     def set_status(self, status: RequestStatus) -> None:
         """Move to `status`; an illegal move is logged and raises, and changes nothing."""
         if status not in TRANSITIONS[self.status]:
@@ -286,6 +292,8 @@ class StepOutput:
     # seq id -> of its prompt's tokens that follow those of the step, where asked for
     prompt_logprobs: dict[int, PromptScores] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # seq id -> why nothing could be drawn
+    # seq id -> of a prompt that is pooled and now at its end: f32 [hidden size], native order
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
     def extend(self, later: StepOutput) -> None:
         """Add what was drawn after accepted drafts. A sequence that failed there keeps the tokens
@@ -319,6 +327,7 @@ class TokenUpdate(Struct, gc=False):
     scheduled_time: float | None = None
     error: str | None = None
     prompt_logprobs: PromptScores | None = None
+    pooled: bytes | None = None  # f32 [hidden size]
 
     @classmethod
     def of(
@@ -343,6 +352,7 @@ class ModelInfo:
     block_size: int
     kv_bytes_per_token: int = 0
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
+    hidden_size: int = 0  # numbers of a pooled vector; 0: the model gives none
     tokenizer_source: Any = None  # what llaisys.tokenization opens; None: no tokenizer
 
     @property
@@ -404,6 +414,7 @@ class RequestOutput:
     usage: Usage = field(default_factory=Usage)
     # One for each prompt token, when asked for; the first has nothing before it: NaN, rank 0.
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: bytes | None = None  # f32 [hidden size], as `common.embedding` reads it
 
     @property
     def finished(self) -> bool:

@@ -113,7 +113,9 @@ def check_text(name: str, value: object) -> str:
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
-        raise refuse(name, value, f"one of {', '.join(choices)}")
+        limit = f"one of {', '.join(choices)}"
+        message = f"{name} is {shown(value)}; it must be {limit}"
+        raise InvalidInputError(message, field=name, value=value, limit=limit, is_choice=True)
     return value
 
 

@@ -129,10 +129,10 @@ class BlockManager:
         """The cached blocks that the request could start from; changes no ownership.
 
         At least the last token is left to compute, so that there are logits to draw from; every
-        token is when the logprobs of the prompt are wanted.
+        token is when the logprobs of the prompt are wanted, or the mean of its hidden states.
         """
         match = PrefixMatch()
-        if not self.enable_prefix_caching or request.scores_prompt:
+        if not self.enable_prefix_caching or request.needs_every_token:
             return match
         parent: Node | None = None
         reachable = 0

@@ -20,6 +20,7 @@ from llaisys.common.options import (
     Record,
     Switch,
     Text,
+    TextOrFile,
     add_flags,
     changed,
     check_options,
@@ -29,6 +30,7 @@ from llaisys.common.options import (
     rebuilt,
 )
 from llaisys.common.parallel import ParallelConfig, normalize_parallel_config
+from llaisys.common.sampling import POOLINGS
 from llaisys.common.validation import refuse
 
 __all__ = [
@@ -51,6 +53,7 @@ DTYPE_NAMES = {
 KV_DTYPES = (*DTYPES, "q8")  # q8: on the CPU alone, see EngineConfig
 KV_DTYPE_NAMES = {**DTYPE_NAMES, "int8": "q8"}
 MAX_BYTES = 1 << 62
+MAX_TEMPLATE_CHARS = 64 << 10  # as `tokenization.chat_template` takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,14 @@ class EngineConfig:
         None, Number(0, above_low=True), "seconds that a step may take; else as long as it takes"
     )
     warmup: bool = option(True, Switch(), "no step before the first request")
+    chat_template: str | None = option(
+        None,
+        TextOrFile("{", MAX_TEMPLATE_CHARS, "a Jinja template"),
+        "how chats become prompts: a Jinja file, or its text; else as the model says",
+    )
+    pooling: str = option(
+        "last", Choice(POOLINGS), "what an embedding is of: the last token, or the mean of all"
+    )
     speculative_config: dict[str, Any] | None = option(
         None, Record(SpeculativeConfig), 'drafts as JSON, e.g. {"method": "ngram"}'
     )

@@ -38,16 +38,20 @@ class ProcessedInput:
     requests: list[Request]
 
 
-def open_tokenizer(info: ModelInfo, given: Any = None) -> Any:
-    """`given`, or the model's own tokenizer; None when the model has none."""
-    if given is not None or info.tokenizer_source is None:
+def open_tokenizer(info: ModelInfo, given: Any = None, chat_template: str | None = None) -> Any:
+    """`given`, or the model's own tokenizer; None when the model has none. `chat_template`: instead
+    of the model's own."""
+    source = info.tokenizer_source
+    has_own = source is not None and not (source.directory is None and source.vocabulary is None)
+    if given is not None or not has_own:
+        if chat_template is not None:
+            raise InvalidInputError(
+                "chat_template needs the model's own tokenizer", field="chat_template"
+            )
         return given
     from llaisys.tokenization import Tokenizer
 
-    source = info.tokenizer_source
-    if source.directory is None and source.vocabulary is None:
-        return None
-    return Tokenizer.from_source(source)
+    return Tokenizer.from_source(source, chat_template)
 
 
 class InputProcessor:

@@ -29,7 +29,7 @@ class LLMEngine:
         try:
             self.core = EngineCore(config, executor)
             info = self.core.model_info
-            tokenizer = open_tokenizer(info, config.tokenizer)
+            tokenizer = open_tokenizer(info, config.tokenizer, config.chat_template)
             self.input_processor = InputProcessor(info, tokenizer, config.seed)
             self.output_processor = OutputProcessor(tokenizer, self.input_processor.eos_token_ids)
         except BaseException:

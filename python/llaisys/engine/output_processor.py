@@ -63,6 +63,7 @@ class _Group:
     missing: int
     scores: list[TokenLogprobs] | None = None  # of the prompt, when asked for
     scores_told: bool = False  # to a stream
+    pooled: bytes | None = None
 
     def take_scores(self, scores: PromptScores) -> None:
         """By position: what was computed twice is the same twice."""
@@ -143,6 +144,8 @@ class OutputProcessor:
                 choice.group.take_scores(update.prompt_logprobs)
                 if not update.token_ids and not update.status.finished:
                     continue
+            if update.pooled is not None:
+                choice.group.pooled = update.pooled
             token_ids = update.token_ids
             choice.token_ids.extend(token_ids)
             if choice.first_token_time is None and token_ids:
@@ -293,5 +296,11 @@ class OutputProcessor:
             cached_tokens=outputs[0].num_cached_tokens,
         )
         return RequestOutput(
-            group.request_id, group.prompt, group.prompt_token_ids, outputs, usage, group.scores
+            group.request_id,
+            group.prompt,
+            group.prompt_token_ids,
+            outputs,
+            usage,
+            group.scores,
+            group.pooled,
         )

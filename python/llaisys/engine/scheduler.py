@@ -31,7 +31,6 @@ from collections.abc import Sequence
 
 from llaisys.common.types import (
     ContextShift,
-    PromptScores,
     Request,
     RequestStatus,
     SchedulerOutputs,
@@ -354,7 +353,7 @@ class RequestScheduler:
             else:  # preempted, and not begun anew: the token is still good
                 end -= len(drafts.get(request.seq_id, ()))
             if not samples and (scores or not request.draws):
-                updates += self._prompt_update(request, end, scores.get(request.seq_id))
+                updates += self._prompt_update(request, end, output)
             if not samples or end != len(request.token_ids):
                 continue
             if failed and request.seq_id in failed:
@@ -366,7 +365,7 @@ class RequestScheduler:
                 if request.status is running:
                     request.num_computed_tokens = end - 1
                 if scores:
-                    updates += self._prompt_update(request, end, scores.get(request.seq_id))
+                    updates += self._prompt_update(request, end, output)
                 continue
             for token in tokens:
                 ending = request.append_token(token)
@@ -386,11 +385,10 @@ class RequestScheduler:
             updates.append(update)
         return updates
 
-    def _prompt_update(
-        self, request: Request, end: int, scores: PromptScores | None
-    ) -> list[TokenUpdate]:
+    def _prompt_update(self, request: Request, end: int, output: StepOutput) -> list[TokenUpdate]:
         """What to say of a request for which nothing was drawn: logprobs of its prompt, and its end
-        when that was all."""
+        when that was all, with its vector if it is pooled."""
+        scores = output.prompt_logprobs.get(request.seq_id)
         if request.status is not RequestStatus.RUNNING:
             return []  # preempted: it computes its prompt anew
         if request.draws or end < request.num_prompt_tokens:
@@ -399,6 +397,7 @@ class RequestScheduler:
             update = TokenUpdate(request.request_id, [], request.status)
         else:
             update = self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
+            update.pooled = output.pooled.get(request.seq_id)
         update.prompt_logprobs = scores
         return [update]
 

@@ -20,18 +20,18 @@ from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams, starting_defaults
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
-from llaisys.common.validation import refuse, refuse_count
+from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig, engine_parameters
 from llaisys.engine.engine_client import EngineClient, InProcessClient
 from llaisys.engine.input_processor import plain_message
+from llaisys.entrypoints.prompts import Params, Prompt, as_batch, as_params
 from llaisys.entrypoints.running import deferred_interrupt, progress_bar
+from llaisys.entrypoints.vectors import VectorCalls
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
-Params = SamplingParams | Sequence[SamplingParams | None] | None
 
 
-class LLM(Closing):
+class LLM(VectorCalls, Closing):
     """A model, ready to answer. Not thread-safe; `close()` or a `with` block frees it.
 
     `submit`, `step` and `collect` are the parts that `generate` and `stream` are made of: a
@@ -51,6 +51,7 @@ class LLM(Closing):
         self._streams: dict[str, deque[StreamOutput]] = {}  # parts not yet yielded
         self._dropped: list[str] = []  # streams that nobody holds any more
         self._style: ChatStyle | None = None
+        self._pooling = config.pooling
         self._client: EngineClient | None = None
         self._client = InProcessClient(config)
 
@@ -366,28 +367,3 @@ class TokenStream(Iterator[StreamOutput], Closing):
     def __del__(self) -> None:
         if self._llm is not None:  # perhaps in the middle of a step: leave a note, no more
             self._llm._dropped.append(self.request_id)
-
-
-def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts from one prompt (a text, a list of ids) or many."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__iter__"):
-        raise refuse("prompts", prompts, "a string, a list of token ids, or a list of either")
-    items = list(prompts)
-    if not items:
-        raise refuse_count("prompts", 0, "prompts", "at least 1")
-    if all(isinstance(item, str) or hasattr(item, "__iter__") for item in items):
-        return items  # type: ignore[return-value]
-    return [items]  # type: ignore[list-item]
-
-
-def as_params(params: Params, count: int) -> list[SamplingParams | None]:
-    """One entry per prompt; a single one is for all."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
-        raise refuse("sampling_params", params, "SamplingParams or a list")
-    if len(params) != count:
-        raise refuse_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
-    return list(params)

@@ -318,6 +318,12 @@ class Model(Handle):
     def sampler_forget(self, seq_id: int) -> None:
         check(lib().llaisysModelSamplerForget(self.handle, seq_id))
 
+    def pooled(self, seq_id: int, address: int, n: int) -> None:
+        check(lib().llaisysModelPooled(self.handle, seq_id, address, n))
+
+    def pool_forget(self, seq_id: int) -> None:
+        check(lib().llaisysModelPoolForget(self.handle, seq_id))
+
     def kv_seq_cp(self, dst: int, src: int, p0: int, p1: int) -> KvStatus:
         return KvStatus(lib().llaisysModelKvSeqCp(self.handle, dst, src, p0, p1))
 

@@ -38,6 +38,7 @@ class LlaisysStepInput(Structure):
         ("block_tables", c_void_p),
         ("block_table_width", c_int32),
         ("reserved", c_int32),
+        ("pooling", c_void_p),
     )
 
 

@@ -100,6 +100,8 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelSamplerAccept", c_int32, [c_void_p, c_int64, c_void_p, c_int32]),
     ("llaisysModelSamplerForget", c_int32, [c_void_p, c_int64]),
     ("llaisysModelGetHidden", c_void_p, [c_void_p]),
+    ("llaisysModelPooled", c_int32, [c_void_p, c_int64, c_void_p, c_int64]),
+    ("llaisysModelPoolForget", c_int32, [c_void_p, c_int64]),
     ("llaisysModelProfile", c_int32, [c_void_p, POINTER(LlaisysProfile), c_int32]),
     ("llaisysModelKvSeqCp", c_int32, [c_void_p, c_int64, c_int64, c_int64, c_int64]),
     ("llaisysModelKvSeqRm", c_int32, [c_void_p, c_int64, c_int64, c_int64]),

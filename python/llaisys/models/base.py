@@ -46,6 +46,7 @@ class ModelAdapter(Closing, ABC):
     max_model_len: int
     kv_capacity_tokens: int  # token slots that the KV cache really has
     eos_token_ids: tuple[int, ...]
+    hidden_size: int = 0  # numbers of a hidden state; 0: it gives none
 
     @classmethod
     @abstractmethod
@@ -99,6 +100,14 @@ class ModelAdapter(Closing, ABC):
     @abstractmethod
     def sampler_forget(self, seq_id: int) -> None:
         """Free a history; unknown ids are ignored."""
+
+    def pooled(self, seq_id: int) -> NDArray[np.float32]:
+        """[hidden_size]: what the steps so far made of the hidden states of a sequence; see
+        `ModelStepInput.pooling`."""
+        raise NotImplementedError("this model gives no hidden states")
+
+    def pool_forget(self, seq_id: int) -> None:
+        """Free that vector; unknown ids are ignored."""
 
     @abstractmethod
     def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:

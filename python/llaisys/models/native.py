@@ -156,6 +156,9 @@ class NativeAdapter(ModelAdapter):
         native.seq_ids = _address(step.seq_ids, np.int64, "seq_ids")
         native.n_seq_ids = n
         native.logits = _address(step.logits_mask, np.int8, "logits_mask")
+        native.pooling = None
+        if step.pooling is not None:
+            native.pooling = _address(step.pooling, np.uint8, "pooling")
         native.n_seq = 0
         native.slot_mapping = native.context_lens = native.batch_seq_ids = None
         native.block_tables = None
@@ -215,6 +218,14 @@ class NativeAdapter(ModelAdapter):
     def sampler_forget(self, seq_id: int) -> None:
         self.native.sampler_forget(seq_id)
 
+    def pooled(self, seq_id: int) -> NDArray[np.float32]:
+        vector = np.empty(self.hidden_size, np.float32)
+        self.native.pooled(seq_id, vector.ctypes.data, len(vector))
+        return vector
+
+    def pool_forget(self, seq_id: int) -> None:
+        self.native.pool_forget(seq_id)
+
     def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
         _check_length("dst", len(dst), len(src))
         addresses = (_address(src, np.int32, "src"), _address(dst, np.int32, "dst"))
@@ -241,6 +252,8 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
         "seq_ids": len(step.seq_ids),
         "logits_mask": len(step.logits_mask),
     }
+    if step.pooling is not None:
+        lengths["pooling"] = len(step.pooling)
     if attention is not None:
         rows = len(attention.context_lens)
         lengths["slot_mapping"] = len(attention.slot_mapping)

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from llaisys.server.anthropic import routes as anthropic_routes
+from llaisys.server.embeddings import routes as embedding_routes
 from llaisys.server.errors import ApiError, ErrorShape
 from llaisys.server.http import faults
 from llaisys.server.http.payload import json_bytes, json_response
@@ -27,7 +28,14 @@ from llaisys.server.sessions import routes as session_routes
 PUBLIC = frozenset({"/health", "/live"})
 
 # Each is a translation to and from what `generation` does.
-DOORS = (openai_routes, llamacpp_routes, responses_routes, anthropic_routes, ollama_routes)
+DOORS = (
+    openai_routes,
+    embedding_routes,
+    llamacpp_routes,
+    responses_routes,
+    anthropic_routes,
+    ollama_routes,
+)
 ERROR_SHAPES = (
     ("/v1/messages", anthropic_routes.error_body),
     ("/api/", ollama_routes.error_body),

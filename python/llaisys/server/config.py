@@ -88,6 +88,7 @@ class Limits:
     )
     max_n: int = option(128, Integer(1), "choices of a request: n times its prompts")
     max_prompts: int = option(64, Integer(1), "prompts of one /v1/completions request")
+    max_inputs: int = option(2048, Integer(1), "texts of one request for vectors")
     max_logprobs: int = option(
         2 << 20, Integer(1), "log-probabilities of all answers that are under way"
     )

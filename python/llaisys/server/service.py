@@ -17,7 +17,7 @@ from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
-from llaisys.server.http.limits import Admission, LogprobBudget
+from llaisys.server.http.limits import Admission, LogprobBudget, VectorBudget
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics, ModelMetrics
@@ -31,6 +31,7 @@ except metadata.PackageNotFoundError:  # run from the source tree
     VERSION = "0+source"
 BODY_THREADS = 1  # parsing keeps the interpreter to itself: a second thread gains nothing
 MAX_WAITING_BODIES = 64
+MAX_VECTOR_NUMBERS = 8 << 20  # of all vectors that are under way
 
 
 class Shared:
@@ -65,6 +66,7 @@ class Service:
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
         self.logprobs = LogprobBudget(config.limits.max_logprobs)
+        self.vectors = VectorBudget(MAX_VECTOR_NUMBERS)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())
         self.figures: AsyncLLMEngine | None = None  # the engine, while there is one

@@ -8,6 +8,7 @@ text are encoded as the ordinary characters they consist of.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -81,8 +82,9 @@ class Tokenizer:
             self._token_bytes = LazyTokenBytes(tokenizer.id_to_token, self._text.to_bytes)
 
     @classmethod
-    def from_source(cls, source: TokenizerSource) -> Self:
-        """Raises `ModelLoadError` when the source has no tokenizer or a damaged one."""
+    def from_source(cls, source: TokenizerSource, chat_template: str | None = None) -> Self:
+        """Raises `ModelLoadError` when the source has no tokenizer or a damaged one.
+        `chat_template`: instead of the source's own, all of them."""
         if source.directory is not None:
             settings = read_settings(source.directory)
             built = from_directory(source.directory, settings.raw)
@@ -98,6 +100,9 @@ class Tokenizer:
             )
         else:
             raise ModelLoadError(f"no tokenizer: {source.missing}")
+        if chat_template is not None:
+            ChatTemplate(chat_template)  # now, not with the first chat
+            settings = replace(settings, chat_templates={"default": chat_template})
         return guarded("tokenizer", lambda: cls(built, settings, source.eos_token_ids))
 
     @classmethod

@@ -155,6 +155,10 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
             feed_forward(stream, i, act, &residual);
         });
     }
+    if (input.hidden_rows.defined()) {
+        ops::hidden_rows(stream, output->hidden, &residual, norm(weights_.out_norm_w, act),
+                         input.hidden_rows);
+    }
     if (input.output_rows.defined()) {
         run_head(stream, input, act, &residual, output->logits);
     }

@@ -1,6 +1,7 @@
 #include "models/mock/mock.hpp"
 
 #include "models/hyper_params.hpp"
+#include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
@@ -60,6 +61,10 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     const Tensor v = x.slice(1, 0, kv_heads);
     ops::kv_store(stream, kv, q.slice(1, 0, kv_heads), &v, attention.slots);
     ops::attention(stream, act.attn_out, q, kv, attention.lists_of(0), scale_);
+    if (input.hidden_rows.defined()) {
+        ops::embedding(stream, output->hidden, input.hidden_rows,
+                       act.attn_out.view({n, hidden_size()}));
+    }
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&embed_.weight, nullptr, &output->logits};
         ops::linear(stream, act.attn_out.view({n, hidden_size()}), &head, 1, &input.output_rows);

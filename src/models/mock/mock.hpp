@@ -3,7 +3,7 @@
 // a model can be tried on it.
 //
 //   x = table[token];  q = rope(x), k = rope(x[: nkvh * dh]), v = x[: nkvh * dh]
-//   logits = attention(q, k, v) * table^T           with nh * dh = hs, nlayer = 1
+//   hidden = attention(q, k, v), logits = hidden * table^T           with nh * dh = hs, nlayer = 1
 #pragma once
 
 #include "models/model.hpp"

@@ -2,6 +2,7 @@
 
 #include "ops/add/op.hpp"
 #include "ops/decoder_layer/cuda.hpp"
+#include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
@@ -25,7 +26,6 @@ void normalise(const device::Stream &stream, Residual *residual, const Norm &nor
     residual->addend = Tensor();
 }
 
-#if defined(LLAISYS_HAVE_CUDA)
 // The sum for kernels that know of no addend: on a device that adds products itself, only a sum over
 // ranks waits.
 const Tensor &settled(const device::Stream &stream, Residual *residual) {
@@ -35,7 +35,6 @@ const Tensor &settled(const device::Stream &stream, Residual *residual) {
     }
     return residual->sum;
 }
-#endif
 
 } // namespace
 
@@ -100,6 +99,12 @@ void add_product(const device::Stream &stream, Residual *residual, const Tensor 
     const LinearPart part{&weight, bias, &scratch};
     linear(stream, in, &part, 1);
     residual->addend = scratch;
+}
+
+void hidden_rows(const device::Stream &stream, const Tensor &out, Residual *residual,
+                 const Norm &norm, const Tensor &rows) {
+    embedding(stream, out, rows, settled(stream, residual));
+    rms_norm(stream, out, out, norm.weight, norm.epsilon);
 }
 
 void head(const device::Stream &stream, const Tensor &logits, Residual *residual, const Norm &norm,

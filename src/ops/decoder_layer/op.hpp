@@ -7,6 +7,7 @@
 //   mlp_input         norm, gate and up products, swiglu
 //   add_product       down projection, to the residual stream
 //   head              the last norm and the product with the vocabulary, for chosen rows
+//   hidden_rows       the last norm alone, for chosen rows; before head, if at all
 #pragma once
 
 #include "ops/kv_layer.hpp"
@@ -58,6 +59,11 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
 // the next norm. Nothing else may be waiting.
 void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,
                  const LinearWeight &weight, const Tensor *bias, const Tensor &scratch);
+
+// out f32 [h, hs]: the normalised rows (i64 [h]) of the residual stream, with which head goes on as if
+// nothing had been. norm.normed is left alone.
+void hidden_rows(const device::Stream &stream, const Tensor &out, Residual *residual,
+                 const Norm &norm, const Tensor &rows);
 
 // logits f32 [r, voc] of rows (i32 [r]) of the residual stream.
 void head(const device::Stream &stream, const Tensor &logits, Residual *residual, const Norm &norm,

@@ -11,6 +11,7 @@ const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const 
     take_sequences(input);
     take_positions(input, cells);
     take_outputs(input);
+    take_pooled(input);
     return step_;
 }
 
@@ -110,20 +111,43 @@ void InputPreparer::take_outputs(const LlaisysStepInput &input) {
     }
 }
 
+void InputPreparer::take_pooled(const LlaisysStepInput &input) {
+    step_.pooled.clear();
+    step_.pooling = input.pooling;
+    for (int32_t i = 0; input.pooling != nullptr && i < input.n_tokens; ++i) {
+        const int32_t how = input.pooling[i];
+        require(how <= LLAISYS_POOLING_MEAN, "pooling[", i, "] must be in [0, ",
+                int(LLAISYS_POOLING_MEAN), "], got ", how);
+        if (how == LLAISYS_POOLING_NONE) {
+            continue;
+        }
+        const int32_t count = step_.seq_offsets[size_t(i) + 1] - step_.seq_offsets[size_t(i)];
+        require(count == 1, "pooling[", i, "] needs a token of one sequence, it has ", count);
+        step_.pooled.push_back(i);
+    }
+}
+
 const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
     ranges_.clear();
+    // How many of `tokens` from `*from` on lie before token `end`; moves `*from` behind them.
+    const auto take = [](const std::vector<int32_t> &tokens, int32_t *from, int32_t end) {
+        const int32_t first = *from;
+        while (size_t(*from) < tokens.size() && tokens[size_t(*from)] < end) {
+            ++*from;
+        }
+        return *from - first;
+    };
     int32_t output = 0;
-    const int32_t n_outputs = int32_t(step.outputs.size());
+    int32_t pooled = 0;
     for (int32_t first = 0, end = 0; first < step.n_tokens; first = end) {
         UbatchRange range;
         range.first = first;
         range.n = std::min(limits_.max_ubatch, step.n_tokens - first);
         range.first_output = output;
+        range.first_pooled = pooled;
         end = first + range.n;
-        while (output < n_outputs && step.outputs[size_t(output)] < end) {
-            ++output;
-        }
-        range.n_outputs = output - range.first_output;
+        range.n_outputs = take(step.outputs, &output, end);
+        range.n_pooled = take(step.pooled, &pooled, end);
         ranges_.push_back(range);
     }
     return ranges_;

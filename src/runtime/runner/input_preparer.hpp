@@ -21,14 +21,19 @@ struct PreparedStep {
     std::vector<int32_t> seq_offsets;   // [n + 1]
     std::vector<int64_t> seq_ids;       // [seq_offsets[n]], each token's rising
     std::vector<int32_t> outputs;       // tokens whose logits are wanted, rising
+    std::vector<int32_t> pooled;        // tokens whose hidden states are, rising
+    const uint8_t *pooling = nullptr;   // [n]: LlaisysPooling of those
 };
 
-// Tokens [first, first + n) of a step, and outputs [first_output, first_output + n_outputs).
+// Tokens [first, first + n) of a step, outputs [first_output, first_output + n_outputs), and the same
+// of the pooled ones.
 struct UbatchRange {
     int32_t first = 0;
     int32_t n = 0;
     int32_t first_output = 0;
     int32_t n_outputs = 0;
+    int32_t first_pooled = 0;
+    int32_t n_pooled = 0;
 };
 
 class InputPreparer {
@@ -55,6 +60,7 @@ private:
     void take_sequences(const LlaisysStepInput &input);
     void take_positions(const LlaisysStepInput &input, const KvCache *cells);
     void take_outputs(const LlaisysStepInput &input);
+    void take_pooled(const LlaisysStepInput &input);
 
     Limits limits_;
     PreparedStep step_;

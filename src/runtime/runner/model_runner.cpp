@@ -13,6 +13,11 @@ KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                      spec.inv_freq);
 }
 
+// Of a token that has one.
+int64_t sequence_of(const PreparedStep &step, int32_t token) {
+    return step.seq_ids[size_t(step.seq_offsets[size_t(token)])];
+}
+
 } // namespace
 
 ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
@@ -26,6 +31,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                  return model.workspace_bytes(params.n_tokens, params.n_outputs);
              }),
       captured_(stream), output_(stream.type(), stream.device_id(), model.vocabulary()),
+      hidden_(stream.type(), stream.device_id(), model.hidden_size()), pool_(model.hidden_size()),
       sampler_(stream, model.vocabulary()), arena_(stream), device_draw_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
@@ -52,6 +58,7 @@ void ModelRunner::reserve_largest_step() {
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const Profile::Scope scope = profile_.prepare();
     output_.clear();
+    hidden_.clear();
     is_drawn_ = false;
     sampler_.clear_logprobs();
     model_.prepare_weights(stream_);
@@ -63,7 +70,27 @@ int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const PreparedStep &step = preparer_.prepare(input, cells());
     const std::vector<UbatchRange> &ranges = preparer_.split(step);
     output_.reserve(int64_t(step.outputs.size()));
-    return cells_ ? step_slot(step, ranges) : step_block(step, ranges, input);
+    if (!step.pooled.empty()) {
+        hidden_.reserve(int64_t(step.pooled.size()));
+    }
+    for (const int32_t token : step.pooled) {
+        pool_.add(sequence_of(step, token));
+    }
+    const int32_t status = cells_ ? step_slot(step, ranges) : step_block(step, ranges, input);
+    if (status == LLAISYS_DECODE_OK && !step.pooled.empty()) {
+        pool_rows(step);
+    }
+    return status;
+}
+
+// In the order of the tokens, whatever micro-batches they were in.
+void ModelRunner::pool_rows(const PreparedStep &step) {
+    const float *row = hidden_.host_rows(stream_);
+    for (const int32_t token : step.pooled) {
+        const auto how = LlaisysPooling(step.pooling[token]);
+        pool_.take(sequence_of(step, token), how, row);
+        row += hidden_.row_size();
+    }
 }
 
 int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges) {
@@ -128,6 +155,7 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
             ? StepArena::bytes_for(n_padded, sizeof(int64_t))
             : StepArena::bytes_for(n_padded * model_.hidden_size(), sizeof(float));
     return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
+           StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
            StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
 }
 
@@ -158,6 +186,12 @@ models::ModelInput ModelRunner::put_input(const PreparedStep &step, const Ubatch
             to[i] = int32_t(range.n + i - range.n_outputs);
         }
     }
+    if (range.n_pooled > 0) {
+        int64_t *to = arena_.take<int64_t>({range.n_pooled}, &input.hidden_rows);
+        for (int32_t i = 0; i < range.n_pooled; ++i) {
+            to[i] = step.pooled[size_t(range.first_pooled + i)] - range.first;
+        }
+    }
     return input;
 }
 
@@ -172,7 +206,7 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     }
     const bool decodes = blocks_.has_value() && step.token_ids != nullptr &&
                          range.n == step.n_tokens && range.n_outputs == range.n &&
-                         metadata_.are_all_single();
+                         range.n_pooled == 0 && metadata_.are_all_single();
     const int64_t bucket = decodes ? captured_.bucket_of(range.n) : 0;
     const int64_t n_padded = std::max<int64_t>(bucket, range.n);
     if (n_padded > output_.capacity()) {
@@ -192,6 +226,9 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     models::ForwardOutput output;
     output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs,
                                    range.n_outputs + (n_padded - range.n));
+    if (range.n_pooled > 0) {
+        output.hidden = hidden_.append(step.pooled.data() + range.first_pooled, range.n_pooled);
+    }
     const Profile::Scope scope = profile_.forward();
     const GraphParams params{n_padded, output.logits.size(0)};
     const auto body = [&] {

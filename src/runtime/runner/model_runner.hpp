@@ -12,6 +12,7 @@
 #include "runtime/kv_cache/kv_cache.hpp"
 #include "runtime/kv_cache/kv_storage.hpp"
 #include "runtime/output/output_buffer.hpp"
+#include "runtime/output/pool.hpp"
 #include "runtime/runner/attention_metadata_builder.hpp"
 #include "runtime/runner/device_draw.hpp"
 #include "runtime/runner/input_preparer.hpp"
@@ -57,6 +58,8 @@ public:
         output_.clear();
         sampler_.clear_logprobs();
     }
+    // Vectors of sequences that steps were asked to pool.
+    Pool &pool() { return pool_; }
     Sampler &sampler() { return sampler_; }
     const GraphRunner &graph() const { return graph_; }
     Profile &profile() { return profile_; }
@@ -83,6 +86,7 @@ private:
     int64_t input_bytes(const PreparedStep &step, const UbatchRange &range, int64_t n_padded) const;
     uint64_t memory_version() const;
     void move_keys();
+    void pool_rows(const PreparedStep &step);
     void check_slots(const char *name, const int32_t *slots, int32_t n) const;
     void check_distinct(const char *name, const int32_t *slots, int32_t n); // uses local_rows_
 
@@ -99,6 +103,8 @@ private:
     GraphRunner graph_;
     CapturedSteps captured_;
     OutputBuffer output_;
+    OutputBuffer hidden_; // of the pooled tokens; grows when some are
+    Pool pool_;
     Sampler sampler_;
     Profile profile_;
 

@@ -134,6 +134,7 @@ class PreparedStep(ModelStepInput):
     ends: NDArray[np.int64]  # [s]: tokens computed after the step
     drawing: Drawing
     scored: tuple[ScoredPrompt, ...] = ()
+    pooled: tuple[int, ...] = ()  # sequences whose vectors are complete with this step
 
 
 class Drawn(NamedTuple):

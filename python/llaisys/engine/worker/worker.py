@@ -46,6 +46,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
 from llaisys.engine.worker.drafting import DraftModel, load_draft_model
 from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
+from llaisys.engine.worker.pooling import PromptPooling, read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import PromptScoring, score_prompt
 from llaisys.models.base import ModelAdapter
@@ -88,6 +89,7 @@ class Worker:
         self._sampling: SamplingRows
         self._scoring: PromptScoring
         self._draft_model: DraftModel | None = None  # the driver rank's, if any
+        self._pooling: PromptPooling
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
@@ -133,6 +135,7 @@ class Worker:
             num_blocks=adapter.kv_capacity_tokens // block_size,
             block_size=block_size,
             kv_bytes_per_token=opened.kv_bytes_per_token,
+            hidden_size=adapter.hidden_size,
             generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
             tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
         )
@@ -172,6 +175,7 @@ class Worker:
         self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
         self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
         self._scoring = PromptScoring()
+        self._pooling = PromptPooling()
 
     def warmup(self) -> None:
         """One token through the model, so that the first request does not pay for cold memory.
@@ -272,6 +276,7 @@ class Worker:
             agreed = self._agreed(drawn)
             output = self.postprocess(plan, drawn)
             output.prompt_logprobs = scores
+            output.pooled = read_vectors(self._open_adapter(), step.pooled)
         output.sampled.update(left_out.sampled)
         output.failed.update(left_out.failed)
         while agreed is not None and agreed.any():
@@ -311,6 +316,7 @@ class Worker:
         adapter = self._open_adapter()
         for seq_id in plan.released_seq_ids:
             self._scoring.release(seq_id)
+            self._pooling.release(adapter, seq_id)
             row = self._rows.release(seq_id)
             if row is not None:
                 if row in self._sampling.penalised:
@@ -320,6 +326,7 @@ class Worker:
             row = self._rows.add(seq)
             self._sampling.add(row, seq)
             self._scoring.add(seq)
+            self._pooling.add(seq)
             if row in self._sampling.penalised:
                 adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
                 if len(seq.token_ids) > seq.num_prompt_tokens:
@@ -331,6 +338,8 @@ class Worker:
         step = self._buffers.fill_tokens(plan)
         if self._scoring:
             step.scored = self._scoring.mark(plan, step.logits_mask, self._rows)
+        if self._pooling:
+            step.pooling, step.pooled = self._pooling.mark(plan)
         return step
 
     def _shift_context(self, adapter: ModelAdapter, shift: ContextShift) -> None:

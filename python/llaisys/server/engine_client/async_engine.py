@@ -372,9 +372,12 @@ class AsyncLLMEngine:
     async def _open(self, message: Ready) -> None:
         info = message.model_info()
         try:
-            tokenizer = await asyncio.to_thread(open_tokenizer, info, self.config.engine.tokenizer)
+            engine = self.config.engine
+            tokenizer = await asyncio.to_thread(
+                open_tokenizer, info, engine.tokenizer, engine.chat_template
+            )
             defaults = starting_defaults(info.generation_defaults, self.config.sampling)
-            self._inputs = InputProcessor(info, tokenizer, self.config.engine.seed, defaults)
+            self._inputs = InputProcessor(info, tokenizer, engine.seed, defaults)
         except Exception as error:
             logger.exception("the tokenizer cannot be opened")
             self._link.give_up(f"the tokenizer cannot be opened: {error}")

@@ -135,6 +135,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     error: str | None = None
     logprobs: list[WireLogprobs] | None = None
     prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first
+    pooled: bytes | None = None
 
     @classmethod
     def of(cls, update: TokenUpdate) -> Update:
@@ -150,6 +151,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             update.error,
             logprobs,
             None if scores is None else (scores.start, to_wire(scores.entries)),
+            update.pooled,
         )
 
     def update(self) -> TokenUpdate:
@@ -168,6 +170,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             self.scheduled_time,
             self.error,
             scores,
+            self.pooled,
         )
 
 

@@ -147,7 +147,7 @@ class Job:
         for output in outputs:
             self._note_reasoning(output)
         usage = add_usage([output.usage for output in outputs])
-        self._log_usage(usage, outputs[0].outputs[0].finish_reason)
+        self.log_usage(usage, outputs[0].outputs[0].finish_reason)
         body = await self._whole_body(answer, outputs, params, usage)
         if self.turn is not None:
             await self.turn.finish(outputs[0].outputs[0], self.model)
@@ -252,11 +252,12 @@ class Job:
     def _log_stream(self, generation: Generation) -> None:
         if len(generation.outputs) == generation.num_prompts:
             usage = add_usage([output.usage for output in generation.outputs.values()])
-            self._log_usage(usage, generation.outputs[0].finish_reason)
+            self.log_usage(usage, generation.outputs[0].finish_reason)
         else:
             self.request.scope["state"]["log"]["finish_reason"] = "abort"
 
-    def _log_usage(self, usage: Usage, reason: str | None) -> None:
+    def log_usage(self, usage: Usage, reason: str | None) -> None:
+        """For the line that the access log has of this request."""
         self.request.scope["state"]["log"].update(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

@@ -31,6 +31,8 @@ logger = logging.getLogger("llaisys.server")
 
 API_PATH = re.compile(r"/v1/[a-z0-9_/-]{1,64}")
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
+# What somebody may have meant by a choice, and what no key or name of a person looks like.
+WORD = re.compile(r"(?=.{1,24}$)[A-Za-z]+([_-][A-Za-z]+)*[0-9]{0,3}")
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
 MAX_SHOWN = 300
 MAX_VALUE = 60  # characters of a value that an answer repeats
@@ -116,7 +118,8 @@ def told(error: InvalidInputError) -> str:
     """A refusal of a sampling field, with the value as `shown` shows it."""
     if error.limit is None or type(error.value) in (int, float):
         return str(error)[:MAX_SHOWN]
-    return f"{error.field} is {shown(error.value)}; it must be {error.limit}"[:MAX_SHOWN]
+    value = shown(error.value, error.is_choice)
+    return f"{error.field} is {value}; it must be {error.limit}"[:MAX_SHOWN]
 
 
 def path_of(loc: Sequence[str | int]) -> str:
@@ -141,13 +144,17 @@ def fault_text(error: Any) -> str:
     if kind == "missing":
         return " is missing"
     if kind in RULES:
-        return f" is {shown(value)}; it must be {RULES[kind].format(**context)}"
+        is_choice = kind == "literal_error"
+        return f" is {shown(value, is_choice)}; it must be {RULES[kind].format(**context)}"
     return f": {error['msg']}"
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, is_choice: bool = False) -> str:
     """A value in an answer: numbers as they were sent; of texts, lists and objects the kind only
-    (no answer repeats a client's text)."""
+    (no answer repeats a client's text). `is_choice`: a field that takes one of a few words; what
+    is a word there is shown."""
+    if is_choice and isinstance(value, str) and WORD.fullmatch(value):
+        return json.dumps(value)
     for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object")):
         if isinstance(value, kind):
             return name

@@ -108,6 +108,32 @@ class LogprobBudget:
             self.used -= count
 
 
+class VectorBudget:
+    """Numbers of the vectors of all requests that are under way, until their clients have them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+    @contextmanager
+    def hold(self, field: str, count: int) -> Iterator[None]:
+        """One request is always let in; its own size is checked elsewhere. Raises ApiError 429."""
+        if self.used and self.used + count > self.most:
+            raise ApiError(
+                429,
+                f"vectors of {self.used} numbers are wanted by open requests, and of {count} by "
+                f"this one; at most {self.most} are kept",
+                param=field,
+                code="too_many_vectors",
+                retry_after=1,
+            )
+        self.used += count
+        try:
+            yield
+        finally:
+            self.used -= count
+
+
 # No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.
 CHARS_PER_TOKEN = 64
 

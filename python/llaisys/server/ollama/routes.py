@@ -1,22 +1,33 @@
-"""Ollama's routes, for clients that know only those: chat, generate, and what there is."""
+"""Ollama's routes, for clients that know only those: chat, generate, embed, and what there is."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llaisys.chat.reader import AnswerReader
+from llaisys.common.embedding import VectorForm
 from llaisys.common.validation import refuse
+from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.bodies import CheckedRoute
-from llaisys.server.http.payload import json_response
-from llaisys.server.ollama.answer import OllamaAnswer, error_body, now
+from llaisys.server.http.payload import json_bytes, json_response
+from llaisys.server.ollama.answer import OllamaAnswer, error_body, nanoseconds, now
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
-from llaisys.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaRequest, ShowRequest
+from llaisys.server.ollama.schemas import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    OllamaRequest,
+    ShowRequest,
+)
 from llaisys.server.service import service_for
 
 __all__ = ["error_body", "router"]
@@ -48,6 +59,46 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
         return await job.run(prompts, params, OllamaAnswer(AnswerReader(), body.model, chat=False))
     opened = await open_chat(job, body.chat)
     return await opened.run(OllamaAnswer(opened.new_reader(), body.model, chat=False))
+
+
+@router.post("/embed")
+async def embed(request: Request, body: EmbedRequest) -> Response:
+    """A vector of length 1 for each text."""
+    texts, started = body.texts(), time.monotonic()
+    if not texts:
+        await service_for(request, body.name)
+        return json_response({"model": body.model, "embeddings": []})
+
+    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+        yield b'{"embeddings":['
+        for index, vector in enumerate(pooled.vectors):
+            yield (b"," if index else b"") + json_bytes(list(vector))
+        rest = {
+            "model": body.model,
+            "total_duration": nanoseconds(time.monotonic() - started),
+            "load_duration": 0,
+            "prompt_eval_count": pooled.usage.prompt_tokens,
+        }
+        yield b"]," + json_bytes(rest)[1:]
+
+    form = VectorForm(body.dimensions)
+    return await answer_with_vectors(request, body.completion(), "input", texts, form, None, write)
+
+
+@router.post("/embeddings")
+async def old_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
+    """The older form: one text, and its vector as long as it is."""
+    if not body.prompt:
+        await service_for(request, body.name)
+        return json_response({"embedding": []})
+
+    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+        yield json_bytes({"embedding": list(pooled.vectors[0])})
+
+    form = VectorForm(normalize=False)
+    return await answer_with_vectors(
+        request, body.completion(), "prompt", [body.prompt], form, None, write
+    )
 
 
 async def loaded(request: Request, body: OllamaRequest, said: dict[str, Any]) -> Response:

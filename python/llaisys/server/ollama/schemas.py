@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.options import Integer
 from llaisys.common.validation import refuse
 from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
-from llaisys.server.openai.schemas import Schema, Text
+from llaisys.server.openai.schemas import CompletionRequest, Schema, Text
 
 Number = float | int
 
@@ -121,6 +123,38 @@ class GenerateRequest(OllamaRequest):
         system = [{"role": "system", "content": self.system}] if self.system else []
         said = [{"role": "user", "content": self.prompt}] if self.prompt else PLACEHOLDER
         return fields | {"messages": [*system, *said]}
+
+
+class VectorRequest(Schema):
+    """What /api/embed and the older /api/embeddings share."""
+
+    model: Text = Field(max_length=1024)
+    options: dict[str, Any] | None = None
+    keep_alive: Text | Number | None = None
+
+    @property
+    def name(self) -> str:
+        return self.model.removesuffix(":latest")
+
+    def completion(self) -> CompletionRequest:
+        """What the request says beside its texts. Raises InvalidInputError for unknown options."""
+        sampling_fields(self.options or {})
+        return CompletionRequest(model=self.name, prompt="", max_tokens=0)
+
+
+class EmbedRequest(VectorRequest):
+    input: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    truncate: bool | None = None  # texts are never cut; one that is too long is refused
+    dimensions: Annotated[int | None, Checked("dimensions", Integer(1))] = None
+
+    def texts(self) -> list[str]:
+        """None: the request only loads the model."""
+        given = self.input or []
+        return [given] if isinstance(given, str) else given
+
+
+class EmbeddingsRequest(VectorRequest):
+    prompt: Text | None = None
 
 
 class ShowRequest(Schema):

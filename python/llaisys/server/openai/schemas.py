@@ -64,7 +64,7 @@ class StreamOptions(Schema):
 
 RANDOM_SEED = -1
 # Fields of SamplingParams that requests spell in their own way, or do not have.
-SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed"}
+SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed", "pooling"}
 # Those that take more over HTTP.
 LENIENT: dict[str, Kind] = {
     "logit_bias": BiasField(),

@@ -1,0 +1,89 @@
+"""The calls of `LLM` that give vectors of texts, or compare them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from llaisys.common.embedding import EmbeddingOutput, Vector, VectorForm, cosine, pooling_params
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import RequestOutput
+from llaisys.common.validation import refuse_count
+from llaisys.entrypoints.prompts import Prompt, as_batch
+
+
+class VectorCalls(ABC):
+    """What they need of `LLM`."""
+
+    _pooling: str  # the engine option
+
+    @property
+    @abstractmethod
+    def model_info(self) -> Any: ...
+
+    @abstractmethod
+    def _run(
+        self,
+        work: list[tuple[Prompt, SamplingParams | None]],
+        cache_salt: str | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """The outputs in the order of the work."""
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        cache_salt: str | None = None,
+        use_tqdm: bool = False,
+    ) -> list[EmbeddingOutput]:
+        """A vector for each prompt (texts or token ids), in their order: the last hidden state of
+        its last token, or the mean of all with `pooling="mean"`; the first `dimensions` numbers of
+        it, brought to length 1 unless `normalize` is false. None: the engine option `pooling`."""
+        form = VectorForm(dimensions, normalize)
+        outputs = self._pooled(prompts, pooling, form, cache_salt, use_tqdm)
+        return [
+            EmbeddingOutput(
+                output.prompt_token_ids, vector.tolist(), output.outputs[0].num_cached_tokens
+            )
+            for output, vector in outputs
+        ]
+
+    def score(
+        self,
+        text_1: Prompt | Sequence[Prompt],
+        text_2: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        use_tqdm: bool = False,
+    ) -> list[float]:
+        """How alike texts are: the cosine of their vectors, of each pair, or of one `text_1` with
+        each `text_2`."""
+        first, second = as_batch(text_1, "text_1"), as_batch(text_2, "text_2")
+        if len(first) not in (1, len(second)):
+            raise refuse_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
+        found = self._pooled([*first, *second], pooling, VectorForm(), None, use_tqdm)
+        vectors = [vector for _, vector in found]
+        left = vectors[: len(first)] * (len(second) if len(first) == 1 else 1)
+        return [cosine(a, b) for a, b in zip(left, vectors[len(first) :], strict=True)]
+
+    def _pooled(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str | None,
+        form: VectorForm,
+        cache_salt: str | None,
+        use_tqdm: bool,
+    ) -> list[tuple[RequestOutput, Vector[float]]]:
+        form.check(self.model_info)
+        params = pooling_params(self._pooling if pooling is None else pooling)
+        work: list[tuple[Prompt, SamplingParams | None]] = [(p, params) for p in as_batch(prompts)]
+        outputs = self._run(work, cache_salt, use_tqdm)
+        for output in outputs:
+            if output.pooled is None:
+                raise RuntimeError(f"{output.finish_reason}: {output.outputs[0].error}")
+        return [(output, form.vector(output)) for output in outputs]

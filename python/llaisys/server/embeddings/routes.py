@@ -1,0 +1,120 @@
+"""Vectors, and what is made of them: OpenAI's embeddings, vLLM's score, Jina's rerank."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+import uuid
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from llaisys.common.embedding import Vector, VectorForm, cosine
+from llaisys.server.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
+from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors, usage_object
+from llaisys.server.generation.job import Job
+from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.payload import json_bytes
+
+router = APIRouter(tags=["vectors"], route_class=CheckedRoute)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """A vector for each text: floats, or with `encoding_format: base64` their bytes."""
+    encode = base64_of if body.encoding_format == "base64" else list
+
+    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+        yield b'{"object":"list","data":['
+        for index, vector in enumerate(pooled.vectors):
+            entry = {"object": "embedding", "index": index, "embedding": encode(vector)}
+            yield (b"," if index else b"") + json_bytes(entry)
+        rest = {"model": job.model, "usage": usage_object(pooled.usage)}
+        yield b"]," + json_bytes(rest)[1:]
+
+    return await answer_with_vectors(
+        request, body.completion(), "input", body.inputs(), body.form, body.pooling, write
+    )
+
+
+@router.post("/v1/score")
+@router.post("/score", include_in_schema=False)
+async def score(request: Request, body: ScoreRequest) -> Response:
+    """How alike texts are: the cosine of their vectors, of one with each or in pairs."""
+    first, second = body.pairs()
+
+    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+        left, right = pooled.vectors[: len(first)], pooled.vectors[len(first) :]
+        if len(left) == 1:
+            left *= len(right)
+        scores = [cosine(a, b) for a, b in zip(left, right, strict=True)]
+        data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)]
+        yield json_bytes(
+            {
+                "id": f"score-{uuid.uuid4().hex}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": job.model,
+                "data": data,
+                "usage": usage_object(pooled.usage),
+            }
+        )
+
+    return await answer_with_vectors(
+        request,
+        body.completion(),
+        "text_1 + text_2",
+        [*first, *second],
+        VectorForm(),
+        body.pooling,
+        write,
+    )
+
+
+@router.post("/v1/rerank")
+@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/rerank", include_in_schema=False)
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    """The documents in falling order of how alike they are to the query."""
+    texts = body.texts()
+
+    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+        query, *others = pooled.vectors
+        scores = [cosine(query, vector) for vector in others]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results: list[dict[str, Any]] = []
+        for index in order[: body.top_n or None]:
+            entry: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if body.return_documents is not False:
+                entry["document"] = {"text": texts[index]}
+            results.append(entry)
+        yield json_bytes(
+            {
+                "id": f"rerank-{uuid.uuid4().hex}",
+                "model": job.model,
+                "usage": usage_object(pooled.usage),
+                "results": results,
+            }
+        )
+
+    return await answer_with_vectors(
+        request,
+        body.completion(),
+        "query + documents",
+        [body.query, *texts],
+        VectorForm(),
+        body.pooling,
+        write,
+    )
+
+
+def base64_of(vector: Vector[float]) -> str:
+    """Of the numbers in single precision, the least significant byte first."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()

@@ -1,0 +1,100 @@
+"""What clients send for vectors, scores and rankings: OpenAI's, vLLM's and Jina's bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from llaisys.common.embedding import VectorForm
+from llaisys.common.options import Choice, Integer
+from llaisys.common.sampling import POOLINGS
+from llaisys.common.validation import MAX_INT, refuse_count
+from llaisys.server.openai.base_schema import Schema, Text
+from llaisys.server.openai.field_kinds import Checked
+from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenPrompt
+
+FORMATS = ("float", "base64")
+
+Input = (
+    Text
+    | TokenPrompt
+    | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
+    | Annotated[list[TokenPrompt], Field(fail_fast=True)]
+)
+
+
+class PoolingRequest(Schema):
+    """What all of them share."""
+
+    model: Text | None = Field(None, max_length=1024)
+    user: Text | None = Field(None, max_length=1024)
+    pooling: Annotated[str | None, Checked("pooling", Choice(POOLINGS))] = None  # ours
+    # vLLM
+    add_special_tokens: bool | None = None
+    request_id: RequestId | None = None
+
+    def completion(self) -> CompletionRequest:
+        """The same as a completion without a token, for what all requests have."""
+        return CompletionRequest(
+            model=self.model,
+            user=self.user,
+            request_id=self.request_id,
+            prompt="",
+            max_tokens=0,
+            add_special_tokens=self.add_special_tokens,
+        )
+
+
+class EmbeddingRequest(PoolingRequest):
+    input: Input
+    encoding_format: Annotated[str | None, Checked("encoding_format", Choice(FORMATS))] = None
+    dimensions: Annotated[int | None, Checked("dimensions", Integer(1, MAX_INT))] = None
+    normalize: bool | None = None  # vLLM: False leaves the vectors as long as they are
+
+    @property
+    def form(self) -> VectorForm:
+        return VectorForm(self.dimensions, self.normalize is not False)
+
+    def inputs(self) -> list[str | list[int]]:
+        return as_list("input", self.input)
+
+
+class ScoreRequest(PoolingRequest):
+    """One text against many, or pairs of texts."""
+
+    text_1: Input
+    text_2: Input
+
+    def pairs(self) -> tuple[list[str | list[int]], list[str | list[int]]]:
+        """Raises InvalidInputError when the two do not go together."""
+        first, second = as_list("text_1", self.text_1), as_list("text_2", self.text_2)
+        if len(first) not in (1, len(second)):
+            raise refuse_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
+        return first, second
+
+
+class RerankDocument(Schema):
+    path = "documents[]."
+    takes_any = True
+
+    text: Text
+
+
+class RerankRequest(PoolingRequest):
+    query: Text
+    documents: Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)]
+    top_n: Annotated[int | None, Checked("top_n", Integer(0, MAX_INT))] = None  # 0: all (vLLM)
+    return_documents: bool | None = None  # Jina: False leaves the texts out of the answer
+
+    def texts(self) -> list[str]:
+        return [given if isinstance(given, str) else given.text for given in self.documents]
+
+
+def as_list(name: str, given: Any) -> list[str | list[int]]:
+    """Of one text or prompt of token ids, or of several."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [given]
+    if not given:
+        raise refuse_count(name, 0, "items", "at least 1")
+    return list(given)

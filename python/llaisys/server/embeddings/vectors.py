@@ -1,0 +1,116 @@
+"""From texts to vectors: what the routes of this door, and Ollama's, do with the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from llaisys.common.embedding import Vector, VectorForm, pooling_params
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import RequestOutput, Usage
+from llaisys.common.validation import MAX_INT, check_count, check_token_ids, refuse_count
+from llaisys.server.engine_client.async_engine import INLINE_CHARS
+from llaisys.server.errors import ApiError
+from llaisys.server.generation.generation import ClientGone, unless_disconnected
+from llaisys.server.generation.job import Job, add_usage, check_in_time, engine_error
+from llaisys.server.generation.prompts import encode_prompts
+from llaisys.server.http.payload import body_response, gather
+from llaisys.server.openai.schemas import CompletionRequest
+
+TOGETHER = 64  # texts of a request that are in the engine at once; others get their turn between
+MAX_NUMBERS = 1 << 22  # of the vectors of one request
+Text = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The vectors of a request's texts, in their order."""
+
+    vectors: list[Vector[float]]
+    usage: Usage
+
+
+Write = Callable[[Job, Pooled], Iterator[bytes]]
+
+
+async def answer_with_vectors(
+    request: Request,
+    body: CompletionRequest,
+    name: str,
+    texts: Sequence[Text],
+    form: VectorForm,
+    pooling: str | None,
+    write: Write,
+) -> Response:
+    """What `write` makes of the vectors of `texts`, which are called `name` in errors. `body`: what
+    the request says beside them."""
+    job = await Job.of(request, body, name)
+    limits = job.service.config.limits
+    check_count(name, len(texts), limits.max_inputs, "texts")
+    size = form.check(job.service.info)
+    check_count(name, len(texts) * size, MAX_NUMBERS, "numbers in its vectors")
+    special = body.add_special_tokens is not False
+    prompts = await encode_prompts(job.service.engine, texts, special, job.prompt_limit)
+    _check_prompts(name, prompts, job.service.info.vocab_size)
+    params = pooling_params(job.service.config.engine.pooling if pooling is None else pooling)
+    held = ExitStack()
+    held.enter_context(job.service.vectors.hold(name, len(texts) * size))
+    request.scope["state"]["at_end"].append(held.close)
+    try:
+        outputs = await unless_disconnected(request.receive, _run(job, prompts, params))
+    except ClientGone:
+        request.scope["state"]["log"]["disconnected"] = True
+        return Response(status_code=499)
+    usage = add_usage([output.usage for output in outputs])
+    job.log_usage(usage, outputs[0].finish_reason)
+
+    def make() -> list[bytes]:
+        vectors = [form.vector(output) for output in outputs]
+        return gather(write(job, Pooled(vectors, usage)))
+
+    if len(texts) * size <= INLINE_CHARS:
+        return body_response(make())
+    return body_response(await job.service.engine.answer_lane.finish(make))
+
+
+def _check_prompts(name: str, prompts: list[list[int]], vocab_size: int) -> None:
+    """Raises InvalidInputError with the place of a text that is empty, or of an unknown token."""
+    for place, prompt in enumerate(prompts):
+        where = name if len(prompts) == 1 else f"{name}[{place}]"
+        if not prompt:
+            raise refuse_count(where, 0, "tokens", "at least 1")
+        check_token_ids(where, prompt, MAX_INT, vocab_size - 1)
+
+
+async def _run(job: Job, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
+    """TOGETHER at a time, so that a request of thousands takes no more places than another."""
+    found: list[RequestOutput] = []
+    own = [job.body.request_id] if job.body.request_id else []
+    for start in range(0, len(prompts), TOGETHER):
+        part = prompts[start : start + TOGETHER]
+        generation = job.service.generation(job.owner, [job.request_id, *own], len(part))
+        async with generation:
+            await generation.submit(part, params, False, None, True, job.request_id)
+            outputs = await generation.result()
+        for output in outputs:
+            _check(output)
+        found += outputs
+    return found
+
+
+def _check(output: RequestOutput) -> None:
+    """Raises ApiError when it has come to another end than a vector."""
+    if output.pooled is None:
+        check_in_time(output.finish_reason)
+        if output.finish_reason == "abort":
+            raise ApiError(409, "the request was cancelled", code="cancelled")
+        raise engine_error()
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}

@@ -1,0 +1,69 @@
+"""--chat-template: a file or a text that says how chats become prompts, instead of the model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_files import tiny_config, write_hf_model
+from server_helpers import ServerProcess
+
+from llaisys import LLM
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.engine.config import EngineConfig
+
+OWN = "{% for m in messages %}({{ m.role }}:{{ m.content }}){% endfor %}"
+SAID = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "model"
+    write_hf_model(path, tiny_config())
+    return path
+
+
+def test_a_text_or_a_file_takes_the_place_of_the_models_own(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text(OWN)
+    for given in (OWN, str(file)):
+        with LLM(model, chat_template=given) as llm:
+            assert llm.detokenize(llm.encode_chat(SAID), False) == "(user:hi)"
+            assert llm.tokenizer.chat_template == OWN
+
+
+def test_the_server_takes_it_too(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text(OWN)
+    with (
+        ServerProcess(str(model), "--chat-template", str(file), real=True) as server,
+        server.wait_ready().client() as client,
+    ):
+        answer = client.post("/apply-template", json={"messages": SAID})
+        assert answer.json()["prompt"] == "(user:hi)"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("no such file", r"chat_template is 'no such file'; .*a file that has one \(No such file"),
+        ("{" * 65537, "chat_template has 65537 characters; it must have at most 65536"),
+        ("", "chat_template is ''"),
+        (5, "chat_template is 5"),
+    ],
+)
+def test_what_cannot_be_one_is_refused_at_once(given: object, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        EngineConfig(chat_template=given)  # type: ignore[arg-type]
+
+
+def test_a_file_without_a_template_is_refused(tmp_path: Path) -> None:
+    for name, content in (("plain", b"no braces"), ("bytes", b"\xff{")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidInputError, match=r"chat_template is .*Jinja template"):
+            EngineConfig(chat_template=str(tmp_path / name))
+
+
+def test_a_template_that_is_none_fails_at_the_start(model: Path) -> None:
+    with pytest.raises(ModelLoadError, match="chat template: TemplateSyntaxError"):
+        LLM(model, chat_template="{% for %}")
