@@ -1,7 +1,7 @@
 #include "capi/guard.hpp"
 #include "models/registry.hpp"
 #include "parallel/process_group.hpp"
-#include "runtime/runner/model_runner.hpp"
+#include "runtime/runner/step_pipeline.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -54,13 +54,19 @@ struct LlaisysModel {
                                      {stream.type(), stream.device_id(), group,
                                       given.vocab_parallel_head != 0,
                                       given.replicate_kv_heads != 0})),
-          runner(stream, *model, complete(&params.get(), *model)) {}
+          own_runner(stream, *model, complete(&params.get(), *model)),
+          pipeline(stream, own_runner) {}
 
     static int32_t device_of(const LlaisysModelCreateParams &params) {
         return params.device_ids[params.local_rank];
     }
     // The ranks that hold the other parts of the model.
     static std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params);
+    // When no launched step runs any more: for every call but Launch and Collect.
+    runtime::ModelRunner &runner() {
+        pipeline.wait();
+        return own_runner;
+    }
     // Fills the defaults in and gives what the runner needs of them.
     static runtime::RunnerOptions complete(LlaisysModelCreateParams *params,
                                            const models::Model &model);
@@ -69,7 +75,8 @@ struct LlaisysModel {
     device::Stream stream;
     std::shared_ptr<parallel::ProcessGroup> group;
     std::unique_ptr<models::Model> model;
-    runtime::ModelRunner runner;
+    runtime::ModelRunner own_runner;
+    runtime::StepPipeline pipeline;
 };
 
 namespace {
@@ -133,12 +140,16 @@ void check_params(const LlaisysModelCreateParams &params) {
     }
 }
 
+void say_no_slot() {
+    set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
+}
+
 // A step after which, whatever it returns but 0, there are no rows and there is a text.
 // A wrong input is wrong for every rank; after any other failure the others would wait for this one.
 int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
     int32_t code = LLAISYS_OK;
     try {
-        code = model->runner.step(input);
+        code = model->runner().step(input);
     } catch (const Error &error) {
         if (error.status() != LLAISYS_ERROR_INVALID) {
             model->group->Abort(text("rank ", model->group->rank(), ": ", error.what()));
@@ -146,7 +157,7 @@ int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
         throw;
     }
     if (code == LLAISYS_DECODE_NO_KV_SLOT) {
-        set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
+        say_no_slot();
     }
     return code;
 }
@@ -157,6 +168,13 @@ const LlaisysStepInput &checked(const LlaisysStepInput *input) {
             ", got ", input->struct_size);
     require(input->reserved == 0, "input.reserved must be 0, got ", input->reserved);
     return *input;
+}
+
+const LlaisysSamplingMetadata &checked(const LlaisysSamplingMetadata *sampling) {
+    not_null(sampling, "sampling");
+    require(sampling->struct_size == sizeof *sampling, "sampling.struct_size must be ",
+            sizeof *sampling, ", got ", sampling->struct_size);
+    return *sampling;
 }
 
 // Why a KV call was refused, for llaisysLastError.
@@ -179,7 +197,7 @@ const char *text_of(int32_t kv_status) {
 template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) {
     int32_t code = LLAISYS_KV_INTERNAL_ERROR;
     const int32_t status = guard([&] {
-        runtime::KvCache *cells = not_null(model, "model")->runner.cells();
+        runtime::KvCache *cells = not_null(model, "model")->runner().cells();
         require(cells != nullptr,
                 "the KV cache has the BLOCK layout: the caller hands out its slots");
         code = body(*cells);
@@ -270,13 +288,17 @@ int32_t llaisysModelParams(const LlaisysModel *model, LlaisysModelCreateParams *
 }
 
 void *llaisysModelWeights(LlaisysModel *model) {
-    return model != nullptr ? model->model->weights() : nullptr;
+    if (model == nullptr) {
+        return nullptr;
+    }
+    model->pipeline.wait();
+    return model->model->weights();
 }
 
 int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_t layer,
                                   llaisysTensor_t tensor) {
     return guard([&] {
-        not_null(model, "model");
+        not_null(model, "model")->pipeline.wait();
         model->model->replace_weight(model->stream, not_null(field, "field"), layer, tensor);
     });
 }
@@ -285,14 +307,14 @@ int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_
 
 int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput *input) {
     return guard([&] {
-        not_null(model, "model")->runner.clear_output(); // whatever is refused below
+        not_null(model, "model")->runner().clear_output(); // whatever is refused below
         return run_step(model, checked(input));
     });
 }
 
 int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch) {
     return guard([&] {
-        not_null(model, "model")->runner.clear_output(); // whatever is refused below
+        not_null(model, "model")->runner().clear_output(); // whatever is refused below
         require(batch.n_tokens >= 1, "n_tokens must be at least 1, got ", batch.n_tokens);
         // A batch that can never fit is refused by the runner without a look at its arrays.
         const bool is_read = batch.n_tokens <= model->params.get().kv_cache_capacity_tokens;
@@ -318,22 +340,52 @@ int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch) {
     });
 }
 
+int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
+                           const LlaisysSamplingMetadata *sampling, int64_t *ticket) {
+    return guard([&] {
+        const int32_t ranks = not_null(model, "model")->params.get().tensor_parallel_size;
+        if (ranks > 1) {
+            fail(LLAISYS_ERROR_UNSUPPORTED, "steps of a model of ", ranks,
+                 " ranks cannot be launched; use llaisysModelStep");
+        }
+        *not_null(ticket, "ticket") = model->pipeline.launch(checked(input), checked(sampling));
+    });
+}
+
+int32_t llaisysModelCollect(LlaisysModel *model, int64_t ticket, int32_t *ids) {
+    return guard([&] {
+        const int32_t code =
+            not_null(model, "model")->pipeline.collect(ticket, not_null(ids, "ids"));
+        if (code == LLAISYS_DECODE_NO_KV_SLOT) {
+            say_no_slot();
+        } else if (code == LLAISYS_DECODE_ABORTED) {
+            set_last_error(LLAISYS_ERROR_INTERNAL, "not run: the step launched before it failed");
+        }
+        return code;
+    });
+}
+
+int32_t llaisysModelCollectedLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *logprobs) {
+    return guard(
+        [&] { *not_null(logprobs, "logprobs") = not_null(model, "model")->pipeline.logprobs(i); });
+}
+
 int32_t llaisysModelNOutputs(LlaisysModel *model) {
-    return model != nullptr ? model->runner.output().n_rows() : -1;
+    return model != nullptr ? model->runner().output().n_rows() : -1;
 }
 
 const int32_t *llaisysModelOutputIds(LlaisysModel *model) {
-    return model != nullptr ? model->runner.output().ids() : nullptr;
+    return model != nullptr ? model->runner().output().ids() : nullptr;
 }
 
 float *llaisysModelGetLogits(LlaisysModel *model) { return llaisysModelGetLogitsIth(model, 0); }
 
 float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i) {
-    if (model == nullptr || i < 0 || i >= model->runner.output().n_rows()) {
+    if (model == nullptr || i < 0 || i >= model->runner().output().n_rows()) {
         return nullptr;
     }
     float *row = nullptr;
-    guard([&] { row = model->runner.host_rows() + i * model->runner.output().row_size(); });
+    guard([&] { row = model->runner().host_rows() + i * model->runner().output().row_size(); });
     return row;
 }
 
@@ -342,17 +394,13 @@ const float *llaisysModelGetHidden(LlaisysModel *) { return nullptr; }
 int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *sampling,
                            int32_t *ids) {
     return guard([&] {
-        not_null(model, "model");
-        not_null(sampling, "sampling");
-        require(sampling->struct_size == sizeof *sampling, "sampling.struct_size must be ",
-                sizeof *sampling, ", got ", sampling->struct_size);
-        model->runner.sample(*sampling, not_null(ids, "ids"));
+        not_null(model, "model")->runner().sample(checked(sampling), not_null(ids, "ids"));
     });
 }
 
 int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *logprobs) {
     return guard([&] {
-        *not_null(logprobs, "logprobs") = not_null(model, "model")->runner.sampler().logprobs(i);
+        *not_null(logprobs, "logprobs") = not_null(model, "model")->runner().sampler().logprobs(i);
     });
 }
 
@@ -362,7 +410,7 @@ int32_t llaisysModelSamplerReset(LlaisysModel *model, int64_t seq_id, const int6
         not_null(model, "model");
         require(n_prompt >= 0, "n_prompt must not be negative, got ", n_prompt);
         require(prompt != nullptr || n_prompt == 0, "prompt is NULL");
-        model->runner.sampler().reset(seq_id, prompt, n_prompt);
+        model->runner().sampler().reset(seq_id, prompt, n_prompt);
     });
 }
 
@@ -372,22 +420,22 @@ int32_t llaisysModelSamplerAccept(LlaisysModel *model, int64_t seq_id, const int
         not_null(model, "model");
         require(n_tokens >= 0, "n_tokens must not be negative, got ", n_tokens);
         require(tokens != nullptr || n_tokens == 0, "tokens is NULL");
-        model->runner.sampler().accept(seq_id, tokens, n_tokens);
+        model->runner().sampler().accept(seq_id, tokens, n_tokens);
     });
 }
 
 int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id) {
-    return guard([&] { not_null(model, "model")->runner.sampler().forget(seq_id); });
+    return guard([&] { not_null(model, "model")->runner().sampler().forget(seq_id); });
 }
 
 int32_t llaisysModelPooled(LlaisysModel *model, int64_t seq_id, float *vector, int64_t n) {
     return guard([&] {
-        not_null(model, "model")->runner.pool().read(seq_id, not_null(vector, "vector"), n);
+        not_null(model, "model")->runner().pool().read(seq_id, not_null(vector, "vector"), n);
     });
 }
 
 int32_t llaisysModelPoolForget(LlaisysModel *model, int64_t seq_id) {
-    return guard([&] { not_null(model, "model")->runner.pool().forget(seq_id); });
+    return guard([&] { not_null(model, "model")->runner().pool().forget(seq_id); });
 }
 
 int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_t reset) {
@@ -395,12 +443,12 @@ int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_
         not_null(profile, "profile");
         require(profile->struct_size == sizeof *profile, "profile.struct_size must be ",
                 sizeof *profile, ", got ", profile->struct_size);
-        *profile = not_null(model, "model")->runner.profile().times();
+        *profile = not_null(model, "model")->runner().profile().times();
         const parallel::GroupTimes &met = model->group->times(); // inside of forward
         profile->collective = {met.seconds, met.count};
         profile->forward.seconds = std::max(0.0, profile->forward.seconds - met.seconds);
         if (reset != 0) {
-            model->runner.profile().reset();
+            model->runner().profile().reset();
             model->group->reset_times();
         }
     });
@@ -445,14 +493,14 @@ int32_t llaisysModelKvStats(LlaisysModel *model, LlaisysKvStats *stats) {
         not_null(stats, "stats");
         require(stats->struct_size == sizeof *stats, "stats.struct_size must be ", sizeof *stats,
                 ", got ", stats->struct_size);
-        *stats = not_null(model, "model")->runner.kv_stats();
+        *stats = not_null(model, "model")->runner().kv_stats();
     });
 }
 
 int32_t llaisysModelKvDump(LlaisysModel *model, char *text, size_t capacity, size_t *length) {
     return guard([&] {
         require(text != nullptr || capacity == 0, "text is NULL");
-        const std::string dump = not_null(model, "model")->runner.kv_dump();
+        const std::string dump = not_null(model, "model")->runner().kv_dump();
         *not_null(length, "length") = dump.size();
         if (capacity > 0) {
             const size_t n = std::min(capacity - 1, dump.size());
@@ -466,10 +514,11 @@ int32_t llaisysModelKvCopySlots(LlaisysModel *model, const int32_t *src, const i
                                 int32_t n) {
     return guard([&] {
         not_null(model, "model");
-        require(model->runner.cells() == nullptr, "the KV cache has the SLOT layout: use KvSeqCp");
+        require(model->runner().cells() == nullptr,
+                "the KV cache has the SLOT layout: use KvSeqCp");
         require(n >= 0, "n must not be negative, got ", n);
         require(n == 0 || (src != nullptr && dst != nullptr), "src or dst is NULL");
-        model->runner.copy_slots(src, dst, n);
+        model->runner().copy_slots(src, dst, n);
     });
 }
 
@@ -477,9 +526,10 @@ int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots, cons
                                  int32_t n) {
     return guard([&] {
         not_null(model, "model");
-        require(model->runner.cells() == nullptr, "the KV cache has the SLOT layout: use KvSeqAdd");
+        require(model->runner().cells() == nullptr,
+                "the KV cache has the SLOT layout: use KvSeqAdd");
         require(n >= 0, "n must not be negative, got ", n);
         require(n == 0 || (slots != nullptr && delta != nullptr), "slots or delta is NULL");
-        model->runner.shift_slots(slots, delta, n);
+        model->runner().shift_slots(slots, delta, n);
     });
 }

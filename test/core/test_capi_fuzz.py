@@ -26,7 +26,7 @@ from native_helpers import BlockRow, MockModel, create_params
 from llaisys.libllaisys import model as model_mirror
 from llaisys.libllaisys import ops, runtime, tensor, types
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
-from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysLogprobs
+from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
 from llaisys.libllaisys.library import lib
 from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
@@ -36,7 +36,7 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
     """One random call on a model handle, seldom on NULL."""
     handle = None if fuzz.one_in(25) else model.handle
     small = (0, 1, 2, 3) if not fuzz.one_in(4) else INT64
-    kind = fuzz.random.randrange(12)
+    kind = fuzz.random.randrange(13)
     if kind < 3:
         step = random_step(fuzz, block)
         fuzz.call("llaisysModelStep", handle, None if fuzz.one_in(30) else ctypes.byref(step))
@@ -96,6 +96,8 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         fuzz.call("llaisysModelKvShiftSlots", handle, slots_again, delta, count)
     elif kind == 10:
         fuzz_replace(fuzz, handle)
+    elif kind == 11:
+        fuzz_launch(fuzz, handle, block)
     else:
         for name in ("NOutputs", "OutputIds", "GetLogits", "GetHidden", "Type", "Weights"):
             getattr(lib(), f"llaisysModel{name}")(handle)
@@ -134,6 +136,41 @@ def test_model_calls(layout: int, seed: int) -> None:
     assert fuzz.calls["llaisysModelStep"][0] > 20  # some of them ran
     assert fuzz.calls["llaisysModelStep"][1] > 20
     assert fuzz.calls["llaisysModelSample"][0] > 5
+    assert min(fuzz.calls["llaisysModelCollect"]) > 1
+
+
+def fuzz_launch(fuzz: Fuzzer, handle: int | None, block: bool) -> None:
+    """Two steps, the second perhaps with tokens of the first; collected, or only the second."""
+    tickets, kept = [], []
+    for _ in range(2):
+        step = random_step(fuzz, block)
+        sampling = random_sampling(fuzz, fuzz.pick((0, 0, 1)))
+        if fuzz.one_in(2):
+            size = ctypes.sizeof(LlaisysSamplingMetadata)
+            sampling = LlaisysSamplingMetadata(struct_size=size, n_rows=fuzz.pick((0, 1)))
+        if fuzz.one_in(3) and step.n_tokens == 1:
+            step.token_ids = fuzz.array(np.int64, 1, (-1, -2, -(2**63)))
+        kept.append((step, sampling, list(fuzz.kept)))
+        ticket = ctypes.c_int64(fuzz.pick(INT64))
+        code = fuzz.call(
+            "llaisysModelLaunch", handle, None if fuzz.one_in(30) else ctypes.byref(step),
+            None if fuzz.one_in(30) else ctypes.byref(sampling),
+            None if fuzz.one_in(30) else ctypes.byref(ticket),
+        )  # fmt: skip
+        if code == 0:
+            tickets.append((ticket.value, sampling.n_rows))
+    for ticket, n_rows in tickets[fuzz.pick((0, 0, 1)) :]:
+        ids = np.full(n_rows + 2, -7, np.int32)
+        if fuzz.one_in(9):
+            fuzz.call("llaisysModelCollect", handle, fuzz.pick((ticket + 99, -1)), ids.ctypes.data)
+            fuzz.call("llaisysModelCollect", handle, ticket, None)
+        code = fuzz.call("llaisysModelCollect", handle, ticket, ids.ctypes.data)
+        drawn = ids[:n_rows] if code == 0 else ids[:0]
+        assert ((drawn >= 0) & (drawn < SHAPE.voc)).all() and (ids[len(drawn) :] == -7).all()
+        found = LlaisysLogprobs()
+        fuzz.call("llaisysModelCollectedLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
+    if len(tickets) == 2:
+        fuzz.call("llaisysModelCollect", handle, tickets[0][0], np.empty(99, np.int32).ctypes.data)
 
 
 def check_still_works(model: MockModel, layout: int) -> None:

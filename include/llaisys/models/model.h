@@ -1,6 +1,7 @@
 /* A model handle: weights, KV cache, runner and sampler behind one pointer.
  *
- * Step and Decode return 0 ok, 1 no KV slot, 2 aborted (reserved), -1 invalid input, < -1 fatal.
+ * Step, Decode and Collect return 0 ok, 1 no KV slot, 2 aborted (Collect), -1 invalid input, < -1
+ * fatal.
  * After any of them but 0: NOutputs is 0, and the KV metadata and the bytes of every cell that was
  * in use are as they were before the call. */
 #ifndef LLAISYS_MODELS_MODEL_H
@@ -94,6 +95,23 @@ LLAISYS_API int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput
 
 /* The same for a SLOT batch. */
 LLAISYS_API int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch);
+
+/* Steps ahead: Launch queues a step and the draw of its tokens on a thread of the model's own and
+ * returns at once; Collect waits for it. They run in the order of their launches. Every other call of
+ * the model waits until none runs. Not for models of several ranks.
+ *
+ * What input and sampling point to must stay as it is until Collect. A token id -1-j is the j-th id
+ * that the step launched before draws. Drawn ids are appended to the histories of sampling.seq_ids
+ * that were reset. n_rows is at most n_tokens, and at most 8 steps may be launched and not collected. */
+LLAISYS_API int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
+                                       const LlaisysSamplingMetadata *sampling, int64_t *ticket);
+/* What Step and Sample would have returned, ids[n_rows]. Earlier tickets are good no longer. 2: not
+ * run, because the step before it failed and that was not collected yet when this one was launched;
+ * after such a failure the output rows are those of the step that failed, if its forward ran. */
+LLAISYS_API int32_t llaisysModelCollect(LlaisysModel *model, int64_t ticket, int32_t *ids);
+/* Of row i of the last Collect; valid until the next one. */
+LLAISYS_API int32_t llaisysModelCollectedLogprobs(LlaisysModel *model, int32_t i,
+                                                  LlaisysLogprobs *logprobs);
 
 /* Output rows of the last step, in token order: as many as tokens marked. */
 LLAISYS_API int32_t llaisysModelNOutputs(LlaisysModel *model);         /* -1: NULL */

@@ -28,8 +28,8 @@ typedef enum LLAISYS_INT32_ENUM {
 typedef struct LlaisysStepInput {
     uint32_t struct_size;
     int32_t n_tokens;         /* 1 .. INT32_MAX */
-    const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary. Reserved: -1-j will mean "the
-                                 j-th id sampled by the previous step"; refused for now */
+    const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary; llaisysModelLaunch also takes
+                                 -1-j, the j-th id drawn by the step launched before */
     const float *embd;        /* [n_tokens, hidden size], used instead of token_ids when not NULL */
     const int64_t *positions; /* [n_tokens], >= 0. SLOT only: NULL derives them */
     const int32_t *n_seq_id;  /* [n_tokens], each >= 1; NULL: 1. BLOCK needs 1 */

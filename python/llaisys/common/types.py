@@ -123,9 +123,18 @@ class Request:
     stop_reason: int | str | None = None  # the token id or the string that ended it
     error: str | None = None
     draws: bool = True  # a token is drawn behind the prompt
+    is_bound: bool = False  # its next draw needs its last token, or its logits, on the host
 
     def __post_init__(self) -> None:
         self.draws = self.sampling.draws
+        self.is_bound = (
+            self.sampling.structured_outputs is not None
+            or self.sampling.logprob_token_ids is not None
+            or self.sampling.pooling is not None
+            or self.scores_prompt
+            or bool(self.thinking)
+            or any(len(word) > 1 for word in self.bad_words)
+        )
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)

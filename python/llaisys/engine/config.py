@@ -177,6 +177,11 @@ class EngineConfig:
     step_timeout: float | None = option(
         None, Number(0, above_low=True), "seconds that a step may take; else as long as it takes"
     )
+    async_stepping: str = option(
+        "auto",
+        Choice(("auto", "on", "off")),
+        "plan and launch a step while the one before it runs; auto: where it was measured to pay",
+    )
     warmup: bool = option(True, Switch(), "no step before the first request")
     chat_template: str | None = option(
         None,

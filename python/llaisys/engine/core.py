@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, TypeVar
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import (
     Request,
     RequestStatus,
     SchedulerOutputs,
+    StepOutput,
     StepRecord,
     TokenUpdate,
 )
@@ -33,6 +36,11 @@ from llaisys.engine.structured.requests import StructuredRequests
 logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
+MAX_STEPS_OUT = 2  # one runs, the other is ready to
+# Where "auto" steps ahead: on no device before it was measured there.
+AUTO_ASYNC_DEVICES: frozenset[str] = frozenset()
+
+T = TypeVar("T")
 
 
 class EngineCore:
@@ -57,6 +65,10 @@ class EngineCore:
         )
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
+        self.is_async = self._may_step_ahead(config)
+        self.scheduler.steps_ahead = int(self.is_async)
+        self._out: deque[tuple[SchedulerOutputs, float]] = deque()  # launched, and when planned
+        self._last_finish = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0
         self.failed_steps = 0  # in a row
@@ -67,45 +79,137 @@ class EngineCore:
         self._deadlines: list[tuple[float, int, list[str]]] = []
         self._timeouts: list[tuple[float, int, list[str]]] = []
 
+    def _may_step_ahead(self, config: EngineConfig) -> bool:
+        wanted = config.async_stepping
+        if wanted == "off" or (wanted == "auto" and config.device not in AUTO_ASYNC_DEVICES):
+            return False
+        if self.speculator is None and self.executor.can_launch:
+            return True
+        logger.warning(
+            "async_stepping is off: it needs one rank, no step_timeout, no speculative_config and "
+            "a model that can be launched"
+        )
+        return False
+
     def step(self) -> list[TokenUpdate]:
-        """Plan, run, apply. A fault ends the requests of the step and nothing else; when the worker
-        is lost WorkerLostError is raised, and no step can follow."""
+        """Plan, run, apply; or, with steps ahead, plan and launch, then apply what an earlier one
+        drew. A fault ends the requests of its step and nothing else; when the worker is lost
+        WorkerLostError is raised, and no step can follow."""
         if self._undelivered:
             updates, self._undelivered = self._undelivered, []
             return updates
-        start = time.perf_counter()
         ended = self._time_out()
         if ended:
             return self._checked(ended)
+        if self.is_async:
+            return self._checked(self._step_ahead())
+        start = time.perf_counter()
         if self.speculator is not None:
             self.speculator.propose(self.scheduler.running)
+        plan = self._plan()
+        return [] if plan is None else self._checked(self._run(plan, start))
+
+    def _plan(self) -> SchedulerOutputs | None:
+        """None: nothing can be done now."""
         plan = self.scheduler.schedule()
-        if not plan.batch_size:
-            if self.scheduler.has_unfinished():
-                raise RuntimeError(f"nothing can be scheduled: {self.scheduler.stats()}")
-            return []
-        self._checked_idle = False
-        try:
+        if plan.batch_size:
+            self._checked_idle = False
+            return plan
+        if self.scheduler.has_unfinished() and not self._out:
+            raise RuntimeError(f"nothing can be scheduled: {self.scheduler.stats()}")
+        return None
+
+    def _run(self, plan: SchedulerOutputs, start: float) -> list[TokenUpdate]:
+        """A step from its beginning to its end."""
+
+        def execute() -> StepOutput:
             masks = self.structured.begin(plan)
             args = (plan,) if masks is None else (plan, masks.result)
-            output = self.executor.execute_step(*args)
+            return self.executor.execute_step(*args)
+
+        output, failed = self._attempt(plan, execute)
+        if output is None:
+            return failed
+        if self.speculator is not None:
+            self.speculator.observe(plan, output, time.perf_counter() - start)
+        return self._applied(plan, output, start)
+
+    def _attempt(
+        self, plan: SchedulerOutputs, run: Callable[[], T]
+    ) -> tuple[T | None, list[TokenUpdate]]:
+        """What `run` returns; or None, and the ends of the step's requests."""
+        try:
+            return run(), []
         except WorkerLostError:
             raise
         except Exception as error:
             self.failed_steps += 1
             logger.exception("step %d failed; its requests: %s", plan.step_id, plan.request_ids)
-            return self._checked(self.scheduler.fail_step(plan.step_id, str(error)))
+            return None, self.scheduler.fail_step(plan.step_id, str(error))
         except BaseException:  # KeyboardInterrupt: the step is lost, the engine is not
-            self._undelivered = self.scheduler.fail_step(
+            self._undelivered += self.scheduler.fail_step(
                 plan.step_id, "interrupted", RequestStatus.FINISHED_ABORTED
             )
             raise
+
+    def _applied(
+        self, plan: SchedulerOutputs, output: StepOutput, start: float
+    ) -> list[TokenUpdate]:
         self.failed_steps = 0
-        if self.speculator is not None:
-            self.speculator.observe(plan, output, time.perf_counter() - start)
         updates = self.scheduler.update_from_output(output)
         self._record(plan, time.perf_counter() - start)
-        return self._checked(updates)
+        return updates
+
+    # ---- steps ahead ---------------------------------------------------------------------------
+
+    def _step_ahead(self) -> list[TokenUpdate]:
+        """Launch until two steps are out, then wait for the older one. A step that is bound to the
+        results of those before it waits for all of them and runs alone."""
+        while len(self._out) < MAX_STEPS_OUT:
+            start = time.perf_counter()
+            plan = self._plan()
+            if plan is None:
+                break
+            if self.scheduler.is_bound(plan):
+                updates, failed = self._attempt(plan, self._finish_all)
+                if updates is None:
+                    return failed
+                with self._keeping(updates):
+                    return updates + self._run(plan, start)
+            _, failed = self._attempt(plan, partial(self._launch, plan, start))
+            if failed:
+                return failed
+        return self._finish_oldest() if self._out else []
+
+    def _launch(self, plan: SchedulerOutputs, start: float) -> None:
+        self.executor.launch_step(plan)
+        self._out.append((plan, start))
+
+    def _finish_oldest(self) -> list[TokenUpdate]:
+        plan, start = self._out.popleft()
+        output, failed = self._attempt(plan, partial(self.executor.finish_step, plan.step_id))
+        if output is None:
+            return failed
+        start = max(start, self._last_finish)
+        updates = self._applied(plan, output, start)
+        self._last_finish = time.perf_counter()
+        return updates
+
+    def _finish_all(self) -> list[TokenUpdate]:
+        updates: list[TokenUpdate] = []
+        with self._keeping(updates):
+            while self._out:
+                updates += self._finish_oldest()
+        return updates
+
+    @contextmanager
+    def _keeping(self, updates: list[TokenUpdate]) -> Iterator[None]:
+        """What is known is delivered, although what follows was interrupted."""
+        try:
+            yield
+        except BaseException:
+            self._undelivered[:0] = updates
+            raise
 
     def add_requests(self, requests: Sequence[Request], deadline: float | None = None) -> None:
         """Queue the choices of a prompt, all of them or none; InvalidInputError when one can never
@@ -197,7 +301,7 @@ class EngineCore:
 
     @property
     def can_step(self) -> bool:
-        return self.scheduler.has_unfinished() or bool(self._undelivered)
+        return self.scheduler.has_unfinished() or bool(self._undelivered or self._out)
 
     def stats(self) -> dict[str, Any]:
         """Numbers for logs and metrics."""

@@ -177,7 +177,7 @@ class RequestScheduler:
             # Its next token is drawn by a step that is out. The last token of all is not computed.
             is_last = request.num_computed_tokens + 1 >= request.max_total_tokens
             is_known_soon = -missing < self.steps_ahead and not self._is_draft_out(request)
-            return int(is_known_soon and not is_last)
+            return int(is_known_soon and request.draws and not is_last)
         behind = self.running[self.running.index(request) + 1 :]
         budget = self._budget_left(step) - len(behind)  # each of them keeps one token
         if missing > 1 or not request.draws:
@@ -309,6 +309,13 @@ class RequestScheduler:
         self._steps[step.plan.step_id] = step
         self._next_step_id += 1
 
+    def is_bound(self, plan: SchedulerOutputs) -> bool:
+        """Whether a plan that was handed out needs more of the steps before it than that they run
+        before it: what they draw decides what its sequences may draw, or where they lie."""
+        requests = self._steps[plan.step_id].requests
+        is_plain = not plan.draft_token_ids and not plan.shifts
+        return not is_plain or any(request.is_bound for request in requests)
+
     def _preempt(self, step: PlannedStep, victim: Request) -> None:
         """Take a running request's blocks, and its place in the step that is being planned."""
         self._leave(victim)
@@ -406,8 +413,10 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
         step = self._steps.pop(step_id)
-        # The worker may not have had this plan; to be told twice is harmless.
-        self._released[:0] = step.plan.released_seq_ids
+        # The worker may not have had this plan; to be told twice is harmless, unless a later step
+        # has brought the sequence back.
+        back = {seq.seq_id for later in self._steps.values() for seq in later.plan.new_seqs}
+        self._released[:0] = [s for s in step.plan.released_seq_ids if s not in back]
         return [self._end(r, status, error) for r in step.requests if not r.finished]
 
     def finish(self, request_id: str, status: RequestStatus) -> TokenUpdate | None:

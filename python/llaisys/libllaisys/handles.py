@@ -279,6 +279,27 @@ class Model(Handle):
         step.struct_size = ctypes.sizeof(step)
         check(lib().llaisysModelStep(self.handle, ctypes.byref(step)))
 
+    def launch(self, step: LlaisysStepInput, sampling: LlaisysSamplingMetadata) -> int:
+        """The ticket of a step that is now queued; what both point to must stay until `collect`."""
+        step.struct_size, sampling.struct_size = ctypes.sizeof(step), ctypes.sizeof(sampling)
+        ticket = ctypes.c_int64()
+        inputs = (ctypes.byref(step), ctypes.byref(sampling))
+        check(lib().llaisysModelLaunch(self.handle, *inputs, ctypes.byref(ticket)))
+        return ticket.value
+
+    def collect(self, ticket: int, ids_address: int) -> bool:
+        """Wait for a launched step; False: it was not run, because the one before it failed."""
+        code = lib().llaisysModelCollect(self.handle, ticket, ids_address)
+        if code == types.DECODE_ABORTED:
+            return False
+        check(code)
+        return True
+
+    def collected_logprobs(self, index: int) -> LlaisysLogprobs:
+        logprobs = LlaisysLogprobs()
+        check(lib().llaisysModelCollectedLogprobs(self.handle, index, ctypes.byref(logprobs)))
+        return logprobs
+
     @property
     def n_outputs(self) -> int:
         return int(lib().llaisysModelNOutputs(self.handle))

@@ -90,6 +90,13 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelReplaceWeight", c_int32, [c_void_p, c_char_p, c_int32, c_void_p]),
     ("llaisysModelStep", c_int32, [c_void_p, POINTER(LlaisysStepInput)]),
     ("llaisysModelDecode", c_int32, [c_void_p, LlaisysBatch]),
+    (
+        "llaisysModelLaunch",
+        c_int32,
+        [c_void_p, POINTER(LlaisysStepInput), POINTER(LlaisysSamplingMetadata), POINTER(c_int64)],
+    ),
+    ("llaisysModelCollect", c_int32, [c_void_p, c_int64, c_void_p]),
+    ("llaisysModelCollectedLogprobs", c_int32, [c_void_p, c_int32, POINTER(LlaisysLogprobs)]),
     ("llaisysModelNOutputs", c_int32, [c_void_p]),
     ("llaisysModelOutputIds", c_void_p, [c_void_p]),
     ("llaisysModelGetLogits", c_void_p, [c_void_p]),

@@ -38,6 +38,7 @@ ERROR_INTERNAL = -3
 ERROR_UNSUPPORTED = -4
 ERROR_IO = -5
 DECODE_NO_KV_SLOT = 1
+DECODE_ABORTED = 2
 
 
 class LlaisysDataTypeTraits(Structure):

@@ -47,6 +47,7 @@ class ModelAdapter(Closing, ABC):
     kv_capacity_tokens: int  # token slots that the KV cache really has
     eos_token_ids: tuple[int, ...]
     hidden_size: int = 0  # numbers of a hidden state; 0: it gives none
+    can_launch: bool = False  # whether `launch`, `collect` and what belongs to them are there
 
     @classmethod
     @abstractmethod
@@ -80,6 +81,30 @@ class ModelAdapter(Closing, ABC):
     @abstractmethod
     def logprobs(self, index: int) -> RowLogprobs | None:
         """Of entry `index` of the last sample; None when none were asked for."""
+
+    # ---- steps ahead: queued here, run elsewhere; all other methods wait until none runs -------
+
+    def launch(
+        self, step: ModelStepInput, attention: AttentionMetadata, sampling: SamplingMetadata
+    ) -> int:
+        """Queue a step and its draw; its ticket. The arrays must stay as they are until it was
+        collected. Token -1-j is the j-th that the step launched before draws; output rows are in
+        the order of the tokens. What is drawn is appended to the histories that were reset."""
+        raise NotImplementedError
+
+    def collect(self, ticket: int) -> NDArray[np.int32] | None:
+        """Wait for a launched step: what it drew, or what forward or sample would have raised.
+        None: it was not run, because the one before it failed and that had not been collected when
+        it was launched. Earlier tickets are good no longer."""
+        raise NotImplementedError
+
+    def collected_logprobs(self, index: int) -> RowLogprobs | None:
+        """As `logprobs`, of the last collect."""
+        raise NotImplementedError
+
+    def last_output(self) -> ForwardOutput:
+        """The output rows of the step that ran last; none when its forward failed."""
+        raise NotImplementedError
 
     @abstractmethod
     def logits(self) -> NDArray[np.float32]:

@@ -24,6 +24,7 @@ from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Model, Tensor
 from llaisys.libllaisys.infer_types import (
+    LlaisysLogprobs,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
@@ -140,13 +141,24 @@ class NativeAdapter(ModelAdapter):
         self.max_model_len = int(params.max_model_len)
         self.kv_capacity_tokens = int(params.kv_cache_capacity_tokens)
         self.eos_token_ids = ()
+        self.can_launch = options.parallel.tensor_parallel_size == 1
         self._step = LlaisysStepInput()
-        self._sampling = LlaisysSamplingMetadata()
-        self._numbers = arrays.keep_structs(
-            self._sampling, "numbers", LlaisysSamplingNumber, len(ROW_NUMBERS)
-        )
+        self._sampling = _new_sampling()
+        # By ticket: how many tokens a step draws, and what must stay until it is collected.
+        self._launched: dict[int, tuple[int, LlaisysSamplingMetadata]] = {}
 
     def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
+        self.native.step(self._filled_step(step, attention))
+        return self.last_output()
+
+    def last_output(self) -> ForwardOutput:
+        count = self.native.n_outputs
+        ids = arrays.int32_copy(self.native.output_ids_address, count)
+        return ForwardOutput(count, np.frombuffer(ids, np.int32, count))
+
+    def _filled_step(
+        self, step: ModelStepInput, attention: AttentionMetadata | None
+    ) -> LlaisysStepInput:
         native = self._step
         n = len(step.token_ids)
         _check_lengths(n, step, attention)
@@ -170,33 +182,51 @@ class NativeAdapter(ModelAdapter):
             native.batch_seq_ids = _address(attention.batch_seq_ids, np.int64, "batch_seq_ids")
             native.block_tables = _address(attention.block_tables, np.int32, "block_tables")
             native.block_table_width = attention.block_tables.shape[1]
-        self.native.step(native)
-        count = self.native.n_outputs
-        ids = arrays.int32_copy(self.native.output_ids_address, count)
-        return ForwardOutput(count, np.frombuffer(ids, np.int32, count))
+        return native
 
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
-        native = self._sampling
+        native = self._filled_sampling(self._sampling, sampling)
+        ids = np.empty(len(sampling.rows), np.int32)
+        self.native.sample(native, ids.ctypes.data)
+        return ids
+
+    def launch(
+        self, step: ModelStepInput, attention: AttentionMetadata, sampling: SamplingMetadata
+    ) -> int:
+        native = self._filled_sampling(_new_sampling(), sampling)
+        ticket = self.native.launch(self._filled_step(step, attention), native)
+        self._launched[ticket] = (len(sampling.rows), native)
+        return ticket
+
+    def collect(self, ticket: int) -> NDArray[np.int32] | None:
+        ids = np.empty(self._launched[ticket][0], np.int32)
+        try:
+            is_run = self.native.collect(ticket, ids.ctypes.data)
+        finally:
+            for earlier in [t for t in self._launched if t <= ticket]:
+                del self._launched[earlier]
+        return ids if is_run else None
+
+    def collected_logprobs(self, index: int) -> RowLogprobs | None:
+        return _row_logprobs(self.native.collected_logprobs(index))
+
+    def _filled_sampling(
+        self, native: LlaisysSamplingMetadata, sampling: SamplingMetadata
+    ) -> LlaisysSamplingMetadata:
         _check_sampling_lengths(sampling, (self.vocab_size + 31) // 32)
         native.n_rows = len(sampling.rows)
         for name, dtype in _SAMPLING_DTYPES.items():
             array = getattr(sampling, name)
             setattr(native, name, None if array is None else _address(array, dtype, name))
         native.n_numbers = len(sampling.numbers)
-        for entry, (name, values) in zip(self._numbers, sampling.numbers.items(), strict=False):
+        entries = native._numbers_kept
+        for entry, (name, values) in zip(entries, sampling.numbers.items(), strict=False):
             entry.name, entry.values = name.encode(), _address(values, np.float64, name)
         native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
-        ids = np.empty(len(sampling.rows), np.int32)
-        self.native.sample(native, ids.ctypes.data)
-        return ids
+        return native
 
     def logprobs(self, index: int) -> RowLogprobs | None:
-        native = self.native.logprobs(index)
-        if native.n == 0:
-            return None
-        ids = np.frombuffer(arrays.int32_copy(native.ids, native.n), np.int32).tolist()
-        values = np.frombuffer(arrays.float_copy(native.logprobs, native.n), np.float32).tolist()
-        return RowLogprobs(values[0], int(native.sampled_rank), ids[1:], values[1:])
+        return _row_logprobs(self.native.logprobs(index))
 
     def logits(self) -> NDArray[np.float32]:
         count = self.native.n_outputs * self.vocab_size
@@ -243,6 +273,20 @@ class NativeAdapter(ModelAdapter):
 
     def close(self) -> None:
         self.native.close()
+
+
+def _new_sampling() -> LlaisysSamplingMetadata:
+    sampling = LlaisysSamplingMetadata()
+    arrays.keep_structs(sampling, "numbers", LlaisysSamplingNumber, len(ROW_NUMBERS))
+    return sampling
+
+
+def _row_logprobs(native: LlaisysLogprobs) -> RowLogprobs | None:
+    if native.n == 0:
+        return None
+    ids = np.frombuffer(arrays.int32_copy(native.ids, native.n), np.int32).tolist()
+    values = np.frombuffer(arrays.float_copy(native.logprobs, native.n), np.float32).tolist()
+    return RowLogprobs(values[0], int(native.sampled_rank), ids[1:], values[1:])
 
 
 def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | None) -> None:

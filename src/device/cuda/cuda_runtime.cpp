@@ -118,7 +118,11 @@ void copy(void *dst, const void *src, size_t bytes, CopyKind kind, void *stream)
 
 void *create_stream(int device_id, int) { return new CudaStream(device_id); }
 void destroy_stream(void *stream) { delete static_cast<CudaStream *>(stream); }
-void synchronize(void *stream) { LLAISYS_CUDA(cudaStreamSynchronize(raw(stream))); }
+// Binds the calling thread to the device of the stream as well.
+void synchronize(void *stream) {
+    use_device_of(stream);
+    LLAISYS_CUDA(cudaStreamSynchronize(raw(stream)));
+}
 
 void *create_event(int device_id) {
     LLAISYS_CUDA(cudaSetDevice(device_id));

@@ -48,6 +48,8 @@ public:
                          int32_t *ids);
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
+    // A step of more tokens is refused without a look at its arrays.
+    int64_t n_slots() const { return options_.n_slots; }
     const OutputBuffer &output() const { return output_; }
     float *host_rows() {
         const Profile::Scope scope = profile_.memcpy();

@@ -51,6 +51,7 @@ public:
     void reset(int64_t seq, const int64_t *prompt, int32_t n);
     void accept(int64_t seq, const int64_t *tokens, int32_t n);
     void forget(int64_t seq);
+    bool has_history(int64_t seq) const { return history_.find(seq) != nullptr; }
 
 private:
     void reserve_results(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers);

@@ -162,6 +162,21 @@ class Executor(ABC):
         self.stats.steps += 1
         return output
 
+    @property
+    def can_launch(self) -> bool:
+        """Whether `launch_step` and `finish_step` are there."""
+        return False
+
+    def launch_step(self, plan: SchedulerOutputs) -> None:
+        """Begin a step; see `Worker.launch_step` for what it may be and how many may be out."""
+        self.collective_rpc("launch_step", args=(plan,))
+
+    def finish_step(self, step_id: int) -> StepOutput:
+        """Wait for the result of a step that was launched."""
+        output: StepOutput = self.collective_rpc("finish_step", args=(step_id,))[0]
+        self.stats.steps += 1
+        return output
+
     def execute_model(self, outputs: SchedulerOutputs) -> None:
         """Run the forward pass of a plan on every rank."""
         self.collective_rpc("execute_model", self.config.step_timeout, (outputs,))

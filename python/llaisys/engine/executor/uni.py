@@ -56,6 +56,11 @@ class UniProcExecutor(Executor, backend="uni"):
             method = f"{method}#{next(_groups)}"
         return method, parallel.rank, parallel.local_rank
 
+    @property
+    def can_launch(self) -> bool:
+        """One rank, in the caller's thread: nobody else waits for it, and nothing times out."""
+        return len(self._ranks) == 1 and self.config.step_timeout is None and self.worker.can_launch
+
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:

@@ -40,6 +40,7 @@ class SequenceRows:
         self.num_blocks = np.zeros(max_rows, dtype=np.int32)
         self.seq_ids = np.zeros(max_rows, dtype=np.int64)
         self.dropped = np.zeros(max_rows, dtype=np.int64)  # tokens that shifts have let go
+        self.tenures = np.zeros(max_rows, dtype=np.int64)  # how often each row was given out
         self.row_of: dict[int, int] = {}  # sequence -> row
         self._free = list(range(max_rows - 1, -1, -1))
 
@@ -49,6 +50,7 @@ class SequenceRows:
         row = self._free.pop()
         self.row_of[seq.seq_id] = row
         self.seq_ids[row] = seq.seq_id
+        self.tenures[row] += 1
         self.dropped[row] = 0
         known = seq.token_ids[: self.tokens.shape[1]]  # what is beyond comes with a shift
         self.tokens[row, : len(known)] = known

@@ -31,6 +31,7 @@ from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
     ModelStepInput,
+    RowLogprobs,
     SamplingMetadata,
     TokenMasks,
 )
@@ -45,6 +46,7 @@ from llaisys.common.types import (
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
 from llaisys.engine.worker.drafting import DraftModel, load_draft_model
+from llaisys.engine.worker.launching import LaunchedStep, LaunchedSteps
 from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
 from llaisys.engine.worker.pooling import PromptPooling, read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
@@ -90,6 +92,8 @@ class Worker:
         self._scoring: PromptScoring
         self._draft_model: DraftModel | None = None  # the driver rank's, if any
         self._pooling: PromptPooling
+        self._launched: LaunchedSteps
+        self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
@@ -173,6 +177,8 @@ class Worker:
         length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
         self._rows = SequenceRows(scheduler.max_num_seqs, length, info.block_size)
         self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
+        self._spare_buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
+        self._launched = LaunchedSteps(self._rows)
         self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
         self._scoring = PromptScoring()
         self._pooling = PromptPooling()
@@ -244,6 +250,98 @@ class Worker:
             raise RuntimeError("sample_tokens without execute_model")
         begun, self._begun = self._begun, None
         return self._draw_step(*begun)
+
+    @property
+    def can_launch(self) -> bool:
+        return self._open_adapter().can_launch
+
+    def launch_step(self, plan: SchedulerOutputs) -> None:
+        """Hand a step to the model and return while it runs; at most one other may be out. Only for
+        plans of which nothing depends on the tokens of the step that is out but the tokens
+        themselves: no drafts, shifts, forms or scored prompts. Fails as `execute_step` does."""
+        self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
+        self._sampling.set_masks(None, self._rows.row_of)
+        with self._timers["prepare_step_inputs"]:
+            step = self.prepare_step_inputs(plan)
+        self._launched.add(self._launch(plan, step))
+        self._steps += 1
+
+    def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> LaunchedStep:
+        with self._timers["build_attention_metadata"]:
+            attention = self.build_attention_metadata(step)
+        drawing = step.drawing
+        with self._timers["sample"]:
+            sampling = self._metadata(drawing, np.arange(len(drawing.rows)))
+        return LaunchedStep(
+            plan=plan,
+            step=step,
+            ticket=self._open_adapter().launch(step, attention, sampling),
+            seq_ids=self._seq_ids(drawing),
+            tenures=self._rows.tenures[drawing.rows],
+            with_logprobs=self._sampling.logprobs_wanted(drawing.rows),
+            arrays=(attention, sampling),
+        )
+
+    def finish_step(self, step_id: int) -> StepOutput:
+        """Wait for a launched step and say what it drew; those launched before it are forgotten."""
+        launched = self._launched.take(step_id)
+        if not launched.plan.batch_size:  # nobody was left when it was launched again
+            return StepOutput(step_id, {})
+        adapter = self._open_adapter()
+        try:
+            with self._timers["run_model_forward"], self._native_timer:
+                tokens = adapter.collect(launched.ticket)
+        except Exception as error:
+            return self._recover(launched, error)
+        except BaseException:
+            adapter.last_output()  # when it comes, no step reads its arrays any more
+            raise
+        if tokens is None:
+            raise RuntimeError(f"step {step_id} was not run")
+        with self._timers["postprocess"]:
+            self._launched.settle(launched, tokens)
+            drawn = tokens.tolist()
+            sampled = {s: [t] for s, t in zip(launched.seq_ids, drawn, strict=True)}
+            output = StepOutput(step_id, sampled)
+            for index in launched.with_logprobs:
+                found = adapter.collected_logprobs(index)
+                if found is not None:
+                    entry = token_logprobs(drawn[index], found)
+                    output.logprobs[launched.seq_ids[index]] = [entry]
+        return output
+
+    def _recover(self, launched: LaunchedStep, error: Exception) -> StepOutput:
+        """A step failed, so that the one behind it was not run. When it was the fault of one
+        sequence, the others draw; otherwise all of them are lost. Then the one behind it is
+        launched again, as far as it can be."""
+        self._launched.settle(launched, 0)  # any token will do where there will be none
+        forward = self._open_adapter().last_output()
+        lost = frozenset(launched.plan.seq_ids)
+        try:
+            if not isinstance(error, InvalidInputError) or not forward.n_outputs:
+                raise error
+            output = self._draw_again(launched, forward)
+            lost = frozenset()
+            return output
+        finally:
+            behind = self._launched.pop()
+            if behind is not None:
+                self._open_adapter().collect(behind.ticket)
+                plan = behind.without(lost)
+                if plan.batch_size:
+                    self._launched.add(self._launch(plan, self._buffers.fill_tokens(plan)))
+                else:
+                    self._launched.add(replace(behind, plan=plan))
+
+    def _draw_again(self, launched: LaunchedStep, forward: ForwardOutput) -> StepOutput:
+        """The sequences that have left meanwhile get nothing."""
+        step, held = launched.step, self._launched.held(launched)
+        step = replace(step, drawing=step.drawing.only(held))
+        output = self._draw_step(launched.plan, step, forward)
+        for seq_id, is_held in zip(launched.seq_ids, held.tolist(), strict=True):
+            if not is_held:
+                output.sampled[seq_id] = []
+        return output
 
     def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
         with self._timers["prepare_step_inputs"]:
@@ -378,16 +476,16 @@ class Worker:
     def _draw(self, forward: ForwardOutput, drawing: Drawing) -> NDArray[np.int32]:
         if not len(drawing.rows):
             return np.zeros(0, dtype=np.int32)
-        metadata = self._sampling.metadata(
-            drawing.rows,
-            output_rows(forward, drawing.tokens),
-            drawing.ends,
-            self._rows.seq_ids,
-            self._rows.tokens,
-            self._rows.dropped,
-        )
+        metadata = self._metadata(drawing, output_rows(forward, drawing.tokens))
         with self._native_timer:
             return self._open_adapter().sample(metadata)
+
+    def _metadata(self, drawing: Drawing, rows: NDArray[np.int64]) -> SamplingMetadata:
+        """How those that draw do it; `rows`: where their logits are."""
+        known = self._rows
+        return self._sampling.metadata(
+            drawing.rows, rows, drawing.ends, known.seq_ids, known.tokens, known.dropped
+        )
 
     def _find_failing(self, forward: ForwardOutput, drawing: Drawing) -> dict[int, str]:
         """Draw for each sequence alone, to see whose fault it was and why."""
@@ -416,11 +514,10 @@ class Worker:
         for index in sampling.logprobs_wanted(rows):
             found = self._open_adapter().logprobs(index)
             if found is not None:
-                top = list(zip(found.top_ids, found.top_logprobs, strict=True))
+                entry = token_logprobs(tokens[index], found)
                 named = sampling.named_tokens(int(rows[index]))
                 if named is not None:
-                    top = self._logprobs_of(named, drawn, index, found.sampled)
-                entry = TokenLogprobs(tokens[index], found.sampled, found.sampled_rank, top)
+                    entry.top = self._logprobs_of(named, drawn, index, found.sampled)
                 output.logprobs[seq_ids[index]] = [entry]
         return output
 
@@ -471,6 +568,11 @@ class Timer:
 
     def __exit__(self, *_: object) -> None:
         self.seconds += time.perf_counter() - self._start
+
+
+def token_logprobs(token: int, found: RowLogprobs) -> TokenLogprobs:
+    top = list(zip(found.top_ids, found.top_logprobs, strict=True))
+    return TokenLogprobs(token, found.sampled, found.sampled_rank, top)
 
 
 def output_rows(forward: ForwardOutput, wanted: NDArray[np.int64]) -> NDArray[np.int64]:

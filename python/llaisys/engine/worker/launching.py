@@ -1,0 +1,81 @@
+"""Steps that a worker has handed to its model and not got back.
+
+While a step is out, the token that each of its sequences draws is unknown: its row has -1-j there,
+the j-th id of that step, which is what the model takes for it in the step launched next. Nothing
+else of the next step may depend on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.types import SchedulerOutputs
+from llaisys.engine.worker.batch import PreparedStep, SequenceRows
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """What was known when the step was launched: its rows may have been given to others since."""
+
+    plan: SchedulerOutputs
+    step: PreparedStep
+    ticket: int
+    seq_ids: list[int]  # of those that draw
+    tenures: NDArray[np.int64]  # of their rows
+    with_logprobs: list[int]  # indices of those that want logprobs
+    arrays: tuple[Any, ...]  # which the model reads until the step is collected
+
+    def without(self, seq_ids: frozenset[int]) -> SchedulerOutputs:
+        """Its plan, with these sequences left out."""
+        plan, lists = self.plan, ("seq_ids", "request_ids", "starts", "counts", "samples")
+        kept = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id not in seq_ids]
+        return replace(plan, **{name: [getattr(plan, name)[i] for i in kept] for name in lists})
+
+
+class LaunchedSteps:
+    """In the order of their launches."""
+
+    def __init__(self, rows: SequenceRows) -> None:
+        self._rows = rows
+        self._steps: deque[LaunchedStep] = deque()
+        # A step whose caller was interrupted may still run: it is kept until a later one is done.
+        self._last: LaunchedStep | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, launched: LaunchedStep) -> None:
+        """Its tokens are unknown from now on."""
+        self._steps.append(launched)
+        drawing = launched.step.drawing
+        self._rows.tokens[drawing.rows, drawing.ends] = -1 - np.arange(len(drawing.rows))
+
+    def take(self, step_id: int) -> LaunchedStep:
+        """Forgets the steps before it."""
+        while self._steps:
+            self._last = self._steps.popleft()
+            if self._last.plan.step_id == step_id:
+                return self._last
+        raise RuntimeError(f"step {step_id} is not out")
+
+    def pop(self) -> LaunchedStep | None:
+        """The one launched last, if one is out; it is not any more."""
+        return self._steps.pop() if self._steps else None
+
+    def held(self, launched: LaunchedStep) -> NDArray[np.bool_]:
+        """Which of its sequences still have the rows that they had."""
+        rows = launched.step.drawing.rows
+        still: NDArray[np.bool_] = self._rows.tenures[rows] == launched.tenures
+        known = self._rows.row_of
+        return still & np.fromiter((s in known for s in launched.seq_ids), bool, len(rows))
+
+    def settle(self, launched: LaunchedStep, tokens: NDArray[Any] | int) -> None:
+        """Its tokens are known: put them where they are waited for."""
+        held, drawing = self.held(launched), launched.step.drawing
+        found = tokens if isinstance(tokens, int) else tokens[held]
+        self._rows.tokens[drawing.rows[held], drawing.ends[held]] = found

@@ -1,0 +1,172 @@
+#include "runtime/runner/step_pipeline.hpp"
+
+#include <algorithm>
+
+namespace llaisys::runtime {
+
+StepPipeline::~StepPipeline() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        is_stopping_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) {
+        thread_.join();
+    }
+}
+
+int64_t StepPipeline::launch(const LlaisysStepInput &input,
+                             const LlaisysSamplingMetadata &sampling) {
+    require(input.n_tokens >= 1, "n_tokens must be at least 1, got ", input.n_tokens);
+    require(sampling.n_rows >= 0 && sampling.n_rows <= input.n_tokens, "n_rows must be in [0, ",
+            input.n_tokens, "], the tokens of the step, got ", sampling.n_rows);
+    require(input.token_ids != nullptr && input.embd == nullptr,
+            "token_ids must be given, and embd must be NULL");
+    auto job = std::make_unique<Job>();
+    job->input = input;
+    job->sampling = sampling;
+    if (input.n_tokens <= runner_.n_slots()) {
+        job->token_ids.assign(input.token_ids, input.token_ids + input.n_tokens);
+        job->input.token_ids = job->token_ids.data();
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require(jobs_.size() < kMostLaunched, "at most ", kMostLaunched,
+            " steps may be launched and not collected");
+    if (!thread_.joinable()) {
+        thread_ = std::thread([this] { work(); });
+    }
+    job->ticket = next_ticket_;
+    job->is_behind = !jobs_.empty() && jobs_.back()->ticket + 1 == next_ticket_;
+    jobs_.push_back(std::move(job));
+    ++n_waiting_;
+    changed_.notify_all();
+    return next_ticket_++;
+}
+
+int32_t StepPipeline::collect(int64_t ticket, int32_t *ids) {
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        const auto is_it = [&](const auto &job) { return job->ticket == ticket; };
+        require(std::any_of(jobs_.begin(), jobs_.end(), is_it), "ticket must be that of a step ",
+                "that was launched and not collected, got ", ticket);
+        changed_.wait(lock,
+                      [&] { return (*std::find_if(jobs_.begin(), jobs_.end(), is_it))->is_done; });
+        while (jobs_.front()->ticket < ticket) {
+            jobs_.pop_front();
+        }
+        collected_ = std::move(jobs_.front());
+        jobs_.pop_front();
+    }
+    if (collected_->status != LLAISYS_OK) {
+        throw Error(collected_->status, collected_->error);
+    }
+    if (collected_->code == LLAISYS_DECODE_OK) {
+        std::copy(collected_->ids.begin(), collected_->ids.end(), ids);
+    }
+    return collected_->code;
+}
+
+LlaisysLogprobs StepPipeline::logprobs(int32_t i) const {
+    const int32_t n = collected_ ? int32_t(collected_->ids.size()) : 0;
+    require(i >= 0 && i < n, "row must be in [0, ", n, "), got ", i);
+    if (collected_->logprobs.empty() || collected_->logprobs[size_t(i)].ids.empty()) {
+        return {0, 0, nullptr, nullptr};
+    }
+    const RowLogprobs &row = collected_->logprobs[size_t(i)];
+    return {int32_t(row.ids.size()), row.rank, row.ids.data(), row.values.data()};
+}
+
+void StepPipeline::wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return n_waiting_ == 0; });
+}
+
+void StepPipeline::work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [&] { return n_waiting_ > 0 || is_stopping_; });
+        if (is_stopping_) {
+            return;
+        }
+        Job *job = jobs_[jobs_.size() - size_t(n_waiting_)].get(); // stays where it is until done
+        lock.unlock();
+        run(job);
+        lock.lock();
+        job->is_done = true;
+        --n_waiting_;
+        changed_.notify_all();
+    }
+}
+
+void StepPipeline::run(Job *job) {
+    if (job->is_behind && !is_last_good_) {
+        job->code = LLAISYS_DECODE_ABORTED;
+    } else {
+        try {
+            if (!is_bound_) {
+                stream_.synchronize(); // a device that counts threads gets to know this one
+                is_bound_ = true;
+            }
+            fill_in_tokens(job);
+            std::vector<int32_t> ids(size_t(job->sampling.n_rows));
+            job->code = runner_.execute_step(job->input, job->sampling, ids.data());
+            if (job->code == LLAISYS_DECODE_OK) {
+                job->ids = std::move(ids);
+                keep_logprobs(job);
+                append_to_histories(*job);
+            }
+        } catch (const Error &error) {
+            job->status = error.status();
+            job->error = error.what();
+        } catch (const std::bad_alloc &) {
+            job->status = LLAISYS_ERROR_MEMORY;
+            job->error = "out of memory";
+        } catch (const std::exception &error) {
+            job->status = LLAISYS_ERROR_INTERNAL;
+            job->error = error.what();
+        }
+    }
+    is_last_good_ = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
+    last_ticket_ = job->ticket;
+    last_ids_ = job->ids;
+}
+
+// -1 - j becomes the j-th id that the step launched before drew.
+void StepPipeline::fill_in_tokens(Job *job) const {
+    const bool is_next = is_last_good_ && job->ticket == last_ticket_ + 1;
+    const int64_t n = is_next ? int64_t(last_ids_.size()) : 0;
+    for (size_t i = 0; i < job->token_ids.size(); ++i) {
+        int64_t &token = job->token_ids[i];
+        if (token < 0) {
+            require(token >= -n, "token_ids[", i, "] is ", token,
+                    "; the step launched before drew ", n, " ids");
+            token = last_ids_[size_t(-1 - token)];
+        }
+    }
+}
+
+// Of the sequences that have one: what is drawn next looks at it.
+void StepPipeline::append_to_histories(const Job &job) {
+    for (size_t r = 0; job.sampling.seq_ids != nullptr && r < job.ids.size(); ++r) {
+        const int64_t id = job.ids[r];
+        if (runner_.sampler().has_history(job.sampling.seq_ids[r])) {
+            runner_.sampler().accept(job.sampling.seq_ids[r], &id, 1);
+        }
+    }
+}
+
+void StepPipeline::keep_logprobs(Job *job) {
+    const int32_t n = job->sampling.n_rows;
+    for (int32_t r = 0; r < n; ++r) {
+        const LlaisysLogprobs found = runner_.sampler().logprobs(r);
+        if (found.n == 0) {
+            continue;
+        }
+        job->logprobs.resize(size_t(n));
+        job->logprobs[size_t(r)] = {found.sampled_rank,
+                                    {found.ids, found.ids + found.n},
+                                    {found.logprobs, found.logprobs + found.n}};
+    }
+}
+
+} // namespace llaisys::runtime

@@ -1,0 +1,98 @@
+// Steps that run while the caller does something else: each with its draw, in the order in which they
+// were launched, on a thread of the pipeline's own. A step may name tokens that the one launched
+// before it will draw.
+//
+//   launch(n)  launch(n + 1)  collect(n)  launch(n + 2)  collect(n + 1) ..
+//
+// A step that fails has drawn nothing, and those behind it that were launched before its failure was
+// collected are not run.
+#pragma once
+
+#include "runtime/runner/model_runner.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace llaisys::runtime {
+
+class StepPipeline {
+public:
+    // Steps that may be launched and not collected.
+    static constexpr size_t kMostLaunched = 8;
+
+    // Neither runner nor stream, the runner's, is owned; both outlive the pipeline. They are the
+    // pipeline's from launch until wait returns.
+    StepPipeline(const device::Stream &stream, ModelRunner &runner)
+        : stream_(stream), runner_(runner) {}
+    // The step that runs is finished, those behind it are dropped.
+    ~StepPipeline();
+    StepPipeline(const StepPipeline &) = delete;
+    StepPipeline &operator=(const StepPipeline &) = delete;
+
+    // Queues a step and returns its ticket, which rises. What input and sampling point to must stay
+    // as it is until the step was collected. Throws INVALID when there are no tokens, more rows than
+    // tokens, or too many steps out; everything else is checked when the step runs.
+    int64_t launch(const LlaisysStepInput &input, const LlaisysSamplingMetadata &sampling);
+
+    // Waits for a step: ids[n_rows of its sampling]. Earlier ones that nobody collected are
+    // forgotten. DECODE_OK; DECODE_NO_KV_SLOT; DECODE_ABORTED when it was not run because one before
+    // it failed; throws what the step or its draw threw. INVALID for a ticket that is not out.
+    int32_t collect(int64_t ticket, int32_t *ids);
+    // Of row i of the step that was collected last; valid until the next collect. n is 0 when none
+    // were asked for. Throws INVALID for no such row.
+    LlaisysLogprobs logprobs(int32_t i) const;
+
+    // Returns when no step runs or waits to run; what is not collected stays.
+    void wait();
+
+private:
+    struct RowLogprobs {
+        int32_t rank = 0;
+        std::vector<int32_t> ids;
+        std::vector<float> values;
+    };
+    struct Job {
+        int64_t ticket = 0;
+        bool is_behind = false; // the one before was not collected when this one was launched
+        bool is_done = false;
+        LlaisysStepInput input;
+        LlaisysSamplingMetadata sampling;
+        std::vector<int64_t> token_ids; // with those that are drawn filled in
+        std::vector<int32_t> ids;
+        std::vector<RowLogprobs> logprobs; // empty: none were asked for
+        int32_t code = LLAISYS_DECODE_OK;
+        llaisysStatus_t status = LLAISYS_OK; // of the exception
+        std::string error;
+    };
+
+    void work();
+    void run(Job *job);
+    void fill_in_tokens(Job *job) const;
+    void append_to_histories(const Job &job);
+    void keep_logprobs(Job *job);
+
+    const device::Stream &stream_;
+    ModelRunner &runner_;
+    std::thread thread_; // from the first launch on
+
+    mutable std::mutex mutex_; // guards what follows
+    std::condition_variable changed_;
+    std::deque<std::unique_ptr<Job>> jobs_; // not collected, by ticket
+    int64_t next_ticket_ = 1;
+    int64_t n_waiting_ = 0; // of jobs_, not done
+    bool is_stopping_ = false;
+
+    std::unique_ptr<Job> collected_; // the caller's
+    // The thread's: whether it works on the stream's device, and of the step that ran last.
+    bool is_bound_ = false;
+    int64_t last_ticket_ = 0;
+    bool is_last_good_ = false;
+    std::vector<int32_t> last_ids_;
+};
+
+} // namespace llaisys::runtime

@@ -1,0 +1,176 @@
+// Launched steps: their order, tokens that the step before draws, failures and what is behind them.
+#include "fake_model.hpp"
+
+#include "runtime/runner/step_pipeline.hpp"
+
+#include <atomic>
+#include <chrono>
+
+using namespace fake;
+
+namespace {
+
+// Greedy over the rows of a step, with logprobs where asked for.
+struct Draw {
+    explicit Draw(int32_t n, double n_logprobs = -1)
+        : temperatures(size_t(n), 0.0), counts(size_t(n), n_logprobs),
+          numbers{{"temperature", temperatures.data()}, {"n_logprobs", counts.data()}} {
+        sampling.struct_size = sizeof sampling;
+        sampling.n_rows = n;
+        sampling.numbers = numbers;
+        sampling.n_numbers = 2;
+    }
+    std::vector<double> temperatures, counts;
+    LlaisysSamplingNumber numbers[2];
+    LlaisysSamplingMetadata sampling{};
+};
+
+struct Pipe : Rig {
+    // The fake model's next token is the one after it.
+    int64_t launch(const Step &step, const Draw &draw) {
+        return pipeline.launch(step.view(), draw.sampling);
+    }
+    int64_t collect(int64_t ticket) {
+        int32_t id = -1;
+        CHECK_EQ(pipeline.collect(ticket, &id), LLAISYS_DECODE_OK);
+        return id;
+    }
+    StepPipeline pipeline{stream, runner};
+};
+
+} // namespace
+
+TEST(a_step_takes_the_token_that_the_one_before_it_draws) {
+    Pipe pipe;
+    const Draw draw(1);
+    const Step first = tokens({7, 8}), next = tokens({-1});
+    int64_t ticket = pipe.launch(first, draw);
+    for (int64_t expected = 9; expected < 20; ++expected) {
+        const int64_t behind = pipe.launch(next, draw);
+        CHECK_EQ(pipe.collect(ticket), expected);
+        ticket = behind;
+    }
+    CHECK_EQ(pipe.collect(ticket), 20);
+    CHECK(pipe.model.seen.back().visible[0] ==
+          Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
+}
+
+TEST(ids_are_counted_in_the_order_of_the_draws) {
+    Pipe pipe;
+    const Draw two(2);
+    Step first = tokens({3, 30});
+    first.seq_ids = {0, 1};
+    first.logits = {1, 1};
+    Step crossed = first;
+    crossed.tokens = {-2, -1};
+    pipe.launch(first, two);
+    const int64_t ticket = pipe.launch(crossed, two);
+    int32_t ids[2] = {};
+    CHECK_EQ(pipe.pipeline.collect(ticket, ids), LLAISYS_DECODE_OK); // the first is forgotten
+    CHECK(ids[0] == 32 && ids[1] == 5);
+    CHECK_THROWS(pipe.pipeline.collect(ticket - 1, ids), "ticket");
+    CHECK_THROWS(pipe.pipeline.collect(ticket, ids), "ticket");
+}
+
+TEST(a_step_behind_a_failed_one_is_not_run) {
+    Pipe pipe;
+    const Draw draw(1);
+    const Step first = tokens({7}), next = tokens({-1}), other = tokens({20});
+    pipe.model.forwards_until_failure = 2;
+    const int64_t good = pipe.launch(first, draw);
+    const int64_t bad = pipe.launch(next, draw);
+    CHECK_EQ(pipe.collect(good), 8);
+    const int64_t behind = pipe.launch(other, draw);
+    int32_t id = -1;
+    CHECK_THROWS(pipe.pipeline.collect(bad, &id), "the fake forward failed");
+    CHECK_EQ(pipe.pipeline.collect(behind, &id), LLAISYS_DECODE_ABORTED);
+    CHECK_EQ(id, -1);
+    CHECK_EQ(pipe.model.seen.size(), 2u);
+    CHECK_EQ(pipe.collect(pipe.launch(other, draw)), 21); // the failure is known: it runs
+    const int64_t unknown = pipe.launch(tokens({-2}), draw);
+    CHECK_THROWS(pipe.pipeline.collect(unknown, &id), "token_ids[0] is -2", "drew 1 ids");
+}
+
+TEST(a_draw_that_fails_leaves_the_rows) {
+    Pipe pipe;
+    const Step step = tokens({7});
+    Draw draw(1);
+    draw.temperatures[0] = -3;
+    int32_t id = -1;
+    const int64_t ticket = pipe.launch(step, draw);
+    CHECK_THROWS(pipe.pipeline.collect(ticket, &id), "temperature");
+    CHECK_EQ(pipe.runner.output().n_rows(), 1);
+    CHECK_EQ(pipe.runner.host_rows()[8], 1.0f);
+}
+
+TEST(logprobs_stay_with_their_step) {
+    Pipe pipe;
+    const Draw with(1, 2), without(1);
+    const Step first = tokens({7}), next = tokens({-1});
+    const int64_t a = pipe.launch(first, with);
+    const int64_t b = pipe.launch(next, without);
+    pipe.pipeline.wait();
+    CHECK_EQ(pipe.collect(a), 8);
+    const LlaisysLogprobs found = pipe.pipeline.logprobs(0);
+    CHECK(found.n == 3 && found.ids[0] == 8 && found.ids[1] == 8 && found.sampled_rank == 1);
+    CHECK_EQ(pipe.collect(b), 9);
+    CHECK_EQ(pipe.pipeline.logprobs(0).n, 0);
+    CHECK_THROWS(pipe.pipeline.logprobs(1), "row");
+}
+
+TEST(drawn_ids_join_the_histories_that_were_reset) {
+    Pipe pipe;
+    const int64_t prompt = 7;
+    pipe.runner.sampler().reset(0, &prompt, 1);
+    Draw draw(1);
+    const Ints seqs = {0};
+    draw.sampling.seq_ids = seqs.data();
+    pipe.collect(pipe.launch(tokens({7}), draw));
+    pipe.pipeline.wait();
+    CHECK(pipe.runner.sampler().has_history(0) && !pipe.runner.sampler().has_history(1));
+    const Ints others = {1};
+    draw.sampling.seq_ids = others.data();
+    pipe.collect(pipe.launch(tokens({8}), draw));
+    CHECK(!pipe.runner.sampler().has_history(1));
+}
+
+TEST(the_caller_goes_on_while_a_step_runs) {
+    Pipe pipe;
+    std::atomic<bool> may_end{false};
+    std::atomic<int> n_inside{0};
+    pipe.model.inspect = [&] {
+        ++n_inside;
+        while (!may_end) {
+            std::this_thread::yield();
+        }
+    };
+    const Draw draw(1);
+    const Step first = tokens({7}), next = tokens({-1});
+    const int64_t a = pipe.launch(first, draw);
+    const int64_t b = pipe.launch(next, draw);
+    while (n_inside == 0) {
+        std::this_thread::yield();
+    }
+    CHECK_EQ(int(n_inside), 1); // the second waits for the first
+    may_end = true;
+    CHECK_EQ(pipe.collect(a), 8);
+    CHECK_EQ(pipe.collect(b), 9);
+}
+
+TEST(steps_that_nobody_collects_are_bounded_and_end_with_the_pipeline) {
+    const Draw draw(1);
+    const Step step = tokens({7});
+    {
+        Pipe pipe;
+        for (size_t i = 0; i < StepPipeline::kMostLaunched; ++i) {
+            pipe.launch(step, draw);
+        }
+        CHECK_THROWS(pipe.launch(step, draw), "at most 8");
+    }
+    Pipe pipe;
+    CHECK_THROWS(pipe.launch(Step(), draw), "n_tokens");
+    Step embedded;
+    embedded.embd = {1, 2, 3};
+    CHECK_THROWS(pipe.launch(embedded, draw), "embd");
+    pipe.pipeline.wait(); // nothing was launched
+}

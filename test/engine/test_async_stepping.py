@@ -1,0 +1,330 @@
+"""Steps ahead give the tokens and logprobs of steps that wait: over random requests, with stops,
+aborts, preemptions, shifts, failures and interruptions, and leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from engine_fakes import (
+    EOS,
+    FakeTokenizer,
+    expected_tokens,
+    greedy,
+    make_engine,
+    run_all,
+    run_prompts,
+    texts,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_fakes import LateAdapter, late_adapter_of, make_late_engine
+
+from llaisys import LLM
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import SamplingParams
+from llaisys.engine.llm_engine import LLMEngine
+
+NATIVE = {"model": "mock", "adapter_class": None, "tokenizer": FakeTokenizer()}
+SMALL = {"num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 12}
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    """Of every kind, bound ones among them."""
+    fields: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "seed": rng.randint(0, 99)}
+    if rng.random() < 0.5:
+        fields["temperature"] = 0.0
+    if rng.random() < 0.3:
+        fields["logprobs"] = rng.randint(0, 3)
+    if rng.random() < 0.3:
+        fields["frequency_penalty"] = 0.7
+    if rng.random() < 0.2:
+        fields["min_tokens"] = rng.randint(0, fields["max_tokens"])
+    if rng.random() < 0.2:
+        fields["n"] = rng.randint(2, 3)
+    if rng.random() < 0.2:
+        fields["stop_token_ids"] = [rng.randint(1, 60) for _ in range(12)]
+    if rng.random() < 0.15:
+        fields["bad_words"] = ["ab", "0"]
+    if rng.random() < 0.1:
+        fields["prompt_logprobs"] = 1
+    return SamplingParams(**fields)
+
+
+def run_random(engine: LLMEngine, seed: int) -> dict[str, Any]:
+    """Requests that come while others run, some of which are cancelled; what each gave."""
+    rng = random.Random(seed)
+    shared = [rng.randint(1, 60) for _ in range(12)]
+    pending = []
+    for index in range(rng.randint(2, 9)):
+        prompt = shared[: rng.randint(0, 12)] + [
+            rng.randint(1, 60) for _ in range(rng.randint(1, 9))
+        ]
+        pending.append((str(index), prompt, random_params(rng)))
+    cancelled = {str(rng.randint(0, 8)) for _ in range(rng.randint(0, 2))}
+    results: dict[str, Any] = {}
+    while pending or engine.has_unfinished():
+        for _ in range(min(len(pending), rng.choice((0, 0, 1, 2)))):
+            name, prompt, params = pending.pop()
+            engine.submit(prompt, params, request_id=name)
+        parts = engine.step() if engine.has_unfinished() else []
+        for name in sorted(cancelled):
+            if rng.random() < 0.1:
+                parts += engine.cancel(name)
+        for part in parts:
+            if part.output is not None:
+                results[part.request_id] = [
+                    (c.token_ids, c.finish_reason, c.stop_reason, c.logprobs)
+                    for c in part.output.outputs
+                ]
+    engine.core.scheduler.check_integrity()
+    assert engine.core.scheduler.block_manager.num_used_blocks == 0
+    return results
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert got.keys() == expected.keys()
+    for name, choices in expected.items():
+        for (tokens, reason, stop, logprobs), other in zip(choices, got[name], strict=True):
+            if "abort" in (reason, other[1]):  # it depends on the moment how far they came
+                both = min(len(tokens), len(other[0]))
+                tokens, other = tokens[:both], (other[0][:both], *other[1:])
+                assert tokens == other[0]
+            else:
+                assert (tokens, reason, stop, logprobs) == other
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 20), order=st.integers(0, 99), num_blocks=st.integers(20, 40))
+def test_random_requests_give_what_they_give_without_steps_ahead(seed, order, num_blocks):
+    sizes = {**SMALL, "num_blocks": num_blocks}
+    late = make_late_engine(order, **sizes)
+    assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
+    assert not late_adapter_of(late).histories or late.core.scheduler._released
+    assert len(late.core.executor.worker._launched) == 0
+
+
+def test_the_native_model_gives_what_it_gives_without_steps_ahead():
+    """The real sampler and the thread of the real pipeline."""
+    ahead = make_engine(**NATIVE, **SMALL, async_stepping="on", n_threads=1)
+    behind = make_engine(**NATIVE, **SMALL, async_stepping="off", n_threads=1)
+    assert ahead.core.is_async and not behind.core.is_async
+    try:
+        for seed in range(12):
+            assert_same(run_random(ahead, seed), run_random(behind, seed))
+    finally:
+        ahead.close()
+        behind.close()
+
+
+def test_a_decoding_request_is_launched_before_its_last_token_is_known():
+    engine = make_late_engine()
+    engine.submit([1, 2, 3], greedy(6, ignore_eos=True))
+    assert [part.token_ids for part in engine.step()] == []  # reported at the end
+    assert late_adapter_of(engine).num_launched == 2 and len(engine.core._out) == 1
+    (output,) = run_all(engine).values()
+    assert output.token_ids == expected_tokens([1, 2, 3], 6, stops=())
+    assert late_adapter_of(engine).num_launched == 6  # the last token of all is not computed
+
+
+def test_a_stop_is_applied_late_and_its_surplus_is_dropped():
+    engine = make_late_engine()
+    prompt = next(p for p in ([i, i + 1] for i in range(1, 500)) if _stops_in(p, 4))
+    expected = expected_tokens(prompt, 50)
+    assert run_prompts(engine, [prompt], greedy(50)) == [expected]
+    assert late_adapter_of(engine).num_launched == len(expected) + 1
+    # What the surplus step wrote is not taken for a prefix of the next request.
+    assert run_prompts(engine, [[*prompt, *expected, 7]], greedy(9)) == [
+        expected_tokens([*prompt, *expected, 7], 9)
+    ]
+
+
+def _stops_in(prompt: list[int], count: int) -> bool:
+    tokens = expected_tokens(prompt, count)
+    return tokens[-1] == EOS and len(tokens) > 1
+
+
+def test_a_stop_string_ends_the_text_where_it_does_without_steps_ahead():
+    def run(engine: LLMEngine) -> tuple[str, list[int]]:
+        engine.submit([5, 6], greedy(60, ignore_eos=True, stop=["e", "k"]), stream=True)
+        parts = []
+        while engine.has_unfinished():
+            parts += engine.step()
+        return texts(parts), parts[-1].output.token_ids
+
+    assert run(make_late_engine()) == run(make_engine())
+
+
+def test_a_full_context_is_shifted_at_the_same_tokens():
+    scheduler = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "context_shift": True}
+
+    def run(**others: Any) -> list[Any]:
+        with LLM(max_model_len=32, num_kv_blocks=16, block_size=4, **scheduler, **others) as llm:
+            params = SamplingParams(max_tokens=90, temperature=0.7, seed=3, ignore_eos=True)
+            outputs = llm.generate([[1, 2, 3], [4, 5]], params)
+            assert llm.stats()["num_context_shifts"] > 4
+            return [o.token_ids for o in outputs]
+
+    assert run(**NATIVE, async_stepping="on") == run(**NATIVE)
+
+
+def test_bound_requests_run_beside_others_without_steps_ahead():
+    engine, plain = make_late_engine(), make_engine()
+    bound = greedy(8, ignore_eos=True, bad_words=["ab"])
+    names = [engine.submit([1, 2], bound), engine.submit([3, 4], greedy(20, ignore_eos=True))]
+    engine.step()
+    assert late_adapter_of(engine).num_launched == 0 and not engine.core._out
+    outputs = run_all(engine)
+    assert late_adapter_of(engine).num_launched > 5  # once it is alone
+    assert [outputs[name].token_ids for name in names] == [
+        *run_prompts(plain, [[1, 2]], bound),
+        expected_tokens([3, 4], 20, stops=()),
+    ]
+
+
+def test_a_failed_step_ends_its_requests_and_the_step_behind_it_runs():
+    engine = make_late_engine(max_num_seqs=2, max_num_batched_tokens=2)
+    adapter = late_adapter_of(engine)
+    broken = engine.submit([1], greedy(9, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    whole = engine.submit([2], greedy(5, ignore_eos=True))  # its first step is behind the one out
+
+    def explode(step: Any) -> None:
+        adapter.on_forward = None
+        raise RuntimeError("a cosmic ray")
+
+    adapter.settle()
+    adapter.on_forward = explode
+    outputs = run_all(engine)
+    assert outputs[broken].finish_reason == "error"
+    assert "a cosmic ray" in outputs[broken].outputs[0].error
+    assert engine.core.failed_steps == 0 and engine.stats()["worker_errors"] == 1
+    if outputs[whole].finish_reason != "error":
+        assert outputs[whole].token_ids == expected_tokens([2], 5, stops=())
+    assert run_prompts(engine, [[3, 4]], greedy(5)) == [expected_tokens([3, 4], 5)]
+    engine.core.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_steps_that_fail_at_random_leave_the_others_their_tokens(order):
+    """Whoever is not in a failed step gets exactly its tokens."""
+    engine = make_late_engine(order, **SMALL)
+    adapter, rng = late_adapter_of(engine), random.Random(order)
+
+    def fail_sometimes(_: Any) -> None:
+        if rng.random() < 0.06:
+            raise RuntimeError("bad luck")
+
+    adapter.on_forward = adapter.on_sample = fail_sometimes
+    prompts = [[rng.randint(1, 60) for _ in range(rng.randint(1, 14))] for _ in range(30)]
+    names = [engine.submit(prompt, greedy(8)) for prompt in prompts]
+    outputs = run_all(engine)
+    reasons = [outputs[name].finish_reason for name in names]
+    assert "error" in reasons and len(set(reasons)) > 1
+    for name, prompt in zip(names, prompts, strict=True):
+        expected = expected_tokens(prompt, 8)
+        got = outputs[name].token_ids
+        assert got == (expected[: len(got)] if outputs[name].finish_reason == "error" else expected)
+    adapter.on_forward = adapter.on_sample = None
+    assert run_prompts(engine, prompts[:3], greedy(8)) == [
+        expected_tokens(prompt, 8) for prompt in prompts[:3]
+    ]
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_a_sequence_with_nothing_left_to_draw_fails_alone(order):
+    engine = make_late_engine(order)
+    adapter = late_adapter_of(engine)
+    names = [engine.submit([i, i + 1], greedy(6, ignore_eos=True)) for i in (1, 3, 5)]
+    engine.step()
+    adapter.settle()
+    doomed = engine.core.scheduler.running[1]
+
+    def ban(sampling: Any) -> None:
+        own = sampling.positions[sampling.seeds == doomed.seed]
+        if doomed.num_prompt_tokens + 3 in own:
+            raise InvalidInputError("it has no token left")
+
+    adapter.on_sample = ban
+    outputs = run_all(engine)
+    for name, first in zip(names, (1, 3, 5), strict=True):
+        expected = expected_tokens([first, first + 1], 6, stops=())
+        if name == names[1]:
+            assert outputs[name].finish_reason == "error"
+            assert "no token left" in outputs[name].outputs[0].error
+            expected = expected[:3]
+        assert outputs[name].token_ids == expected
+    assert engine.stats()["worker_errors"] == 0
+
+
+@pytest.mark.parametrize("where", ["launch", "collect", "collected"])
+def test_an_interruption_ends_the_step_and_not_the_engine(where):
+    engine = make_late_engine()
+    adapter = late_adapter_of(engine)
+    engine.submit([1, 2], greedy(30, ignore_eos=True))
+    engine.step()
+    original = adapter.launch if where == "launch" else adapter.collect
+    name = "launch" if where == "launch" else "collect"
+
+    def interrupted(*args: Any) -> Any:
+        setattr(adapter, name, original)
+        if where == "collected":
+            original(*args)
+        raise KeyboardInterrupt
+
+    setattr(adapter, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    (output,) = run_all(engine).values()
+    assert output.finish_reason == "abort"
+    got = output.token_ids
+    assert got == expected_tokens([1, 2], 30, stops=())[: len(got)]
+    assert run_prompts(engine, [[3, 4], [5]], greedy(7)) == [
+        expected_tokens([3, 4], 7),
+        expected_tokens([5], 7),
+    ]
+    engine.core.scheduler.check_integrity()
+
+
+def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failure():
+    engine = make_late_engine(num_blocks=9, max_num_seqs=2, max_num_batched_tokens=16)
+    adapter = late_adapter_of(engine)
+    rng = random.Random(1)
+
+    def fail_sometimes(_: Any) -> None:
+        if rng.random() < 0.1:
+            raise RuntimeError("bad luck")
+
+    adapter.on_forward = fail_sometimes
+    names = [engine.submit([i] * 14, greedy(18, ignore_eos=True)) for i in range(1, 20)]
+    outputs = run_all(engine)
+    for index, name in enumerate(names, 1):
+        expected = expected_tokens([index] * 14, 18, stops=())
+        got = outputs[name].token_ids
+        assert got == (expected[: len(got)] if outputs[name].finish_reason == "error" else expected)
+    assert engine.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"speculative_config": {"method": "ngram"}},
+        {"step_timeout": 60.0},
+        {"tensor_parallel_size": 2},
+    ],
+    ids=["speculation", "timeout", "ranks"],
+)
+def test_what_needs_the_host_in_every_step_stays_synchronous(fields, caplog):
+    fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False, **fields}
+    fields.setdefault("adapter_class", LateAdapter)
+    with LLM(async_stepping="on", **fields) as llm:
+        assert "async_stepping is off" in caplog.text
+        assert len(llm.generate([[1, 2]], greedy(4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_auto_waits_until_it_was_measured():
+    assert not make_engine().core.is_async
+    with pytest.raises(InvalidInputError, match="async_stepping"):
+        make_engine(async_stepping="maybe")
