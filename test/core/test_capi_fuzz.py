@@ -197,6 +197,9 @@ def test_create_params() -> None:
             if name == "layer_windows":  # as long as the largest nlayer below that is not refused
                 meta.layer_windows = fuzz.array(np.int64, 16, (0, 1, 8, 2**62, -1))
                 continue
+            if name == "rope_divisors":  # as long as half of the largest dh that is not refused
+                meta.rope_divisors = fuzz.array(np.float32, 64, (1.0, 0.25, 4.0, 0.0, np.nan))
+                continue
             values: Any = FLOATS if kind is ctypes.c_float else (0, 1, 2, 3, 8, 15, 2**31 - 1)
             setattr(meta, name, fuzz.pick(DTYPES if name == "dtype" else values))
         params = create_params(meta, fuzz.pick(("mock", "mock", "qwen2", "llama", "qwen3")))
