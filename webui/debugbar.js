@@ -69,6 +69,9 @@ export class DebugBar {
 			["Waiting", count(server.num_requests_waiting)],
 			["KV in use", server.kv_cache_usage_perc === undefined ? null : percent(server.kv_cache_usage_perc)],
 		];
+		const memory = server.gpu_memory_total_bytes; // nothing of it on a CPU
+		if (memory) facts.push(["GPU memory", percent(server.gpu_memory_used_bytes / memory)]);
+		if (server.gpu_usage_perc !== undefined) facts.push(["GPU busy", percent(server.gpu_usage_perc)]);
 		this.#facts.replaceChildren(...facts.map(([name, value]) =>
 			h("div", {}, h("dt", {}, name), h("dd", {}, value ?? "–"))));
 	}

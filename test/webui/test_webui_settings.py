@@ -66,11 +66,17 @@ def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServe
     assert facts["Cached"] == "60 (75 %)" and facts["Prefix hits"] == "75 %"
     assert facts["Drafts right"] == "75 %"
     assert facts["Running"] == "2" and facts["Waiting"] == "1" and facts["KV in use"] == "25 %"
-    fake.metrics["num_requests_waiting"] = 9.0
+    assert "GPU memory" not in facts
+    before = dict(fake.metrics)
+    gpu = {"gpu_memory_used_bytes": 3e9, "gpu_memory_total_bytes": 1e10, "gpu_usage_perc": 0.4}
+    fake.metrics |= gpu | {"num_requests_waiting": 9.0}
     try:
         tester.see("#debug-facts div", "9")
+        tester.see("#debug-facts", "GPU memory")
+        tester.see("#debug-facts", "30 %")
+        tester.see("#debug-facts", "40 %")
     finally:
-        fake.metrics["num_requests_waiting"] = 1.0
+        fake.metrics = before
 
 
 def test_themes(tester: Person) -> None:

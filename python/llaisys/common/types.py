@@ -348,6 +348,15 @@ class TokenUpdate(Struct, gc=False):
         return cls(request.request_id, tokens, request.status, logprobs, *facts)
 
 
+class GpuUse(Struct, array_like=True, gc=False):
+    """Of a whole GPU, whoever uses it."""
+
+    index: int  # as the process counts its devices
+    memory_used: int  # bytes
+    memory_total: int
+    busy: float = -1.0  # the part of the last moment in which it computed, 0 to 1; -1: not known
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the worker says about the model that it loaded."""

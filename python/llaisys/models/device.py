@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llaisys.common.types import GpuUse
 from llaisys.libllaisys.handles import device_memory
 from llaisys.libllaisys.library import choose_library
+from llaisys.libllaisys.nvml import GpuMeter
 from llaisys.libllaisys.types import DEVICE_NAMES, DEVICE_NVIDIA
 
 
@@ -43,6 +45,19 @@ class MemoryNeeds:
     @property
     def total(self) -> int:
         return self.weights + self.activations + self.logits + self.OVERHEAD
+
+
+class GpuWatch:
+    """Looks at one GPU for whoever asks."""
+
+    def __init__(self, device: str, device_id: int) -> None:
+        self.device, self.device_id = device, device_id
+        self._meter = GpuMeter(device_id)
+
+    def look(self) -> GpuUse:
+        free, total = device_memory(self.device, self.device_id)
+        busy = self._meter.busy()
+        return GpuUse(self.device_id, total - free, total, -1.0 if busy is None else busy)
 
 
 def kv_budget(device: str, device_id: int, utilization: float, needs: MemoryNeeds) -> int:

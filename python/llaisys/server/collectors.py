@@ -9,6 +9,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from llaisys.common.types import GpuUse
 from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.metrics import PREFIX
@@ -159,6 +160,35 @@ REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaFigures], float]]] = {
     "replica_requests_running": ("Sequences.", lambda replica: replica.stats.num_running),
     "replica_requests_waiting": ("Sequences.", lambda replica: replica.stats.num_waiting),
 }
+
+
+GPU_GAUGES: dict[str, tuple[str, Callable[[GpuUse], float]]] = {
+    "gpu_memory_used_bytes": ("Of the whole GPU.", lambda gpu: gpu.memory_used),
+    "gpu_memory_total_bytes": ("Of the GPU.", lambda gpu: gpu.memory_total),
+    "gpu_usage_perc": ("How much of the time it computes, 1 = always.", lambda gpu: gpu.busy),
+}
+
+
+class GpuCollector(Collector):
+    """Of the GPUs that engines compute on; nothing where they compute on the CPU."""
+
+    def __init__(self, models: Iterable[MeasuredModel]) -> None:
+        self.models = models
+
+    def collect(self) -> Iterable[Metric]:
+        rows = [
+            (model.metric_name, gpu)
+            for model in self.models
+            if model.metric_name and model.figures is not None
+            for gpu in model.figures.stats.gpus
+        ]
+        for name, (text, value) in GPU_GAUGES.items():
+            known = [(model, gpu) for model, gpu in rows if value(gpu) >= 0]
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name", "gpu"])
+            for model, gpu in known:
+                gauge.add_metric([model, str(gpu.index)], value(gpu))
+            if known:
+                yield gauge
 
 
 class ReplicaCollector(Collector):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.step import TokenMasks
-from llaisys.common.types import DraftRequest, ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.common.types import DraftRequest, GpuUse, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 
 logger = logging.getLogger("llaisys.engine")
@@ -191,6 +191,11 @@ class Executor(ABC):
         """The driver rank's times per stage."""
         result: dict[str, Any] = self.collective_rpc("profile", kwargs={"reset": reset})[0]
         return result
+
+    def gpu_use(self) -> list[GpuUse]:
+        """Of the driver rank's GPU; empty on a CPU."""
+        use: GpuUse | None = self.collective_rpc("gpu_use")[0]
+        return [] if use is None else [use]
 
     def check_health(self) -> None:
         """Raises when a worker cannot run a step."""

@@ -38,6 +38,7 @@ from llaisys.common.step import (
 from llaisys.common.types import (
     ContextShift,
     DraftRequest,
+    GpuUse,
     ModelInfo,
     SchedulerOutputs,
     StepOutput,
@@ -52,7 +53,7 @@ from llaisys.engine.worker.pooling import PromptPooling, read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import PromptScoring, score_prompt
 from llaisys.models.base import ModelAdapter
-from llaisys.models.device import open_device
+from llaisys.models.device import GpuWatch, is_gpu, open_device
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -95,6 +96,7 @@ class Worker:
         self._launched: LaunchedSteps
         self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
+        self._gpu_watch: GpuWatch | None = None
         self._timers = {stage: Timer() for stage in STAGES}
         self._native_timer = Timer()
         self._steps = 0
@@ -199,6 +201,14 @@ class Worker:
         adapter.forward(step, attention)
         greedy = {"temperature": np.zeros(1)}
         adapter.sample(SamplingMetadata(slots.copy(), numbers=greedy))
+
+    def gpu_use(self) -> GpuUse | None:
+        """Of the GPU that this rank computes on; None: it has none."""
+        if not is_gpu(self.config.device):
+            return None
+        if self._gpu_watch is None:
+            self._gpu_watch = GpuWatch(self.config.device, self.device_id)
+        return self._gpu_watch.look()
 
     def check_health(self) -> None:
         """Raises when the worker cannot run a step."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
+    GpuUse,
     ModelInfo,
     PromptScores,
     Request,
@@ -196,6 +197,7 @@ class EngineStats(Struct, array_like=True):
     spec_decode_accepted_per_position: list[int] = []
     spec_decode_mean_accepted_length: float = 0.0  # a gauge
     stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
+    gpus: list[GpuUse] = []  # gauges, of the engine's GPU; empty on a CPU
 
     @classmethod
     def at_start(cls, info: ModelInfo) -> EngineStats:

@@ -21,7 +21,7 @@ from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.logs import setup_logging
 from llaisys.common.numa import bind_to_share
 from llaisys.common.progress import listening
-from llaisys.common.types import RequestStatus, TokenUpdate
+from llaisys.common.types import GpuUse, RequestStatus, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor, estimate_memory
@@ -99,6 +99,7 @@ class EngineLoop:
         self._closing = False
         self._profiled = 0.0  # when the worker was last asked
         self._stage_seconds: dict[str, float] = {}
+        self._gpus: list[GpuUse] = []
 
     def run(self) -> None:
         """Until `Shutdown`. Raises when the engine cannot go on."""
@@ -185,7 +186,9 @@ class EngineLoop:
         if now - self._profiled > PROFILE_SECONDS and not self.core.failed_steps:
             self._profiled = now
             self._stage_seconds = self.core.executor.profile()["stages"]
-        stats = {**self.core.stats(), "stage_seconds": self._stage_seconds}
+            self._gpus = self.core.executor.gpu_use()
+        kept = {"stage_seconds": self._stage_seconds, "gpus": self._gpus}
+        stats = {**self.core.stats(), **kept}
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
 
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llaisys.common.machine_memory import available_memory
-from llaisys.server.collectors import EngineCollector, KeyCollector, ReplicaCollector
+from llaisys.server.collectors import EngineCollector, GpuCollector, KeyCollector, ReplicaCollector
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.metrics import PREFIX
@@ -30,6 +30,7 @@ def open_models(shared: Shared, process: EngineProcess | None) -> Models:
         service.figures = AsyncLLMEngine(config, process)
         shared.metrics.watch(EngineCollector([service]))
         shared.metrics.watch(ReplicaCollector([service]))
+        shared.metrics.watch(GpuCollector([service]))
         return OneModel(service)
     services = [
         Service(shared, replace(config, engine=entry.engine, served_model_names=entry.names))
@@ -49,6 +50,7 @@ def open_models(shared: Shared, process: EngineProcess | None) -> Models:
         service.metrics.named()
     shared.metrics.watch(engines)
     shared.metrics.watch(ModelCollector(directory))
+    shared.metrics.watch(GpuCollector(services))
     return directory
 
 

@@ -312,6 +312,7 @@ def without_gauges(stats: EngineStats) -> EngineStats:
         kv_blocks_used=0,
         kv_blocks_cached=0,
         kv_cache_bytes=0,
+        gpus=[],
     )
 
 
@@ -330,6 +331,8 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
             summed.spec_decode_accepted_per_position = [
                 sum(column) for column in zip(*padded, strict=True)
             ]
+        elif name == "gpus":
+            summed.gpus = [gpu for value in values for gpu in value]
         elif name != "spec_decode_mean_accepted_length":
             setattr(summed, name, sum(values))
     if drafts:

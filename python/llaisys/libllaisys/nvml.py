@@ -1,0 +1,55 @@
+"""What NVIDIA's management library says of a GPU; loaded when first asked for, if it is there.
+
+The few calls of nvml.h that are used. No other part of the package needs that library, so a machine
+without it only has fewer numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+def load_library() -> Any:
+    """The library, initialised; None: there is none, or it finds no driver."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        return library if library.nvmlInit_v2() == 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
+class GpuMeter:
+    """How busy one GPU is; `device_id` as CUDA counts, which sees only CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, device_id: int, library: Any = None) -> None:
+        self._library = load_library() if library is None else library
+        self._device = ctypes.c_void_p()
+        if self._library is not None and not self._find(device_id):
+            self._library = None
+
+    def _find(self, device_id: int) -> bool:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = [name.strip() for name in visible.split(",")] if visible else []
+        name = names[device_id] if device_id < len(names) else str(device_id)
+        found = ctypes.byref(self._device)
+        if name.isdecimal():
+            code = self._library.nvmlDeviceGetHandleByIndex_v2(int(name), found)
+        else:
+            code = self._library.nvmlDeviceGetHandleByUUID(name.encode(), found)
+        return bool(code == 0)
+
+    def busy(self) -> float | None:
+        """The part of the last moment in which a kernel ran, 0 to 1; None: nobody knows."""
+        rates = _Utilization()
+        if self._library is None:
+            return None
+        code = self._library.nvmlDeviceGetUtilizationRates(self._device, ctypes.byref(rates))
+        return rates.gpu / 100 if code == 0 else None

@@ -1,0 +1,105 @@
+"""GPU memory and use: from NVML and the runtime, through the engine's figures, to the metrics."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from engine_fakes import make_engine
+from prometheus_client import CollectorRegistry, generate_latest
+
+from llaisys.common.types import GpuUse
+from llaisys.libllaisys import nvml
+from llaisys.libllaisys.nvml import GpuMeter
+from llaisys.models import device
+from llaisys.models.device import GpuWatch
+from llaisys.server.collectors import GpuCollector
+from llaisys.server.engine_client.messages import EngineStats
+from llaisys.server.replicas.replica_set import total, without_gauges
+
+GIB = 1 << 30
+
+
+class FakeNvml:
+    """One that knows two GPUs, by number and by name."""
+
+    def __init__(self, percent: int = 37, code: int = 0) -> None:
+        self.percent, self.code = percent, code
+        self.asked: list[Any] = []
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, found: Any) -> int:
+        self.asked.append(index)
+        found._obj.value = 100 + index
+        return 0 if index < 2 else 6
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, found: Any) -> int:
+        self.asked.append(name)
+        found._obj.value = 100
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, rates: Any) -> int:
+        assert handle.value in (100, 101)
+        rates._obj.gpu = self.percent
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("visible", "device_id", "asked"),
+    [(None, 1, 1), ("1,0", 1, 0), ("GPU-4f, GPU-5a", 1, b"GPU-5a"), ("0", 0, 0)],
+)
+def test_the_gpu_is_the_one_that_cuda_counts(monkeypatch, visible, device_id, asked):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    library = FakeNvml()
+    assert GpuMeter(device_id, library).busy() == 0.37 and library.asked == [asked]
+
+
+def test_what_nvml_does_not_say_is_not_known(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert GpuMeter(0, FakeNvml(code=3)).busy() is None
+    assert GpuMeter(5, FakeNvml()).busy() is None
+    monkeypatch.setattr(nvml, "LIBRARY", "libno-such-thing.so.1")
+    assert GpuMeter(0).busy() is None
+
+
+def test_a_look_has_memory_and_use(monkeypatch):
+    monkeypatch.setattr(device, "device_memory", lambda name, number: (3 * GIB, 10 * GIB))
+    monkeypatch.setattr(device, "GpuMeter", lambda number: GpuMeter(number, FakeNvml()))
+    assert GpuWatch("cuda", 1).look() == GpuUse(1, 7 * GIB, 10 * GIB, 0.37)
+
+
+def test_an_engine_on_the_cpu_has_no_gpu():
+    engine = make_engine()
+    assert engine.core.executor.gpu_use() == []
+    engine.close()
+
+
+@dataclass
+class Model:
+    metric_name: str
+    stats: EngineStats = field(default_factory=EngineStats)
+
+    @property
+    def figures(self) -> Model:
+        return self
+
+
+def test_metrics_name_the_gpu_and_say_nothing_on_a_cpu():
+    model = Model("m", EngineStats(gpus=[GpuUse(0, 7, 10, 0.5), GpuUse(1, 8, 10)]))
+    registry = CollectorRegistry()
+    registry.register(GpuCollector([Model("cpu"), model]))
+    text = generate_latest(registry).decode()
+    assert 'llaisys:gpu_memory_used_bytes{gpu="1",model_name="m"} 8.0' in text
+    assert 'llaisys:gpu_usage_perc{gpu="0",model_name="m"} 0.5' in text
+    assert 'gpu_usage_perc{gpu="1"' not in text and "cpu" not in text
+    model.stats = EngineStats()
+    assert "gpu" not in generate_latest(registry).decode()
+
+
+def test_the_gpus_of_replicas_stand_side_by_side():
+    one, other = EngineStats(gpus=[GpuUse(0, 1, 2)]), EngineStats(gpus=[GpuUse(1, 3, 4)])
+    assert total([one, other]).gpus == [GpuUse(0, 1, 2), GpuUse(1, 3, 4)]
+    assert without_gauges(one).gpus == []
