@@ -32,9 +32,16 @@ class LaunchedStep:
 
     def without(self, seq_ids: frozenset[int]) -> SchedulerOutputs:
         """Its plan, with these sequences left out."""
-        plan, lists = self.plan, ("seq_ids", "request_ids", "starts", "counts", "samples")
+        plan = self.plan
         kept = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id not in seq_ids]
-        return replace(plan, **{name: [getattr(plan, name)[i] for i in kept] for name in lists})
+        return replace(
+            plan,
+            seq_ids=[plan.seq_ids[i] for i in kept],
+            request_ids=[plan.request_ids[i] for i in kept],
+            starts=[plan.starts[i] for i in kept],
+            counts=[plan.counts[i] for i in kept],
+            samples=[plan.samples[i] for i in kept],
+        )
 
 
 class LaunchedSteps:
