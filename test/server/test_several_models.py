@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deploy_queries import names_asked, names_served
 from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess, alive, wait_for
 
@@ -69,6 +70,15 @@ def ask(client: Any, model: str | None, stream: bool = False) -> Any:
 
 def states(client: Any) -> dict[str, str]:
     return {card["id"]: card["state"] for card in client.get("/v1/models").json()["data"]}
+
+
+def test_metrics_have_every_name_that_the_dashboard_and_the_alerts_ask_for(
+    server: ServerProcess,
+) -> None:
+    with server.client() as client:
+        served = names_served(client.get("/metrics").text)
+    asked = names_asked()
+    assert len(asked) > 20 and asked <= served, sorted(asked - served)
 
 
 def test_requests_to_all_in_random_order_none_fails_and_memory_stays_in_the_budget(

@@ -1,4 +1,5 @@
-"""What deploy/ says about the server is true: every metric that is asked for exists."""
+"""What deploy/ says about the server is true: every metric that is asked for exists. (A running server
+is asked for them in test/server/test_several_models.py.)"""
 
 from __future__ import annotations
 
@@ -6,11 +7,10 @@ import configparser
 import importlib.util
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from deploy_queries import DEPLOY, expressions, names_asked
 
 from llaisys.server.config import ServerConfig, add_arguments
 from llaisys.server.models.entries import entries_of
@@ -18,8 +18,6 @@ from llaisys.server.models.opening import open_models
 from llaisys.server.service import Shared
 from llaisys.server.sessions.store import SessionStore
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-NAME = re.compile(r"llaisys:\w+")
 SELECTED = re.compile(r"(llaisys:\w+)\{([^}]*)\}")
 GROUPED = re.compile(r"by \(([^)]*)\)")
 
@@ -40,18 +38,9 @@ def metrics() -> dict[str, set[str]]:
     return found
 
 
-def expressions() -> list[str]:
-    board = json.loads((DEPLOY / "grafana.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked += [row["query"] for row in board["templating"]["list"] if row["type"] == "query"]
-    rules = yaml.safe_load((DEPLOY / "prometheus_rules.yml").read_text())
-    return asked + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-
-
 def test_every_query_names_a_metric_that_exists() -> None:
-    known, asked = metrics(), expressions()
-    names = {name for text in asked for name in NAME.findall(text)}
-    assert len(asked) > 30 and len(names) > 20
+    known, names = metrics(), names_asked()
+    assert len(expressions()) > 30 and len(names) > 20
     assert names <= set(known), sorted(names - set(known))
 
 
