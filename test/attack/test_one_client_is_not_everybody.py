@@ -2,6 +2,10 @@
 
 The measure is taken by a process of its own, over connections that stay open, and compared with the
 same measure while nothing happens: on a machine that is busy with other things, both are slow.
+
+    pytest -q -s test/attack/test_one_client_is_not_everybody.py
+
+prints the table of all abuses at its end.
 """
 
 from __future__ import annotations
@@ -83,6 +87,16 @@ def quiet(server: ServerProcess) -> float:
     return probe.at(0.99)
 
 
+@pytest.fixture(scope="module")
+def table(quiet: float) -> Iterator[list[str]]:
+    """Rows of what was measured, printed at the end (`pytest -s`)."""
+    rows: list[str] = []
+    yield rows
+    print(f"\n/health in ms{'p50':>41}{'p99':>8}{'max':>8}{'answers':>9}")
+    print(f"{'nothing happens':<46}{'':>8}{1e3 * quiet:>8.1f}")
+    print("\n".join(rows))
+
+
 def message(text: Any) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -153,7 +167,9 @@ ABUSES: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", ABUSES)
-def test_health_answers_while_one_client(server: ServerProcess, quiet: float, name: str) -> None:
+def test_health_answers_while_one_client(
+    server: ServerProcess, quiet: float, table: list[str], name: str
+) -> None:
     path, body, status = ABUSES[name]
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     json_client = server.client(headers={"content-type": "application/json"})
@@ -162,6 +178,8 @@ def test_health_answers_while_one_client(server: ServerProcess, quiet: float, na
         while time.monotonic() < deadline:
             answer = client.post(path, content=content)
             assert answer.status_code == status, answer.text[:500]
+    times = "".join(f"{1e3 * probe.at(share):>8.1f}" for share in (0.5, 0.99, 1))
+    table.append(f"{name:<46}{times}{len(probe.times):>9}")
     assert probe.at(0.99) < PROMISE + 2 * quiet, (
         f"of {len(probe.times)} answers; quiet: {quiet:.3f} s"
     )

@@ -166,7 +166,9 @@ def test_an_interrupt_at_any_line_of_the_waiting_thread_leaves_nothing(
     source: Path | None, ledger: Ledger
 ) -> None:
     total = lines_of(source, "in_main_thread")
-    assert total > 5
+    # It waits and does nothing else. A load on this thread has hundreds of lines, and a Ctrl-C
+    # between the library's call and the note of who owns the weight cannot be mended there.
+    assert 5 < total < 100
     for at in range(total):
         with pytest.raises(KeyboardInterrupt):
             load(source, watched=Interrupter(at).in_main_thread())

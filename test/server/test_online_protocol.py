@@ -135,6 +135,9 @@ def test_bodies_on_their_way_share_one_budget(tmp_path: Path) -> None:
             with server.connect() as ninth:
                 ninth.sendall(start)
                 assert read_to_end(ninth).startswith(b"HTTP/1.1 503")
+            with server.connect() as announced:  # the head alone: no byte of the body is waited for
+                announced.sendall(head(b"", b"Content-Length: 1500000\r\n"))
+                assert announced.recv(1 << 16).startswith(b"HTTP/1.1 503")
             for connection in held:
                 connection.close()
             server.wait_for(lambda: client.post(CHAT, json=large).status_code == 400, "room again")

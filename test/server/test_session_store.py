@@ -186,6 +186,20 @@ def test_the_bound_holds_for_small_rows_too(tmp_path: Path) -> None:
     assert file.stat().st_size <= most
 
 
+def test_the_bound_holds_within_one_transaction(tmp_path: Path) -> None:
+    """Messages whose text fits, and whose rows do not: SQLite counts the pages of the file."""
+    file, most = tmp_path / "s.db", 1 << 18
+    store = SessionStore(file, max_bytes=most)
+    tiny = {"role": "user", "content": ""}
+    with pytest.raises(SessionLimitError, match=f"fill {most} bytes") as refused:
+        run(store.create("o", "n" * 64, messages=[tiny] * 4000))
+    assert refused.value.code == "session_storage_full"
+    assert run(store.list_all("o")) == []  # nothing of it is kept
+    assert run(store.create("o", "small", messages=[tiny])) == "small"
+    store.close()
+    assert file.stat().st_size <= most
+
+
 def test_a_failure_of_the_file_is_an_error_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     store = SessionStore(file)

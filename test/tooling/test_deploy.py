@@ -1,5 +1,5 @@
-"""What deploy/ says about the server is true: every metric that is asked for exists. (A running server
-is asked for them in test/server/test_several_models.py.)"""
+"""What deploy/ says about the server is true: every metric that is asked for exists. (A running
+server is asked for them in test/server/test_several_models.py.)"""
 
 from __future__ import annotations
 
