@@ -21,7 +21,10 @@ SOURCES = Path(__file__).resolve().parent / "node"
 FOLDER = ROOT / "build" / "node"
 SAID = {name: value for name, value in vars(script).items() if name.isupper()}
 
-CLIENTS = {"openai": ["chat", "stream", "tools"], "ai_sdk": ["chat", "stream", "tools"]}
+CLIENTS = {
+    "openai": ["chat", "stream", "tools", "structured", "vectors"],
+    "ai_sdk": ["chat", "stream", "tools", "structured"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -21,17 +21,17 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 
 CLIENTS = {
-    "openai_chat": ["chat", "stream", "tools", "reasoning", "structured"],
+    "openai_chat": ["chat", "stream", "tools", "reasoning", "structured", "vectors"],
     "openai_responses": ["chat", "stream", "tools", "reasoning", "structured"],
     "anthropic_client": ["chat", "stream", "tools", "reasoning"],
-    "ollama_client": ["chat", "stream", "tools", "reasoning", "structured"],
-    "litellm_client": ["chat", "stream", "tools"],
-    "langchain_client": ["chat", "stream", "tools", "structured"],
-    "instructor_client": ["structured"],
-    "llama_index_client": ["chat", "stream", "tools"],
-    "pydantic_ai_client": ["chat", "stream", "tools"],
-    "openai_agents_client": ["chat", "stream", "tools"],
-    "llm_client": ["chat", "stream", "tools"],
+    "ollama_client": ["chat", "stream", "tools", "reasoning", "structured", "vectors"],
+    "litellm_client": ["chat", "stream", "tools", "structured", "vectors"],
+    "langchain_client": ["chat", "stream", "tools", "structured", "forced", "vectors"],
+    "instructor_client": ["structured", "forced"],
+    "llama_index_client": ["chat", "stream", "tools", "forced"],
+    "pydantic_ai_client": ["chat", "stream", "tools", "structured", "forced"],
+    "openai_agents_client": ["chat", "stream", "tools", "structured"],
+    "llm_client": ["chat", "stream", "tools", "structured"],
 }
 
 

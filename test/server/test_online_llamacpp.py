@@ -307,3 +307,34 @@ def test_a_stream_of_completion_that_fails_says_so_and_ends(tmp_path: Any) -> No
             assert events[-1]["error"]["code"] == "engine_error"
             assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).is_success
         server.wait_idle()
+
+
+def test_metrics_under_llama_cpps_names(client: httpx.Client) -> None:
+    def metrics() -> dict[str, float]:
+        answer = client.get("/metrics")
+        assert int(answer.headers["Process-Start-Time-Unix"]) > 0
+        lines = [line for line in answer.text.splitlines() if line.startswith("llamacpp:")]
+        return {name: float(value) for name, value in (line.split(" ") for line in lines)}
+
+    before = metrics()
+    body = {"prompt": "count these tokens, please: " * 4, "n_predict": 5, "temperature": 0}
+    told = [client.post("/completion", json=body).json()["timings"] for _ in range(2)]
+    after = metrics()
+    for name, field in (
+        ("prompt_tokens_total", "prompt_n"),
+        ("prompt_tokens_cached_total", "cache_n"),
+        ("tokens_predicted_total", "predicted_n"),
+    ):
+        wanted = sum(timings[field] for timings in told)
+        assert after[f"llamacpp:{name}"] - before[f"llamacpp:{name}"] == wanted > 0
+    names = "prompt_seconds_total tokens_predicted_seconds_total n_decode_total n_tokens_max"
+    assert all(after[f"llamacpp:{name}"] > 0 for name in names.split())
+    gauges = "prompt_tokens_seconds predicted_tokens_seconds requests_processing requests_deferred"
+    assert all(after[f"llamacpp:{name}"] >= 0 for name in gauges.split())
+
+
+def test_tools_are_a_part_of_the_prompt(client: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    assert "look_up" in client.post("/apply-template", json=body).json()["prompt"]
+    error_of(client.post("/apply-template", json={**body, "tools": [{"type": "x"}]}), 400)

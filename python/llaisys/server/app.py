@@ -138,5 +138,6 @@ def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
 
     @app.get("/metrics", tags=["status"], response_class=Response)
     async def metrics(request: Request) -> Response:
-        """Prometheus text."""
-        return Response(shared.metrics.text(), media_type=CONTENT_TYPE)
+        """Prometheus text; the header is llama.cpp's."""
+        started = {"Process-Start-Time-Unix": str(models.first.created)}
+        return Response(shared.metrics.text(), headers=started, media_type=CONTENT_TYPE)

@@ -7,6 +7,7 @@ counted here, for each model (`ModelMetrics`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,11 +33,35 @@ WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20
 TOKENS = tuple(float(base * 10**power) for power in range(6) for base in (1, 2, 5))
 
 
+@dataclass(slots=True)
+class RequestTotals:
+    """Sums over the finished requests of all models."""
+
+    prompt_tokens: int = 0  # computed
+    cached: int = 0  # prompt tokens that were not
+    prompt_seconds: float = 0.0
+    predicted: int = 0
+    predicted_seconds: float = 0.0
+    longest: int = 0  # prompt and answer
+
+    def add(self, usage: Usage, outputs: Iterable[CompletionOutput]) -> None:
+        self.prompt_tokens += usage.prompt_tokens - usage.cached_tokens
+        self.cached += usage.cached_tokens
+        self.predicted += usage.completion_tokens
+        for output in outputs:
+            times, total = output.timings, output.timings.total or 0.0
+            first = total if times.first_token is None else times.first_token
+            self.prompt_seconds += max(0.0, first - (times.queue or 0.0))
+            self.predicted_seconds += max(0.0, total - first)
+            self.longest = max(self.longest, usage.prompt_tokens + len(output.token_ids))
+
+
 class Metrics:
     """One registry a server, so that several can live in one process (tests)."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.totals = RequestTotals()
         ProcessCollector(registry=self.registry)  # CPU and memory of the API process
         PlatformCollector(registry=self.registry)
 
@@ -108,6 +133,8 @@ class ModelMetrics:
 
     def request_done(self, usage: Usage, outputs: Iterable[CompletionOutput]) -> None:
         every, model = self.all, self.model
+        outputs = list(outputs)
+        every.totals.add(usage, outputs)
         every.prompt_tokens.labels(model).inc(usage.prompt_tokens)
         every.generation_tokens.labels(model).inc(usage.completion_tokens)
         every.prompt_size.labels(model).observe(usage.prompt_tokens)

@@ -63,4 +63,9 @@ await run({
     });
     assert.deepEqual(JSON.parse(answer.choices[0].message.content), script.TOWN);
   },
+  async vectors() {
+    const { data } = await client.embeddings.create({ model, input: ["one", "two", "one"] });
+    assert.deepEqual(data[0].embedding, data[2].embedding);
+    assert.notDeepEqual(data[0].embedding, data[1].embedding);
+  },
 });

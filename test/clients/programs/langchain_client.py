@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai_tools import Town
 from runner import run
 from script import (
@@ -61,4 +61,13 @@ def forced(url: str) -> None:
     assert chain.invoke(ASK_TOWN) == Town(**TOWN)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "forced")})
+def vectors(url: str) -> None:
+    """It counts tokens with a vocabulary of OpenAI's that it would fetch, unless told not to."""
+    embeddings = OpenAIEmbeddings(
+        model=MODEL, base_url=f"{url}/v1", api_key=KEY, check_embedding_ctx_length=False
+    )
+    one, two = embeddings.embed_documents(["one", "two"])
+    assert embeddings.embed_query("one") == one != two
+
+
+run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "forced", "vectors")})

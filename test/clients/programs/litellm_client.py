@@ -39,4 +39,9 @@ def structured(url: str) -> None:
     assert Town.model_validate_json(answer.choices[0].message.content) == Town(**TOWN)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured")})
+def vectors(url: str) -> None:
+    found = litellm.embedding(input=["one", "two"], encoding_format="float", **options(url))
+    assert len(found.data) == 2 and found.data[0]["embedding"] != found.data[1]["embedding"]
+
+
+run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "vectors")})

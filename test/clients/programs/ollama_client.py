@@ -98,4 +98,12 @@ def reasoning(url: str) -> None:
     assert (answer.message.thinking, answer.message.content) == (THOUGHT, CONCLUSION)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "reasoning")})
+def vectors(url: str) -> None:
+    api = client(url)
+    one, two, again = api.embed(MODEL, ["one", "two", "one"]).embeddings
+    assert one == again != two
+    assert len(api.embeddings(MODEL, "one").embedding) == len(one)
+
+
+SCENARIOS = ("chat", "stream", "tools", "structured", "reasoning", "vectors")
+run({k: globals()[k] for k in SCENARIOS})

@@ -73,4 +73,12 @@ def reasoning(url: str) -> None:
     assert (message.reasoning_content, message.content) == (THOUGHT, CONCLUSION)
 
 
-run({k: globals()[k] for k in ("chat", "stream", "tools", "structured", "reasoning")})
+def vectors(url: str) -> None:
+    api = client(url)
+    found = api.embeddings.create(model=MODEL, input=["one", "two", "one"], dimensions=5)
+    one, two, again = [entry.embedding for entry in found.data]
+    assert len(one) == 5 and one == again != two and found.usage.total_tokens > 0
+
+
+SCENARIOS = ("chat", "stream", "tools", "structured", "reasoning", "vectors")
+run({k: globals()[k] for k in SCENARIOS})

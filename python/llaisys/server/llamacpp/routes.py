@@ -26,6 +26,7 @@ from llaisys.server.llamacpp.answer import LlamaAnswer, settings_object
 from llaisys.server.llamacpp.schemas import ApplyTemplateRequest, LlamaCompletionRequest
 from llaisys.server.openai import routes as openai
 from llaisys.server.openai.schemas import plain_messages
+from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.service import Service, service_for
 
 router = APIRouter(route_class=CheckedRoute)
@@ -73,7 +74,8 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
     limit = PromptLimit("messages", service.info.max_model_len, service.max_items)
     messages = plain_messages(body.messages)
     check_count("messages", len(messages), service.config.limits.max_messages, "messages")
-    options: dict[str, Any] = {"variables": body.chat_template_kwargs}
+    tools = tool_set_of(body.tools, None, None)
+    options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     ids = await encode_messages(service.engine, messages, limit, **options)

@@ -20,6 +20,7 @@ from llaisys.server.openai.schemas import (
     Text,
     TokenId,
 )
+from llaisys.server.openai.tool_schemas import ToolDefinition
 
 # llama.cpp's names of links that we have, and of those that do nothing unless they are switched on.
 LINKS = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
@@ -102,3 +103,4 @@ class ApplyTemplateRequest(LlamaFields):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None

@@ -12,6 +12,7 @@ from llaisys.common.machine_memory import available_memory
 from llaisys.server.collectors import EngineCollector, GpuCollector, KeyCollector, ReplicaCollector
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.llamacpp.metrics import LlamaCollector
 from llaisys.server.metrics import PREFIX
 from llaisys.server.models.directory import ModelDirectory, Models
 from llaisys.server.models.one import OneModel
@@ -31,6 +32,7 @@ def open_models(shared: Shared, process: EngineProcess | None) -> Models:
         shared.metrics.watch(EngineCollector([service]))
         shared.metrics.watch(ReplicaCollector([service]))
         shared.metrics.watch(GpuCollector([service]))
+        shared.metrics.watch(LlamaCollector(shared.metrics.totals, [service]))
         return OneModel(service)
     services = [
         Service(shared, replace(config, engine=entry.engine, served_model_names=entry.names))
