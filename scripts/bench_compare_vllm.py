@@ -145,11 +145,13 @@ def main() -> int:
 
     model = write_shape_model(options.shape, "bf16", options.models / f"{options.shape}-bf16")
     if options.engine == "both":  # each in a process of its own: one GPU
+        status = 0
         for engine in ("ours", "vllm"):
-            subprocess.run([sys.executable, __file__, "--shape", options.shape, "--models",
+            ended = subprocess.run([sys.executable, __file__, "--shape", options.shape, "--models",
                             str(options.models), "--engine", engine, "--repeats",
                             str(options.repeats)], check=False)  # fmt: skip
-        return 0
+            status = status or ended.returncode
+        return status
     if options.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         print(json.dumps({"engine": "vllm", "error": "not installed"}))
         return 0

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.numa import bind_to_share, format_cpus
-from llaisys.common.progress import report
 from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
@@ -52,6 +51,7 @@ from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, u
 from llaisys.engine.worker.pooling import PromptPooling, read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import PromptScoring, score_prompt
+from llaisys.engine.worker.warming import graph_rows, warm_up
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuWatch, is_gpu, open_device
 
@@ -186,21 +186,23 @@ class Worker:
         self._pooling = PromptPooling()
 
     def warmup(self) -> None:
-        """One token through the model, so that the first request does not pay for cold memory.
-
-        It writes slot 0 of block 0, which nobody holds yet.
-        """
-        report("warming up")
-        zero = np.zeros(1, dtype=np.int64)
-        step = ModelStepInput(zero, zero.copy(), zero.copy(), np.ones(1, dtype=np.int8))
-        slots = np.zeros(1, dtype=np.int32)
-        attention = AttentionMetadata(
-            slots, zero.copy(), np.ones(1, dtype=np.int32), slots.reshape(1, 1).copy()
+        """A token through the model; on a GPU every step that it records. Nobody holds a block."""
+        assert self.info is not None
+        adapter, before = self._open_adapter(), self.gpu_use()
+        if before is None:
+            warm_up(adapter, [1], self.info.block_size)
+            return
+        start = time.perf_counter()
+        rows = graph_rows(min(self.config.scheduler.max_num_seqs, self.info.num_blocks))
+        warm_up(adapter, rows, self.info.block_size)
+        after = self.gpu_use() or before
+        logger.info(
+            "recorded %d decode steps of up to %d rows in %.1f s, %.1f MiB",
+            len(rows),
+            rows[0],
+            time.perf_counter() - start,
+            (after.memory_used - before.memory_used) / (1 << 20),
         )
-        adapter = self._open_adapter()
-        adapter.forward(step, attention)
-        greedy = {"temperature": np.zeros(1)}
-        adapter.sample(SamplingMetadata(slots.copy(), numbers=greedy))
 
     def gpu_use(self) -> GpuUse | None:
         """Of the GPU that this rank computes on; None: it has none."""

@@ -1,0 +1,58 @@
+"""What runs before the first request: one token, or every decode step that a GPU records."""
+
+from __future__ import annotations
+
+import pytest
+from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_prompts
+
+from llaisys.common.progress import listening
+from llaisys.common.types import GpuUse
+from llaisys.engine.worker.warming import MOST_ROWS, graph_rows, warm_up
+
+
+def bucket_of(rows: int) -> int:
+    """A twin of CapturedSteps::bucket_of."""
+    bucket = 1
+    while bucket < rows and bucket < 8:
+        bucket *= 2
+    step = 8
+    while bucket < rows:
+        while bucket >= 8 * step:
+            step *= 2
+        bucket += step
+    return bucket
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 17, 63, 64, 65, 100, 256, 300, 512, 2000])
+def test_every_decode_step_has_its_graph(most):
+    rows = graph_rows(most)
+    assert rows == sorted(rows, reverse=True) and len(rows) <= 35
+    assert rows[0] == min(most, MOST_ROWS)
+    recorded = {bucket_of(row) for row in rows}
+    assert len(recorded) == len(rows)
+    assert {bucket_of(row) for row in range(1, rows[0] + 1)} == recorded
+
+
+def test_a_gpu_records_the_largest_step_first_and_says_how_far_it_is(monkeypatch):
+    engine = make_engine(max_num_seqs=20, num_blocks=18, max_num_batched_tokens=64)
+    worker, adapter = engine.core.executor.worker, adapter_of(engine)
+    seen, heard = [], []
+    adapter.on_forward = lambda step: seen.append(len(step.token_ids))
+    monkeypatch.setattr(worker, "gpu_use", lambda: GpuUse(0, 1, 2))
+    with listening(lambda *said: heard.append(said)):
+        worker.warmup()
+    assert seen == [18, 16, 8, 4, 2, 1]  # as many sequences as there are blocks
+    assert heard == [("warming up", done, 6) for done in range(6)]
+    assert run_prompts(engine, [[1, 2]], greedy(5)) == [expected_tokens([1, 2], 5)]
+
+
+def test_a_cpu_warms_up_with_one_token():
+    engine = make_engine(warmup=True)
+    assert adapter_of(engine).num_tokens == 1
+
+
+def test_rows_of_a_warming_step_do_not_share_a_block():
+    engine = make_engine(num_blocks=8)
+    adapter = adapter_of(engine)
+    warm_up(adapter, [8], 4)
+    assert (adapter.kv.reshape(8, 4)[:, 0] == 0).all() and (adapter.kv >= 0).sum() == 8

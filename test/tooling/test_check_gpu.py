@@ -1,0 +1,44 @@
+"""scripts/check_gpu.sh, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "check_gpu.sh"
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_dry_run_names_every_stage_and_touches_nothing(tmp_path):
+    ended = run(str(tmp_path / "gpu"), DRY_RUN="1")
+    assert ended.returncode == 0, ended.stderr
+    report = ended.stdout.split("== report\n")[1].splitlines()
+    assert all(line.startswith("not run ") for line in report)
+    stages = [line.removeprefix("not run ") for line in report]
+    assert stages[:4] == ["configure", "build", "environment", "tests"]
+    assert stages[4:7] == ["memcheck", "synccheck", "racecheck"]
+    assert "LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool racecheck" in ended.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_build_that_fails_is_reported_and_ends_it(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "cmake").write_text("#!/bin/sh\nexit 3\n")
+    (tools / "cmake").chmod(0o755)
+    ended = run(str(tmp_path / "gpu"), PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
+    assert ended.returncode == 1 and "tests" not in ended.stdout
+    report = (tmp_path / "gpu" / "report.txt").read_text()
+    assert report.startswith("FAILED  configure: status 3")
