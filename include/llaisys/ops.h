@@ -23,12 +23,15 @@ LLAISYS_API int32_t llaisysArgmax(llaisysStream_t stream, llaisysTensor_t max_in
 LLAISYS_API int32_t llaisysEmbedding(llaisysStream_t stream, llaisysTensor_t out,
                                      llaisysTensor_t index, llaisysTensor_t table);
 
-/* A weight [out_features, in_features] (real) laid out for the device's kernels. It keeps its own
+/* A weight [out_features, in_features] (real or quantised) laid out for the device's kernels. It keeps its own
  * copy: the tensor may be destroyed. */
 typedef struct LlaisysLinearWeight *llaisysLinearWeight_t;
 LLAISYS_API int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor,
                                               llaisysLinearWeight_t *weight);
 LLAISYS_API void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight);
+/* Bytes that the CPU's layout of such a weight takes; *bytes is written. */
+LLAISYS_API int32_t llaisysLinearWeightBytes(llaisysDataType_t dtype, int64_t out_features,
+                                             int64_t in_features, int64_t *bytes);
 
 /* For each of n parts: out[p] = in[rows] * weight[p]^T + bias[p], in one parallel region.
  * in [m, in_features] real, strided; rows i32 [r] selects rows of in, NULL: all (r = m); out[p]
@@ -79,6 +82,13 @@ LLAISYS_API int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTe
                                                llaisysTensor_t q, llaisysTensor_t k,
                                                llaisysTensor_t v, llaisysTensor_t mask,
                                                float scale);
+
+/* Blocks of few bits from a weight: in [n, k] real strided, out [n, k] q8_0, q4_0 or q4_1, k a
+ * multiple of 32. Values go to the nearest step of their block; in 4 bits a few scales are tried and
+ * the one with the least sum of squared differences is taken. A block with a value that is not
+ * finite, or too large for its f16 scale, becomes NaN. */
+LLAISYS_API int32_t llaisysQuantise(llaisysStream_t stream, llaisysTensor_t out,
+                                    llaisysTensor_t in);
 
 /* Copies values between layouts: same shape and dtype, any strides, any dtype. */
 LLAISYS_API int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out,

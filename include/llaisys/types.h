@@ -25,7 +25,7 @@
 #endif
 
 /* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
-#define LLAISYS_ABI_VERSION 11
+#define LLAISYS_ABI_VERSION 12
 
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,
@@ -52,7 +52,17 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_Q4_K = 13,
     LLAISYS_DTYPE_Q5_K = 14,
     LLAISYS_DTYPE_Q6_K = 15,
-    LLAISYS_DTYPE_COUNT = 16
+    LLAISYS_DTYPE_Q2_K = 16,
+    LLAISYS_DTYPE_Q3_K = 17,
+    LLAISYS_DTYPE_IQ4_NL = 18,
+    /* The same for weights that others have quantised (GPTQ, AWQ, compressed-tensors), value
+     * s * (q - z): a block is s as f32, z as f16 (an integer), then q of 4 bits (0 to 15, the even
+     * value in the low half of a byte) or 8 bits (-128 to 127), for 32 or 128 values. */
+    LLAISYS_DTYPE_I4_G32 = 19,
+    LLAISYS_DTYPE_I4_G128 = 20,
+    LLAISYS_DTYPE_I8_G32 = 21,
+    LLAISYS_DTYPE_I8_G128 = 22,
+    LLAISYS_DTYPE_COUNT = 23
 } llaisysDataType_t;
 
 /* What a call returns unless its header gives a list of its own. */

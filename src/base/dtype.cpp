@@ -51,7 +51,7 @@ bool is_activation(DType dtype) {
 }
 
 bool is_quantised(DType dtype) {
-    return dtype >= LLAISYS_DTYPE_Q8_0 && dtype <= LLAISYS_DTYPE_Q6_K;
+    return dtype >= LLAISYS_DTYPE_Q8_0 && dtype <= LLAISYS_DTYPE_I8_G128;
 }
 
 bool is_weight(DType dtype) { return is_activation(dtype) || is_quantised(dtype); }
@@ -85,15 +85,31 @@ LlaisysDataTypeTraits traits_of(DType dtype) {
         return {256, 176};
     case LLAISYS_DTYPE_Q6_K:
         return {256, 210};
+    case LLAISYS_DTYPE_Q2_K:
+        return {256, 84};
+    case LLAISYS_DTYPE_Q3_K:
+        return {256, 110};
+    case LLAISYS_DTYPE_IQ4_NL:
+        return {32, 18};
+    case LLAISYS_DTYPE_I4_G32:
+        return {32, 22};
+    case LLAISYS_DTYPE_I4_G128:
+        return {128, 70};
+    case LLAISYS_DTYPE_I8_G32:
+        return {32, 38};
+    case LLAISYS_DTYPE_I8_G128:
+        return {128, 134};
     default:
         fail(LLAISYS_ERROR_INVALID, "unknown dtype ", int(dtype));
     }
 }
 
 const char *name_of(DType dtype) {
-    static const char *const names[] = {"invalid", "f32",  "f16",  "bf16", "i64",  "i32",
-                                        "i8",      "u8",   "q8_0", "q4_0", "q4_1", "q5_0",
-                                        "q5_1",    "q4_k", "q5_k", "q6_k"};
+    static const char *const names[] = {"invalid", "f32",    "f16",     "bf16",   "i64",    "i32",
+                                        "i8",      "u8",     "q8_0",    "q4_0",   "q4_1",   "q5_0",
+                                        "q5_1",    "q4_k",   "q5_k",    "q6_k",   "q2_k",   "q3_k",
+                                        "iq4_nl",  "i4_g32", "i4_g128", "i8_g32", "i8_g128"};
+    static_assert(sizeof names / sizeof names[0] == LLAISYS_DTYPE_COUNT);
     return is_known(dtype) ? names[dtype] : names[0];
 }
 

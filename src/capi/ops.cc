@@ -4,6 +4,7 @@
 #include "ops/attention/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
+#include "ops/quantise/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
@@ -66,6 +67,14 @@ int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor
 }
 
 void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight) { delete weight; }
+
+int32_t llaisysLinearWeightBytes(llaisysDataType_t dtype, int64_t out_features, int64_t in_features,
+                                 int64_t *bytes) {
+    return guard([&] {
+        *not_null(bytes, "bytes") =
+            ops::LinearWeight::bytes_on_cpu(dtype, out_features, in_features);
+    });
+}
 
 int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t rows, int32_t n,
                       const llaisysLinearWeight_t *weight, const llaisysTensor_t *bias,
@@ -151,6 +160,13 @@ int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTensor_t out, 
                                    tensor_of(k, "self_attention_masked: k"),
                                    tensor_of(v, "self_attention_masked: v"),
                                    tensor_of(mask, "self_attention_masked: mask"), scale);
+    });
+}
+
+int32_t llaisysQuantise(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
+    return guard([&] {
+        ops::quantise(stream_of(stream), tensor_of(out, "quantise: out"),
+                      tensor_of(in, "quantise: in"));
     });
 }
 

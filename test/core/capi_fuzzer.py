@@ -26,7 +26,7 @@ INT32 = (0, 1, 2, 3, 5, 16, 47, 48, -1, -2, 2**31 - 1, -(2**31))
 INT64 = (*INT32, 2**63 - 1, -(2**63), 2**40)
 FLOATS = (0.0, 1.0, 0.5, -1.0, 1e30, -1e30, 1e-45, np.inf, -np.inf, np.nan, 0.9, 2.0)
 # UBSan ends the process over values that the bits of a C++ enumeration cannot hold.
-DTYPES = (*range(17), 99, -1, 2**31 - 1)
+DTYPES = (*range(24), 99, -1, 2**31 - 1)
 DEVICES = (0, 0, 0, 1, 2, 3, 99, -1)
 
 

@@ -296,9 +296,14 @@ def test_dtype_names_and_traits() -> None:
         assert lib().llaisysDataTypeGetTraits(code, ctypes.byref(traits)) == 0
         expected = (1, types.DTYPE_BYTES.get(name))
         if name in types.QUANTISED_DTYPES:
-            expected = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+            bits, _, span = name[1:].partition("_g")  # ours: s as f32, z as f16, then the values
+            expected = (
+                (int(span), 6 + int(span) * int(bits) // 8)
+                if span
+                else GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+            )
         assert (traits.block_elements, traits.block_bytes) == expected
-    for code in (0, 16, 99):
+    for code in (0, 23, 99):
         assert lib().llaisysDataTypeName(code) == b"invalid"
         assert lib().llaisysDataTypeGetTraits(code, ctypes.byref(traits)) == types.ERROR_INVALID
     assert lib().llaisysDataTypeGetTraits(1, None) == types.ERROR_INVALID

@@ -13,9 +13,11 @@ using namespace ops_test;
 
 namespace {
 
-constexpr DType kFormats[] = {LLAISYS_DTYPE_Q8_0, LLAISYS_DTYPE_Q4_0, LLAISYS_DTYPE_Q4_1,
-                              LLAISYS_DTYPE_Q5_0, LLAISYS_DTYPE_Q5_1, LLAISYS_DTYPE_Q4_K,
-                              LLAISYS_DTYPE_Q5_K, LLAISYS_DTYPE_Q6_K};
+constexpr DType kFormats[] = {LLAISYS_DTYPE_Q8_0,    LLAISYS_DTYPE_Q4_0,   LLAISYS_DTYPE_Q4_1,
+                              LLAISYS_DTYPE_Q5_0,    LLAISYS_DTYPE_Q5_1,   LLAISYS_DTYPE_Q4_K,
+                              LLAISYS_DTYPE_Q5_K,    LLAISYS_DTYPE_Q6_K,   LLAISYS_DTYPE_Q2_K,
+                              LLAISYS_DTYPE_Q3_K,    LLAISYS_DTYPE_IQ4_NL, LLAISYS_DTYPE_I4_G32,
+                              LLAISYS_DTYPE_I4_G128, LLAISYS_DTYPE_I8_G32, LLAISYS_DTYPE_I8_G128};
 
 float half_at(const uint8_t *p) {
     f16_t half;
@@ -59,6 +61,34 @@ float twin_value(DType dtype, const uint8_t *p, int i) {
         const float m = half_at(p + 2) * float(packed_scale(p + 4, group, 1));
         return s * float(value) - m;
     }
+    case LLAISYS_DTYPE_Q2_K: {
+        const int value = p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+        const float s = half_at(p + 80) * float(p[i / 16] & 15);
+        return s * float(value) - half_at(p + 82) * float(p[i / 16] >> 4);
+    }
+    case LLAISYS_DTYPE_Q3_K: {
+        const int value = p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+        const int third = p[i % 32] >> (i / 32) & 1;
+        const int j = i / 16;
+        const int scale = (p[96 + j % 8] >> (j / 8 * 4) & 15) | (p[104 + j % 4] >> (j / 4 * 2) & 3)
+                                                                    << 4;
+        return half_at(p + 108) * float(scale - 32) * float(value + 4 * third - 4);
+    }
+    case LLAISYS_DTYPE_IQ4_NL: {
+        const int steps[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                             1,    13,   25,  38,  53,  69,  89,  113};
+        return d * float(steps[low]);
+    }
+    case LLAISYS_DTYPE_I4_G32:
+    case LLAISYS_DTYPE_I4_G128:
+    case LLAISYS_DTYPE_I8_G32:
+    case LLAISYS_DTYPE_I8_G128: {
+        float s;
+        std::memcpy(&s, p, sizeof s);
+        const bool is_byte = dtype == LLAISYS_DTYPE_I8_G32 || dtype == LLAISYS_DTYPE_I8_G128;
+        const int q = is_byte ? int(int8_t(p[6 + i])) : p[6 + i / 2] >> (i % 2 * 4) & 15;
+        return s * (float(q) - half_at(p + 4));
+    }
     default: { // q6_k
         const int half = i / 128;
         const int part = i % 128 / 32;
@@ -78,16 +108,40 @@ Tensor random_weight(DType dtype, int64_t n, int64_t k) {
         bytes[i] = uint8_t(random_int(0, 255));
     }
     const int64_t block = traits_of(dtype).block_bytes;
-    const bool has_min = dtype == LLAISYS_DTYPE_Q4_1 || dtype == LLAISYS_DTYPE_Q5_1 ||
-                         dtype == LLAISYS_DTYPE_Q4_K || dtype == LLAISYS_DTYPE_Q5_K;
     for (int64_t at = 0; at < tensor.bytes(); at += block) {
-        const auto put = [&](int64_t offset) {
-            const f16_t half = from_f32<f16_t>(float(random_int(-1000, 1000)) * 1e-4f);
+        const auto put = [&](int64_t offset, float value) {
+            const f16_t half = from_f32<f16_t>(value);
             std::memcpy(bytes + at + offset, &half, sizeof half);
         };
-        put(dtype == LLAISYS_DTYPE_Q6_K ? 208 : 0);
-        if (has_min) {
-            put(2);
+        const auto scale = [] { return float(random_int(-1000, 1000)) * 1e-4f; };
+        switch (dtype) {
+        case LLAISYS_DTYPE_Q6_K:
+            put(208, scale());
+            break;
+        case LLAISYS_DTYPE_Q3_K:
+            put(108, scale());
+            break;
+        case LLAISYS_DTYPE_Q2_K:
+            put(80, scale());
+            put(82, scale());
+            break;
+        case LLAISYS_DTYPE_I4_G32:
+        case LLAISYS_DTYPE_I4_G128:
+        case LLAISYS_DTYPE_I8_G32:
+        case LLAISYS_DTYPE_I8_G128: {
+            const float s = scale();
+            std::memcpy(bytes + at, &s, sizeof s);
+            put(4, float(random_int(-128, 128)));
+            break;
+        }
+        case LLAISYS_DTYPE_Q4_1:
+        case LLAISYS_DTYPE_Q5_1:
+        case LLAISYS_DTYPE_Q4_K:
+        case LLAISYS_DTYPE_Q5_K:
+            put(2, scale());
+            [[fallthrough]];
+        default:
+            put(0, scale());
         }
     }
     return tensor;

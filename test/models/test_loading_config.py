@@ -112,6 +112,9 @@ def test_a_missing_key_is_named(key: str) -> None:
         parse_config({**model_files.tiny_config(), key: None})
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -143,7 +146,21 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"eos_token_id": 320}, "eos_token_id is 320; it must be an integer from 0 to 319"),
         ({"eos_token_id": ["a"]}, "eos_token_id[0] is 'a'; it must be an integer"),
         ({"model_type": "gpt9"}, "unknown architecture 'gpt9'; known: llama, mistral"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "bits is missing"),
+        ({"quantization_config": GPTQ | {"bits": 3}}, "bits is 3; gptq is read with 4 or 8"),
+        (
+            {"quantization_config": GPTQ | {"checkpoint_format": "marlin"}},
+            "checkpoint_format is 'marlin'; known: gptq",
+        ),
+        (
+            {"quantization_config": GPTQ | {"quant_method": "awq", "version": "gemv"}},
+            "version is 'gemv'; only 'gemm'",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "dense"}},
+            "format is 'dense'; known: pack-quantized",
+        ),
         (
             {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]},
             "layer_types must be",

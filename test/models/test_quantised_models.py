@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_files import tiny_config, write_gguf
+from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
+from llaisys.common.errors import InvalidInputError
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import DecoderAdapter, weight_bytes, weight_dtype
+from llaisys.models.families import open_checkpoint
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+LIMITS = {"int8": 0.05, "int4": 0.4}  # of a logprob; the tiny models are all noise
 PROMPTS = [[5, 9, 200, 31], [7] * 19, [1, 2, 3]]
 
 
@@ -60,3 +65,60 @@ def test_a_dtype_that_is_asked_for_widens_the_weights(tmp_path: Path) -> None:
         abs(a[i] - b[i]) for a, b in zip(quantised, wide, strict=True) for i in a.keys() & b.keys()
     ]
     assert np.max(differences) > 1e-6
+
+
+@pytest.mark.parametrize("source", ["f32", "f16", "bf16", "gguf"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_plain_weights_are_quantised_at_load(
+    quantization: str, source: str, tmp_path: Path
+) -> None:
+    path = tmp_path / ("model.gguf" if source == "gguf" else "model")
+    if source == "gguf":
+        write_gguf(path, tiny_config("llama"), kind="F16")
+    else:
+        write_hf_model(path, tiny_config("qwen2"), dtype=source)
+    with LLM(path, dtype="f32") as llm:
+        plain = best_logprobs(llm, PROMPTS)
+    with LLM(path, quantization=quantization) as llm:
+        quantised = best_logprobs(llm, PROMPTS)
+        assert best_logprobs(llm, PROMPTS[1:2]) == quantised[1:2]
+    for expected, got in zip(plain, quantised, strict=True):
+        shared = expected.keys() & got.keys()
+        assert len(shared) >= 10
+        assert 0 < max(abs(expected[i] - got[i]) for i in shared) < LIMITS[quantization]
+
+
+def test_int4_keeps_what_it_costs_most_in_8_bits(tmp_path: Path) -> None:
+    config = tiny_config("qwen2", hidden_size=80, num_attention_heads=5, num_key_value_heads=1)
+    write_hf_model(tmp_path, config)
+    options = AdapterOptions(quantization="int4")
+    with open_checkpoint(tmp_path) as checkpoint:
+        layer = "model.layers.0."
+        assert {
+            name: weight_dtype(checkpoint, layer + name, options)
+            for name in ("mlp.down_proj.weight", "mlp.up_proj.weight", "self_attn.k_proj.bias")
+        } == {
+            "mlp.down_proj.weight": "q8_0",
+            "mlp.up_proj.weight": "f32",  # its 80 columns are not whole blocks of 32
+            "self_attn.k_proj.bias": "f32",
+        }
+        sizes = weight_bytes(checkpoint, options)
+        assert (
+            sizes[layer + "mlp.down_proj.weight"] == 96 * 96 // 32 * 34
+        )  # 80 rows in panels of 32
+        assert sizes[layer + "mlp.up_proj.weight"] == 96 * 80 * 4
+
+
+def test_a_quantization_that_does_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, tiny_config("qwen2"), kind="Q4_0")
+    with pytest.raises(InvalidInputError, match=r"quantization is 'int8'.* quantised already"):
+        LLM(path, quantization="int8")
+    with LLM(path, dtype="f32", quantization="int8") as llm:
+        assert best_logprobs(llm, PROMPTS)
+    with pytest.raises(InvalidInputError, match=r"quantization is 'int3'.* int8"):
+        LLM(path, quantization="int3")
+    with open_checkpoint(path) as checkpoint:
+        options = AdapterOptions(quantization="int8", device="cuda")
+        with pytest.raises(InvalidInputError, match=r"quantization is 'int8'.* cpu"):
+            DecoderAdapter.load(checkpoint, options)

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 DTYPES = ("auto", "f32", "f16", "bf16")
+QUANTIZATIONS = ("int8", "int4")
 DTYPE_NAMES = {
     "float32": "f32",
     "float": "f32",
@@ -166,6 +167,9 @@ class EngineConfig:
     device: str = option("cpu", Text(), "what computes: cpu or cuda")
     dtype: str = option(
         "auto", Choice(DTYPES, DTYPE_NAMES), "auto (the model's own), f32, f16 or bf16"
+    )
+    quantization: str | None = option(
+        None, Choice(QUANTIZATIONS), "int8 or int4: makes plain weights smaller at load (CPU)"
     )
     max_model_len: int | None = option(
         None, Integer(2), "longest prompt and answer, in tokens; else the model's own limit"

@@ -61,6 +61,21 @@ def device_memory(device: str, device_id: int = 0) -> tuple[int, int]:
     return free.value, total.value
 
 
+def block_of(dtype: str) -> tuple[int, int]:
+    """(elements, bytes) of a block of this dtype."""
+    traits = types.LlaisysDataTypeTraits()
+    check(lib().llaisysDataTypeGetTraits(dtype_code(dtype), ctypes.byref(traits)))
+    return traits.block_elements, traits.block_bytes
+
+
+def linear_weight_bytes(dtype: str, out_features: int, in_features: int) -> int:
+    """Bytes of a weight as the CPU's kernels want it."""
+    size = ctypes.c_int64()
+    code = dtype_code(dtype)
+    check(lib().llaisysLinearWeightBytes(code, out_features, in_features, ctypes.byref(size)))
+    return size.value
+
+
 def describe_devices(device: str) -> list[str]:
     """A line for each device of this kind."""
     lines = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 _HANDLES = POINTER(c_void_p)
@@ -19,6 +19,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysEmbedding", c_int32, _tensors(3)),
     ("llaisysLinearWeightCreate", c_int32, _tensors(1, _HANDLES)),
     ("llaisysLinearWeightDestroy", None, [c_void_p]),
+    ("llaisysLinearWeightBytes", c_int32, [c_int, c_int64, c_int64, POINTER(c_int64)]),
     ("llaisysLinear", c_int32, _tensors(2, c_int32, _HANDLES, _HANDLES, _HANDLES)),
     ("llaisysRmsNorm", c_int32, _tensors(3, c_float)),
     ("llaisysAddRmsNorm", c_int32, _tensors(4, c_float)),
@@ -26,6 +27,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysKvStore", c_int32, _tensors(3)),
     ("llaisysAttention", c_int32, _tensors(8, c_int32, c_float)),
     ("llaisysSelfAttentionMasked", c_int32, _tensors(5, c_float)),
+    ("llaisysQuantise", c_int32, _tensors(2)),
     ("llaisysRearrange", c_int32, _tensors(2)),
     ("llaisysSwiGLU", c_int32, _tensors(3)),
     ("llaisysSoftmax", c_int32, _tensors(2)),

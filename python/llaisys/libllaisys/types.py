@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_uint32
 from typing import Any
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 
 DEVICE_CPU = 0
 DEVICE_NVIDIA = 1
@@ -13,7 +13,7 @@ DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
 DEVICE_NAMES = {**DEVICES, "cuda": DEVICE_NVIDIA}  # that a caller may give
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7}
-# Weights in blocks, as GGUF files hold them.
+# Weights in blocks: as GGUF files hold them, and those of GPTQ and its like.
 QUANTISED_DTYPES = {
     "q8_0": 8,
     "q4_0": 9,
@@ -23,6 +23,13 @@ QUANTISED_DTYPES = {
     "q4_k": 13,
     "q5_k": 14,
     "q6_k": 15,
+    "q2_k": 16,
+    "q3_k": 17,
+    "iq4_nl": 18,
+    "i4_g32": 19,
+    "i4_g128": 20,
+    "i8_g32": 21,
+    "i8_g128": 22,
 }
 DTYPES |= QUANTISED_DTYPES
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}

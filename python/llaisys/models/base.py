@@ -29,6 +29,7 @@ class AdapterOptions:
     device: str = "cpu"
     device_ids: tuple[int, ...] = (0,)
     dtype: str = "auto"  # "auto": the checkpoint's own; "f32", "f16", "bf16" convert at load
+    quantization: str | None = None  # "int8" or "int4": plain weights become these at load
     kv_cache_dtype: str = "auto"  # "auto": the dtype above; "f32", "f16", "bf16", "q8" (CPU)
     kv_cache_layout: str = "block"  # "block" or "slot"
     kv_cache_block_size: int = 16

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Self
 
 from llaisys.common.progress import report
-from llaisys.common.validation import check_choice
+from llaisys.common.validation import check_choice, refuse
 from llaisys.libllaisys import arrays
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.handles import Tensor, dtype_code
+from llaisys.libllaisys.handles import Stream, Tensor, dtype_code, linear_weight_bytes
 from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
-from llaisys.models.families.decoder_tensors import slot_of, tensors
+from llaisys.models.families.decoder_tensors import EMBEDDING, slot_of, tensors
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.part import Part
 from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from, tensor_from_blocks
+from llaisys.models.quantising import CHOICES, quantise, quantised_dtype
 from llaisys.models.sharding import head_part, part_of
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
@@ -50,12 +52,15 @@ class DecoderAdapter(NativeAdapter):
     ) -> MemoryNeeds:
         config = decoder_config(checkpoint)
         size = DTYPE_BYTES[_dtype(config, options)]
+        weights = size * sum(prod(shape) for _, shape in tensors(config))
+        if options.device == "cpu":
+            weights = sum(weight_bytes(checkpoint, options).values())
         heads = config.num_heads + config.num_kv_heads
         row = 4 * config.hidden_size + size * (
             config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
         )
         return MemoryNeeds(
-            weights=size * sum(prod(shape) for _, shape in tensors(config)),
+            weights=weights,
             activations=row * options.max_batch_tokens,
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
@@ -63,6 +68,7 @@ class DecoderAdapter(NativeAdapter):
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
         check_coverage(checkpoint)
+        _check_quantization(checkpoint, options)
         config = decoder_config(checkpoint)
         has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
         adapter = cls(
@@ -78,24 +84,26 @@ class DecoderAdapter(NativeAdapter):
     ) -> None:
         """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
         other threads while the library lays out what came before."""
-        config = decoder_config(checkpoint)
-        dtype = _dtype(config, options)
-        as_is = options.dtype == "auto" and options.device == "cpu"
         placements = _placements(checkpoint, options)
         loaded, total = 0, sum(prod(checkpoint.shape(p.name)) for p in placements)  # elements
-        with ThreadPoolExecutor(_READERS) as pool:
+        read_ahead = _READ_AHEAD if options.quantization is None else 2  # plain tensors are large
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(_READERS))
+            stream = None
+            if options.quantization is not None:
+                stream = stack.enter_context(Stream(n_threads=options.n_threads))
             pending: deque[Future[Tensor]] = deque()
             try:
                 for index, placement in enumerate(placements):
                     check()
-                    while len(pending) < _READ_AHEAD and index + len(pending) < len(placements):
+                    while len(pending) < read_ahead and index + len(pending) < len(placements):
                         ahead = placements[index + len(pending)]
-                        task = pool.submit(
-                            _open_tensor, checkpoint, ahead.name, dtype, ahead.part, as_is
-                        )
-                        pending.append(task)
+                        pending.append(pool.submit(_open_tensor, checkpoint, ahead, options))
                     report("loading weights", loaded, total)
-                    with pending.popleft().result() as tensor:
+                    tensor = pending.popleft().result()
+                    if stream is not None:
+                        tensor = _smaller(tensor, placement.name, options, stream)
+                    with tensor:
                         (field, layer), *also = placement.slots
                         self.native.replace_weight(field, layer, tensor, *also)
                     loaded += prod(checkpoint.shape(placement.name))
@@ -139,19 +147,24 @@ def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placem
     return found
 
 
-def _open_tensor(
-    checkpoint: Checkpoint, name: str, dtype: str, part: Part | None, as_is: bool
-) -> Tensor:
-    """A matrix is read as it is where it can be and converted otherwise; `as_is` leaves quantised
-    ones quantised. Vectors become f32, which costs and loses nothing. Of a part, the bytes are read
-    that belong to it."""
+def _keeps_blocks(options: AdapterOptions) -> bool:
+    """Whether quantised tensors stay quantised."""
+    return options.dtype == "auto" and options.device == "cpu"
+
+
+def _open_tensor(checkpoint: Checkpoint, place: _Placement, options: AdapterOptions) -> Tensor:
+    """A matrix is read as it is where it can be and converted otherwise. Vectors become f32, which
+    costs and loses nothing. Of a part, the bytes are read that belong to it."""
+    name, part = place.name, place.part
     is_vector = len(checkpoint.shape(name)) == 1
-    if is_vector:
-        dtype = "f32"
-    blocks = checkpoint.read_blocks(name, part) if as_is and not is_vector else None
-    if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
-        return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
+    dtype = "f32" if is_vector else _dtype(decoder_config(checkpoint), options)
+    if not is_vector and _keeps_blocks(options):
+        blocks = checkpoint.read_blocks(name, part)
+        if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
+            return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
     record = None if is_vector else checkpoint.record(name)
+    if record is not None and options.quantization is not None:
+        dtype = record.dtype  # what is made smaller is what the file says
     if record is not None and record.dtype == dtype and (part is None or part.dim == 0):
         if part is not None:
             record = record.rows(part)
@@ -165,6 +178,62 @@ def _open_tensor(
     if part is not None:
         return tensor_from(checkpoint.read_part(name, dtype, part), dtype)
     return tensor_from(checkpoint.read(name, dtype), dtype)
+
+
+def _smaller(tensor: Tensor, name: str, options: AdapterOptions, stream: Stream) -> Tensor:
+    """What `quantization` makes of a tensor that was read; it is closed, or is the result."""
+    wanted = quantised_dtype(options.quantization, name, tensor.shape)
+    if wanted is None or tensor.dtype in QUANTISED_DTYPES:
+        return tensor
+    return quantise(tensor, wanted, stream)
+
+
+def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:
+    """What a tensor is in memory, on a CPU and without tensor parallelism."""
+    shape = checkpoint.shape(name)
+    if len(shape) == 1:
+        return "f32"
+    kept = checkpoint.block_type(name) if _keeps_blocks(options) else None
+    if kept is not None and kept.lower() in QUANTISED_DTYPES:
+        return kept.lower()
+    wanted = quantised_dtype(options.quantization, name, shape)
+    if wanted is not None:
+        return wanted
+    record = checkpoint.record(name)
+    if record is not None and options.quantization is not None:
+        return record.dtype
+    return _dtype(decoder_config(checkpoint), options)
+
+
+def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, int]:
+    """Bytes that each tensor takes in memory on a CPU, all ranks together, laid out for the
+    kernels. Nothing is read."""
+    config = decoder_config(checkpoint)
+    sizes = {}
+    for name, shape in tensors(config):
+        dtype = weight_dtype(checkpoint, name, options)
+        is_looked_up = name == EMBEDDING and not config.tie_word_embeddings
+        if len(shape) == 1 or (is_looked_up and dtype not in QUANTISED_DTYPES):
+            sizes[name] = prod(shape) * DTYPE_BYTES[dtype]
+        else:
+            sizes[name] = linear_weight_bytes(dtype, shape[0], shape[1])
+    return sizes
+
+
+def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None:
+    """Raises where `quantization` would do nothing, or cannot be done."""
+    if options.quantization is None:
+        return
+    check_choice("quantization", options.quantization, CHOICES)
+    if options.device != "cpu":
+        raise refuse("quantization", options.quantization, "left out unless the device is cpu")
+    matrices = [n for n, shape in tensors(decoder_config(checkpoint)) if len(shape) == 2]
+    if _keeps_blocks(options) and all(checkpoint.block_type(n) is not None for n in matrices):
+        raise refuse(
+            "quantization",
+            options.quantization,
+            "left out: the weights are quantised already (dtype would widen them first)",
+        )
 
 
 def _dtype(config: ModelConfig, options: AdapterOptions) -> str:

@@ -50,10 +50,10 @@ template <int bits> struct PackedGroups {
     }
 };
 
-// What a tile needs of a block: scales [groups, 32] (split: [groups, 2, 32]), mins [groups, 32].
+// What a tile needs of a block: scales and mins, [groups, 32] each (split: [groups, 2, 32]).
 struct BlockScales {
     alignas(64) float s[kBlockGroups * 2 * kQuantPanel];
-    alignas(64) float m[kBlockGroups * kQuantPanel];
+    alignas(64) float m[kBlockGroups * 2 * kQuantPanel];
 };
 
 // Sums of byte products of one group: low for its first 16 values of k, high for the others where
@@ -156,7 +156,13 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
                     const vf second = load(s + kQuantPanel + v * kLanes);
                     weighted = fma(sum_of(sums.high[r][v]), second, weighted);
                 }
-                if constexpr (has_min) {
+                if constexpr (has_min && is_split) {
+                    const int32_t first = x_first[r * row_groups];
+                    const int32_t rest = x_total[r * row_groups] - first;
+                    weighted = fma(load(m + v * kLanes), set1(-float(first)), weighted);
+                    weighted =
+                        fma(load(m + kQuantPanel + v * kLanes), set1(-float(rest)), weighted);
+                } else if constexpr (has_min) {
                     const vf minus = set1(x_minus[r * row_groups]);
                     weighted = fma(load(m + v * kLanes), minus, weighted);
                 }
@@ -169,7 +175,7 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
         ++x_first;
         ++x_total;
         s += kParts * kQuantPanel;
-        m += kQuantPanel;
+        m += kParts * kQuantPanel;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
@@ -262,8 +268,19 @@ void read_scales(const std::byte *panel, const std::byte *header, int64_t group,
     alignas(64) float d[2 * kQuantPanel]; // of a super format: d, dmin
     for (int64_t g = 0; g < n; ++g, header += layout.group_bytes()) {
         float *s = scales->s + g * kParts * kQuantPanel;
-        float *m = scales->m + g * kQuantPanel;
-        if constexpr (!layout.is_super) {
+        float *m = scales->m + g * kParts * kQuantPanel;
+        if constexpr (layout.grouped != 0) {
+            constexpr int64_t kGroups = layout.grouped / kQuantGroup; // that share s and z
+            const std::byte *front = panel + (group + g) / kGroups * layout.super_bytes();
+            const float *wide = reinterpret_cast<const float *>(front);
+            convert_row(m, reinterpret_cast<const f16_t *>(wide + kQuantPanel), kQuantPanel);
+            for (int64_t j = 0; j < kQuantPanel; j += kLanes) {
+                const vf scale = load(wide + j);
+                store(s + j, scale);
+                store(m + j, mul(scale, load(m + j)));
+            }
+            continue;
+        } else if constexpr (!layout.is_super) {
             const f16_t *plain = reinterpret_cast<const f16_t *>(header);
             convert_row(s, plain, kQuantPanel);
             if constexpr (layout.has_min) {
@@ -279,6 +296,11 @@ void read_scales(const std::byte *panel, const std::byte *header, int64_t group,
             if constexpr (layout.is_split) {
                 store(s + j, mul(load(d + j), load_i8(header + j)));
                 store(s + kQuantPanel + j, mul(load(d + j), load_i8(header + kQuantPanel + j)));
+                if constexpr (layout.has_min) {
+                    const vf dmin = load(d + kQuantPanel + j);
+                    store(m + j, mul(dmin, load_u8(header + 2 * kQuantPanel + j)));
+                    store(m + kQuantPanel + j, mul(dmin, load_u8(header + 3 * kQuantPanel + j)));
+                }
             } else {
                 store(s + j, mul(load(d + j), load_u8(header + j)));
                 store(m + j, mul(load(d + kQuantPanel + j), load_u8(header + kQuantPanel + j)));
@@ -357,29 +379,9 @@ inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
     }
 }
 
-struct FormatQ8_0 {
-    static constexpr QuantLayout layout = ops::cpu::kQ8_0;
-};
-struct FormatQ4_0 {
-    static constexpr QuantLayout layout = ops::cpu::kQ4_0;
-};
-struct FormatQ4_1 {
-    static constexpr QuantLayout layout = ops::cpu::kQ4_1;
-};
-struct FormatQ5_0 {
-    static constexpr QuantLayout layout = ops::cpu::kQ5_0;
-};
-struct FormatQ5_1 {
-    static constexpr QuantLayout layout = ops::cpu::kQ5_1;
-};
-struct FormatQ4_K {
-    static constexpr QuantLayout layout = ops::cpu::kQ4_K;
-};
-struct FormatQ5_K {
-    static constexpr QuantLayout layout = ops::cpu::kQ5_K;
-};
-struct FormatQ6_K {
-    static constexpr QuantLayout layout = ops::cpu::kQ6_K;
+// What the functions above take as a Format.
+template <const QuantLayout &of> struct LayoutFormat {
+    static constexpr QuantLayout layout = of;
 };
 
 } // namespace llaisys::LLAISYS_CPU_NS

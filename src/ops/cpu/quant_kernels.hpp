@@ -38,7 +38,8 @@ struct QuantKernels {
     void (*quantise)(const QuantRows &out, int64_t row, const float *x);
 
     using Product = void (*)(const QuantTask &task);
-    Product q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k;
+    Product q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k;
+    Product i4_g32, i4_g128, i8_g32, i8_g128;
 
     Product of(DType dtype) const; // throws for a dtype that is not quantised
 };

@@ -5,8 +5,10 @@
 //
 //   plain formats:  per group s f16[32], (m f16[32]), q
 //   super formats:  per 256 values of k d f16[32], (dmin f16[32]), all at the front of the panel; per
-//                   group scale 8 bit [32] (twice with groups of 16), (min u8[32]), q
+//                   group scale 8 bit [32], (min u8[32]), q; with groups of 16 scale and min twice
 //                   with s = d * scale and m = dmin * min, both rounded once to f32
+//   grouped ones:   per 32 or 128 values of k s f32[32], z f16[32], all at the front of the panel; per
+//                   group q; with m = s * z
 //
 // q of 32 values of k and 32 outputs: "quads" of four values along k are what one lane of a byte
 // product takes; quad c of output j is the four bytes (c * 32 + j) * 4 of a part.
@@ -32,33 +34,46 @@ struct QuantLayout {
     int bits;      // of q: 4, 5, 6 or 8
     bool is_super; // scales of two levels
     bool has_min;  // s * q - m; otherwise s * (q - zero)
-    bool is_split; // groups of 16 values: two scales in every 32
+    bool is_split; // groups of 16 values: two scales (and mins) in every 32
     int zero;      // what q is counted from
+    int grouped;   // values of k of one s and z at the front: 32 or 128; 0: not a grouped format
 
-    constexpr int64_t record_k() const { return is_super ? 256 : 32; } // k is a multiple of it
+    constexpr int64_t record_k() const { // k is a multiple of it
+        return grouped != 0 ? grouped : is_super ? 256 : 32;
+    }
     constexpr int64_t q_bytes() const { // of 32 values of k and 32 outputs
         return bits == 8 ? 1024 : 512 + 128 * (bits - 4);
     }
     // What comes before q in every group.
     constexpr int64_t group_header() const {
-        return is_super ? 32 * ((is_split ? 2 : 1) + (has_min ? 1 : 0)) : 64 * (has_min ? 2 : 1);
+        return grouped != 0 ? 0
+               : is_super   ? 32 * (is_split ? 2 : 1) * (has_min ? 2 : 1)
+                            : 64 * (has_min ? 2 : 1);
     }
     constexpr int64_t group_bytes() const { return group_header() + q_bytes(); }
-    // What stands at the front of the panel for every 256 values of k.
-    constexpr int64_t super_bytes() const { return is_super ? 64 * (has_min ? 2 : 1) : 0; }
-    constexpr int64_t front_bytes(int64_t k) const { return k / 256 * super_bytes(); }
+    // What stands at the front of the panel for every record_k values of k.
+    constexpr int64_t super_bytes() const {
+        return grouped != 0 ? 192 : is_super ? 64 * (has_min ? 2 : 1) : 0;
+    }
+    constexpr int64_t front_bytes(int64_t k) const { return k / record_k() * super_bytes(); }
     constexpr int64_t panel_bytes(int64_t k) const {
         return front_bytes(k) + k / kQuantGroup * group_bytes();
     }
 };
 
-constexpr QuantLayout kQ8_0 = {8, false, false, false, 0};
-constexpr QuantLayout kQ4_0 = {4, false, false, false, 8};
-constexpr QuantLayout kQ4_1 = {4, false, true, false, 0};
-constexpr QuantLayout kQ5_0 = {5, false, false, false, 16};
-constexpr QuantLayout kQ5_1 = {5, false, true, false, 0};
-constexpr QuantLayout kQ4_K = {4, true, true, false, 0};
-constexpr QuantLayout kQ5_K = {5, true, true, false, 0};
-constexpr QuantLayout kQ6_K = {6, true, false, true, 32};
+constexpr QuantLayout kQ8_0 = {8, false, false, false, 0, 0}; // iq4_nl too
+constexpr QuantLayout kQ4_0 = {4, false, false, false, 8, 0};
+constexpr QuantLayout kQ4_1 = {4, false, true, false, 0, 0};
+constexpr QuantLayout kQ5_0 = {5, false, false, false, 16, 0};
+constexpr QuantLayout kQ5_1 = {5, false, true, false, 0, 0};
+constexpr QuantLayout kQ4_K = {4, true, true, false, 0, 0};
+constexpr QuantLayout kQ5_K = {5, true, true, false, 0, 0};
+constexpr QuantLayout kQ6_K = {6, true, false, true, 32, 0};
+constexpr QuantLayout kQ2_K = {4, true, true, true, 0, 0}; // two of the four bits are used
+constexpr QuantLayout kQ3_K = {4, true, false, true, 4, 0};
+constexpr QuantLayout kI4_G32 = {4, false, true, false, 0, 32};
+constexpr QuantLayout kI4_G128 = {4, false, true, false, 0, 128};
+constexpr QuantLayout kI8_G32 = {8, false, true, false, 0, 32};
+constexpr QuantLayout kI8_G128 = {8, false, true, false, 0, 128};
 
 } // namespace llaisys::ops::cpu

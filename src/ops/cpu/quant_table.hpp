@@ -13,14 +13,20 @@ constexpr ops::cpu::QuantKernels make_quant_kernels() {
     table.name = LLAISYS_NAME_OF(LLAISYS_CPU_NS) + sizeof "cpu_" - 1;
     table.byte_offset = kByteOffset;
     table.quantise = quantise_row;
-    table.q8_0 = quant_linear<FormatQ8_0>;
-    table.q4_0 = quant_linear<FormatQ4_0>;
-    table.q4_1 = quant_linear<FormatQ4_1>;
-    table.q5_0 = quant_linear<FormatQ5_0>;
-    table.q5_1 = quant_linear<FormatQ5_1>;
-    table.q4_k = quant_linear<FormatQ4_K>;
-    table.q5_k = quant_linear<FormatQ5_K>;
-    table.q6_k = quant_linear<FormatQ6_K>;
+    table.q8_0 = quant_linear<LayoutFormat<ops::cpu::kQ8_0>>;
+    table.q4_0 = quant_linear<LayoutFormat<ops::cpu::kQ4_0>>;
+    table.q4_1 = quant_linear<LayoutFormat<ops::cpu::kQ4_1>>;
+    table.q5_0 = quant_linear<LayoutFormat<ops::cpu::kQ5_0>>;
+    table.q5_1 = quant_linear<LayoutFormat<ops::cpu::kQ5_1>>;
+    table.q4_k = quant_linear<LayoutFormat<ops::cpu::kQ4_K>>;
+    table.q5_k = quant_linear<LayoutFormat<ops::cpu::kQ5_K>>;
+    table.q6_k = quant_linear<LayoutFormat<ops::cpu::kQ6_K>>;
+    table.q2_k = quant_linear<LayoutFormat<ops::cpu::kQ2_K>>;
+    table.q3_k = quant_linear<LayoutFormat<ops::cpu::kQ3_K>>;
+    table.i4_g32 = quant_linear<LayoutFormat<ops::cpu::kI4_G32>>;
+    table.i4_g128 = quant_linear<LayoutFormat<ops::cpu::kI4_G128>>;
+    table.i8_g32 = quant_linear<LayoutFormat<ops::cpu::kI8_G32>>;
+    table.i8_g128 = quant_linear<LayoutFormat<ops::cpu::kI8_G128>>;
     return table;
 }
 

@@ -5,7 +5,11 @@
 
 namespace llaisys::ops {
 
-// f32, f16 and bf16, each as panels [ceil(out / 32), in, 32] of its own dtype (ops/cpu/kernels.hpp).
+// f32, f16 and bf16, each as panels [ceil(out / 32), in, 32] of its own dtype (ops/cpu/kernels.hpp),
+// and the quantised ones (ops/cpu/quant_panels.hpp).
 LinearFormats linear_formats_cpu();
+
+// Bytes of the panels of a weight [out, in]; the dtype has a format, the sizes are sane.
+int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features);
 
 } // namespace llaisys::ops

@@ -63,6 +63,17 @@ bool LinearWeight::lies_in_rows(const device::Stream &stream) {
     return stream.type() != LLAISYS_DEVICE_CPU;
 }
 
+int64_t LinearWeight::bytes_on_cpu(DType dtype, int64_t out_features, int64_t in_features) {
+    require(is_weight(dtype), "linear: dtype must be that of a weight, got ", name_of(dtype));
+    require(out_features >= 0 && in_features >= 0, "linear: sizes must not be negative, got ",
+            out_features, " and ", in_features);
+    bytes_of(dtype, in_features); // throws where rows do not fill blocks
+    constexpr int64_t kMost = int64_t(1) << 31;
+    require(out_features < kMost && in_features < kMost, "linear: sizes must be below ", kMost,
+            ", got ", out_features, " and ", in_features);
+    return linear_bytes_cpu(dtype, out_features, in_features);
+}
+
 LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight,
                                 const Tensor &room) {
     const Checks check{"linear_weight", stream};

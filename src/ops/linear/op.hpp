@@ -28,6 +28,8 @@ struct LinearWeight {
     static LinearWeight pack(const device::Stream &stream, const Tensor &weight,
                              const Tensor &room);
     static bool lies_in_rows(const device::Stream &stream);
+    // Bytes of the CPU's layout of a weight [out, in] of this dtype.
+    static int64_t bytes_on_cpu(DType dtype, int64_t out_features, int64_t in_features);
     bool defined() const { return format != nullptr; }
 };
 

@@ -69,11 +69,57 @@ void read_q6_k(const std::byte *block, QuantBlock *out) {
     out->d = half_at(block + 208);
 }
 
+// Two bits a value: each half of the block has 32 bytes, and bits 2p and 2p + 1 of byte i are those
+// of value 32p + i of the half.
+void read_two_bits(const std::byte *p, uint8_t *q) {
+    for (int i = 0; i < 256; ++i) {
+        q[i] = bytes(p)[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    }
+}
+
+// 16 scales and mins of 4 bits, the values, d, dmin.
+void read_q2_k(const std::byte *block, QuantBlock *out) {
+    for (int i = 0; i < 16; ++i) {
+        out->scales[i] = bytes(block)[i] & 15;
+        out->mins[i] = bytes(block)[i] >> 4;
+    }
+    read_two_bits(block + 16, out->q);
+    out->d = half_at(block + 80);
+    out->min = half_at(block + 82);
+}
+
+// The third bits of the values, their other two, 16 scales of 6 bits counted from 32, d. Byte i of
+// the scales has the low halves of scales i and i + 8 (i < 8); bits 2p and 2p + 1 of byte 8 + i
+// (i < 4) are the high ones of scale 4p + i.
+void read_q3_k(const std::byte *block, QuantBlock *out) {
+    read_two_bits(block + 32, out->q);
+    for (int i = 0; i < 256; ++i) {
+        out->q[i] |= uint8_t((bytes(block)[i % 32] >> (i / 32) & 1) << 2);
+    }
+    const uint8_t *scales = bytes(block) + 96;
+    for (int i = 0; i < 16; ++i) {
+        const int low = scales[i % 8] >> (i / 8 * 4) & 15;
+        const int high = scales[8 + i % 4] >> (i / 4 * 2) & 3;
+        out->scales[i] = uint8_t((low | high << 4) - 32);
+    }
+    out->d = half_at(block + 108);
+}
+
+// What the sixteen codes of iq4_nl stand for.
+constexpr int8_t kUnevenSteps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
+
+void read_scale_and_zero(const std::byte *block, QuantBlock *out) {
+    std::memcpy(&out->s, block, sizeof out->s);
+    out->min = half_at(block + 4);
+}
+
 } // namespace
 
 const cpu::QuantLayout *quant_layout_of(DType dtype) {
     switch (dtype) {
     case LLAISYS_DTYPE_Q8_0:
+    case LLAISYS_DTYPE_IQ4_NL: // its values are bytes
         return &cpu::kQ8_0;
     case LLAISYS_DTYPE_Q4_0:
         return &cpu::kQ4_0;
@@ -89,6 +135,18 @@ const cpu::QuantLayout *quant_layout_of(DType dtype) {
         return &cpu::kQ5_K;
     case LLAISYS_DTYPE_Q6_K:
         return &cpu::kQ6_K;
+    case LLAISYS_DTYPE_Q2_K:
+        return &cpu::kQ2_K;
+    case LLAISYS_DTYPE_Q3_K:
+        return &cpu::kQ3_K;
+    case LLAISYS_DTYPE_I4_G32:
+        return &cpu::kI4_G32;
+    case LLAISYS_DTYPE_I4_G128:
+        return &cpu::kI4_G128;
+    case LLAISYS_DTYPE_I8_G32:
+        return &cpu::kI8_G32;
+    case LLAISYS_DTYPE_I8_G128:
+        return &cpu::kI8_G128;
     default:
         return nullptr;
     }
@@ -126,6 +184,28 @@ void read_block(DType dtype, const std::byte *block, QuantBlock *out) {
         return;
     case LLAISYS_DTYPE_Q6_K:
         return read_q6_k(block, out);
+    case LLAISYS_DTYPE_Q2_K:
+        return read_q2_k(block, out);
+    case LLAISYS_DTYPE_Q3_K:
+        return read_q3_k(block, out);
+    case LLAISYS_DTYPE_IQ4_NL:
+        read_nibbles(block + 2, out->q);
+        for (int i = 0; i < 32; ++i) {
+            out->q[i] = uint8_t(kUnevenSteps[out->q[i]]);
+        }
+        return;
+    case LLAISYS_DTYPE_I4_G32:
+    case LLAISYS_DTYPE_I4_G128:
+        read_scale_and_zero(block, out);
+        for (int i = 0; i < traits_of(dtype).block_elements; ++i) {
+            out->q[i] = bytes(block)[6 + i / 2] >> (i % 2 * 4) & 15;
+        }
+        return;
+    case LLAISYS_DTYPE_I8_G32:
+    case LLAISYS_DTYPE_I8_G128:
+        read_scale_and_zero(block, out);
+        std::memcpy(out->q, block + 6, size_t(traits_of(dtype).block_elements));
+        return;
     default:
         fail(LLAISYS_ERROR_INVALID, "dtype must be quantised, got ", name_of(dtype));
     }

@@ -1,4 +1,4 @@
-// The blocks of quantised tensors as GGUF files hold them, one row after the other. Reading one block
+// The blocks of quantised tensors as llaisys/types.h says, one row after the other. Reading one block
 // is the only place that knows these layouts; everything else sees q and raw scales.
 #pragma once
 
@@ -10,11 +10,12 @@ namespace llaisys::ops {
 // One block, taken apart: value i is s * (q[i] - zero), or s * q[i] - m, with s and m as
 // quant_panels.hpp says for the layout of the format.
 struct QuantBlock {
-    uint8_t q[256];     // 8-bit formats: the bits of the signed value
+    uint8_t q[256];     // 8-bit layouts: the bits of the signed value
     uint16_t d;         // f16 bits: s of a plain format, d of a super one
-    uint16_t min;       // f16 bits: m of a plain format, dmin of a super one; the sign is ours
+    uint16_t min;       // f16 bits: m of a plain format, dmin of a super one, z of a grouped one
+    float s;            // of a grouped format
     uint8_t scales[16]; // super formats: of each group of 16 or 32 values
-    uint8_t mins[8];
+    uint8_t mins[16];
 };
 
 // The layout that tensors of this dtype are packed into; null for a dtype that is not quantised.

@@ -6,14 +6,17 @@
 
 namespace llaisys::ops {
 
-// Throws when in_features is not a multiple of what the format asks for: 32, or 256 for K formats.
+// Throws when in_features is not a multiple of what the format asks for: 32, 128, or 256.
 // bytes: u8 [panels, bytes of a panel].
 void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
+
+// Of a panel, for a dtype that is quantised; k fills whole blocks.
+int64_t quantised_panel_bytes(DType dtype, int64_t k);
 
 void run_quantised(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
                    int n_parts, const Tensor *rows);
 
-// Exactly s * (q - zero) or s * q - m, each rounded as the formats' definition does.
+// Exactly s * (q - zero), s * q - m or s * (q - z), each rounded as the formats' definition does.
 void rows_of_quantised(const device::Stream &stream, const Tensor &out, const Tensor &index,
                        const LinearWeight &weight);
 

@@ -67,15 +67,24 @@ void pack_row(DType dtype, const QuantLayout &layout, int byte_offset, const std
     QuantBlock block{};
     for (int64_t b = 0; b < k / layout.record_k(); ++b, row += block_bytes) {
         read_block(dtype, row, &block);
-        std::byte *halves = layout.is_super ? panel + b * layout.super_bytes() : group;
-        put_half(halves, j, block.d);
-        if (layout.has_min) {
-            put_half(halves + 2 * kQuantPanel, j, block.min);
+        std::byte *front = layout.super_bytes() != 0 ? panel + b * layout.super_bytes() : group;
+        if (layout.grouped != 0) {
+            std::memcpy(front + 4 * j, &block.s, sizeof block.s);
+            put_half(front + 4 * kQuantPanel, j, block.min);
+        } else {
+            put_half(front, j, block.d);
+            if (layout.has_min) {
+                put_half(front + 2 * kQuantPanel, j, block.min);
+            }
         }
         for (int64_t g = 0; g < groups_of_block; ++g, group += layout.group_bytes()) {
             if (layout.is_super && layout.is_split) {
                 group[j] = std::byte(block.scales[2 * g]);
                 group[kQuantPanel + j] = std::byte(block.scales[2 * g + 1]);
+                if (layout.has_min) {
+                    group[2 * kQuantPanel + j] = std::byte(block.mins[2 * g]);
+                    group[3 * kQuantPanel + j] = std::byte(block.mins[2 * g + 1]);
+                }
             } else if (layout.is_super) {
                 group[j] = std::byte(block.scales[g]);
                 group[kQuantPanel + j] = std::byte(block.mins[g]);
@@ -92,6 +101,32 @@ float half_value(const std::byte *base, int64_t j) {
     return to_f32(half);
 }
 
+// What q of a group of 32 is multiplied with and what is taken off, before that in a grouped format.
+struct ScaleAndMin {
+    float s;
+    float m;
+};
+
+// For output j; half: 0 or 1, which may differ in a split layout.
+ScaleAndMin scale_and_min(const QuantLayout &layout, const std::byte *front, const std::byte *group,
+                          int64_t half, int64_t j) {
+    if (layout.grouped != 0) {
+        float s;
+        std::memcpy(&s, front + 4 * j, sizeof s);
+        return {s, half_value(front + 4 * kQuantPanel, j)};
+    }
+    const float d = half_value(front, j);
+    const float min = layout.has_min ? half_value(front + 2 * kQuantPanel, j) : 0.0f;
+    if (!layout.is_super) {
+        return {d, min};
+    }
+    if (!layout.is_split) {
+        return {d * float(group[j]), min * float(group[kQuantPanel + j])};
+    }
+    const float m = layout.has_min ? min * float(group[(2 + half) * kQuantPanel + j]) : 0.0f;
+    return {d * float(int8_t(group[half * kQuantPanel + j])), m};
+}
+
 // Row `row` of the weight as f32 [in_features].
 void read_row(const LinearWeight &weight, int64_t row, float *out) {
     const QuantLayout &layout = *quant_layout_of(weight.format->dtype);
@@ -101,26 +136,23 @@ void read_row(const LinearWeight &weight, int64_t row, float *out) {
     const std::byte *panel = weight.bytes.data() + row / kQuantPanel * layout.panel_bytes(k);
     const std::byte *group = panel + layout.front_bytes(k);
     for (int64_t at = 0; at < k; at += kQuantGroup, group += layout.group_bytes()) {
-        const std::byte *halves = layout.is_super ? panel + at / 256 * layout.super_bytes() : group;
-        const float d = half_value(halves, j);
-        const float min = layout.has_min ? half_value(halves + 2 * kQuantPanel, j) : 0.0f;
+        const std::byte *front = layout.super_bytes() != 0
+                                     ? panel + at / layout.record_k() * layout.super_bytes()
+                                     : group;
         for (int64_t i = 0; i < kQuantGroup; ++i) {
+            const auto [s, m] = scale_and_min(layout, front, group, i / 16, j);
             const uint8_t raw = get_value(layout, byte_offset, group + layout.group_header(), i, j);
-            const int q = layout.bits == 8 ? int(int8_t(raw)) : int(raw) - layout.zero;
-            float s = d;
-            float m = min;
-            if (layout.is_split) {
-                s = d * float(int8_t(group[(i / 16) * kQuantPanel + j]));
-            } else if (layout.is_super) {
-                s = d * float(group[j]);
-                m = min * float(group[kQuantPanel + j]);
-            }
-            out[at + i] = layout.has_min ? s * float(q) - m : s * float(q);
+            const float q = float(layout.bits == 8 ? int(int8_t(raw)) : int(raw) - layout.zero);
+            out[at + i] = layout.grouped != 0 ? s * (q - m) : layout.has_min ? s * q - m : s * q;
         }
     }
 }
 
 } // namespace
+
+int64_t quantised_panel_bytes(DType dtype, int64_t k) {
+    return quant_layout_of(dtype)->panel_bytes(k);
+}
 
 void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
     const QuantLayout *layout = quant_layout_of(weight.dtype());

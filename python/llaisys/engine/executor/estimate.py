@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from llaisys.engine.config import EngineConfig
@@ -44,7 +43,4 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
 def _weights_and_scratch(opened: OpenedModel, config: EngineConfig) -> tuple[int, int]:
     """The weights of all ranks, and what one rank computes in."""
     needs = opened.memory_needs(config.scheduler.max_num_seqs)
-    weights = needs.weights
-    if opened.options.dtype == "auto" and config.device == "cpu" and os.path.isfile(opened.path):
-        weights = min(weights, os.path.getsize(opened.path))  # quantised weights stay so
-    return weights, needs.activations + needs.logits
+    return needs.weights, needs.activations + needs.logits

@@ -107,6 +107,7 @@ def _open_draft(
         options = replace(
             options,
             dtype="auto",
+            quantization=None,
             device_ids=options.device_ids[:1],
             max_model_len=length,
             n_threads=config.n_threads,
@@ -179,6 +180,7 @@ def _adapter_options(
         device=config.device,
         device_ids=device_ids(config),
         dtype=config.dtype,
+        quantization=config.quantization,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         kv_cache_layout="block",
         kv_cache_block_size=config.cache.block_size,

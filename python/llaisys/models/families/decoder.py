@@ -23,6 +23,7 @@ from llaisys.models.loading.limits import (
     MAX_POSITIONS,
     MAX_VOCAB,
 )
+from llaisys.models.loading.quantization import parse_quantization
 
 Windows = tuple[int | None, tuple[int, ...]]  # (window in tokens, the layers that have it)
 _END_KEYS = ("eos", "eot", "eom")  # tokens of GGUF files that end a turn
@@ -106,6 +107,7 @@ class DecoderFamily(Family):
             bos_token_id=bos[0] if bos else None,
             dtype=stored_dtype(fields),
             generation=parse_generation(generation),
+            quantization=parse_quantization(fields),
         )
         result.check(fields.where)
         return result
@@ -175,9 +177,6 @@ def _refuse_variants(fields: Fields) -> None:
         raise fields.fail("hidden_act", f"is {act!r}; only 'silu' is supported")
     if fields.boolean("mlp_bias", False):
         raise fields.fail("mlp_bias", "is true; a bias in the MLP is not supported")
-    if fields.has("quantization_config"):
-        method = fields.section("quantization_config").values.get("quant_method")
-        raise fields.fail("quantization_config", f"(quant_method {method!r}) is not supported")
 
 
 def _head_dim(fields: Fields, arch: str, hidden: int, heads: int) -> int:

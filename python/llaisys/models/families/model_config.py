@@ -9,6 +9,7 @@ from llaisys.models.families.rope import RopeScaling
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig
 from llaisys.models.loading.limits import MAX_PARAMETERS
+from llaisys.models.loading.quantization import WeightScheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class ModelConfig(CheckpointConfig):
     sliding_window: int | None
     window_layers: tuple[int, ...]
     bos_token_id: int | None
+    quantization: WeightScheme | None = None  # of the matrices of a directory
 
     def layer_window(self, layer: int) -> int | None:
         """The attention window of one layer in tokens; None: full attention."""

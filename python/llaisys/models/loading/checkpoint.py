@@ -63,7 +63,7 @@ class TensorRecord:
 class TensorBlocks:
     """A quantised tensor as it lies in the file: rows of whole blocks."""
 
-    type_name: str  # ggml's: 'Q8_0', 'Q4_K', ...
+    type_name: str  # ggml's: 'Q8_0', 'Q4_K', ...; or one of ours: 'I4_G128', ...
     block_elements: int
     block_bytes: int
     shape: tuple[int, ...]  # in elements
@@ -106,6 +106,12 @@ class Checkpoint(Closing, ABC):
         if record is not None:
             return convert(record.read_part(part), record.dtype, dtype)
         return np.ascontiguousarray(self.read(name, dtype)[part.index()])
+
+    def block_type(self, name: str) -> str | None:
+        """`type_name` of what `read_blocks` gives for all of a tensor; None: it is not quantised.
+        Nothing is read."""
+        self.shape(name)
+        return None
 
     def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
         """The blocks of a quantised tensor or of a part of it, rows in Hugging Face's order; None

@@ -116,6 +116,10 @@ class GgufCheckpoint(Checkpoint):
             name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes, self._file
         )
 
+    def block_type(self, name: str) -> str | None:
+        type_name = self._find(name).type_name
+        return None if type_name in PLAIN else type_name
+
     def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
         tensor = self._find(name)
         type_name, elements, nbytes = GGML_TYPES[tensor.type_id]

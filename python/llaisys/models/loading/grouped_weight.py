@@ -1,0 +1,152 @@
+"""A weight of 4 or 8 bits whose scales and zeros belong to groups along its rows, and the layouts
+in which GPTQ, AWQ and compressed-tensors keep such weights. Values are moved, never made anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+import numpy as np
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading.checkpoint import TensorBlocks
+from llaisys.models.loading.convert import Array
+from llaisys.models.loading.part import Part
+
+SPANS = (128, 32)  # values of a block, the larger first: it has fewer scales
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight in a word, from its lowest bits on
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """Value [i, j] is scales[i, g] * (q[i, j] - zeros[i, g]) with g = j // group."""
+
+    q: Array  # uint8: 4 bits [n, k / 2], the even value in the low half; 8 bits [n, k] of int8 bits
+    scales: Array  # f32 [n, groups]
+    zeros: Array  # int16 [n, groups]
+    bits: int  # 4: q is 0 to 15; 8: -128 to 127
+    group: int  # values of a row that share a scale
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.q.shape[0], self.q.shape[1] * 8 // self.bits
+
+    def values(self) -> Array:
+        """f32 [n, k]; one rounding."""
+        n, k = self.shape
+        if self.bits == 8:
+            q = self.q.view(np.int8).astype(np.float32)
+        else:
+            q = np.empty((n, k), np.float32)
+            q[:, 0::2], q[:, 1::2] = self.q & 15, self.q >> 4
+        groups = np.arange(k) // self.group
+        return np.asarray((q - self.zeros[:, groups]) * self.scales[:, groups], np.float32)
+
+    def cut(self, part: Part) -> GroupedWeight:
+        """A run of rows or of columns. A group that the run cuts through becomes several smaller
+        ones with the same scale."""
+        if part.dim == 0:
+            rows = slice(part.start, part.stop)
+            return replace(self, q=self.q[rows], scales=self.scales[rows], zeros=self.zeros[rows])
+        group = gcd(self.group, part.start, part.stop)
+        columns = slice(part.start * self.bits // 8, part.stop * self.bits // 8)
+        groups = slice(part.start // group, part.stop // group)
+        times = self.group // group
+        return replace(
+            self,
+            q=self.q[:, columns],
+            scales=self.scales.repeat(times, 1)[:, groups],
+            zeros=self.zeros.repeat(times, 1)[:, groups],
+            group=group,
+        )
+
+    def blocks(self, name: str) -> TensorBlocks:
+        """The same numbers as blocks of the native library (include/llaisys/types.h)."""
+        n, k = self.shape
+        span = span_of(k, self.group, f"tensor {name!r} of shape {[n, k]}")
+        count, nbytes = k // span, 6 + span * self.bits // 8
+        rows = np.empty((n, count, nbytes), np.uint8)
+        groups = np.arange(count) * span // self.group
+        rows[:, :, :4] = _bytes(self.scales[:, groups].astype("<f4"))
+        rows[:, :, 4:6] = _bytes(self.zeros[:, groups].astype("<f2"))
+        rows[:, :, 6:] = self.q.reshape(n, count, -1)
+        return TensorBlocks(
+            f"I{self.bits}_G{span}", span, nbytes, (n, k), rows.reshape(n, count * nbytes)
+        )
+
+
+def span_of(columns: int, group: int, what: str) -> int:
+    """Values of a block of the native library for rows of this length; `what` names them."""
+    for span in SPANS:
+        if columns % span == 0 and group % span == 0:
+            return span
+    raise ModelLoadError(
+        f"{what} has {columns} columns in groups of {group}; both must be multiples of {SPANS[-1]}"
+    )
+
+
+def _bytes(values: Array) -> Array:
+    """[n, groups] as bytes [n, groups, size]."""
+    dense = np.ascontiguousarray(values)
+    return dense.view(np.uint8).reshape(*dense.shape, -1)
+
+
+def _signed(q: Array, zeros: Array, bits: int) -> tuple[Array, Array]:
+    """Unsigned 8-bit values as signed ones: both sides move by 128."""
+    return (q, zeros) if bits == 4 else (q ^ 0x80, zeros - 128)
+
+
+def from_gptq(
+    qweight: Array, qzeros: Array, scales: Array, bits: int, group: int, zero_offset: int
+) -> GroupedWeight:
+    """qweight int32 [k * bits / 32, n], k running from the lowest bits on; qzeros int32
+    [groups, n * bits / 32]; scales f32 [groups, n]. A zero is stored less zero_offset."""
+    words, n = qweight.shape
+    q = np.ascontiguousarray(qweight.T).view(np.uint8).reshape(n, words * 4)
+    zeros = (unpack_words(qzeros, bits) + zero_offset).T
+    q, zeros = _signed(q, zeros, bits)
+    return GroupedWeight(q, np.ascontiguousarray(scales.T), zeros, bits, group)
+
+
+def from_awq(qweight: Array, qzeros: Array, scales: Array, group: int) -> GroupedWeight:
+    """qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales f32 [groups, n]; 4 bits, the
+    eight columns of a word in AWQ's order."""
+    k, words = qweight.shape
+    q = np.empty((words * 8, k // 2), np.uint8)
+    stored = qweight.view(np.uint32)
+    zeros = np.empty((words * 8, len(qzeros)), np.int16)
+    for place, column in enumerate(_AWQ_COLUMNS):
+        nibbles = (stored >> np.uint32(4 * place)).astype(np.uint8) & 15
+        q[column::8] = (nibbles[0::2] | nibbles[1::2] << 4).T
+        zeros[column::8] = (qzeros.view(np.uint32) >> np.uint32(4 * place) & 15).T
+    return GroupedWeight(q, np.ascontiguousarray(scales.T), zeros, 4, group)
+
+
+def from_packed(
+    packed: Array, zeros: Array | None, scales: Array, bits: int, group: int
+) -> GroupedWeight:
+    """compressed-tensors 'pack-quantized': packed int32 [n, k * bits / 32] of q + 2^(bits - 1),
+    zeros int32 [ceil(n * bits / 32), groups] the same down the rows, scales f32 [n, groups]."""
+    n, middle = len(packed), 1 << (bits - 1)
+    q = packed.view(np.uint8)
+    wide = np.full(scales.shape, middle, np.int16)
+    if zeros is not None:
+        wide = unpack_words(np.ascontiguousarray(zeros.T), bits).T[:n]
+    q, wide = _signed(q, wide, bits)
+    return GroupedWeight(q, scales, wide, bits, group)
+
+
+def from_bytes(q: Array, zeros: Array | None, scales: Array, group: int) -> GroupedWeight:
+    """compressed-tensors 'int-quantized': q int8 [n, k], zeros int8 and scales f32 [n, groups]."""
+    wide = np.zeros(scales.shape, np.int16) if zeros is None else zeros.astype(np.int16)
+    return GroupedWeight(q.view(np.uint8), scales, wide, 8, group)
+
+
+def unpack_words(words: Array, bits: int) -> Array:
+    """int32 [rows, n * bits / 32] as int16 [rows, n], the lowest bits first."""
+    if bits == 8:
+        return words.view(np.uint8).astype(np.int16)
+    pairs = words.view(np.uint8)
+    values = np.empty((pairs.shape[0], pairs.shape[1] * 2), np.int16)
+    values[:, 0::2], values[:, 1::2] = pairs & 15, pairs >> 4
+    return values

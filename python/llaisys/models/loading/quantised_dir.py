@@ -1,0 +1,197 @@
+"""Hugging Face directories whose weights were quantised by GPTQ, AWQ or compressed-tensors.
+
+A quantised matrix appears under its plain name, `<module>.weight`, whatever tensors it is made of;
+modules that were left alone (the head, say) are read as in any other directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading import grouped_weight
+from llaisys.models.loading.checkpoint import TensorBlocks, TensorRecord
+from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.family import Family
+from llaisys.models.loading.grouped_weight import GroupedWeight, span_of
+from llaisys.models.loading.part import Part
+from llaisys.models.loading.quantization import WeightScheme
+from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
+
+# The tensor that says that a module is quantised, by layout.
+_MARKS = {
+    "gptq": ".qweight",
+    "awq": ".qweight",
+    "pack-quantized": ".weight_packed",
+    "int-quantized": ".weight_scale",
+}
+_INTEGERS: dict[str, np.dtype[Any]] = {
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+    "I64": np.dtype("<i8"),
+}
+
+
+class QuantisedCheckpoint(SafetensorsCheckpoint):
+    """Quantised matrices have no record: they go through `read_blocks`, or `read` to be widened."""
+
+    def __init__(self, directory: Path, family: Family, config: Any) -> None:
+        super().__init__(directory, family, config)
+        self._scheme: WeightScheme = config.quantization
+        mark = _MARKS[self._scheme.layout]
+        self._modules = {
+            name.removesuffix(mark) + ".weight": name.removesuffix(mark)
+            for name in self._tensors
+            if name.endswith(mark)
+        }
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        """GPTQ writes a bias for every module: one that the model has no place for must be 0."""
+        wanted = {name for name, _ in self.family.tensors(self.config)}
+        for module in self._modules.values():
+            name = module + ".bias"
+            if name in self._tensors and name not in wanted and self.read(name, "f32").any():
+                raise ModelLoadError(
+                    f"{self.where}: tensor {name!r} is not zero, and a {self.config.model_type} "
+                    "model has no such bias"
+                )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self._tensors, *self._modules]))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._modules:
+            return super().shape(name)
+        return self._checked(self._modules[name])
+
+    def record(self, name: str) -> TensorRecord | None:
+        if name not in self._modules:
+            return super().record(name)
+        self._checked(self._modules[name])
+        return None
+
+    def read(self, name: str, dtype: str) -> Array:
+        storage_dtype(dtype)  # refuses an unknown name before anything is read
+        if name not in self._modules:
+            return super().read(name, dtype)
+        return convert(self._weight(self._modules[name]).values(), "f32", dtype)
+
+    def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
+        if name not in self._modules:
+            return super().read_blocks(name, part)
+        weight = self._weight(self._modules[name])
+        return (weight if part is None else weight.cut(part)).blocks(name)
+
+    def block_type(self, name: str) -> str | None:
+        if name not in self._modules:
+            return super().block_type(name)
+        _, columns = self.shape(name)
+        group = min(self._scheme.group_size or columns, columns)
+        bits = 8 if self._scheme.layout == "int-quantized" else self._scheme.bits
+        return f"I{bits}_G{span_of(columns, group, f'{self.where}: tensor {name!r}')}"
+
+    def _stored(self, name: str, kinds: tuple[str, ...], shape: tuple[int, ...]) -> TensorRecord:
+        """The header of a tensor that must be there with this shape."""
+        record = self._find(name)
+        if record.dtype not in kinds or record.shape != shape:
+            raise ModelLoadError(
+                f"{record.path}: tensor {name!r} is {record.dtype} of shape {list(record.shape)}; "
+                f"the config asks for {' or '.join(kinds)} of shape {list(shape)}"
+            )
+        return record
+
+    def _array(self, record: TensorRecord) -> Array:
+        """Its elements: integers as they are, others as f32."""
+        if record.dtype not in _INTEGERS:
+            return super().read(record.name, "f32")
+        values = np.empty(record.shape, _INTEGERS[record.dtype])
+        record.read_into(values.reshape(-1).view(np.uint8).data)
+        return values
+
+    def _checked(self, module: str) -> tuple[int, int]:
+        """[out, in] of a module's weight, once its tensors are known to fit together."""
+        return self._parts(module)[1]
+
+    def _parts(self, module: str) -> tuple[dict[str, TensorRecord], tuple[int, int]]:
+        """The tensors of a module by their role, and [out, in] of its weight."""
+        scheme = self._scheme
+        floats = ("f16", "bf16", "f32")
+        per_word = 32 // scheme.bits
+        if scheme.layout in ("gptq", "awq"):
+            main = self._find(module + ".qweight")
+            rows, columns = _two(main)
+            by_rows = scheme.layout == "gptq"
+            k, n = (rows * per_word, columns) if by_rows else (rows, columns * per_word)
+            groups = self._groups(main, k)
+            parts = {
+                "q": self._stored(main.name, ("I32",), main.shape),
+                "zeros": self._stored(module + ".qzeros", ("I32",), (groups, n // per_word)),
+                "scales": self._stored(module + ".scales", floats, (groups, n)),
+            }
+            if module + ".g_idx" in self._tensors:
+                parts["order"] = self._stored(module + ".g_idx", ("I32",), (k,))
+            return parts, (n, k)
+        packed = scheme.layout == "pack-quantized"
+        main = self._find(module + (".weight_packed" if packed else ".weight"))
+        n, k = _two(main)
+        k *= per_word if packed else 1
+        parts = {"q": self._stored(main.name, ("I32",) if packed else ("I8",), main.shape)}
+        groups = self._groups(main, k)
+        scales = self._find(module + ".weight_scale")
+        shape = scales.shape if scales.shape in ((1,), (1, 1), (n,)) else (n, groups)
+        parts["scales"] = self._stored(scales.name, floats, shape)
+        zeros = module + ".weight_zero_point"
+        if zeros in self._tensors:
+            kind, rows = ("I32", -(-n // per_word)) if packed else ("I8", n)
+            parts["zeros"] = self._stored(zeros, (kind,), (rows, groups))
+        if module + ".weight_g_idx" in self._tensors:
+            parts["order"] = self._stored(module + ".weight_g_idx", ("I32",), (k,))
+        return parts, (n, k)
+
+    def _groups(self, main: TensorRecord, k: int) -> int:
+        """Groups in a row of k columns."""
+        size = self._scheme.group_size or k
+        if k % size and size < k:
+            raise ModelLoadError(
+                f"{main.path}: tensor {main.name!r} of shape {list(main.shape)} has {k} columns, "
+                f"not a multiple of group_size {size}"
+            )
+        return max(1, k // size)
+
+    def _weight(self, module: str) -> GroupedWeight:
+        scheme = self._scheme
+        parts, (n, k) = self._parts(module)
+        group = min(scheme.group_size or k, k)
+        if "order" in parts:
+            order = self._array(parts["order"])
+            if not np.array_equal(order, np.arange(k) // group):
+                raise ModelLoadError(
+                    f"{self.where}: tensor {parts['order'].name!r} of shape [{k}] puts columns "
+                    "into groups in another order (desc_act, actorder); that is not supported"
+                )
+        q, scales = self._array(parts["q"]), self._array(parts["scales"])
+        zeros = self._array(parts["zeros"]) if "zeros" in parts else None
+        if scheme.layout == "gptq":
+            assert zeros is not None
+            bits, offset = scheme.bits, scheme.zero_offset
+            return grouped_weight.from_gptq(q, zeros, scales, bits, group, offset)
+        if scheme.layout == "awq":
+            assert zeros is not None
+            return grouped_weight.from_awq(q, zeros, scales, group)
+        scales = np.broadcast_to(scales.reshape(-1, k // group), (n, k // group))
+        if scheme.layout == "pack-quantized":
+            return grouped_weight.from_packed(q, zeros, scales, scheme.bits, group)
+        return grouped_weight.from_bytes(q, zeros, scales, group)
+
+
+def _two(record: TensorRecord) -> tuple[int, int]:
+    if len(record.shape) != 2:
+        raise ModelLoadError(
+            f"{record.path}: tensor {record.name!r} has shape {list(record.shape)}; expected two "
+            "dimensions"
+        )
+    return record.shape[0], record.shape[1]

@@ -1,0 +1,168 @@
+// Limit: arithmetic, a few operations for each value and scale that is tried. Loops over a block are
+// written so that the compiler makes vectors of them.
+#include "ops/quantise/cpu.hpp"
+
+#include "ops/cpu/rows.hpp"
+
+#include <cmath>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kBlock = 32;
+
+// To the nearest integer, ties to even; |x| < 2^22.
+float rounded(float x) {
+    constexpr float kShift = 0x1.8p23f;
+    return (x + kShift) - kShift;
+}
+
+float half_of(float x, std::byte *to) {
+    const f16_t half = from_f32<f16_t>(x);
+    std::memcpy(to, &half, sizeof half);
+    return to_f32(half);
+}
+
+// q [32] of x for the grid s * q + m, low <= q <= high; returns the sum of squared differences.
+float fit(const float *x, float s, float m, float low, float high, float *q) {
+    const float inverse = s != 0 ? 1 / s : 0.0f;
+    float squares[kBlock];
+    for (int i = 0; i < kBlock; ++i) {
+        const float wanted = (x[i] - m) * inverse;
+        const float inside = wanted < low ? low : wanted > high ? high : wanted;
+        q[i] = rounded(inside);
+        const float off = x[i] - (s * q[i] + m);
+        squares[i] = off * off;
+    }
+    for (int n = kBlock / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; ++i) {
+            squares[i] += squares[i + n];
+        }
+    }
+    return squares[0];
+}
+
+struct Range {
+    float low;
+    float high;
+    bool is_finite;
+};
+
+Range range_of(const float *x) {
+    float low[kBlock];
+    float high[kBlock];
+    float tainted = 0; // NaN as soon as one value is NaN or infinite
+    for (int i = 0; i < kBlock; ++i) {
+        low[i] = high[i] = x[i];
+        tainted += x[i] * 0;
+    }
+    for (int n = kBlock / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; ++i) {
+            low[i] = low[i + n] < low[i] ? low[i + n] : low[i];
+            high[i] = high[i + n] > high[i] ? high[i + n] : high[i];
+        }
+    }
+    return {low[0], high[0], tainted == 0};
+}
+
+// 16 bytes: values 0..15 in the low halves, 16..31 in the high ones.
+void put_nibbles(const float *q, float offset, std::byte *to) {
+    for (int i = 0; i < kBlock / 2; ++i) {
+        to[i] = std::byte(int(q[i] + offset) | int(q[i + kBlock / 2] + offset) << 4);
+    }
+}
+
+// What a block whose values or scales are not finite becomes: NaN throughout.
+void put_nan(std::byte *block, int64_t bytes) {
+    std::memset(block, 0, size_t(bytes));
+    half_of(NAN, block);
+}
+
+void quantise_q8_0(const float *x, std::byte *block) {
+    const Range range = range_of(x);
+    const float s = half_of(std::max(std::fabs(range.low), std::fabs(range.high)) / 127, block);
+    if (!range.is_finite || !std::isfinite(s)) {
+        return put_nan(block, 34);
+    }
+    float q[kBlock];
+    fit(x, s, 0, -127, 127, q);
+    for (int i = 0; i < kBlock; ++i) {
+        block[2 + i] = std::byte(int8_t(q[i]));
+    }
+}
+
+// The largest value goes to -8 or beyond, or falls short of it: whichever fits the block best.
+void quantise_q4_0(const float *x, std::byte *block) {
+    constexpr float kSteps[] = {8.0f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f};
+    const Range range = range_of(x);
+    const float largest = -range.low > range.high ? range.low : range.high;
+    float best = -1; // no error yet
+    for (float steps : kSteps) {
+        std::byte scale[2];
+        float q[kBlock];
+        const float s = half_of(-largest / steps, scale);
+        if (!range.is_finite || !std::isfinite(s)) {
+            return put_nan(block, 18);
+        }
+        const float error = fit(x, s, 0, -8, 7, q);
+        if (best < 0 || error < best) {
+            best = error;
+            std::memcpy(block, scale, sizeof scale);
+            put_nibbles(q, 8, block + 2);
+        }
+    }
+}
+
+// The range of the block, or a narrower one around the same middle, which fits it better.
+void quantise_q4_1(const float *x, std::byte *block) {
+    constexpr float kShares[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f};
+    const Range range = range_of(x);
+    const float middle = range.low / 2 + range.high / 2;
+    float best = -1; // no error yet
+    for (float share : kShares) {
+        std::byte scales[4];
+        float q[kBlock];
+        const float s = half_of(share * (range.high / 15 - range.low / 15), scales);
+        const float m = half_of(middle - 7.5f * s, scales + 2);
+        if (!range.is_finite || !std::isfinite(s) || !std::isfinite(m)) {
+            return put_nan(block, 20);
+        }
+        const float error = fit(x, s, m, 0, 15, q);
+        if (best < 0 || error < best) {
+            best = error;
+            std::memcpy(block, scales, sizeof scales);
+            put_nibbles(q, 0, block + 4);
+        }
+    }
+}
+
+} // namespace
+
+void quantise_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in) {
+    const DType dtype = out.dtype();
+    const auto block_of = dtype == LLAISYS_DTYPE_Q8_0   ? quantise_q8_0
+                          : dtype == LLAISYS_DTYPE_Q4_0 ? quantise_q4_0
+                                                        : quantise_q4_1;
+    const int64_t k = in.size(1);
+    const int64_t row_bytes = bytes_of(dtype, k);
+    const int64_t block_bytes = traits_of(dtype).block_bytes;
+    const cpu::Kernels &kernels = cpu::kernels();
+    cpu::for_rows(stream, in.size(0), 16 * k, [&](int64_t first, int64_t last) {
+        float buffer[cpu::kPiece];
+        static_assert(cpu::kPiece % kBlock == 0);
+        for (int64_t i = first; i < last; ++i) {
+            std::byte *to = out.data() + i * row_bytes;
+            for (int64_t c = 0; c < k; c += cpu::kPiece) {
+                const int64_t n = std::min(cpu::kPiece, k - c);
+                const std::byte *from = cpu::at(cpu::row_of(in, i), in.dtype(), c);
+                const float *x = cpu::read(kernels, from, in.dtype(), buffer, n);
+                for (int64_t b = 0; b < n; b += kBlock, to += block_bytes) {
+                    block_of(x + b, to);
+                }
+            }
+        }
+    });
+}
+
+} // namespace llaisys::ops

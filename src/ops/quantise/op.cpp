@@ -1,0 +1,28 @@
+#include "ops/quantise/op.hpp"
+
+#include "ops/checks.hpp"
+#include "ops/quantise/cpu.hpp"
+
+namespace llaisys::ops {
+
+void quantise(const device::Stream &stream, const Tensor &out, const Tensor &in) {
+    const Checks check{"quantise", stream};
+    check.real_rows("in", in, 2);
+    check.device("out", out);
+    check.writable("out", out);
+    const DType to = out.dtype();
+    if (to != LLAISYS_DTYPE_Q8_0 && to != LLAISYS_DTYPE_Q4_0 && to != LLAISYS_DTYPE_Q4_1) {
+        fail(LLAISYS_ERROR_INVALID, "quantise: out: got dtype ", name_of(to),
+             ", expected q8_0, q4_0 or q4_1");
+    }
+    check.shape("out", out, {in.size(0), in.size(1)});
+    check.contiguous("out", out);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return quantise_cpu(stream, out, in);
+    default:
+        check.no_kernel();
+    }
+}
+
+} // namespace llaisys::ops

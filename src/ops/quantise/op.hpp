@@ -1,0 +1,11 @@
+// Weights to blocks of few bits. Contract: llaisysQuantise.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::ops {
+
+void quantise(const device::Stream &stream, const Tensor &out, const Tensor &in);
+
+} // namespace llaisys::ops

@@ -1,0 +1,147 @@
+"""GPTQ, AWQ and compressed-tensors directories: every value is the one that their definition gives,
+in blocks that keep it exactly; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_files import write_safetensors, write_tiny_tokenizer
+from quantised_files import CONFIG, Scheme, write_quantised
+
+from llaisys import LLM, SamplingParams
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.checkpoint import TensorBlocks
+from llaisys.models.loading.convert import Array
+from llaisys.models.loading.part import Part
+
+SCHEMES = [
+    Scheme("gptq", 4, 128),
+    Scheme("gptq", 4, 0),
+    Scheme("gptq", 8, 128),
+    Scheme("gptq_v2", 4, 32),
+    Scheme("awq", 4, 128),
+    Scheme("awq", 4, 64),
+    Scheme("pack-quantized", 4, 128, has_zeros=False),
+    Scheme("pack-quantized", 4, 128),
+    Scheme("pack-quantized", 8, 0, has_zeros=False, scales="<f4"),
+    Scheme("int-quantized", 8, 0, has_zeros=False, scales="<f4"),
+    Scheme("int-quantized", 8, 128),
+]
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+DOWN = "model.layers.1.mlp.down_proj"
+PROMPTS = [[5, 9, 200, 31], [7] * 19]
+
+
+def values_of(blocks: TensorBlocks) -> Array:
+    """f32 of blocks, by their definition in include/llaisys/types.h."""
+    n, k = blocks.shape
+    rows = blocks.rows.reshape(n, -1, blocks.block_bytes)
+    s = np.ascontiguousarray(rows[:, :, :4]).view("<f4")
+    z = np.ascontiguousarray(rows[:, :, 4:6]).view("<f2").astype(np.float32)
+    q: Array = rows[:, :, 6:].view(np.int8)
+    if blocks.type_name.startswith("I4"):
+        pairs = rows[:, :, 6:]
+        q = np.stack([pairs & 15, pairs >> 4], -1).reshape(n, rows.shape[1], -1)
+    return np.asarray(s * (q.astype(np.float32) - z), np.float32).reshape(n, k)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_every_value_is_kept_exactly(scheme: Scheme, tmp_path: Path) -> None:
+    worth, _ = write_quantised(tmp_path, scheme)
+    span = 128 if scheme.group % 128 == 0 else 32
+    with open_checkpoint(tmp_path) as checkpoint:
+        for name, expected in worth.items():
+            assert checkpoint.shape(name) == expected.shape
+            np.testing.assert_array_equal(checkpoint.read(name, "f32"), expected)
+            blocks = checkpoint.read_blocks(name)
+            assert (blocks is None) == ("proj.weight" not in name)
+            if blocks is not None:
+                assert checkpoint.record(name) is None
+                assert blocks.type_name == checkpoint.block_type(name) == f"I{scheme.bits}_G{span}"
+                np.testing.assert_array_equal(values_of(blocks), expected)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[::3], ids=str)
+@pytest.mark.parametrize("part", [Part(0, 32, 64), Part(1, 128, 256), Part(1, 32, 64)], ids=str)
+def test_a_rank_gets_its_rows_or_columns(scheme: Scheme, part: Part, tmp_path: Path) -> None:
+    worth, _ = write_quantised(tmp_path, scheme)
+    with open_checkpoint(tmp_path) as checkpoint:
+        blocks = checkpoint.read_blocks(DOWN + ".weight", part)
+        assert blocks is not None
+        np.testing.assert_array_equal(values_of(blocks), worth[DOWN + ".weight"][part.index()])
+        with pytest.raises(ModelLoadError, match=r"down_proj.weight.* multiples of 32"):
+            checkpoint.read_blocks(DOWN + ".weight", Part(1, 0, 80))
+
+
+def best_logprobs(llm: LLM) -> list[dict[int, float]]:
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20, detokenize=False)
+    return [dict(output.outputs[0].logprobs[0].top) for output in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[2], SCHEMES[4], SCHEMES[9]], ids=str)
+def test_a_model_answers_as_its_widened_self(scheme: Scheme, tmp_path: Path) -> None:
+    worth, _ = write_quantised(tmp_path / "quantised", scheme)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    write_safetensors(plain / "model.safetensors", worth)
+    (plain / "config.json").write_text(json.dumps(CONFIG))
+    write_tiny_tokenizer(plain)
+    with LLM(plain) as llm:
+        wide = best_logprobs(llm)
+    with LLM(tmp_path / "quantised", dtype="f32") as llm:
+        assert best_logprobs(llm) == wide
+    with LLM(tmp_path / "quantised") as llm:
+        quantised = best_logprobs(llm)
+    for expected, got in zip(wide, quantised, strict=True):
+        shared = expected.keys() & got.keys()
+        assert len(shared) >= 12
+        assert max(abs(expected[i] - got[i]) for i in shared) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "words"),
+    [
+        (SCHEMES[0], {"qzeros": None}, r"q_proj.qzeros' is missing"),
+        (
+            SCHEMES[0],
+            {"scales": np.ones((2, 128), "<f2")},
+            r"q_proj.scales' is f16 of shape \[2, 128\]; .* shape \[1, 128\]",
+        ),
+        (
+            SCHEMES[0],
+            {"qweight": np.zeros((8, 128), "<i4")},
+            r"q_proj.g_idx' is I32 of shape \[128\]; .* shape \[64\]",
+        ),
+        (
+            SCHEMES[4],
+            {"qweight": np.zeros((128, 16, 1), "<i4")},
+            r"q_proj.qweight' has shape \[128, 16, 1\]; expected two",
+        ),
+        (SCHEMES[0], {"bias_of_o": np.ones(128, "<f4")}, r"o_proj.bias' is not zero"),
+        (
+            SCHEMES[0],
+            {"g_idx": np.arange(128, dtype="<i4")[::-1] % 2},
+            r"q_proj.g_idx' of shape \[128\] puts columns",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    scheme: Scheme, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    names = {"bias_of_o": "model.layers.0.self_attn.o_proj.bias"}
+    named = {names.get(key, f"{Q_PROJ}.{key}"): value for key, value in changes.items()}
+    write_quantised(tmp_path, scheme, **named)
+    with pytest.raises(ModelLoadError, match=words), LLM(tmp_path):
+        pass
+
+
+def test_biases_of_zero_that_gptq_adds_are_left_out(tmp_path: Path) -> None:
+    bias = {"model.layers.0.self_attn.o_proj.bias": np.zeros(128, "<f2")}
+    write_quantised(tmp_path, SCHEMES[0], **bias)
+    with LLM(tmp_path) as llm:
+        assert best_logprobs(llm)
