@@ -312,7 +312,7 @@ def test_bench_latency_has_the_promised_fields(
     result = json.loads(capsys.readouterr().out)
     assert {
         "model", "dtype", "threads", "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s",
-        "bandwidth_fraction", "peak_rss_mb",
+        "bandwidth_fraction", "weights_mb", "kv_cache_mb", "rss_mb", "base_rss_mb", "peak_rss_mb",
     } <= set(result)  # fmt: skip
     assert result["decode_tok_s"] > 0
 
@@ -371,11 +371,12 @@ def test_bench_ops_reports_every_operator(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With tiny sizes: what is reported, not how fast it is."""
-    monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24)]})
+    monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24), (40, 256)]})
     monkeypatch.setattr(ops, "cold_bytes", lambda: 1 << 16)
     monkeypatch.setattr(ops, "MIN_SECONDS", 1e-4)
     monkeypatch.setattr(ops, "PASSES", 1)
     arguments = ["bench", "ops", "--threads", "1", "--model", "qwen2.5-0.5b", "--dtype", "bf16"]
+    arguments += ["--dtype", "q4_k", "--dtype", "i4_g128"]
     assert main([*arguments, "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"read_bandwidth", "f32", "f16", "i8"} <= set(document["machine"])
@@ -385,6 +386,11 @@ def test_bench_ops_reports_every_operator(
     found = {result["op"] for result in results}
     assert {"linear", "attention decode", "attention prefill"} <= found
     assert {name for name, *_ in ops.ROW_OPS} <= found
+    products = {(r["dtype"], r["shape"]) for r in results if r["op"] == "linear"}
+    assert products == {  # blocks of 256 and 128 do not fit into 24 columns
+        *(("bf16", shape) for shape in ("40x24", "40x256")), ("q4_k", "40x256"),
+        ("i4_g128", "40x256"),
+    }  # fmt: skip
 
 
 def test_env_says_why_there_are_no_kernels() -> None:

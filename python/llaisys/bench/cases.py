@@ -9,8 +9,10 @@ from llaisys.bench.machine import Machine, measure_machine, probe_again
 from llaisys.bench.ops import LINEAR_SHAPES, Result, Timing, time_ops
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import Stream
+from llaisys.libllaisys.types import QUANTISED_DTYPES
 
-DTYPES = ["f32", "bf16", "f16"]
+DTYPES = ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_k", "i4_g128"]  # unless others are asked for
+KNOWN = [*DTYPES[:3], *QUANTISED_DTYPES]
 
 
 def run(
@@ -25,7 +27,7 @@ def run(
     chosen_dtypes = dtypes or DTYPES
     for name, chosen, known in (
         ("--model", chosen_models, list(LINEAR_SHAPES)),
-        ("--dtype", chosen_dtypes, DTYPES),
+        ("--dtype", chosen_dtypes, KNOWN),
     ):
         for value in chosen:
             if value not in known:

@@ -15,7 +15,9 @@ from llaisys.common.step import ModelStepInput, SamplingMetadata
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.decoder import weight_bytes
 from llaisys.models.families import expected_tensors, open_checkpoint
+from llaisys.models.families.decoder_tensors import EMBEDDING
 from llaisys.models.families.model_config import decoder_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, cache_directory, resolve_model
@@ -34,6 +36,10 @@ class LatencyResult:
     prefill_tok_s: float
     decode_tok_s: float
     bandwidth_fraction: float  # of the rate at which the weights could be read
+    weights_mb: float  # as they lie in memory
+    kv_cache_mb: float
+    rss_mb: float  # of the process when the model is loaded and has answered once
+    base_rss_mb: float  # of the process before it opened the model
     peak_rss_mb: float
     prompt_tokens: int
     new_tokens: int
@@ -46,6 +52,7 @@ class LatencyOptions:
     device: str = "cpu"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str | None = None
     threads: int = 0
     prompt_tokens: int = 512  # of the prefill measurement
     context: int = 128  # tokens before the first decoded one
@@ -55,22 +62,29 @@ class LatencyOptions:
 
 def run_latency(options: LatencyOptions) -> dict[str, Any]:
     path = _model_path(options)
+    base_rss = resident_bytes()
     start = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
-        adapter = _load(checkpoint, options)
+        adapter_options = _adapter_options(checkpoint, options)
+        family = get_adapter_class(checkpoint.config.model_type)
+        adapter = family.load(checkpoint, adapter_options)
         load_s = time.perf_counter() - start
-        weight_bytes = _weight_bytes(checkpoint, options.dtype)
+        read_bytes = _read_bytes(checkpoint, adapter_options)
+        weights = family.memory_needs(checkpoint, adapter_options, 1).weights
+        kv_bytes = family.kv_bytes_per_token(checkpoint, adapter_options)
+        kv_bytes *= adapter.kv_capacity_tokens
         dtype = checkpoint.config.dtype if options.dtype == "auto" else options.dtype
     bandwidth = 0.0
     try:
         run = _Run(adapter)
         run.prompt(FIRST_PROMPT)
         ttft_s = time.perf_counter() - start
+        rss = resident_bytes()
         prefill = min(run.prompt(options.prompt_tokens) for _ in range(options.repeats))
         decode = min(
             run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
         )
-        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         with Stream(n_threads=options.threads) as stream:  # in turn: the machine may be shared
             threads = stream.n_threads
             for _ in range(options.repeats):
@@ -87,12 +101,25 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             ttft_s=round(ttft_s, 3),
             prefill_tok_s=round(options.prompt_tokens / prefill, 2),
             decode_tok_s=round(options.new_tokens / decode, 2),
-            bandwidth_fraction=round(weight_bytes * options.new_tokens / decode / bandwidth, 4),
-            peak_rss_mb=round(peak_rss, 1),
+            bandwidth_fraction=round(read_bytes * options.new_tokens / decode / bandwidth, 4),
+            weights_mb=round(weights / 1e6, 1),
+            kv_cache_mb=round(kv_bytes / 1e6, 1),
+            rss_mb=round(rss / 1e6, 1),
+            base_rss_mb=round(base_rss / 1e6, 1),
+            peak_rss_mb=round(peak_rss / 1e6, 1),
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
         )
     )
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use now; 0 where nobody tells."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def shape_model_path(shape: str, dtype: str) -> Path:
@@ -107,31 +134,31 @@ def _model_path(options: LatencyOptions) -> Path:
     return resolve_model(options.model or DEFAULT_MODEL)
 
 
-def _load(checkpoint: Checkpoint, options: LatencyOptions) -> ModelAdapter:
+def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> AdapterOptions:
     length = max(options.prompt_tokens, options.context + options.new_tokens)
-    limit = checkpoint.config.max_position_embeddings
-    return get_adapter_class(checkpoint.config.model_type).load(
-        checkpoint,
-        AdapterOptions(
-            device=options.device,
-            dtype=options.dtype,
-            kv_cache_dtype=options.kv_cache_dtype,
-            kv_cache_layout="slot",
-            max_model_len=min(limit, length + 1),
-            n_threads=options.threads,
-        ),
+    return AdapterOptions(
+        device=options.device,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_layout="slot",
+        max_model_len=min(checkpoint.config.max_position_embeddings, length + 1),
+        n_threads=options.threads,
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
-    """What decoding one token must read: every weight but the table of an untied embedding."""
+def _read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
+    """What decoding one token must read of the weights as they lie in memory: all of them, but the
+    table of an untied embedding."""
     config = decoder_config(checkpoint)
-    size = DTYPE_BYTES[config.dtype if dtype == "auto" else dtype]
-    return sum(
-        int(np.prod(shape)) * size
-        for name, shape in expected_tensors(config)
-        if config.tie_word_embeddings or name != "model.embed_tokens.weight"
-    )
+    if options.device != "cpu":
+        size = DTYPE_BYTES[config.dtype if options.dtype == "auto" else options.dtype]
+        sizes = {name: int(np.prod(shape)) * size for name, shape in expected_tensors(config)}
+    else:
+        sizes = weight_bytes(checkpoint, options)
+    if not config.tie_word_embeddings:
+        del sizes[EMBEDDING]
+    return sum(sizes.values())
 
 
 class _Run:

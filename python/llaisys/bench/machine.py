@@ -23,10 +23,6 @@ class Machine:
     i8: float
     parallel_region: float  # seconds an empty parallel region takes
 
-    def floor(self, n_bytes: float, operations: float) -> float:
-        """Seconds that work on f32 arithmetic takes at least."""
-        return max(n_bytes / self.read_bandwidth, operations / self.f32)
-
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -53,6 +49,7 @@ def probe_again(machine: Machine, stream: Stream) -> Machine:
         machine,
         read_bandwidth=max(machine.read_bandwidth, stream.probe("read_bandwidth")),
         f32=max(machine.f32, stream.probe("f32")),
+        i8=max(machine.i8, stream.probe("i8")),
     )
 
 

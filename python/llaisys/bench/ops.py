@@ -1,5 +1,8 @@
 """`llaisys bench ops`: every kernel as a fraction of its floor, max(bytes / bandwidth, ops / peak).
 
+Of a quantised weight the bytes are those of its packed layout, and the peak is that of 8-bit
+products.
+
 Weights are read from memory, not from a cache: each case cycles over copies that are larger than
 the last cache together. Times are the best of several passes; the cost of a call from Python is
 measured and taken off.
@@ -17,10 +20,17 @@ from typing import Any
 import numpy as np
 
 from llaisys.bench.machine import Machine
-from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, handle_array
+from llaisys.libllaisys.handles import (
+    LinearWeight,
+    Stream,
+    Tensor,
+    block_of,
+    handle_array,
+    linear_weight_bytes,
+)
 from llaisys.libllaisys.library import check, lib
-from llaisys.libllaisys.types import DTYPE_BYTES
-from llaisys.models.native import kv_head_bytes, tensor_from
+from llaisys.libllaisys.types import QUANTISED_DTYPES
+from llaisys.models.native import kv_head_bytes, tensor_from, tensor_from_blocks
 
 # (out, in) of one layer and the head.
 LINEAR_SHAPES = {
@@ -70,11 +80,11 @@ class Timing:
     operations: float
 
     def against(self, machine: Machine) -> Result:
-        is_memory_bound = self.n_bytes / machine.read_bandwidth >= self.operations / machine.f32
+        is_integer = self.dtype in QUANTISED_DTYPES and machine.i8 > 0
+        peak = machine.i8 if is_integer else machine.f32
+        is_memory_bound = self.n_bytes / machine.read_bandwidth >= self.operations / peak
         work, limit = (
-            (self.n_bytes, machine.read_bandwidth)
-            if is_memory_bound
-            else (self.operations, machine.f32)
+            (self.n_bytes, machine.read_bandwidth) if is_memory_bound else (self.operations, peak)
         )
         return Result(
             op=self.op,
@@ -82,9 +92,9 @@ class Timing:
             shape=self.shape,
             rows=self.rows,
             value=round(work / self.seconds / 1e9, 3),
-            unit="GB/s" if is_memory_bound else "GFLOP/s",
+            unit="GB/s" if is_memory_bound else "GOP/s" if is_integer else "GFLOP/s",
             limit=round(limit / 1e9, 3),
-            fraction=round(machine.floor(self.n_bytes, self.operations) / self.seconds, 4),
+            fraction=round(work / limit / self.seconds, 4),
         )
 
 
@@ -94,8 +104,11 @@ def time_ops(stream: Stream, models: list[str], dtypes: list[str], quick: bool) 
     for model in models:
         for shape in LINEAR_SHAPES[model]:
             for dtype in dtypes:
-                yield from _linear(stream, shape, dtype, rows, overhead)
+                if shape[1] % block_of(dtype)[0] == 0:
+                    yield from _linear(stream, shape, dtype, rows, overhead)
     for dtype in (*dtypes, "q8"):
+        if dtype in QUANTISED_DTYPES:
+            continue
         yield _attention(stream, dtype, 4096, 1, overhead)
         yield _attention(stream, dtype, 4096, 8, overhead)
         yield _prefill(stream, dtype, 512 if quick else 2048, overhead)
@@ -127,6 +140,11 @@ def _best_seconds(call: Callable[[], Any], calls_per_pass: int, overhead: float)
 def _random(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Tensor:
     """Random values, the same ones again and again when there are very many."""
     size = int(np.prod(shape))
+    if dtype in QUANTISED_DTYPES:  # small bytes: scales are finite wherever they stand
+        elements, nbytes = block_of(dtype)
+        bytes_of_row = shape[1] // elements * nbytes
+        rows = np.random.default_rng(seed).integers(1, 48, 1 << 20, np.uint8)
+        return tensor_from_blocks(np.resize(rows, (shape[0], bytes_of_row)), shape, dtype)
     some = np.random.default_rng(seed).standard_normal(min(size, 1 << 20), np.float32)
     values = np.resize(some, shape)
     if dtype == "bf16":
@@ -142,7 +160,7 @@ def _linear(
     overhead: float,
 ) -> Iterator[Timing]:
     out_features, in_features = shape
-    weight_bytes = out_features * in_features * DTYPE_BYTES[dtype]
+    weight_bytes = linear_weight_bytes(dtype, out_features, in_features)
     copies = -(-cold_bytes() // weight_bytes)
     with ExitStack() as stack:
         source = stack.enter_context(_random(shape, dtype))

@@ -1,4 +1,4 @@
-"""`llaisys bench {ops,latency,throughput,speculative,structured,serve}`."""
+"""`llaisys bench {ops,latency,throughput,speculative,structured,perplexity,serve}`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.model_argument import add_model_argument
+from llaisys.common.validation import check_int
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.entrypoints.cli_options import add_model_options, open_llm
 
@@ -24,7 +26,7 @@ def add_commands(commands: Any) -> None:
     ops = kinds.add_parser("ops", help="every kernel as a fraction of this machine's limits")
     ops.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
     ops.add_argument("--model", action="append", help="shapes of this model only; may be repeated")
-    ops.add_argument("--dtype", action="append", help="f32, f16 or bf16; may be repeated")
+    ops.add_argument("--dtype", action="append", help="f32, bf16, q4_0, ...; may be repeated")
     ops.add_argument("--quick", action="store_true", help="fewer row counts")
     ops.add_argument("--json", action="store_true")
     ops.set_defaults(run=_ops)
@@ -35,7 +37,8 @@ def add_commands(commands: Any) -> None:
     latency.add_argument("--prompt-tokens", type=int, default=512)
     latency.add_argument("--new-tokens", type=int, default=64)
     latency.add_argument("--json", action="store_true")
-    add_engine_flags(latency, only=("device", "dtype", "kv_cache_dtype", "n_threads"))
+    kept = ("device", "dtype", "quantization", "kv_cache_dtype", "n_threads")
+    add_engine_flags(latency, only=kept)
     latency.set_defaults(run=_latency)
 
     throughput = kinds.add_parser("throughput", help="many requests at once")
@@ -64,7 +67,23 @@ def add_commands(commands: Any) -> None:
     structured.add_argument("--repeats", type=int, default=5)
     structured.add_argument("--json", action="store_true")
     structured.set_defaults(run=_structured)
+    _add_perplexity(kinds)
     _add_serve(kinds)
+
+
+def _add_perplexity(kinds: Any) -> None:
+    parser = kinds.add_parser("perplexity", help="how well a model foretells a text file")
+    add_model_argument(parser)
+    parser.add_argument("--file", required=True, help="a text in UTF-8")
+    parser.add_argument("--context", type=int, default=512, help="tokens of a chunk")
+    parser.add_argument("--chunks", type=int, default=0, help="at most so many; 0: all")
+    parser.add_argument("--reference", help="a model to hold it against; else the same model")
+    parser.add_argument(
+        "--reference-dtype", choices=["f32", "f16", "bf16"], help="what the reference computes in"
+    )
+    parser.add_argument("--json", action="store_true")
+    add_engine_flags(parser, only=("dtype", "quantization", "kv_cache_dtype", "n_threads"))
+    parser.set_defaults(run=_perplexity)
 
 
 def _add_serve(kinds: Any) -> None:
@@ -128,6 +147,7 @@ def _latency(options: argparse.Namespace) -> int:
             device=engine.device,
             dtype=engine.dtype,
             kv_cache_dtype=engine.cache.kv_cache_dtype,
+            quantization=engine.quantization,
             threads=engine.n_threads,
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
@@ -213,6 +233,38 @@ def _structured(options: argparse.Namespace) -> int:
     else:
         for run in runs:
             print("  ".join(f"{name} {value}" for name, value in run.items()))
+    return 0
+
+
+def _perplexity(options: argparse.Namespace) -> int:
+    from llaisys.bench.perplexity import PerplexityOptions, run_perplexity
+    from llaisys.tokenization import Tokenizer
+
+    engine = EngineConfig.of(model=options.model, **given_engine_options(options))
+    result = run_perplexity(
+        PerplexityOptions(
+            file=Path(options.file),
+            model=options.model,
+            reference=options.reference,
+            reference_dtype=options.reference_dtype,
+            context=check_int("context", options.context, 4, 1 << 20),
+            chunks=check_int("chunks", options.chunks, 0, 1 << 40),
+            dtype=engine.dtype,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.cache.kv_cache_dtype,
+            threads=engine.n_threads,
+        ),
+        Tokenizer.from_source,
+        lambda done, total, value: print(
+            f"\rchunk {done} of {total}: {value:.4f} ", end="", file=sys.stderr, flush=True
+        ),
+    )
+    print(file=sys.stderr)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        for name, value in result.items():
+            print(f"{name:22s} {value}")
     return 0
 
 

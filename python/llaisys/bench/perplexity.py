@@ -1,0 +1,195 @@
+"""`llaisys bench perplexity`: how well a model foretells a text, how far it is from another.
+
+The text is cut into chunks of `context` tokens, each read from an empty cache; the tokens of its
+second half are scored, as llama.cpp's llama-perplexity does, so that the numbers can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.step import ModelStepInput
+from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
+
+PIECE = 32  # tokens of a step whose logits are looked at: bounds the memory
+Rows = NDArray[np.float64]  # log-probabilities [tokens, vocabulary]
+
+
+class Encoder(Protocol):
+    """What is asked of a tokenizer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+MakeEncoder = Callable[[Any], Encoder]  # from the tokenizer source of a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityOptions:
+    file: Path
+    model: str | None = None
+    reference: str | None = None  # a model to be held against; else `model` itself
+    reference_dtype: str | None = None  # what the reference computes in; neither: no reference
+    context: int = 512
+    chunks: int = 0  # 0: all of the text
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    threads: int = 0
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over the tokens that were scored."""
+
+    tokens: int = 0
+    loss: float = 0.0  # of the model, in nats
+    squares: float = 0.0
+    reference_loss: float = 0.0
+    divergence: float = 0.0  # of the model from the reference
+    agreements: int = 0  # tokens whose most likely next one is the same
+
+    def add(self, rows: Rows, expected: NDArray[np.int64], reference: Rows | None) -> None:
+        each = np.arange(len(expected))
+        losses = -rows[each, expected]
+        self.tokens += len(expected)
+        self.loss += float(losses.sum())
+        self.squares += float((losses**2).sum())
+        if reference is not None:
+            self.reference_loss -= float(reference[each, expected].sum())
+            self.divergence += float((np.exp(reference) * (reference - rows)).sum())
+            self.agreements += int((reference.argmax(1) == rows.argmax(1)).sum())
+
+    def report(self, has_reference: bool) -> dict[str, Any]:
+        mean = self.loss / self.tokens
+        spread = math.sqrt(max(self.squares / self.tokens - mean**2, 0) / self.tokens)
+        result: dict[str, Any] = {
+            "tokens_scored": self.tokens,
+            "perplexity": round(math.exp(mean), 4),
+            "plus_minus": round(math.exp(mean) * spread, 4),  # one standard error
+        }
+        if has_reference:
+            result |= {
+                "reference_perplexity": round(math.exp(self.reference_loss / self.tokens), 4),
+                "kl_divergence": round(self.divergence / self.tokens, 6),
+                "top1_agreement": round(self.agreements / self.tokens, 4),
+            }
+        return result
+
+
+def run_perplexity(
+    options: PerplexityOptions,
+    make_encoder: MakeEncoder,
+    progress: Callable[[int, int, float], None],
+) -> dict[str, Any]:
+    """`progress` hears (chunks done, chunks in all, perplexity so far)."""
+    model = options.model or DEFAULT_MODEL
+    has_reference = options.reference is not None or options.reference_dtype is not None
+    with ExitStack() as stack:
+        keep = stack.enter_context
+        own = AdapterOptions(
+            dtype=options.dtype,
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            kv_cache_layout="slot",
+            max_model_len=options.context,
+            n_threads=options.threads,
+        )
+        encoder, adapter = _load(model, own, make_encoder)
+        models = [keep(closing(adapter))]
+        if has_reference:
+            dtype = options.reference_dtype or "f32"
+            plain = AdapterOptions(
+                dtype=dtype,
+                kv_cache_layout="slot",
+                max_model_len=options.context,
+                n_threads=options.threads,
+            )
+            models.append(keep(closing(_load(options.reference or model, plain, make_encoder)[1])))
+            if models[1].vocab_size != models[0].vocab_size:
+                raise InvalidInputError(
+                    f"--reference has a vocabulary of {models[1].vocab_size} tokens, the model one "
+                    f"of {models[0].vocab_size}"
+                )
+        chunks = cut(encoder, _read(options.file), options.context)[: options.chunks or None]
+        if not len(chunks):
+            raise InvalidInputError(
+                f"--file {options.file} has fewer than {options.context} tokens, one chunk of "
+                "--context"
+            )
+        score = Score()
+        for done, chunk in enumerate(chunks, 1):
+            for start, stop in pieces_of(len(chunk)):
+                rows = [_read_tokens(adapter, chunk, start, stop) for adapter in models]
+                if start > 0:
+                    score.add(rows[0], chunk[start + 1 : stop + 1], rows[1] if rows[1:] else None)
+            for adapter in models:
+                adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
+            progress(done, len(chunks), math.exp(score.loss / score.tokens))
+    about = {"model": model, "context": options.context, "chunks": len(chunks)}
+    return about | score.report(has_reference)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"--file {file}: {error}") from error
+
+
+def _load(
+    model: str, options: AdapterOptions, make_encoder: MakeEncoder
+) -> tuple[Encoder, ModelAdapter]:
+    with open_checkpoint(resolve_model(model)) as checkpoint:
+        encoder = make_encoder(checkpoint.tokenizer_source)
+        family = get_adapter_class(checkpoint.config.model_type)
+        return encoder, family.load(checkpoint, options)
+
+
+def cut(encoder: Encoder, text: str, context: int) -> NDArray[np.int64]:
+    """Chunks [n, context] of the text's tokens; each begins with the token that every text begins
+    with, where the model has one."""
+    first = encoder.encode("", add_special_tokens=True)
+    ids = np.asarray(encoder.encode(text, add_special_tokens=True), np.int64)
+    chunks = ids[: len(ids) // context * context].reshape(-1, context).copy()
+    if first:
+        chunks[:, 0] = first[0]
+    return chunks
+
+
+def pieces_of(context: int) -> list[tuple[int, int]]:
+    """[start, stop) of the steps over a chunk: its first half at once, then what is scored."""
+    half = context // 2
+    bounds = [0, *range(half, context - 1, PIECE), context - 1]
+    return list(pairwise(bounds))
+
+
+def _read_tokens(adapter: ModelAdapter, chunk: NDArray[np.int64], start: int, stop: int) -> Rows:
+    """Log-probabilities after tokens [start, stop) of a chunk; of the first piece, after its last
+    token alone."""
+    n = stop - start
+    is_wanted = np.full(n, start > 0, np.int8)
+    is_wanted[-1] = 1  # a step has an output
+    tokens, positions = chunk[start:stop].copy(), np.arange(start, stop, dtype=np.int64)
+    adapter.forward(ModelStepInput(tokens, positions, np.zeros(n, np.int64), is_wanted), None)
+    return _log_softmax(adapter.logits())
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> Rows:
+    rows = logits.astype(np.float64)
+    rows -= rows.max(1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(1, keepdims=True))
+    return rows
