@@ -88,3 +88,9 @@ def test_the_unit_is_one() -> None:
     unit.read(DEPLOY / "llaisys.service")
     assert unit["Service"]["Restart"] == "on-failure"
     assert "-HUP" in unit["Service"]["ExecReload"]
+
+
+def test_an_image_is_built_from_sources_alone() -> None:
+    """A build folder that is copied along has the paths of another machine in it."""
+    ignored = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert {"build", ".venv", "**/*.so"} <= set(ignored)
