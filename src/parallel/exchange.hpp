@@ -1,6 +1,5 @@
-// Memory that all ranks of a group see, and the rules by which they use it: threads of a process
-// share a heap block, processes of a machine share a mapping. Everything but where the memory
-// comes from is here, so that both speak the same protocol.
+// How the ranks of a group on CPUs hand each other bytes: the one thing that differs between ranks
+// that share memory and ranks on several machines. The collectives are written over it once.
 //
 // Collectives go in rounds. In a round each rank writes into its own part, meets the others, and
 // reads theirs. Parts are double: a rank that is ahead writes the next round's part while the
@@ -11,10 +10,7 @@
 #include "base/dtype.hpp"
 #include "parallel/reduce_op_type.hpp"
 
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <memory>
+#include <cstddef>
 #include <string>
 
 namespace llaisys::parallel {
@@ -50,67 +46,33 @@ public:
     static constexpr int64_t kMailBytes = 16 << 10;   // of a message between two ranks
     static constexpr int kMaxWorld = 64;
 
-    struct Options {
-        int world = 1;
-        int rank = 0;
-        std::chrono::milliseconds timeout{0}; // 0: as long as the others live
-        // Whether a rank that has joined still runs; asked now and then while it is waited for.
-        std::function<bool(int rank)> is_alive;
-    };
-
-    static size_t bytes_for(int world);
-
-    // `memory`: bytes_for(world) bytes, zeroed before the first rank comes, aligned to a page; it is
-    // kept as long as this lives. Throws when the group has another size or the rank is taken.
-    Exchange(std::shared_ptr<void> memory, const Options &options);
-    // The rank leaves: who waits for it fails at once.
-    ~Exchange();
+    Exchange(int world, int rank); // throws when there is no such place
+    virtual ~Exchange() = default; // the rank leaves: who waits for it fails at once
     Exchange(const Exchange &) = delete;
     Exchange &operator=(const Exchange &) = delete;
 
-    int world() const { return options_.world; }
-    int rank() const { return options_.rank; }
+    int world() const { return world_; }
+    int rank() const { return rank_; }
 
     // Room for kPieceBytes of this rank in the round to come.
-    std::byte *mine() const;
-    // Ends this rank's writing of the round and returns when all ranks have ended theirs. Throws when
-    // one cannot be waited for any more or does something else.
-    void meet(const CallTag &tag);
+    virtual std::byte *mine() const = 0;
+    // Ends this rank's writing of the round, the first `bytes` of mine(), and returns when all ranks
+    // have ended theirs. Throws when one cannot be waited for any more or does something else.
+    virtual void meet(const CallTag &tag, int64_t bytes) = 0;
     // What a rank wrote in the round of the last meet; good until the next one.
-    const std::byte *of(int rank) const;
+    virtual const std::byte *of(int rank) const = 0;
 
-    // One message of up to kMailBytes to or from a rank. A message waits in memory until it is
-    // taken; a second one to the same rank waits for that. Sizes and tags must agree.
-    void put_mail(int to, const CallTag &tag, const void *data, int64_t bytes);
-    void take_mail(int from, const CallTag &tag, void *data, int64_t bytes);
+    // One message of up to kMailBytes to or from a rank; sizes and tags must agree. A message waits
+    // until it is taken; whether a second one to the same rank waits for that is up to the kind.
+    virtual void put_mail(int to, const CallTag &tag, const void *data, int64_t bytes) = 0;
+    virtual void take_mail(int from, const CallTag &tag, void *data, int64_t bytes) = 0;
 
-    // Everyone's present and future calls fail with this reason. The first reason stays.
-    void abort(const std::string &reason) noexcept;
-
-    // Returns when all ranks have joined; throws when one of them dies or time is up.
-    void wait_for_all() const;
+    // Everyone's present and future calls fail with this reason. The first reason stays. Any thread.
+    virtual void abort(const std::string &reason) noexcept = 0;
 
 private:
-    struct Header;
-    struct Seat;
-    struct Mail;
-
-    Header &header() const;
-    Seat &seat(int rank) const;
-    Mail &mail(int from, int to) const;
-    void join();
-    template <typename Reached>
-    void wait(std::atomic<uint32_t> &word, std::atomic<uint32_t> &sleepers, int peer,
-              const Reached &reached) const;
-    void check_usable() const;
-    void check_alive(int peer) const;
-    void check_time(std::chrono::steady_clock::time_point start, const std::string &who) const;
-    [[noreturn]] void give_up(const std::string &reason) const;
-
-    std::shared_ptr<void> memory_;
-    Options options_;
-    std::chrono::microseconds spin_; // before a wait goes to sleep
-    uint32_t round_ = 0;             // the last one that ended; wraps
+    int world_;
+    int rank_;
 };
 
 } // namespace llaisys::parallel

@@ -10,12 +10,13 @@ namespace llaisys::parallel {
 ProcessGroup::ProcessGroup(const GroupOptions &options)
     : options_(options), rank_(GetGroupRank(options.rank)) {}
 
-int ProcessGroup::GetGroupRank(int global_rank) const {
-    const auto found = std::find(options_.ranks.begin(), options_.ranks.end(), global_rank);
-    require(found != options_.ranks.end(), "rank ", global_rank, " is not in group ",
-            options_.name);
-    return int(found - options_.ranks.begin());
+int place_of(const GroupOptions &options, int global_rank) {
+    const auto found = std::find(options.ranks.begin(), options.ranks.end(), global_rank);
+    require(found != options.ranks.end(), "rank ", global_rank, " is not in group ", options.name);
+    return int(found - options.ranks.begin());
 }
+
+int ProcessGroup::GetGroupRank(int global_rank) const { return place_of(options_, global_rank); }
 
 // ---- a group of one ------------------------------------------------------------------------------
 
@@ -107,6 +108,9 @@ std::shared_ptr<ProcessGroup> create(const std::string &backend, const GroupOpti
     }
     if (backend == "shm") {
         return std::make_shared<ProcessGroupShm>(options);
+    }
+    if (backend == "tcp") {
+        return std::make_shared<ProcessGroupTcp>(options);
     }
     fail(LLAISYS_ERROR_UNSUPPORTED, "group ", options.name, ": this build has no backend '",
          backend, "'");

@@ -45,6 +45,9 @@ struct GroupTimes {
     int64_t count = 0; // calls
 };
 
+// The place of a global rank in the group; throws when it is not in it.
+int place_of(const GroupOptions &options, int global_rank);
+
 class ProcessGroup {
 public:
     explicit ProcessGroup(const GroupOptions &options); // throws when the rank is not in it
@@ -139,8 +142,8 @@ class ProcessGroupFactory {
 public:
     static ProcessGroupFactory &Instance();
 
-    // `backend`: "threads" (ranks are threads of this process) or "shm" (processes of this machine);
-    // a group of one needs neither. Throws LLAISYS_ERROR_UNSUPPORTED for another one.
+    // `backend`: "threads" (ranks are threads of this process), "shm" (processes of this machine) or
+    // "tcp" (processes of any machine); a group of one needs none. Throws LLAISYS_ERROR_UNSUPPORTED for another one.
     std::shared_ptr<ProcessGroup> GetOrCreate(const std::string &backend,
                                               const GroupOptions &options);
     // The group named "default" of this thread's process that was made first and still lives;

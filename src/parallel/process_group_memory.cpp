@@ -1,5 +1,6 @@
 // Where the ranks of a group on the CPU find their common memory.
 #include "parallel/process_group_shared.hpp"
+#include "parallel/shared_exchange.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -39,10 +40,19 @@ std::shared_ptr<void> memory_of_threads(const GroupOptions &options) {
     std::weak_ptr<void> &place = memories[options.init_method + '\n' + options.name];
     std::shared_ptr<void> memory = place.lock();
     if (!memory) {
-        memory = map_memory(-1, Exchange::bytes_for(int(options.ranks.size())));
+        memory = map_memory(-1, SharedExchange::bytes_for(int(options.ranks.size())));
         place = memory;
     }
     return memory;
+}
+
+std::unique_ptr<SharedExchange> exchange_in(std::shared_ptr<void> memory,
+                                            const GroupOptions &options,
+                                            std::function<bool(int)> is_alive) {
+    return std::make_unique<SharedExchange>(
+        std::move(memory),
+        SharedExchange::Options{int(options.ranks.size()), place_of(options, options.rank),
+                                options.timeout, std::move(is_alive)});
 }
 
 bool starts_with(const std::string &text, const char *start) { return text.rfind(start, 0) == 0; }
@@ -50,7 +60,7 @@ bool starts_with(const std::string &text, const char *start) { return text.rfind
 } // namespace
 
 ProcessGroupThreads::ProcessGroupThreads(const GroupOptions &options)
-    : ProcessGroupShared(options, memory_of_threads(options), nullptr) {}
+    : ProcessGroupShared(options, exchange_in(memory_of_threads(options), options, nullptr)) {}
 
 // ---- processes -----------------------------------------------------------------------------------
 
@@ -102,7 +112,7 @@ public:
         if (fcntl(fd_, F_SETLK, &lock) != 0) {
             fail(LLAISYS_ERROR_INVALID, "rank ", rank, " is taken by another process");
         }
-        const size_t bytes = Exchange::bytes_for(world);
+        const size_t bytes = SharedExchange::bytes_for(world);
         struct stat status{};
         if (fstat(fd_, &status) != 0 || (status.st_size != 0 && size_t(status.st_size) != bytes)) {
             fail(LLAISYS_ERROR_INVALID, "the file of the group has ", status.st_size,
@@ -143,13 +153,11 @@ ProcessGroupShm::ProcessGroupShm(const GroupOptions &options)
 ProcessGroupShm::ProcessGroupShm(const GroupOptions &options, std::shared_ptr<File> file)
     : ProcessGroupShared(
           options,
-          file->map(int(std::find(options.ranks.begin(), options.ranks.end(), options.rank) -
-                        options.ranks.begin()),
-                    int(options.ranks.size())),
-          [file](int rank) { return file->is_alive(rank); }),
+          exchange_in(file->map(place_of(options, options.rank), int(options.ranks.size())),
+                      options, [file](int rank) { return file->is_alive(rank); })),
       file_(std::move(file)) {
     if (file_->has_name()) {
-        exchange().wait_for_all();
+        static_cast<SharedExchange &>(exchange()).wait_for_all();
         file_->unlink();
     }
 }

@@ -103,13 +103,11 @@ using Inputs = std::array<const void *, Exchange::kMaxWorld>;
 
 } // namespace
 
-ProcessGroupShared::ProcessGroupShared(const GroupOptions &options, std::shared_ptr<void> memory,
-                                       std::function<bool(int)> is_alive)
-    : ProcessGroup(options) {
+ProcessGroupShared::ProcessGroupShared(const GroupOptions &options,
+                                       std::unique_ptr<Exchange> exchange)
+    : ProcessGroup(options), exchange_(std::move(exchange)) {
     require(options.device == LLAISYS_DEVICE_CPU, "group ", options.name,
-            ": ranks that share memory are on the CPU, got device ", int(options.device));
-    exchange_ = std::make_unique<Exchange>(
-        std::move(memory), Exchange::Options{size(), rank(), options.timeout, std::move(is_alive)});
+            ": its ranks are on the CPU, got device ", int(options.device));
     auto done = std::make_shared<HostWork>();
     done->Finish(nullptr);
     done_ = std::move(done);
@@ -165,7 +163,7 @@ void ProcessGroupShared::reduce_pieces(const tensor_t &tensor, function::ReduceO
     for_pieces(tensor.elements(), Exchange::kPieceBytes / size, [&](int64_t first, int64_t n) {
         std::byte *data = tensor.data() + first * size;
         copy_bytes(exchange.mine(), data, n * size);
-        exchange.meet(tag);
+        exchange.meet(tag, n * size);
         const bool is_shared = world > 2 && n * size >= kSharedReduction;
         const int64_t begin = is_shared ? n * rank() / world : 0;
         const int64_t end = is_shared ? n * (rank() + 1) / world : n;
@@ -177,7 +175,7 @@ void ProcessGroupShared::reduce_pieces(const tensor_t &tensor, function::ReduceO
             return;
         }
         reduce(exchange.mine(), inputs.data(), world, end - begin, tensor.dtype(), op);
-        exchange.meet(tag);
+        exchange.meet(tag, (end - begin) * size);
         for (int r = 0; r < world; ++r) {
             const int64_t from = n * r / world;
             copy_bytes(data + from * size, exchange.of(r), (n * (r + 1) / world - from) * size);
@@ -194,7 +192,7 @@ std::shared_ptr<Work> ProcessGroupShared::AllGather(const tensor_t &output, cons
         const CallTag tag = tag_of(Call::kAllGather, input);
         for_pieces(input.bytes(), Exchange::kPieceBytes, [&](int64_t first, int64_t n) {
             copy_bytes(exchange.mine(), input.data() + first, n);
-            exchange.meet(tag);
+            exchange.meet(tag, n);
             for (int r = 0; r < exchange.world(); ++r) {
                 copy_bytes(output.data() + r * input.bytes() + first, exchange.of(r), n);
             }
@@ -221,7 +219,7 @@ std::shared_ptr<Work> ProcessGroupShared::ReduceScatter(const tensor_t &output,
                 copy_bytes(exchange.mine() + r * n * size,
                            input.data() + (r * output.elements() + first) * size, n * size);
             }
-            exchange.meet(tag);
+            exchange.meet(tag, world * n * size);
             for (int r = 0; r < world; ++r) {
                 inputs[size_t(r)] = exchange.of(r) + rank() * n * size;
             }
@@ -242,7 +240,7 @@ std::shared_ptr<Work> ProcessGroupShared::BroadCast(const tensor_t &tensor, int 
             if (rank() == root) {
                 copy_bytes(exchange.mine(), tensor.data() + first, n);
             }
-            exchange.meet(tag);
+            exchange.meet(tag, rank() == root ? n : 0);
             if (rank() != root) {
                 copy_bytes(tensor.data() + first, exchange.of(root), n);
             }
@@ -267,7 +265,7 @@ std::shared_ptr<Work> ProcessGroupShared::Scatter(const tensor_t &output, const 
             for (int r = 0; r < exchange.world() && rank() == root; ++r) {
                 copy_bytes(exchange.mine() + r * n, input.data() + r * output.bytes() + first, n);
             }
-            exchange.meet(tag);
+            exchange.meet(tag, rank() == root ? exchange.world() * n : 0);
             copy_bytes(output.data() + first, exchange.of(root) + rank() * n, n);
         });
     });
@@ -287,7 +285,7 @@ std::shared_ptr<Work> ProcessGroupShared::Gather(const tensor_t &output, const t
         const CallTag tag = tag_of(Call::kGather, input, root);
         for_pieces(input.bytes(), Exchange::kPieceBytes, [&](int64_t first, int64_t n) {
             copy_bytes(exchange.mine(), input.data() + first, n);
-            exchange.meet(tag);
+            exchange.meet(tag, n);
             for (int r = 0; r < exchange.world() && rank() == root; ++r) {
                 copy_bytes(output.data() + r * input.bytes() + first, exchange.of(r), n);
             }

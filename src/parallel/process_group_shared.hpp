@@ -1,4 +1,4 @@
-// Groups on the CPU: ranks meet in memory that all of them see.
+// Groups on the CPU: ranks meet in memory that all of them see, or through a network.
 #pragma once
 
 #include "parallel/exchange.hpp"
@@ -50,8 +50,7 @@ public:
     void Abort(const std::string &reason) const noexcept override;
 
 protected:
-    ProcessGroupShared(const GroupOptions &options, std::shared_ptr<void> memory,
-                       std::function<bool(int)> is_alive);
+    ProcessGroupShared(const GroupOptions &options, std::unique_ptr<Exchange> exchange);
 
     Exchange &exchange() const { return *exchange_; }
 
@@ -88,6 +87,16 @@ private:
     ProcessGroupShm(const GroupOptions &options, std::shared_ptr<File> file);
 
     std::shared_ptr<File> file_;
+};
+
+// Ranks are processes of any machines, connected in pairs by TCP. `init_method`:
+//   tcp://FD:TOKEN@HOST:PORT,HOST:PORT,..   where each rank listens, in their order; FD is the
+//                caller's own listening socket, which belongs to the group from here on, and TOKEN
+//                (at most 64 letters and digits) is what connections are known by.
+// The constructor returns when this rank is connected to all others. What is sent is not encrypted.
+class ProcessGroupTcp final : public ProcessGroupShared {
+public:
+    explicit ProcessGroupTcp(const GroupOptions &options);
 };
 
 } // namespace llaisys::parallel

@@ -1,0 +1,246 @@
+// Groups whose ranks are connected by TCP; here all are threads or processes of one machine.
+#include "check.hpp"
+#include "parallel/process_group_shared.hpp"
+#include "parallel_rounds.hpp"
+
+#include <arpa/inet.h>
+#include <csignal>
+#include <functional>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+namespace {
+
+using namespace llaisys;
+using namespace llaisys::parallel;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+// The listening sockets of all ranks, as their processes would have made them.
+struct Listeners {
+    explicit Listeners(int world) {
+        for (int i = 0; i < world; ++i) {
+            sockaddr_in address{};
+            address.sin_family = AF_INET;
+            address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+            const int fd = socket(AF_INET, SOCK_STREAM, 0);
+            socklen_t size = sizeof address;
+            CHECK(bind(fd, reinterpret_cast<sockaddr *>(&address), size) == 0);
+            CHECK(listen(fd, 16) == 0);
+            CHECK(getsockname(fd, reinterpret_cast<sockaddr *>(&address), &size) == 0);
+            fds.push_back(fd);
+            ports.push_back(ntohs(address.sin_port));
+        }
+    }
+    GroupOptions options(int rank, const std::string &token = "5e0f") const {
+        GroupOptions options;
+        options.name = "TP0";
+        options.init_method = text("tcp://", fds[size_t(rank)], ":", token, "@");
+        options.ranks.clear();
+        for (size_t i = 0; i < fds.size(); ++i) {
+            options.init_method += text(i > 0 ? "," : "", "127.0.0.1:", ports[i]);
+            options.ranks.push_back(int(i));
+        }
+        options.rank = rank;
+        options.timeout = seconds(60);
+        return options;
+    }
+
+    std::vector<int> fds;
+    std::vector<int> ports;
+};
+
+// body(group) in a thread for each rank; what it returns or throws, "" when all went well.
+std::string in_threads(int world, const std::function<std::string(const ProcessGroup &)> &body) {
+    const Listeners listeners(world);
+    std::vector<std::string> results(size_t(world), "");
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world; ++rank) {
+        threads.emplace_back([&, rank] {
+            try {
+                const ProcessGroupTcp group(listeners.options(rank));
+                results[size_t(rank)] = body(group);
+            } catch (const std::exception &error) {
+                results[size_t(rank)] = error.what();
+            }
+        });
+    }
+    std::string all;
+    for (int rank = 0; rank < world; ++rank) {
+        threads[size_t(rank)].join();
+        all += results[size_t(rank)];
+    }
+    return all;
+}
+
+tensor_t ones(int64_t n) {
+    Tensor tensor = Tensor::create({n}, LLAISYS_DTYPE_F32);
+    std::fill(tensor.as<float>(), tensor.as<float>() + n, 1.0f);
+    return tensor;
+}
+
+std::string failure_of(const ProcessGroup &group) {
+    try {
+        group.AllReduce(ones(3));
+    } catch (const Error &error) {
+        return error.what();
+    }
+    return "nothing was thrown";
+}
+
+} // namespace
+
+TEST(random_collectives_equal_their_twins) {
+    for (const int world : {2, 3}) {
+        CHECK_EQ(in_threads(world,
+                            [&](const ProcessGroup &group) {
+                                return rounds::run_rounds(group, 900 * uint64_t(world), 400);
+                            }),
+                 std::string());
+    }
+}
+
+TEST(asynchronous_calls_may_be_waited_for_in_any_order) {
+    CHECK_EQ(
+        in_threads(
+            3, [](const ProcessGroup &group) { return rounds::run_async_rounds(group, 77, 20); }),
+        std::string());
+}
+
+TEST(a_message_may_be_sent_before_a_round_and_taken_after_it) {
+    CHECK_EQ(in_threads(2,
+                        [](const ProcessGroup &group) -> std::string {
+                            const tensor_t mail = ones(5);
+                            if (group.rank() == 0) {
+                                group.Send(mail, 1);
+                            }
+                            const tensor_t sum = ones(2);
+                            group.AllReduce(sum);
+                            if (group.rank() == 1) {
+                                const tensor_t taken = Tensor::create({5}, LLAISYS_DTYPE_F32);
+                                group.Recv(taken, 0);
+                                return taken.as<float>()[4] == 1 ? "" : "other values";
+                            }
+                            return sum.as<float>()[1] == 2 ? "" : "another sum";
+                        }),
+             std::string());
+}
+
+TEST(a_killed_rank_ends_the_others_with_a_reason) {
+    for (const int killed : {0, 2}) {
+        const Listeners listeners(3);
+        std::vector<pid_t> ranks;
+        for (int rank = 0; rank < 3; ++rank) {
+            std::fflush(stdout);
+            const pid_t pid = fork();
+            if (pid != 0) {
+                ranks.push_back(pid);
+                continue;
+            }
+            std::string what = "never failed";
+            const auto start = steady_clock::now();
+            try {
+                const ProcessGroupTcp made(listeners.options(rank));
+                const ProcessGroup &group = made;
+                for (int i = 0; i < 1 << 20; ++i) {
+                    if (rank == killed && i == 50) {
+                        kill(getpid(), SIGKILL);
+                    }
+                    group.AllReduce(ones(896));
+                }
+            } catch (const Error &error) {
+                what = error.what();
+            }
+            const std::string start_of =
+                text("AllReduce: group TP0, rank ", rank, " of 3, cpu:0: ");
+            const bool is_told = what.find(start_of) == 0 &&
+                                 what.find(text("rank ", killed, " is gone")) != std::string::npos;
+            if (!is_told || steady_clock::now() - start > seconds(30)) {
+                std::fprintf(stderr, "rank %d: %s\n", rank, what.c_str());
+            }
+            _exit(is_told ? 0 : 1);
+        }
+        for (const int fd : listeners.fds) {
+            close(fd); // the children have them
+        }
+        for (int rank = 0; rank < 3; ++rank) {
+            int status = 0;
+            waitpid(ranks[size_t(rank)], &status, 0);
+            CHECK(rank == killed ? WIFSIGNALED(status) : status == 0);
+        }
+    }
+}
+
+TEST(a_rank_that_gives_up_tells_why) {
+    const std::string told = in_threads(2, [](const ProcessGroup &group) -> std::string {
+        group.AllReduce(ones(3));
+        if (group.rank() == 1) {
+            group.Abort("out of ideas");
+            return "";
+        }
+        return failure_of(group);
+    });
+    CHECK(told.find("AllReduce: group TP0, rank 0 of 2, cpu:0: out of ideas") == 0);
+}
+
+TEST(calls_that_differ_are_refused_with_both_names) {
+    const std::string told = in_threads(2, [](const ProcessGroup &group) -> std::string {
+        try {
+            group.AllReduce(ones(3 + group.rank()));
+        } catch (const Error &error) {
+            return error.what();
+        }
+        return "nothing was thrown";
+    });
+    CHECK(told.find("called AllReduce(sum, f32, 4 elements)") != std::string::npos);
+    CHECK(told.find("called AllReduce(sum, f32, 3 elements)") != std::string::npos);
+}
+
+TEST(who_does_not_know_the_token_is_turned_away_and_the_group_is_made_all_the_same) {
+    const Listeners listeners(2);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(uint16_t(listeners.ports[0]));
+    const int stranger = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(stranger, reinterpret_cast<sockaddr *>(&address), sizeof address) == 0);
+    const std::vector<char> noise(4096, 'x');
+    CHECK(write(stranger, noise.data(), noise.size()) == ssize_t(noise.size()));
+    std::string told;
+    std::thread first([&] {
+        const ProcessGroupTcp group(listeners.options(0));
+        group.GetGroupRank(0);
+    });
+    try {
+        const ProcessGroupTcp group(listeners.options(1));
+    } catch (const Error &error) {
+        told = error.what();
+    }
+    first.join();
+    close(stranger);
+    CHECK_EQ(told, std::string());
+}
+
+TEST(a_place_to_meet_that_cannot_be_is_refused_without_its_token) {
+    const Listeners listeners(2);
+    GroupOptions options = listeners.options(0, "secret");
+    const std::string good = options.init_method;
+    for (const std::string &wrong : {good + ",127.0.0.1:1", std::string("tcp://x:secret@a:1,b:2"),
+                                     std::string("shm://name")}) {
+        options.init_method = wrong;
+        try {
+            const ProcessGroupTcp group(options);
+            CHECK(false);
+        } catch (const Error &error) {
+            const std::string what = error.what();
+            CHECK(what.find("init_method must be tcp://") == 0);
+            CHECK(what.find("secret") == std::string::npos);
+        }
+    }
+    for (const int fd : listeners.fds) {
+        close(fd);
+    }
+}
