@@ -42,7 +42,7 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
-.PHONY: help run build test cpp-test py-test clients lint format bench sanitize asan tsan cross-test clean \
+.PHONY: help run build test cpp-test py-test test-ray clients lint format bench sanitize asan tsan cross-test clean \
   check-tools
 
 help: ## this list
@@ -130,6 +130,11 @@ clients: $(CLIENTS)/.installed ## the packages that test/clients runs, in build/
 py-test: $(VENV)/.test $(VENV)/.installed $(CLIENTS)/.installed ## Python tests only (PYTEST_ARGS="...")
 	@scripts/ensure_browser.sh $(PY)
 	$(PY) scripts/run_tests.py $(ARGS) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+
+test-ray: $(VENV)/.test $(VENV)/.installed ## the tests of Ray, which is installed for them
+	@$(call requirements,ray) > build/requirements-ray.txt
+	$(PIP) install -r build/requirements-ray.txt
+	$(PY) -m pytest test/engine/test_ray.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, clang-format, layer check
 	$(BIN)/ruff check .

@@ -133,10 +133,10 @@ void check_params(const LlaisysModelCreateParams &params) {
             "params.world_size must be params.tensor_parallel_size, ", params.tensor_parallel_size,
             ", got ", params.world_size);
     const std::string backend = text_or(params.distributed_executor_backend, "uni");
-    if (backend != "uni" && backend != "mp") {
+    if (backend != "uni" && backend != "mp" && backend != "ray") {
         fail(LLAISYS_ERROR_UNSUPPORTED,
-             "params.distributed_executor_backend must be 'uni' or 'mp' in this build, got '",
-             backend, "'");
+             "params.distributed_executor_backend must be 'uni', 'mp' or 'ray', got '", backend,
+             "'");
     }
 }
 
@@ -225,9 +225,9 @@ LlaisysModel::group_of(const LlaisysModelCreateParams &params) {
     if (options.ranks.size() == 1) { // nobody to meet
         return std::make_shared<parallel::ProcessGroupOne>(options);
     }
-    const bool is_uni = text_or(params.distributed_executor_backend, "uni") == "uni";
-    return parallel::ProcessGroupFactory::Instance().GetOrCreate(is_uni ? "threads" : "shm",
-                                                                 options);
+    const std::string executor = text_or(params.distributed_executor_backend, "uni");
+    const char *backend = executor == "uni" ? "threads" : executor == "mp" ? "shm" : "tcp";
+    return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
 }
 
 runtime::RunnerOptions LlaisysModel::complete(LlaisysModelCreateParams *params,

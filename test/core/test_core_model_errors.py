@@ -91,7 +91,7 @@ def test_rotary_divisors_that_are_refused(value: float) -> None:
 def test_what_this_build_does_not_have() -> None:
     refuse("nvidia", types.ERROR_UNSUPPORTED, device=1)
     refuse("one rank", types.ERROR_UNSUPPORTED, tensor_parallel_size=2, world_size=2)
-    refuse("'ray'", types.ERROR_UNSUPPORTED, distributed_executor_backend=b"ray")
+    refuse("'slurm'", types.ERROR_UNSUPPORTED, distributed_executor_backend=b"slurm")
 
 
 def test_null_and_wrong_struct_size() -> None:

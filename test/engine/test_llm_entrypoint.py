@@ -197,7 +197,7 @@ def test_typos_are_type_errors():
 def test_bad_settings_are_refused_before_anything_loads():
     with pytest.raises(InvalidInputError, match="max_num_seqs is 0"):
         make_llm(max_num_seqs=0)
-    with pytest.raises(NotImplementedError, match="ray"):
+    with pytest.raises(InvalidInputError, match="adapter_class: a class cannot be sent"):
         make_llm(distributed_executor_backend="ray")
 
 

@@ -38,9 +38,9 @@ def test_derived_fields_are_filled():
     assert normalize_parallel_config(config) == config
 
 
-def test_a_backend_that_is_not_there_yet_says_so():
-    with pytest.raises(NotImplementedError, match="distributed_executor_backend is 'ray'"):
-        normalize_parallel_config(ParallelConfig(distributed_executor_backend="ray"))
+def test_ray_chooses_the_cores_itself():
+    with pytest.raises(InvalidInputError, match="numa is True; it must be off with ray"):
+        normalize_parallel_config(ParallelConfig(distributed_executor_backend="ray", numa=True))
 
 
 @pytest.mark.parametrize(

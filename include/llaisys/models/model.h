@@ -42,14 +42,16 @@ typedef struct LlaisysModelCreateParams {
     int32_t world_size;               /* tensor_parallel_size; 0: 1 */
     int32_t rank;                     /* of this handle */
     int32_t local_rank;               /* its place in device_ids */
-    const char *distributed_executor_backend; /* NULL, "uni": ranks are threads; "mp": processes */
+    const char *distributed_executor_backend; /* NULL, "uni": ranks are threads; "mp": processes;
+                                               * "ray": processes of any machines */
     const char *distributed_backend;
     const char *master_addr;
     int32_t master_port;
     int32_t node_rank;
     int32_t nnodes;
     const char *init_method; /* where ranks meet. uni: any text, the same for all ranks and for no
-                              * other model of the process; mp: fd://N or shm://NAME */
+                              * other model of the process; mp: fd://N or shm://NAME; ray:
+                              * tcp://FD:TOKEN@HOST:PORT,.. (see parallel/process_group_shared.hpp) */
     const char *tp_group_name;
     int32_t use_single_process_tp;
     /* Ours. */

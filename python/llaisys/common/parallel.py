@@ -28,7 +28,7 @@ class ParallelConfig:
     distributed_executor_backend: str = option(
         "uni",
         Choice(EXECUTOR_BACKENDS),
-        "ranks are threads (uni) or processes (mp); ray is not there yet",
+        "ranks are threads (uni), processes (mp) or actors of a Ray cluster (ray)",
     )
     master_addr: str = option("127.0.0.1", Text(), "where the ranks meet", flag=None)
     master_port: int = option(29501, Integer(1, 65535), "where the ranks meet", flag=None)
@@ -72,10 +72,8 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     config = replace(config)
     check_options(config)
     size = config.tensor_parallel_size
-    if config.distributed_executor_backend == "ray":
-        raise NotImplementedError(
-            "distributed_executor_backend is 'ray'; only 'uni' and 'mp' are implemented"
-        )
+    if config.numa and config.distributed_executor_backend == "ray":
+        raise refuse("numa", True, "off with ray, which chooses where ranks run")
     if config.distributed_backend != "nccl":
         raise NotImplementedError(
             f"distributed_backend is {config.distributed_backend!r}; only 'nccl' is supported"

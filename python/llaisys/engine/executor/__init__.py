@@ -1,4 +1,5 @@
-"""Carries plans to workers and results back: one process (uni) or one per rank (mp)."""
+"""Carries plans to workers and results back: one process (uni), one per rank (mp), or a
+Ray cluster (ray)."""
 
 from llaisys.engine.executor.base import (
     Executor,
@@ -9,6 +10,7 @@ from llaisys.engine.executor.base import (
 )
 from llaisys.engine.executor.estimate import MemoryEstimate, estimate_memory
 from llaisys.engine.executor.mp import MultiprocExecutor
+from llaisys.engine.executor.ray import RayExecutor
 from llaisys.engine.executor.uni import UniProcExecutor
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "ExecutorTimeoutError",
     "MemoryEstimate",
     "MultiprocExecutor",
+    "RayExecutor",
     "UniProcExecutor",
     "WorkerError",
     "WorkerLostError",

@@ -1,0 +1,184 @@
+"""Ranks on a Ray cluster: the driver rank is this process, the others are actors in a placement
+group, and ranks meet over TCP.
+
+Every node has the package, and the model under the same name. Ray pickles what its own machinery
+sends between nodes that trust each other; what we give it are bytes that we encoded, and what
+comes back is decoded as what it must be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.logs import format_name, level_name
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.base import WorkerLostError
+from llaisys.engine.executor.driver import DriverExecutor, close_if_ours
+from llaisys.engine.executor.messages import Answer, Call, decode_answer
+from llaisys.engine.executor.ray_rank import RayRank, init_method, listen
+from llaisys.processes.channel import encode
+
+logger = logging.getLogger("llaisys.engine")
+
+LOOK = 0.05  # seconds between looks at the clock while an actor is silent
+PLACING = 60.0  # seconds in which the cluster must have room for all ranks
+
+
+def import_ray() -> Any:
+    """The package, which is an extra."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise InvalidInputError(
+            "ray is not installed: pip install 'llaisys[ray]'", field="distributed_executor_backend"
+        ) from error
+
+
+class RayActor:
+    """A rank in a process that Ray started."""
+
+    def __init__(self, ray: Any, rank: int, actor: Any) -> None:
+        self.rank = rank
+        self.actor = actor
+        self._ray = ray
+        self._pending: deque[tuple[int, Any]] = deque()  # (serial, reference), oldest first
+        self._is_closed = False
+
+    def send(self, call: Call) -> None:
+        self._pending.append((call.serial, self.actor.call.remote(encode(call))))
+
+    def send_frame(self, frame: bytes) -> None:
+        self.actor.give.options(concurrency_group="masks").remote(frame)
+
+    def receive(self, serial: int, deadline: float | None) -> Answer:
+        while self._pending and self._pending[0][0] != serial:
+            self._pending.popleft()
+        reference = self._pending.popleft()[1]
+        while True:
+            ready, _ = self._ray.wait([reference], timeout=LOOK)
+            if ready:
+                return self._answer(reference)
+            if deadline is not None and time.monotonic() > deadline:
+                raise WorkerLostError(f"worker rank {self.rank} does not answer")
+
+    def _answer(self, reference: Any) -> Answer:
+        try:
+            answer: Answer = decode_answer(self._ray.get(reference))
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLostError(f"{self.epitaph()}: {error}") from error
+        return answer
+
+    def check_alive(self) -> None:
+        try:
+            ping = self.actor.ping.options(concurrency_group="health").remote()
+            self._ray.get(ping, timeout=PLACING)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLostError(f"{self.epitaph()}: {error}") from error
+
+    def epitaph(self) -> str:
+        return f"worker rank {self.rank} (a Ray actor) is lost"
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.kill(self.actor)
+
+
+class RayExecutor(DriverExecutor, backend="ray"):
+    """Connects to the cluster that is there (RAY_ADDRESS, or one of this machine), else starts one
+    on this machine; leaves it as it found it."""
+
+    _children: list[RayActor]
+
+    def _init_ranks(self) -> None:
+        config = self.config
+        if config.device != "cpu":
+            raise InvalidInputError(
+                f"distributed_executor_backend is 'ray' with device {config.device!r}: ranks of "
+                "Ray are on the CPU in this release",
+                field="distributed_executor_backend",
+            )
+        self._ray = ray = import_ray()
+        self._group: Any = None
+        self._driver_socket: tuple[int, int] | None = None  # (descriptor, inode)
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            ray.init(log_to_driver=False, logging_level=logging.WARNING, namespace="llaisys")
+        try:
+            self._start_ranks(_with_threads(config, ray))
+            self._load_models()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start_ranks(self, config: EngineConfig) -> None:
+        ray, size = self._ray, config.parallel.tensor_parallel_size
+        util, strategies = ray.util.placement_group, ray.util.scheduling_strategies
+        here = f"node:{ray.util.get_node_ip_address()}"
+        bundles: list[dict[str, float]] = [{"CPU": config.n_threads} for _ in range(size)]
+        bundles[0][here] = 0.001  # the driver's share of the node that it is on
+        self._group = util(bundles, strategy="PACK")
+        if not self._group.wait(PLACING):
+            raise InvalidInputError(
+                f"the Ray cluster has no room for tensor_parallel_size={size} ranks with "
+                f"{config.n_threads} CPUs each: it has {ray.cluster_resources().get('CPU', 0):g}",
+                field="tensor_parallel_size",
+            )
+        actor_class = ray.remote(concurrency_groups={"masks": 1, "health": 1})(RayRank)
+        for rank in range(1, size):
+            place = strategies.PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=rank
+            )
+            actor = actor_class.options(
+                num_cpus=config.n_threads,
+                scheduling_strategy=place,
+                max_restarts=0,
+            ).remote(config.to_wire(), rank, level_name(), format_name())
+            self._children.append(RayActor(ray, rank, actor))
+        descriptor, address = listen(ray.util.get_node_ip_address())
+        self._driver_socket = descriptor, os.fstat(descriptor).st_ino
+        addresses = [address, *(self._ask(child, "listen") for child in self._children)]
+        token = secrets.token_hex(16)
+        for child in self._children:
+            self._ask(child, "join", token, addresses)
+        self._make_driver(config, init_method(descriptor, token, addresses))
+
+    def _ask(self, child: RayActor, method: str, *args: Any) -> Any:
+        try:
+            return self._ray.get(getattr(child.actor, method).remote(*args), timeout=PLACING)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLostError(f"{child.epitaph()}: {error}") from error
+
+    def shutdown(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for child in self._children:  # first: the driver may wait for one of them
+            child.close()
+        if hasattr(self, "_driver"):
+            self._driver.close()
+        if self._driver_socket is not None:
+            close_if_ours(*self._driver_socket)
+        if self._group is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.util.remove_placement_group(self._group)
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+def _with_threads(config: EngineConfig, ray: Any) -> EngineConfig:
+    """With a number of threads a rank: what was asked for, or its share of the cluster's CPUs."""
+    if config.n_threads:
+        return config
+    cpus = int(ray.cluster_resources().get("CPU", 1))
+    return replace(config, n_threads=max(1, cpus // config.parallel.tensor_parallel_size))

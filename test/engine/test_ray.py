@@ -1,0 +1,171 @@
+"""Ranks on a Ray cluster of two nodes; what happens when an actor, a node or the driver dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_files import tiny_config, write_hf_model
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'llaisys[ray]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from llaisys import LLM, SamplingParams  # noqa: E402
+from llaisys.common.errors import InvalidInputError  # noqa: E402
+from llaisys.engine.executor import RayExecutor, WorkerLostError  # noqa: E402
+from llaisys.engine.executor import ray as ray_module  # noqa: E402
+
+PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9] * 9, [250, 17]]
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    try:
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        made.add_node(**NODE)
+    except Exception as error:  # Ray gives its processes 30 s, and cannot be told otherwise
+        pytest.skip(f"the Ray cluster did not start: {error}")
+    ray.init(address=made.address, log_to_driver=False)
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ray") / "model"
+    write_hf_model(path, tiny_config(num_attention_heads=8, num_key_value_heads=4), tokenizer=False)
+    return path
+
+
+def open_llm(model: Path, backend: str, tp_size: int = 2, **options: Any) -> LLM:
+    return LLM(
+        model=str(model),
+        tensor_parallel_size=tp_size,
+        distributed_executor_backend=backend,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        num_kv_blocks=64,
+        block_size=4,
+        n_threads=1,
+        **options,
+    )
+
+
+def tokens_of(llm: LLM) -> list[list[int]]:
+    seeded = {"temperature": 0.9, "top_k": 20, "seed": 5, "repetition_penalty": 1.2}
+    params = [
+        SamplingParams(max_tokens=12 + i, ignore_eos=True, **({"temperature": 0}, seeded)[i % 2])
+        for i in range(len(PROMPTS))
+    ]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params)]
+
+
+def executor_of(llm: LLM) -> RayExecutor:
+    executor = llm._client.engine.core.executor  # type: ignore[union-attr]
+    assert isinstance(executor, RayExecutor)
+    return executor
+
+
+def pid_of(llm: LLM) -> int:
+    """The process of rank 1."""
+    actor = executor_of(llm)._children[0].actor
+    pid: int = ray.get(actor.ping.options(concurrency_group="health").remote())
+    return pid
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not runs(pid)
+
+
+def test_ranks_of_a_cluster_give_the_same_tokens_and_leave_nothing(
+    cluster: Any, model: Path
+) -> None:
+    with open_llm(model, "uni", tp_size=1) as llm:
+        expected = tokens_of(llm)
+    with open_llm(model, "ray") as llm:
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected and llm.stats()["prefix_cache_hits"] > 0
+        executor_of(llm).check_health()
+        pid = pid_of(llm)
+        assert pid != os.getpid() and runs(pid)
+    wait_until_gone(pid)
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("CPU") != 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ray.available_resources().get("CPU") == 2  # the placement group is gone
+
+
+def test_a_cluster_without_room_says_what_it_has(
+    cluster: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_module, "PLACING", 0.5)
+    with pytest.raises(InvalidInputError, match=r"no room for tensor_parallel_size=4 .* it has 2"):
+        open_llm(model, "ray", tp_size=4)
+    with pytest.raises(InvalidInputError, match="ranks of Ray are on the CPU"):
+        open_llm(model, "ray", device="cuda")
+
+
+def test_a_killed_actor_ends_the_engine_with_its_rank(cluster: Any, model: Path) -> None:
+    with open_llm(model, "ray") as llm:
+        tokens_of(llm)
+        os.kill(pid_of(llm), signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match=r"worker rank 1 \(a Ray actor\) is lost"):
+            tokens_of(llm)
+        with pytest.raises(WorkerLostError, match="worker rank 1"):
+            executor_of(llm).check_health()
+
+
+def test_actors_end_with_their_driver(cluster: Any, model: Path) -> None:
+    program = (
+        "import ray, time; from llaisys import LLM\n"
+        f"ray.init(address={cluster.address!r}, log_to_driver=False)\n"
+        f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2, n_threads=1,"
+        " distributed_executor_backend='ray', num_kv_blocks=16)\n"
+        "actor = llm._client.engine.core.executor._children[0].actor\n"
+        "ping = actor.ping.options(concurrency_group='health')\n"
+        "print('pid', ray.get(ping.remote()), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    line = next(line for line in driver.stdout if line.startswith("pid"))
+    pid = int(line.split()[1])
+    assert runs(pid)
+    driver.kill()
+    driver.wait()
+    wait_until_gone(pid)
+
+
+def test_a_node_that_dies_ends_the_engine(cluster: Any, model: Path) -> None:
+    """The last one: the cluster has one node afterwards."""
+    with open_llm(model, "ray") as llm:
+        tokens_of(llm)
+        pid = pid_of(llm)
+        [node] = [
+            node for node in cluster.list_all_nodes() if node is not cluster.head_node and runs(pid)
+        ]
+        cluster.remove_node(node, allow_graceful=False)
+        with pytest.raises(WorkerLostError, match="worker rank 1"):
+            tokens_of(llm)
