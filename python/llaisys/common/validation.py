@@ -66,6 +66,11 @@ def check_int(
     return int(value)
 
 
+def is_int(value: object, low: int, high: int) -> bool:
+    """The same question of a value from a JSON file, for those who have words of their own."""
+    return type(value) is int and low <= value <= high
+
+
 def integer_limit(low: int, high: int) -> str:
     return f"an integer from {low} to {high}"
 

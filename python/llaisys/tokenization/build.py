@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.common.validation import is_int
 from llaisys.tokenization.json_file import read_bytes, read_json_object
 from llaisys.tokenization.sentencepiece_bpe import default_kinds, sentencepiece_bpe
 from llaisys.tokenization.source import BpeVocabulary
@@ -17,6 +18,7 @@ from llaisys.tokenization.source import BpeVocabulary
 T = TypeVar("T")
 
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+MAX_TOKEN_ID = 10**9
 CONTROL, USER_DEFINED = 3, 4
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -169,7 +171,7 @@ def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.T
         )
     vocab = read_json_object(vocab_path)
     for token, token_id in vocab.items():
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 1e9:
+        if not is_int(token_id, 0, MAX_TOKEN_ID):
             raise ModelLoadError(f"{vocab_path}: token {token!r} has id {token_id!r}")
     lines = read_bytes(merges_path).decode("utf-8", "replace").split("\n")
     merges = _split_merges(

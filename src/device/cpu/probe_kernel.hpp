@@ -64,7 +64,15 @@ inline float probe_f32(int64_t rounds) {
     return reduce_add(total);
 }
 
+constexpr device::ProbeKernels make_probe_kernels() {
+    device::ProbeKernels kernels{};
+    kernels.read = probe_read;
+    kernels.f32 = probe_f32;
+    kernels.f32_operations = 2 * kChains * int64_t(kLanes);
+    return kernels;
+}
+
 extern const device::ProbeKernels probe_kernels;
-const device::ProbeKernels probe_kernels = {probe_read, probe_f32, 2 * kChains * int64_t(kLanes)};
+const device::ProbeKernels probe_kernels = make_probe_kernels();
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -46,8 +46,11 @@ struct Reals {
             return to_float(static_cast<const f16 *>(data)[i]);
         case LLAISYS_DTYPE_BF16:
             return to_float(static_cast<const bf16 *>(data)[i]);
-        default:
+        case LLAISYS_DTYPE_F32:
             return static_cast<const float *>(data)[i];
+        default: // reals() has refused it
+            __trap();
+            return 0.0f;
         }
     }
     __device__ __forceinline__ void store(int64_t i, float value) const {
@@ -58,8 +61,11 @@ struct Reals {
         case LLAISYS_DTYPE_BF16:
             static_cast<bf16 *>(data)[i] = from_float<bf16>(value);
             break;
-        default:
+        case LLAISYS_DTYPE_F32:
             static_cast<float *>(data)[i] = value;
+            break;
+        default:
+            __trap();
         }
     }
 };
@@ -171,9 +177,9 @@ __device__ __forceinline__ void load_matrices_turned(uint32_t (&r)[4], uint32_t 
 }
 // An 8 x 8 matrix of 16-bit values, rows and columns exchanged across the warp.
 __device__ __forceinline__ uint32_t turn_matrix(uint32_t x) {
-    uint32_t turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(x));
-    return turned;
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(x));
+    return transposed;
 }
 
 // -- Copies into shared memory --------------------------------------------------------------------

@@ -56,9 +56,9 @@ template <typename T> struct PairStore {
             high += bias.load(own * s.d + pair + half);
         }
         if (section < 2) {
-            const float turned = low * cos - high * sin;
+            const float rotated = low * cos - high * sin;
             high = high * cos + low * sin;
-            low = turned;
+            low = rotated;
         }
         T *to = q + row * q_row + own * s.d;
         if (section > 0) {

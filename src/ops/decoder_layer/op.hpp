@@ -30,7 +30,7 @@ struct Norm {
                           // undefined afterwards
 };
 
-// Where keys and queries are turned to and where keys and values go.
+// The positions that keys and queries are rotated to and where keys and values go.
 struct Placement {
     const Tensor &positions; // i64 [n]
     const Tensor &inv_freq;  // f32 [d / 2]
@@ -38,15 +38,15 @@ struct Placement {
     const KvLayer &kv;
 };
 
-// RMS norms of each query and key head before it is turned (Qwen3), [d] each; null: none. The epsilon
-// is that of the layer's norm.
+// RMS norms of each query and key head before it is rotated (Qwen3), [d] each; null: none. The
+// epsilon is that of the layer's norm.
 struct HeadNorms {
     const Tensor *q;
     const Tensor *k;
 };
 
-// q, k, v: their outputs are [n, heads * d], rows may be apart; afterwards q holds the turned queries
-// and k and v are undefined.
+// q, k, v: their outputs are [n, heads * d], rows may be apart; afterwards q holds the rotated
+// queries and k and v are undefined.
 void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement);

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
 
 READ_BYTES = 1 << 20
@@ -297,13 +298,10 @@ def _read(cursor: _Cursor) -> GgufHeader:
     num_tensors = cursor.count(MAX_TENSORS, 24, "tensor count")
     num_keys = cursor.count(MAX_KEYS, 13, "metadata count")
     metadata = _read_metadata(cursor, num_keys)
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if isinstance(alignment, bool) or not isinstance(alignment, int):
-        raise cursor.fail(f"general.alignment: {alignment!r} is not an integer")
-    if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.fail(
-            f"general.alignment: {alignment} is not a power of two up to {MAX_ALIGNMENT}"
-        )
+    fields = Fields(metadata, str(cursor.path))
+    alignment = fields.integer("general.alignment", 1, MAX_ALIGNMENT, DEFAULT_ALIGNMENT)
+    if alignment & (alignment - 1):
+        raise fields.fail("general.alignment", f"is {alignment}; it must be a power of two")
     infos = [_read_tensor_info(cursor, number, alignment) for number in range(num_tensors)]
     return GgufHeader(metadata, _place_tensors(cursor, infos, alignment), cursor.file)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.common.validation import is_int
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.family import Family
@@ -95,7 +96,7 @@ def _parse_header(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def _natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+    return is_int(value, 0, (1 << 63) - 1)
 
 
 def _parse_entry(

@@ -235,7 +235,7 @@ class Job:
             if not is_fault(error):
                 raise
             failed = True
-            for event in answer.break_off(error_of(error)):
+            for event in answer.break_off(error_of(error, self.request_id)):
                 yield event
         finally:
             await parts.aclose()

@@ -58,7 +58,7 @@ RULES = {
 }
 
 
-def error_of(error: BaseException) -> ApiError:
+def error_of(error: BaseException, request_id: str) -> ApiError:
     """The answer to an exception; what is not on purpose is a 500 without words."""
     if isinstance(error, ApiError):
         return error
@@ -67,7 +67,7 @@ def error_of(error: BaseException) -> ApiError:
     if isinstance(error, SessionLimitError):
         return ApiError(400, str(error), param="session_id", code=error.code)
     if isinstance(error, SessionStorageError):
-        logger.error("session file: %s", error)
+        logger.error("request %s: session file: %s", request_id, error)
         return ApiError(500, "the session file failed", code="session_storage_failed")
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine has died; the server is restarting", code="engine_dead")
@@ -79,7 +79,7 @@ def error_of(error: BaseException) -> ApiError:
         )
     if isinstance(error, UnknownRequestError):
         return ApiError(409, "this request has been read already")
-    logger.error("unexpected: %s", type(error).__name__, exc_info=error)
+    logger.error("request %s: %s", request_id, type(error).__name__, exc_info=error)
     return internal_error()
 
 
@@ -172,7 +172,7 @@ def install(app: FastAPI) -> None:
     """Make every error of the routes one of ours."""
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return respond(request, error_of(error))
+        return respond(request, error_of(error, request.scope["state"]["request_id"]))
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

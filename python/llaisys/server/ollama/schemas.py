@@ -10,7 +10,7 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
-from llaisys.common.validation import refuse
+from llaisys.common.validation import MAX_INT, check_int, refuse
 from llaisys.server.generation.chat import DoorRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
@@ -229,9 +229,8 @@ def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
         if name in SAMPLING:
             fields[SAMPLING[name]] = value
         elif name == "num_predict":
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise refuse("options.num_predict", value, "an integer")
-            if value > 0:  # -1 and -2: as many as there is room for
+            # Not above 0, as -1 and -2: as many as there is room for.
+            if check_int("options.num_predict", value, -MAX_INT) > 0:
                 fields["max_tokens"] = value
         elif name == "seed":
             fields["seed"] = value

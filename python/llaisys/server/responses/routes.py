@@ -52,7 +52,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         chat.new_reader(), body, job.model, defaults, job.request_id, chat.context_truncated
     )
     if keeps:
-        job.turn = ResponseTurn(service.responses, owner, answer, before, new)
+        job.turn = ResponseTurn(service.responses, owner, answer, before, new, job.request_id)
     return await chat.run(answer)
 
 
@@ -98,12 +98,14 @@ class ResponseTurn:
         answer: ResponsesAnswer,
         before: Place | None,
         new: list[dict[str, Any]],
+        request_id: str,
     ) -> None:
         self.store = store
         self.owner = owner
         self.answer = answer
         self.before = before
         self.new = new
+        self.request_id = request_id
 
     async def finish(self, output: CompletionOutput, model: str) -> None:
         response = self.answer.complete
@@ -113,7 +115,9 @@ class ResponseTurn:
         try:
             await self.store.keep(self.owner, response, self.before, [*self.new, said], model)
         except SessionLimitError as error:  # others were faster: the answer itself is not lost
-            logger.warning("response %s is not kept: %s", response["id"], error)
+            logger.warning(
+                "request %s: response %s is not kept: %s", self.request_id, response["id"], error
+            )
 
     def close(self) -> None:
         """It holds nothing."""
