@@ -11,5 +11,8 @@
 //   broadcast_int(p), start_sum_less<n>(total): a sum that begins with -n * total
 //   hold(sum): the compiler keeps the order of what comes before and after
 //   load_u8, load_i8: kLanes bytes as f32; store_ints
-//   kQuantRows, quant_vectors(rows, is_split): height and width of a register tile
+//   kPackedRows: up to so many rows unpacking weights in every tile costs less than storing them
+//   kRowsFirst: the registers hold the weights of all vectors of a tile beside its sums
+//   quant_height(m): of the first of the register tiles that m rows are cut into, kQuantRows at most;
+//   quant_vectors(rows, is_split): its width
 #pragma once

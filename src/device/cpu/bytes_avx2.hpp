@@ -66,7 +66,10 @@ inline vf load_i8(const std::byte *p) {
 }
 inline void store_ints(int32_t *p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), a); }
 
+constexpr bool kRowsFirst = false;
 constexpr int kQuantRows = 2;
+constexpr int64_t kPackedRows = kQuantRows;
+constexpr int64_t quant_height(int64_t m) { return m < 2 ? 1 : 2; }
 constexpr int quant_vectors(int rows, bool is_split) {
     return (rows == 1 ? 4 : 2) / (is_split ? 2 : 1);
 }

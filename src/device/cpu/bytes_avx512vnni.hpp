@@ -56,7 +56,13 @@ inline vf load_i8(const std::byte *p) {
 }
 inline void store_ints(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
-constexpr int kQuantRows = 4;
-constexpr int quant_vectors(int, bool is_split) { return is_split ? 1 : 2; }
+constexpr bool kRowsFirst = true;
+constexpr int kQuantRows = 6;
+constexpr int64_t kPackedRows = 2 * kQuantRows;
+constexpr int64_t quant_height(int64_t m) { // no tile of one where there is another way
+    constexpr int kHeights[] = {0, 1, 2, 3, 4, 3, 6, 4, 4, 6, 6, 4};
+    return m < 12 ? kHeights[m] : 6;
+}
+constexpr int quant_vectors(int rows, bool is_split) { return is_split && rows > 4 ? 1 : 2; }
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -75,7 +75,10 @@ inline vf load_i8(const std::byte *p) {
 }
 inline void store_ints(int32_t *p, vi a) { vst1q_s32(p, a); }
 
+constexpr bool kRowsFirst = false;
 constexpr int kQuantRows = 4;
+constexpr int64_t kPackedRows = kQuantRows;
+constexpr int64_t quant_height(int64_t m) { return m < 4 ? (m < 2 ? 1 : 2) : 4; }
 constexpr int quant_vectors(int rows, bool is_split) {
     return (rows == 1 ? 8 : rows == 2 ? 4 : 2) / (is_split ? 2 : 1);
 }

@@ -74,7 +74,10 @@ inline vf load_i8(const std::byte *p) {
 }
 inline void store_ints(int32_t *p, vi a) { std::memcpy(p, &a, sizeof a); }
 
+constexpr bool kRowsFirst = false;
 constexpr int kQuantRows = 2;
+constexpr int64_t kPackedRows = kQuantRows;
+constexpr int64_t quant_height(int64_t m) { return m < 2 ? 1 : 2; }
 constexpr int quant_vectors(int, bool) { return 2; }
 
 } // namespace llaisys::LLAISYS_CPU_NS

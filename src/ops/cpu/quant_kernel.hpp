@@ -14,6 +14,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::kQuantGroup;
 using ops::cpu::kQuantPanel;
+using ops::cpu::QuantGroup;
 using ops::cpu::QuantLayout;
 using ops::cpu::QuantRows;
 using ops::cpu::QuantTask;
@@ -63,11 +64,42 @@ template <int rows, int vectors, bool is_split> struct GroupSums {
     vi high[is_split ? rows : 1][is_split ? vectors : 1];
 };
 
+// The same with the weights of all vectors at hand: row after row, so that an x is broadcast once and
+// as many sums as there are lie between two uses of one.
+template <int c, int rows, int vectors, bool is_split, typename Groups>
+inline __attribute__((always_inline)) void
+quant_step_by_rows(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
+                   const Groups &groups, int64_t group, int vector) {
+    BytePair w[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+        w[v] = groups.template pair<c>(group, vector + v);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            sums.low[r][v] = dot<c, Groups::is_signed>(sums.low[r][v], w[v].low, x[r]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            vi &sum = is_split ? sums.high[is_split ? r : 0][is_split ? v : 0] : sums.low[r][v];
+            sum = dot<c + 4, Groups::is_signed>(sum, w[v].high, x[r]);
+        }
+    }
+}
+
 // The quads c and c + 4 of a group.
 template <int c, int rows, int vectors, bool is_split, typename Groups>
 inline __attribute__((always_inline)) void
 quant_step(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
            const Groups &groups, int64_t group, int vector) {
+    if constexpr (kRowsFirst) {
+        return quant_step_by_rows<c>(sums, x, groups, group, vector);
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
         const BytePair w = groups.template pair<c>(group, vector + v);
@@ -109,13 +141,8 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
             total[r][v] = load(acc + r * kQuantPanel + (vector + v) * kLanes);
         }
     }
-    const int64_t row_groups = x.k / kQuantGroup;
-    const int8_t *q = x.q + row * x.k + group * kQuantGroup;
-    const int64_t at = row * row_groups + group;
-    const float *x_scale = x.scales + at;
-    const float *x_minus = x.minus + at;
-    const int32_t *x_first = x.firsts + at;
-    const int32_t *x_total = x.totals + at;
+    const int8_t *q = x.q + (group * x.stride + row) * kQuantGroup;
+    const QuantGroup *about = x.groups + group * x.stride + row;
     const float *s = scales.s + vector * kLanes;
     const float *m = scales.m + vector * kLanes;
     for (int64_t g = 0; g < n_groups; ++g) {
@@ -124,15 +151,14 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
         ByteGroup xg[rows];
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
-            xg[r] = load_group(q + r * x.k);
+            xg[r] = load_group(q + r * kQuantGroup);
             vi low = start_sum(0);
             vi high = start_sum(0);
             if constexpr (zero_point != 0 && is_split) {
-                low = start_sum_less<zero_point>(broadcast_int(x_first + r * row_groups));
-                const int32_t rest = x_total[r * row_groups] - x_first[r * row_groups];
-                high = start_sum(-zero_point * rest);
+                low = start_sum_less<zero_point>(broadcast_int(&about[r].first));
+                high = start_sum_less<zero_point>(broadcast_int(&about[r].rest));
             } else if constexpr (zero_point != 0) {
-                low = start_sum_less<zero_point>(broadcast_int(x_total + r * row_groups));
+                low = start_sum_less<zero_point>(broadcast_int(&about[r].total));
             }
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; ++v) {
@@ -157,23 +183,19 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
                     weighted = fma(sum_of(sums.high[r][v]), second, weighted);
                 }
                 if constexpr (has_min && is_split) {
-                    const int32_t first = x_first[r * row_groups];
-                    const int32_t rest = x_total[r * row_groups] - first;
-                    weighted = fma(load(m + v * kLanes), set1(-float(first)), weighted);
-                    weighted =
-                        fma(load(m + kQuantPanel + v * kLanes), set1(-float(rest)), weighted);
+                    const vf first = set1(-float(about[r].first));
+                    const vf rest = set1(-float(about[r].rest));
+                    weighted = fma(load(m + v * kLanes), first, weighted);
+                    weighted = fma(load(m + kQuantPanel + v * kLanes), rest, weighted);
                 } else if constexpr (has_min) {
-                    const vf minus = set1(x_minus[r * row_groups]);
+                    const vf minus = set1(about[r].minus);
                     weighted = fma(load(m + v * kLanes), minus, weighted);
                 }
-                total[r][v] = fma(weighted, set1(x_scale[r * row_groups]), total[r][v]);
+                total[r][v] = fma(weighted, set1(about[r].scale), total[r][v]);
             }
         }
-        q += kQuantGroup;
-        ++x_scale;
-        ++x_minus;
-        ++x_first;
-        ++x_total;
+        q += x.stride * kQuantGroup;
+        about += x.stride;
         s += kParts * kQuantPanel;
         m += kParts * kQuantPanel;
     }
@@ -207,11 +229,31 @@ FarFetch quant_rows(const QuantTask &task, int64_t row, int64_t group, int64_t n
     return fetch;
 }
 
+// The same for `n` rows, one of the heights that quant_height gives.
+template <typename Format, int rows = kQuantRows, typename Groups>
+FarFetch quant_some_rows(int64_t n, const QuantTask &task, int64_t row, int64_t group,
+                         int64_t n_groups, const Groups &groups, const BlockScales &scales,
+                         float *acc, FarFetch fetch) {
+    if constexpr (rows > 1) {
+        if (quant_height(rows) != rows || n < rows) {
+            return quant_some_rows<Format, rows - 1>(n, task, row, group, n_groups, groups, scales,
+                                                     acc, fetch);
+        }
+    }
+    if constexpr (quant_height(rows) == rows) {
+        fetch = quant_rows<Format, rows>(task, row, group, n_groups, groups, scales, acc, fetch);
+    }
+    return fetch;
+}
+
 // Tiles that go over a block, for m rows.
 template <typename Format> int64_t passes_of(int64_t m) {
-    return m / kQuantRows * (kPanelVectors / vectors_of<Format>(kQuantRows)) +
-           m % kQuantRows / 2 * (kPanelVectors / vectors_of<Format>(2)) +
-           m % 2 * (kPanelVectors / vectors_of<Format>(1));
+    int64_t passes = 0;
+    for (int64_t n; m > 0; m -= n) {
+        n = quant_height(m);
+        passes += kPanelVectors / vectors_of<Format>(int(n));
+    }
+    return passes;
 }
 
 // All rows of the task over one block, while the bytes [next, end) are fetched.
@@ -219,21 +261,13 @@ template <typename Format, typename Groups>
 void quant_block(const QuantTask &task, int64_t group, int64_t n_groups, const Groups &groups,
                  const BlockScales &scales, float *acc, const std::byte *next,
                  const std::byte *end) {
-    static_assert(kQuantRows % 2 == 0);
     const char *first = reinterpret_cast<const char *>(next);
     const int64_t steps = passes_of<Format>(task.out.m) * n_groups;
     FarFetch fetch = {first, reinterpret_cast<const char *>(end), first,
                       (end - next + steps - 1) / steps};
-    int64_t row = 0;
-    for (; row + kQuantRows <= task.out.m; row += kQuantRows) {
-        fetch =
-            quant_rows<Format, kQuantRows>(task, row, group, n_groups, groups, scales, acc, fetch);
-    }
-    for (; row + 2 <= task.out.m; row += 2) {
-        fetch = quant_rows<Format, 2>(task, row, group, n_groups, groups, scales, acc, fetch);
-    }
-    if (row < task.out.m) {
-        quant_rows<Format, 1>(task, row, group, n_groups, groups, scales, acc, fetch);
+    for (int64_t row = 0, n; row < task.out.m; row += n) {
+        n = quant_height(task.out.m - row);
+        fetch = quant_some_rows<Format>(n, task, row, group, n_groups, groups, scales, acc, fetch);
     }
 }
 
@@ -316,7 +350,7 @@ template <typename Format> void quant_linear(const QuantTask &task) {
     BlockScales scales;
     const int64_t groups = task.x.k / kQuantGroup;
     const int64_t panels = (task.out.n + kQuantPanel - 1) / kQuantPanel;
-    const bool unpack = layout.bits < 8 && task.out.m > kQuantRows;
+    const bool unpack = layout.bits < 8 && task.out.m > kPackedRows;
     for (int64_t p = 0; p < panels; ++p) {
         const std::byte *panel = task.w + p * layout.panel_bytes(task.x.k);
         const std::byte *header = panel + layout.front_bytes(task.x.k);
@@ -342,46 +376,5 @@ template <typename Format> void quant_linear(const QuantTask &task) {
         finish_panel(task.out, p, acc);
     }
 }
-
-inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
-    int8_t *q = out.q + row * out.k;
-    float *scales = out.scales + row * (out.k / kQuantGroup);
-    constexpr int kVectors = int(kQuantGroup) / kLanes;
-    for (int64_t group = 0; group < out.k / kQuantGroup;
-         ++group, x += kQuantGroup, q += kQuantGroup) {
-        vf largest = zero();
-        vf tainted = zero(); // NaN as soon as one value is NaN or infinite
-        for (int v = 0; v < kVectors; ++v) {
-            const vf value = load(x + v * kLanes);
-            largest = max_num(max_num(value, sub(zero(), value)), largest);
-            tainted = fma(value, zero(), tainted);
-        }
-        const float bound = reduce_max(largest);
-        const float inverse = bound > 0 ? 127.0f / bound : 0.0f;
-        scales[group] = bound / 127.0f + reduce_add(tainted);
-        int32_t values[kQuantGroup];
-        for (int v = 0; v < kVectors; ++v) {
-            store_ints(values + v * kLanes, round_to_int(mul(load(x + v * kLanes), set1(inverse))));
-        }
-        int32_t first = 0;
-        int32_t second = 0;
-        for (int i = 0; i < 16; ++i) { // of what is kept: a NaN is any integer before
-            first += int8_t(values[i]);
-            second += int8_t(values[i + 16]);
-        }
-        for (int i = 0; i < 32; ++i) {
-            q[i] = int8_t(values[i]);
-        }
-        const int64_t at = row * (out.k / kQuantGroup) + group;
-        out.firsts[at] = first;
-        out.totals[at] = first + second;
-        out.minus[at] = -float(first + second);
-    }
-}
-
-// What the functions above take as a Format.
-template <const QuantLayout &of> struct LayoutFormat {
-    static constexpr QuantLayout layout = of;
-};
 
 } // namespace llaisys::LLAISYS_CPU_NS

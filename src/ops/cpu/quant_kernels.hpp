@@ -11,15 +11,24 @@
 
 namespace llaisys::ops::cpu {
 
-// Quantised rows; k is a multiple of 32.
+// What a product wants to know of 32 values of a row beside their bytes.
+struct QuantGroup {
+    float scale;
+    float minus;   // -total
+    int32_t total; // the sum of all 32 q
+    int32_t first; // that of the first 16
+    int32_t rest;  // that of the others
+};
+
+// Quantised rows; k is a multiple of 32. Rows are side by side in every group, so that those of a
+// register tile lie at distances which the compiler knows.
 struct QuantRows {
-    int8_t *q;       // [m, k]
-    float *scales;   // [m, k / 32], like the rest
-    int32_t *firsts; // the sum of the first 16 q of a group
-    int32_t *totals; // the sum of all 32
-    float *minus;    // -totals
-    int64_t m;
+    int8_t *q;          // [k / 32, stride, 32]
+    QuantGroup *groups; // [k / 32, stride]
+    int64_t stride;     // rows from one group to the next
     int64_t k;
+
+    QuantRows from(int64_t row) const { return {q + row * kQuantGroup, groups + row, stride, k}; }
 };
 
 // out[i, j] = sum over k of x[i, k] * w[j, k] + bias[j], for whole panels. `out` gives n, bias and

@@ -1,9 +1,15 @@
 // Included by each quant_kernels_<isa>.cpp: compiles every format for it and defines its table.
 #pragma once
 
+#include "ops/cpu/quant_activations.hpp"
 #include "ops/cpu/quant_kernel.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
+
+// What the functions of quant_kernel.hpp take as a Format.
+template <const QuantLayout &of> struct LayoutFormat {
+    static constexpr QuantLayout layout = of;
+};
 
 #define LLAISYS_TEXT_OF(name) #name
 #define LLAISYS_NAME_OF(name) LLAISYS_TEXT_OF(name)

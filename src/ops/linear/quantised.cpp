@@ -14,23 +14,22 @@ int64_t panels_of(const LinearPart &part) {
     return (part.weight->out_features + kQuantPanel - 1) / kQuantPanel;
 }
 
-// The rows of `in` that are multiplied, quantised; the arrays lie in the scratch.
+// The m rows of `in` that are multiplied, quantised; the arrays lie in the scratch.
 cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const Tensor *rows,
-                         cpu::Scratch *scratch) {
+                         int64_t m, cpu::Scratch *scratch) {
     const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
-    const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
     const int64_t k = in.size(1);
-    const int64_t groups = m * (k / kQuantGroup);
-    float *memory = scratch->floats(4 * groups + m * k / 4 + m * k);
+    constexpr int64_t kFloats = sizeof(cpu::QuantGroup) / sizeof(float);
+    const int64_t stride = m | 1; // odd: groups of a row do not all fall into one set of a cache
+    const int64_t bytes_end = stride * k / 4;
+    const int64_t groups_end = bytes_end + kFloats * stride * (k / kQuantGroup);
+    float *memory = scratch->floats(groups_end + m * k);
     cpu::QuantRows x;
-    x.m = m;
+    x.stride = stride;
     x.k = k;
-    x.scales = memory;
-    x.minus = memory + groups;
-    x.firsts = reinterpret_cast<int32_t *>(memory + 2 * groups);
-    x.totals = reinterpret_cast<int32_t *>(memory + 3 * groups);
-    x.q = reinterpret_cast<int8_t *>(memory + 4 * groups);
-    float *wide = memory + 4 * groups + m * k / 4; // for activations that are not f32
+    x.q = reinterpret_cast<int8_t *>(memory);
+    x.groups = reinterpret_cast<cpu::QuantGroup *>(memory + bytes_end);
+    float *wide = memory + groups_end; // where x is not f32
     const cpu::Kernels &kernels = cpu::kernels();
     const cpu::QuantKernels &bytes = cpu::quant_kernels();
     cpu::for_rows(stream, m, 2 * k, [&](int64_t first, int64_t last) {
@@ -47,16 +46,17 @@ cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const T
 void run_quantised(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
                    int n_parts, const Tensor *rows) {
     static thread_local cpu::Scratch scratch;
-    const cpu::QuantRows x = quantised(stream, in, rows, &scratch);
+    const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
+    const cpu::QuantRows x = quantised(stream, in, rows, m, &scratch);
     const cpu::QuantKernels &bytes = cpu::quant_kernels();
     constexpr int64_t kChunkSteps = 32768; // byte products are faster than those of floats
-    const int64_t panel_steps = kQuantPanel * std::max<int64_t>(x.k * x.m, 1);
+    const int64_t panel_steps = kQuantPanel * std::max<int64_t>(x.k * m, 1);
     const int64_t group = (kChunkSteps + panel_steps - 1) / panel_steps; // panels of a chunk
     int64_t groups = 0;
     for (int p = 0; p < n_parts; ++p) {
         groups += (panels_of(parts[p]) + group - 1) / group;
     }
-    const int64_t row_groups = (x.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
+    const int64_t row_groups = (m + cpu::kLinearRows - 1) / cpu::kLinearRows;
     device::pool_of(stream).run(groups * row_groups, [&](int64_t chunk, int) {
         const int64_t first_row = chunk / groups * cpu::kLinearRows;
         int64_t number = chunk % groups;
@@ -66,18 +66,11 @@ void run_quantised(const device::Stream &stream, const Tensor &in, const LinearP
         }
         const LinearPart &part = parts[p];
         const int64_t first = number * group * kQuantPanel;
-        const int64_t at = first_row * (x.k / kQuantGroup);
         cpu::QuantTask task;
-        task.x = {x.q + first_row * x.k,
-                  x.scales + at,
-                  x.firsts + at,
-                  x.totals + at,
-                  x.minus + at,
-                  x.m - first_row,
-                  x.k};
+        task.x = x.from(first_row);
         task.w = part.weight->bytes.data() + number * group * part.weight->bytes.size(1);
         task.out = cpu::LinearTask{};
-        task.out.m = std::min(cpu::kLinearRows, x.m - first_row);
+        task.out.m = std::min(cpu::kLinearRows, m - first_row);
         task.out.n = std::min(group * kQuantPanel, part.weight->out_features - first);
         task.out.bias =
             part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
