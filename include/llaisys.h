@@ -23,6 +23,7 @@
 #include "llaisys/runtime/kv_cache.h"
 
 #include "llaisys/models/decoder.h"
+#include "llaisys/models/draft_head.h"
 #include "llaisys/models/model.h"
 #include "llaisys/models/qwen2.h"
 

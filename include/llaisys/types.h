@@ -25,7 +25,7 @@
 #endif
 
 /* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
-#define LLAISYS_ABI_VERSION 12
+#define LLAISYS_ABI_VERSION 13
 
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,

@@ -84,6 +84,7 @@ namespace {
 constexpr int32_t kDefaultBlockSize = 16;
 constexpr int32_t kDefaultBatchTokens = 512;
 constexpr int32_t kMaxRanks = 64;
+constexpr int32_t kMaxKept = 64;                // hidden states of a token
 constexpr int64_t kMaxSlots = int64_t(1) << 25; // the books of the cache are kept for every slot
 
 std::string text_or(const char *given, const char *otherwise) {
@@ -166,7 +167,7 @@ const LlaisysStepInput &checked(const LlaisysStepInput *input) {
     not_null(input, "input");
     require(input->struct_size == sizeof *input, "input.struct_size must be ", sizeof *input,
             ", got ", input->struct_size);
-    require(input->reserved == 0, "input.reserved must be 0, got ", input->reserved);
+    require(input->embd_size >= 0, "input.embd_size must not be negative, got ", input->embd_size);
     return *input;
 }
 
@@ -389,7 +390,22 @@ float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i) {
     return row;
 }
 
-const float *llaisysModelGetHidden(LlaisysModel *) { return nullptr; }
+int32_t llaisysModelKeepHidden(LlaisysModel *model, const int32_t *layers, int32_t n) {
+    return guard([&] {
+        not_null(model, "model");
+        require(n >= 0 && n <= kMaxKept, "n must be in [0, ", kMaxKept, "], got ", n);
+        require(n == 0 || layers != nullptr, "layers is NULL");
+        model->runner().keep_hidden({layers, layers + n});
+    });
+}
+
+const float *llaisysModelGetHidden(LlaisysModel *model) {
+    const float *hidden = nullptr;
+    if (model != nullptr) {
+        guard([&] { hidden = model->runner().host_hidden(); });
+    }
+    return hidden;
+}
 
 int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *sampling,
                            int32_t *ids) {

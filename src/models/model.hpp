@@ -36,8 +36,8 @@ struct KvSpec {
 // One micro-batch: n tokens, r of which get logits; of h the hidden states are wanted.
 struct ModelInput {
     int64_t n_tokens = 0;
-    Tensor token_ids;   // i64 [n]; not defined when embeddings are given
-    Tensor embeddings;  // f32 [n, hidden size]; defined when token_ids is not
+    Tensor token_ids;   // i64 [n]; not defined when embeddings are given, but to a draft head
+    Tensor embeddings;  // f32 [n, hidden size, or feature size]; defined when token_ids is not
     Tensor positions;   // i64 [n]
     Tensor output_rows; // i32 [r]: tokens whose logits are wanted, rising; not defined when r = 0
     Tensor hidden_rows; // i64 [h]: the same for the hidden states
@@ -56,6 +56,7 @@ struct AttentionMetadata {
 struct ForwardOutput {
     Tensor logits; // f32 [r, vocabulary], given by the caller, filled by the model; r may be 0
     Tensor hidden; // f32 [h, hidden size], after the last norm; the same, not defined when h = 0
+    Tensor kept;   // f32 [n, kept_hidden()], the same; not defined when that is 0
 };
 
 class Model {
@@ -65,10 +66,21 @@ public:
     virtual LlaisysModelType type() const = 0;
     virtual const KvSpec &kv_spec() const = 0;
     virtual int64_t vocabulary() const = 0;
+    virtual int64_t input_vocabulary() const { return vocabulary(); } // of the tokens of a step
     virtual int64_t hidden_size() const = 0;
+    // Of a draft head, which takes token ids and embeddings both, these of hidden_size() or of this
+    // size; 0: a model that takes one or the other.
+    virtual int64_t feature_size() const { return 0; }
     virtual int64_t max_positions() const = 0;
     // The attention window of each layer, [n_layers]; 0: none.
     virtual const std::vector<int64_t> &windows() const = 0;
+
+    // Numbers of each token that forward leaves in ForwardOutput::kept.
+    virtual int64_t kept_hidden() const { return 0; }
+    // See llaisysModelKeepHidden; throws when the model has no such layer, or keeps none.
+    virtual void keep_hidden(const std::vector<int32_t> &) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "hidden states can be kept of decoders only");
+    }
 
     // The public slot table of this model type.
     virtual void *weights() = 0;

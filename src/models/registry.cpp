@@ -1,6 +1,7 @@
 #include "models/registry.hpp"
 
 #include "models/decoder/decoder.hpp"
+#include "models/draft_head/draft_head.hpp"
 #include "models/mock/mock.hpp"
 
 namespace llaisys::models {
@@ -32,6 +33,10 @@ const Entry kEntries[] = {
      [](const void *meta, const ModelSite &site) -> std::unique_ptr<Model> {
          return std::make_unique<MockModel>(as_decoder(meta), site);
      }},
+    {LLAISYS_MODEL_TYPE_DRAFT_HEAD,
+     [](const void *meta, const ModelSite &site) -> std::unique_ptr<Model> {
+         return std::make_unique<DraftHead>(*static_cast<const LlaisysDraftHeadMeta *>(meta), site);
+     }},
 };
 
 } // namespace
@@ -45,7 +50,8 @@ std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
         }
     }
     fail(LLAISYS_ERROR_INVALID,
-         "params.model_type must be qwen2 (1), mock (2), llama (3), qwen3 (4) or decoder (5), got ",
+         "params.model_type must be qwen2 (1), mock (2), llama (3), qwen3 (4), decoder (5) or "
+         "draft_head (6), got ",
          int(type));
 }
 

@@ -20,13 +20,23 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from native_helpers import ROOT, is_sanitized
 
 from llaisys.common import sampling
-from llaisys.libllaisys import decoder, infer_types, kv_cache, model, ops, runtime, tensor, types
+from llaisys.libllaisys import (
+    decoder,
+    draft_head,
+    infer_types,
+    kv_cache,
+    model,
+    ops,
+    runtime,
+    tensor,
+    types,
+)
 from llaisys.libllaisys.library import lib, library_path
 from llaisys.libllaisys.model import LlaisysStageProfile
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
-MIRRORS = (types, runtime, tensor, ops, infer_types, kv_cache, model, decoder)
+MIRRORS = (types, runtime, tensor, ops, infer_types, kv_cache, model, decoder, draft_head)
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 
 
@@ -135,13 +145,13 @@ def test_fields_have_the_same_names_in_the_same_order(name: str) -> None:
 KIND = """
 #define KIND(x) _Generic((x), int8_t: "i8", uint8_t: "u8", int32_t: "i32", uint32_t: "u32", \\
     int64_t: "i64", uint64_t: "u64", float: "f32", double: "f64", \\
-    LlaisysStageProfile: "stage", default: "pointer")
+    LlaisysStageProfile: "stage", LlaisysDecoderMeta: "decoder", default: "pointer")
 """
 KINDS = {
     ctypes.c_int32: {"i32"}, ctypes.c_uint32: {"u32"}, ctypes.c_int64: {"i64"},
     ctypes.c_uint64: {"u64"}, ctypes.c_size_t: {"u64", "u32"}, ctypes.c_float: {"f32"},
     ctypes.c_void_p: {"pointer"}, ctypes.c_char_p: {"pointer"}, ctypes.c_double: {"f64"},
-    LlaisysStageProfile: {"stage"},
+    LlaisysStageProfile: {"stage"}, decoder.LlaisysDecoderMeta: {"decoder"},
 }  # fmt: skip
 
 

@@ -102,6 +102,9 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         for name in ("NOutputs", "OutputIds", "GetLogits", "GetHidden", "Type", "Weights"):
             getattr(lib(), f"llaisysModel{name}")(handle)
         lib().llaisysModelGetLogitsIth(handle, fuzz.pick(INT32))
+        n = fuzz.pick((0, 1, 3))
+        layers = fuzz.array(np.int32, n, range(-1, 3) if not fuzz.one_in(3) else INT32)
+        fuzz.call("llaisysModelKeepHidden", handle, layers, n if not fuzz.one_in(9) else -1)
         lib().llaisysModelKvSeqPosMax(handle, fuzz.pick(INT64))
         lib().llaisysModelKvSeqPosMin(handle, fuzz.pick(INT64))
         sizes = [fuzz.pick((1, 2, 5, 0, -1)) for _ in range(3)]

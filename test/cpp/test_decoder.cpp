@@ -71,7 +71,7 @@ struct Fixture {
         attention.lists = &lists;
         attention.list_of_layer = list_of_layer;
         attention.kv = kv.data();
-        ForwardOutput output{Tensor::create({1, 11}, LLAISYS_DTYPE_F32), Tensor()};
+        ForwardOutput output{Tensor::create({1, 11}, LLAISYS_DTYPE_F32), Tensor(), Tensor()};
         workspace.begin();
         model.forward(stream, workspace, input, attention, &output);
         stream.synchronize();

@@ -26,8 +26,8 @@ from llaisys.common.types import DraftRequest
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SpeculativeConfig
 from llaisys.engine.executor import WorkerError, estimate_memory
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.engine.worker.drafting import DraftModel
 from llaisys.engine.worker.drafting.books import DraftBooks, DraftSequence
+from llaisys.engine.worker.drafting.draft_model import DraftModel
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter
 
@@ -56,7 +56,7 @@ def engine_with(draft: str | Path, **settings: Any) -> LLMEngine:
 
 
 def draft_model_of(engine: LLMEngine) -> DraftModel:
-    found = engine.core.executor.worker._draft_model  # type: ignore[attr-defined]
+    found = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
     assert found is not None
     return found
 
@@ -267,7 +267,7 @@ def test_a_model_with_another_vocabulary_is_refused(tmp_path: Path):
 
 
 def test_the_option_names_a_model_where_one_is_needed():
-    assert SpeculativeConfig(method="draft_model", model="x").needs_model
+    assert SpeculativeConfig(method="draft_model", model="x").has_weights
     for bad, message in (
         ({"method": "draft_model"}, "model is None; it must be the model that drafts"),
         ({"method": "ngram", "model": "x"}, "model is 'x'; it must be left out"),

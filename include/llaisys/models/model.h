@@ -17,7 +17,8 @@ typedef enum LlaisysModelType LLAISYS_INT32_ENUM {
     LLAISYS_MODEL_TYPE_MOCK = 2,
     LLAISYS_MODEL_TYPE_LLAMA = 3,
     LLAISYS_MODEL_TYPE_QWEN3 = 4,
-    LLAISYS_MODEL_TYPE_DECODER = 5 /* of any family that has no number of its own */
+    LLAISYS_MODEL_TYPE_DECODER = 5, /* of any family that has no number of its own */
+    LLAISYS_MODEL_TYPE_DRAFT_HEAD = 6
 } LlaisysModelType;
 
 typedef enum LLAISYS_INT32_ENUM {
@@ -29,7 +30,7 @@ typedef enum LLAISYS_INT32_ENUM {
 /* The first 23 fields and their order are fixed; later ones are appended. */
 typedef struct LlaisysModelCreateParams {
     LlaisysModelType model_type;
-    const void *meta; /* LlaisysDecoderMeta, for all types; copied */
+    const void *meta; /* LlaisysDecoderMeta, LlaisysDraftHeadMeta of a DRAFT_HEAD; copied */
     llaisysDeviceType_t device;
     const int32_t *device_ids; /* [ndevice]; NULL with ndevice 0: device 0 */
     int32_t ndevice;
@@ -77,7 +78,7 @@ LLAISYS_API LlaisysModelType llaisysModelType(const LlaisysModel *model); /* UNK
 /* The parameters that are in force, defaults filled in (strings: valid as long as the model). */
 LLAISYS_API int32_t llaisysModelParams(const LlaisysModel *model, LlaisysModelCreateParams *params);
 
-/* The slot table: LlaisysDecoderWeights *, for all types. Lives as long as the model. A
+/* The slot table: LlaisysDecoderWeights *, or LlaisysDraftHeadWeights *. Lives as long as the model. A
  * slot written directly is checked and taken over at the next step; a handle that was in it before
  * is the writer's to free. */
 LLAISYS_API void *llaisysModelWeights(LlaisysModel *model);
@@ -137,8 +138,12 @@ LLAISYS_API int32_t llaisysModelSamplerAccept(LlaisysModel *model, int64_t seq_i
                                               const int64_t *tokens, int32_t n_tokens);
 LLAISYS_API int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id);
 
-/* The hidden states (after the last norm) of the output rows, [NOutputs, hs], f32; NULL unless the
- * model was asked to keep them. Reserved for draft heads; always NULL for now. */
+/* From the next step on, keep hidden states of every token: layers[i] in [0, nlayer] is the residual
+ * stream as that layer gets it (nlayer: as the last one leaves it), -1 the same after the last norm.
+ * n 0: keep none. At most 64; decoders only. Costs the memory of the largest step. */
+LLAISYS_API int32_t llaisysModelKeepHidden(LlaisysModel *model, const int32_t *layers, int32_t n);
+/* Of the last step, [n_tokens, n * hs], f32; NULL: none were kept, or the step failed. A draft head
+ * keeps its own, [n_tokens, hs]. Waits for the step; good until the next one. */
 LLAISYS_API const float *llaisysModelGetHidden(LlaisysModel *model);
 
 /* The vector of a sequence, [n], n the hidden size: the mean of the hidden states that steps have

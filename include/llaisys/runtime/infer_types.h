@@ -30,7 +30,8 @@ typedef struct LlaisysStepInput {
     int32_t n_tokens;         /* 1 .. INT32_MAX */
     const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary; llaisysModelLaunch also takes
                                  -1-j, the j-th id drawn by the step launched before */
-    const float *embd;        /* [n_tokens, hidden size], used instead of token_ids when not NULL */
+    const float *embd;        /* [n_tokens, embd_size], used instead of token_ids when not NULL; a
+                                 draft head takes both */
     const int64_t *positions; /* [n_tokens], >= 0. SLOT only: NULL derives them */
     const int32_t *n_seq_id;  /* [n_tokens], each >= 1; NULL: 1. BLOCK needs 1 */
     const int64_t *seq_ids;   /* [n_seq_ids]; NULL: sequence 0 */
@@ -44,7 +45,7 @@ typedef struct LlaisysStepInput {
     const int64_t *batch_seq_ids; /* [n_seq]: the sequence of each row, no two alike */
     const int32_t *block_tables;  /* [n_seq, block_table_width]: block numbers, -1 past the end */
     int32_t block_table_width;
-    int32_t reserved; /* 0 */
+    int32_t embd_size; /* 0: the hidden size. Of a draft head also the size of a feature */
 
     const uint8_t *pooling; /* [n_tokens]: LlaisysPooling; NULL: NONE. Such a token is of one
                                sequence */

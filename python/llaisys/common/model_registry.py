@@ -16,6 +16,7 @@ MODEL_REGISTRY: dict[str, str] = {
     "llama": "llaisys.models.decoder:DecoderAdapter",
     "qwen3": "llaisys.models.decoder:DecoderAdapter",
     "mistral": "llaisys.models.decoder:DecoderAdapter",
+    "mimo": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

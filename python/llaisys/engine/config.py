@@ -120,11 +120,12 @@ class SpeculativeConfig:
 
     method: str = option(
         "ngram",
-        Choice(("ngram", "draft_model")),
-        "ngram: from the request's own tokens; draft_model: from a smaller model",
+        Choice(("ngram", "draft_model", "eagle", "mtp"), {"eagle3": "eagle"}),
+        "ngram: from the request's own tokens; draft_model: from a smaller model; eagle, mtp: from "
+        "a head over the model's hidden states",
     )
     model: str | None = option(
-        None, Text(), "of draft_model: directory, GGUF file or hub name; same vocabulary"
+        None, Text(), "that drafts: directory, GGUF file or hub name; mtp: else the model's own"
     )
     num_speculative_tokens: int = option(8, Integer(1, 64), "drafts of a request and step at most")
     prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
@@ -141,15 +142,20 @@ class SpeculativeConfig:
                 self.prompt_lookup_min,
                 f"at most prompt_lookup_max, {self.prompt_lookup_max}",
             )
-        if self.needs_model and self.model is None:
+        if self.has_weights and self.method != "mtp" and self.model is None:
             raise refuse("model", None, f"the model that drafts, for method {self.method!r}")
-        if not self.needs_model and self.model is not None:
+        if not self.has_weights and self.model is not None:
             raise refuse("model", self.model, f"left out for method {self.method!r}")
 
     @property
-    def needs_model(self) -> bool:
+    def has_weights(self) -> bool:
         """Drafts come from weights of their own."""
         return self.method != "ngram"
+
+    @property
+    def is_head(self) -> bool:
+        """They are a head over the model's hidden states."""
+        return self.method in ("eagle", "mtp")
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,6 +336,16 @@ class Model(Handle):
             raise IndexError(f"there is no output row {row}")
         return int(address)
 
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """From the next step on; see llaisysModelKeepHidden."""
+        array = (ctypes.c_int32 * len(layers))(*layers)
+        check(lib().llaisysModelKeepHidden(self.handle, array, len(layers)))
+
+    @property
+    def hidden_address(self) -> int:
+        """float [n_tokens, kept], valid until the next step; 0: none were kept."""
+        return int(lib().llaisysModelGetHidden(self.handle) or 0)
+
     def sample(self, sampling: LlaisysSamplingMetadata, ids_address: int) -> None:
         sampling.struct_size = ctypes.sizeof(sampling)
         check(lib().llaisysModelSample(self.handle, ctypes.byref(sampling), ids_address))

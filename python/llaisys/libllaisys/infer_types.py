@@ -37,7 +37,7 @@ class LlaisysStepInput(Structure):
         ("batch_seq_ids", c_void_p),
         ("block_tables", c_void_p),
         ("block_table_width", c_int32),
-        ("reserved", c_int32),
+        ("embd_size", c_int32),
         ("pooling", c_void_p),
     )
 

@@ -24,7 +24,10 @@ from llaisys.libllaisys.infer_types import (
 )
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
 
-MODEL_TYPES = {"unknown": 0, "qwen2": 1, "mock": 2, "llama": 3, "qwen3": 4, "decoder": 5}
+MODEL_TYPES = {
+    **{"unknown": 0, "qwen2": 1, "mock": 2, "llama": 3, "qwen3": 4, "decoder": 5},
+    "draft_head": 6,
+}
 
 
 class LlaisysModelCreateParams(Structure):
@@ -106,6 +109,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelSamplerReset", c_int32, [c_void_p, c_int64, c_void_p, c_int32]),
     ("llaisysModelSamplerAccept", c_int32, [c_void_p, c_int64, c_void_p, c_int32]),
     ("llaisysModelSamplerForget", c_int32, [c_void_p, c_int64]),
+    ("llaisysModelKeepHidden", c_int32, [c_void_p, c_void_p, c_int32]),
     ("llaisysModelGetHidden", c_void_p, [c_void_p]),
     ("llaisysModelPooled", c_int32, [c_void_p, c_int64, c_void_p, c_int64]),
     ("llaisysModelPoolForget", c_int32, [c_void_p, c_int64]),

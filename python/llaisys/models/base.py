@@ -19,6 +19,7 @@ from llaisys.common.step import (
     RowLogprobs,
     SamplingMetadata,
 )
+from llaisys.common.validation import refuse
 from llaisys.models.device import MemoryNeeds
 
 
@@ -74,6 +75,15 @@ class ModelAdapter(Closing, ABC):
         Raises KvCacheFullError when the SLOT layout has no room, InvalidInputError for input that
         the model refuses, NativeError for anything else. After an exception nothing has changed.
         """
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """From the next step on: of every token the residual stream as these layers get it; -1:
+        after the last norm."""
+        raise refuse("speculative_config", type(self).__name__, "a model that keeps hidden states")
+
+    def hidden(self, num_tokens: int) -> NDArray[np.float32]:
+        """What was kept of the last step's tokens, [num_tokens, len(layers) * hidden size]."""
+        raise RuntimeError("no hidden states are kept")
 
     @abstractmethod
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:

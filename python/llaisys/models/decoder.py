@@ -40,7 +40,7 @@ class DecoderAdapter(NativeAdapter):
     def kv_bytes_per_token(cls, checkpoint: Checkpoint, options: AdapterOptions) -> int:
         config = decoder_config(checkpoint)
         dtype = options.kv_cache_dtype
-        dtype = _dtype(config, options) if dtype == "auto" else dtype
+        dtype = dtype_of(config, options) if dtype == "auto" else dtype
         parallel = options.parallel
         copies = parallel.kv_copies(config.num_kv_heads)
         heads = config.num_kv_heads * copies // parallel.tensor_parallel_size  # of this rank
@@ -51,7 +51,7 @@ class DecoderAdapter(NativeAdapter):
         cls, checkpoint: Checkpoint, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
         config = decoder_config(checkpoint)
-        size = DTYPE_BYTES[_dtype(config, options)]
+        size = DTYPE_BYTES[dtype_of(config, options)]
         weights = size * sum(prod(shape) for _, shape in tensors(config))
         if options.device == "cpu":
             weights = sum(weight_bytes(checkpoint, options).values())
@@ -73,7 +73,7 @@ class DecoderAdapter(NativeAdapter):
         has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
         adapter = cls(
             config.model_type if has_own_type else "decoder",
-            _meta(config, _dtype(config, options), options.max_model_len),
+            decoder_meta(config, dtype_of(config, options), options.max_model_len),
             options,
         )
         adapter.eos_token_ids = config.eos_token_ids
@@ -157,7 +157,7 @@ def _open_tensor(checkpoint: Checkpoint, place: _Placement, options: AdapterOpti
     costs and loses nothing. Of a part, the bytes are read that belong to it."""
     name, part = place.name, place.part
     is_vector = len(checkpoint.shape(name)) == 1
-    dtype = "f32" if is_vector else _dtype(decoder_config(checkpoint), options)
+    dtype = "f32" if is_vector else dtype_of(decoder_config(checkpoint), options)
     if not is_vector and _keeps_blocks(options):
         blocks = checkpoint.read_blocks(name, part)
         if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
@@ -202,7 +202,7 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
     record = checkpoint.record(name)
     if record is not None and options.quantization is not None:
         return record.dtype
-    return _dtype(decoder_config(checkpoint), options)
+    return dtype_of(decoder_config(checkpoint), options)
 
 
 def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, int]:
@@ -236,12 +236,12 @@ def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None
         )
 
 
-def _dtype(config: ModelConfig, options: AdapterOptions) -> str:
+def dtype_of(config: ModelConfig, options: AdapterOptions) -> str:
     dtype = config.dtype if options.dtype == "auto" else options.dtype
     return check_choice("dtype", dtype, tuple(STORAGE))
 
 
-def _meta(config: ModelConfig, dtype: str, max_model_len: int) -> LlaisysDecoderMeta:
+def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> LlaisysDecoderMeta:
     """`max_model_len`: what is asked for; 0: the model's own. More than it can is refused."""
     length = min(max_model_len or config.max_position_embeddings, config.longest_context)
     meta = LlaisysDecoderMeta(

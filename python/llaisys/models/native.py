@@ -133,8 +133,16 @@ class NativeAdapter(ModelAdapter):
     def _fill(self, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> None:
         """Give the model its weights; `check()` between them raises when nobody waits any more."""
 
-    def __init__(self, model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions) -> None:
-        self.native = Model(_create_params(model_type, meta, options))
+    def __init__(
+        self,
+        model_type: str,
+        meta: LlaisysDecoderMeta,
+        options: AdapterOptions,
+        whole_meta: Any = None,
+    ) -> None:
+        """`whole_meta`: of a model type whose meta is more than a decoder's."""
+        self.native = Model(_create_params(model_type, whole_meta or meta, options))
+        self._kept = 0  # hidden states of each token
         params = self.native.params
         self.vocab_size = int(meta.voc)
         self.hidden_size = int(meta.hs)
@@ -157,13 +165,18 @@ class NativeAdapter(ModelAdapter):
         return ForwardOutput(count, np.frombuffer(ids, np.int32, count))
 
     def _filled_step(
-        self, step: ModelStepInput, attention: AttentionMetadata | None
+        self,
+        step: ModelStepInput,
+        attention: AttentionMetadata | None,
+        features: NDArray[np.float32] | None = None,  # [n, size], beside the tokens
     ) -> LlaisysStepInput:
         native = self._step
         n = len(step.token_ids)
         _check_lengths(n, step, attention)
         native.n_tokens = n
         native.token_ids = _address(step.token_ids, np.int64, "token_ids")
+        native.embd = None if features is None else _address(features, np.float32, "features")
+        native.embd_size = 0 if features is None else features.shape[1]
         native.positions = _address(step.positions, np.int64, "positions")
         native.seq_ids = _address(step.seq_ids, np.int64, "seq_ids")
         native.n_seq_ids = n
@@ -183,6 +196,17 @@ class NativeAdapter(ModelAdapter):
             native.block_tables = _address(attention.block_tables, np.int32, "block_tables")
             native.block_table_width = attention.block_tables.shape[1]
         return native
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        self.native.keep_hidden(layers)
+        self._kept = len(layers)
+
+    def hidden(self, num_tokens: int) -> NDArray[np.float32]:
+        return self._hidden(num_tokens, self._kept * self.hidden_size)
+
+    def _hidden(self, num_tokens: int, size: int) -> NDArray[np.float32]:
+        values = arrays.float_copy(self.native.hidden_address, num_tokens * size)
+        return np.frombuffer(values, np.float32).reshape(num_tokens, size)
 
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
         native = self._filled_sampling(self._sampling, sampling)
@@ -346,9 +370,7 @@ def kv_head_bytes(dtype: str, head_dim: int) -> int:
     return head_dim * types.DTYPE_BYTES[dtype]
 
 
-def _create_params(
-    model_type: str, meta: LlaisysDecoderMeta, options: AdapterOptions
-) -> LlaisysModelCreateParams:
+def _create_params(model_type: str, meta: Any, options: AdapterOptions) -> LlaisysModelCreateParams:
     layout = check_choice("kv_cache_layout", options.kv_cache_layout, tuple(LAYOUTS))
     device = check_choice("device", options.device, tuple(types.DEVICE_NAMES))
     params = LlaisysModelCreateParams(

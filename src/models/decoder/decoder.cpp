@@ -1,8 +1,10 @@
 #include "models/decoder/decoder.hpp"
 
 #include "models/hyper_params.hpp"
+#include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
+#include "ops/rms_norm/op.hpp"
 
 #include <algorithm>
 
@@ -109,6 +111,9 @@ DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &wor
         act.all_logits =
             workspace.take({group_->size(), head_rows, head_columns_}, LLAISYS_DTYPE_F32);
     }
+    if (!kept_.empty()) {
+        act.kept = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
+    }
     if (table_.device() == LLAISYS_DEVICE_CPU) {
         act.q = workspace.take({n, q_size}, dtype);
         act.k = workspace.take({n, kv_size}, dtype);
@@ -151,10 +156,13 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
     ops::Residual residual{act.residual, Tensor()};
     for (size_t i = 0; i < layers_.size(); ++i) {
         at_place("layer", i, [&] {
+            keep(stream, int32_t(i), act, residual, output->kept);
             attend(stream, i, input, attention, act, &residual);
             feed_forward(stream, i, act, &residual);
         });
     }
+    keep(stream, int32_t(layers_.size()), act, residual, output->kept);
+    keep(stream, -1, act, residual, output->kept);
     if (input.hidden_rows.defined()) {
         ops::hidden_rows(stream, output->hidden, &residual, norm(weights_.out_norm_w, act),
                          input.hidden_rows);
@@ -189,6 +197,37 @@ void DecoderModel::run_head(const device::Stream &stream, const ModelInput &inpu
             ops::rearrange(
                 stream, logits.slice(0, first, first + n).slice(1, begin, end),
                 parts.slice(0, rank, rank + 1).view({n, head_columns_}).slice(1, 0, end - begin));
+        }
+    }
+}
+
+void DecoderModel::keep_hidden(const std::vector<int32_t> &layers) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+        require(layers[i] >= -1 && layers[i] <= int32_t(meta_.nlayer), "layers[", i,
+                "] must be in [-1, ", meta_.nlayer, "], got ", layers[i]);
+    }
+    kept_ = layers;
+}
+
+// A copy of the sum that the next norm makes anyway: what follows has the same bits with it and
+// without.
+void DecoderModel::keep(const device::Stream &stream, int32_t layer, const Activations &act,
+                        const ops::Residual &residual, const Tensor &hidden) const {
+    const int64_t size = int64_t(meta_.hs);
+    for (size_t i = 0; i < kept_.size(); ++i) {
+        if (kept_[i] != layer) {
+            continue;
+        }
+        const Tensor out = hidden.slice(1, int64_t(i) * size, int64_t(i + 1) * size);
+        if (residual.addend.defined()) {
+            ops::add(stream, act.kept, residual.sum, residual.addend);
+        } else {
+            ops::rearrange(stream, act.kept, residual.sum);
+        }
+        if (layer < 0) {
+            ops::rms_norm(stream, out, act.kept, weights_.out_norm_w->tensor, meta_.epsilon);
+        } else {
+            ops::rearrange(stream, out, act.kept);
         }
     }
 }

@@ -35,6 +35,8 @@ public:
     int64_t hidden_size() const override { return int64_t(meta_.hs); }
     int64_t max_positions() const override { return int64_t(meta_.maxseq); }
     const std::vector<int64_t> &windows() const override { return windows_; }
+    int64_t kept_hidden() const override { return int64_t(kept_.size()) * hidden_size(); }
+    void keep_hidden(const std::vector<int32_t> &layers) override;
     void *weights() override { return &weights_; }
     void replace_weight(const device::Stream &stream, const char *field, int layer,
                         llaisysTensor_t handle) override {
@@ -61,6 +63,7 @@ private:
         // Of a head that is cut: at most kHeadRows rows of logits at a time, f32.
         Tensor own_logits; // [rows, head_columns_]
         Tensor all_logits; // [ranks, rows, head_columns_]
+        Tensor kept;       // f32 [n, hs]; not defined when no hidden states are kept
     };
     static constexpr int64_t kHeadRows = 32;
 
@@ -75,6 +78,9 @@ private:
     void run_layers(const device::Stream &stream, const ModelInput &input,
                     const AttentionMetadata &attention, const Activations &act,
                     ForwardOutput *output) const;
+    // Copies what the residual stream is into the places of `layer` in `hidden`.
+    void keep(const device::Stream &stream, int32_t layer, const Activations &act,
+              const ops::Residual &residual, const Tensor &hidden) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
     DType activation_dtype() const;
     ops::Norm norm(llaisysTensor_t weight, const Activations &act) const;
@@ -96,6 +102,7 @@ private:
     LlaisysDecoderMeta meta_; // nh, nkvh and di: this rank's share; what it points to is not kept
     float scale_ = 0;         // of attention
     std::vector<int64_t> windows_;
+    std::vector<int32_t> kept_; // layers whose hidden states are kept; -1: after the last norm
     LlaisysDecoderWeights weights_{};
     std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_
     std::vector<Layer> layers_;

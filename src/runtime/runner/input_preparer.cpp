@@ -18,7 +18,18 @@ const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const 
 void InputPreparer::take_tokens(const LlaisysStepInput &input) {
     step_.token_ids = nullptr;
     step_.embd = input.embd;
+    const bool is_head = limits_.feature_size > 0;
     if (input.embd != nullptr) {
+        step_.embd_size = input.embd_size != 0 ? input.embd_size : limits_.hidden_size;
+        require(step_.embd_size == limits_.hidden_size ||
+                    (is_head && step_.embd_size == limits_.feature_size),
+                "embd_size must be ", limits_.hidden_size,
+                is_head ? text(" or ", limits_.feature_size) : std::string(), ", got ",
+                step_.embd_size);
+    }
+    require(!is_head || (input.token_ids != nullptr && input.embd != nullptr),
+            "a draft head takes token_ids and embd; one of them is NULL");
+    if (input.embd != nullptr && !is_head) {
         return;
     }
     require(input.token_ids != nullptr, "token_ids and embd are both NULL");

@@ -15,14 +15,15 @@ namespace llaisys::runtime {
 // caller's. n: tokens.
 struct PreparedStep {
     int32_t n_tokens = 0;
-    const int64_t *token_ids = nullptr; // [n], null when embd is given
-    const float *embd = nullptr;        // [n, hidden size]
-    std::vector<int64_t> positions;     // [n]
-    std::vector<int32_t> seq_offsets;   // [n + 1]
-    std::vector<int64_t> seq_ids;       // [seq_offsets[n]], each token's rising
-    std::vector<int32_t> outputs;       // tokens whose logits are wanted, rising
-    std::vector<int32_t> pooled;        // tokens whose hidden states are, rising
-    const uint8_t *pooling = nullptr;   // [n]: LlaisysPooling of those
+    const int64_t *token_ids = nullptr; // [n], null when embd is given, but to a draft head
+    const float *embd = nullptr;        // [n, embd_size]
+    int64_t embd_size = 0;
+    std::vector<int64_t> positions;   // [n]
+    std::vector<int32_t> seq_offsets; // [n + 1]
+    std::vector<int64_t> seq_ids;     // [seq_offsets[n]], each token's rising
+    std::vector<int32_t> outputs;     // tokens whose logits are wanted, rising
+    std::vector<int32_t> pooled;      // tokens whose hidden states are, rising
+    const uint8_t *pooling = nullptr; // [n]: LlaisysPooling of those
 };
 
 // Tokens [first, first + n) of a step, outputs [first_output, first_output + n_outputs), and the same
@@ -39,9 +40,11 @@ struct UbatchRange {
 class InputPreparer {
 public:
     struct Limits {
-        int64_t vocabulary;
+        int64_t vocabulary; // of the tokens that go in
         int64_t max_positions;
         int32_t max_ubatch; // tokens
+        int64_t hidden_size;
+        int64_t feature_size; // as Model::feature_size
     };
 
     explicit InputPreparer(const Limits &limits) : limits_(limits) {}

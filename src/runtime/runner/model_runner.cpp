@@ -1,6 +1,7 @@
 #include "runtime/runner/model_runner.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace llaisys::runtime {
 
@@ -23,7 +24,8 @@ int64_t sequence_of(const PreparedStep &step, int32_t token) {
 ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
-      preparer_({model.vocabulary(), options.max_positions, options.max_ubatch}),
+      preparer_({model.input_vocabulary(), options.max_positions, options.max_ubatch,
+                 model.hidden_size(), model.feature_size()}),
       metadata_(model.windows()), storage_(make_storage(stream, model.kv_spec(), options)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
@@ -32,6 +34,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
              }),
       captured_(stream), output_(stream.type(), stream.device_id(), model.vocabulary()),
       hidden_(stream.type(), stream.device_id(), model.hidden_size()), pool_(model.hidden_size()),
+      kept_(stream.type(), stream.device_id(), model.kept_hidden()),
       sampler_(stream, model.vocabulary()), arena_(stream), device_draw_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
@@ -57,10 +60,8 @@ void ModelRunner::reserve_largest_step() {
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const Profile::Scope scope = profile_.prepare();
-    output_.clear();
-    hidden_.clear();
+    clear_output();
     is_drawn_ = false;
-    sampler_.clear_logprobs();
     model_.prepare_weights(stream_);
     if (input.n_tokens > options_.n_slots) { // more than will ever fit: its arrays are not read
         require(cells_.has_value(), "n_tokens must be at most the ", options_.n_slots,
@@ -70,6 +71,11 @@ int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const PreparedStep &step = preparer_.prepare(input, cells());
     const std::vector<UbatchRange> &ranges = preparer_.split(step);
     output_.reserve(int64_t(step.outputs.size()));
+    if (kept_.row_size() > 0) {
+        kept_.reserve(step.n_tokens);
+        step_tokens_.resize(size_t(step.n_tokens));
+        std::iota(step_tokens_.begin(), step_tokens_.end(), 0);
+    }
     if (!step.pooled.empty()) {
         hidden_.reserve(int64_t(step.pooled.size()));
     }
@@ -118,7 +124,7 @@ int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<Ubatc
         while (applied-- > 0) {
             cells_->rollback_ubatch(plans_[applied], ubatches_[applied]);
         }
-        output_.clear();
+        clear_output();
         throw;
     }
     return LLAISYS_DECODE_OK;
@@ -139,7 +145,7 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
             });
         }
     } catch (...) {
-        output_.clear();
+        clear_output();
         throw;
     }
     block_used_ = step.n_tokens;
@@ -150,10 +156,13 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
 
 int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
                                  int64_t n_padded) const {
-    const int64_t values =
-        step.token_ids != nullptr
-            ? StepArena::bytes_for(n_padded, sizeof(int64_t))
-            : StepArena::bytes_for(n_padded * model_.hidden_size(), sizeof(float));
+    int64_t values = 0;
+    if (step.token_ids != nullptr) {
+        values += StepArena::bytes_for(n_padded, sizeof(int64_t));
+    }
+    if (step.embd != nullptr) {
+        values += StepArena::bytes_for(n_padded * step.embd_size, sizeof(float));
+    }
     return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
            StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
            StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
@@ -168,10 +177,11 @@ models::ModelInput ModelRunner::put_input(const PreparedStep &step, const Ubatch
         int64_t *to = arena_.take<int64_t>({n_padded}, &input.token_ids);
         std::copy_n(step.token_ids + range.first, range.n, to);
         std::fill(to + range.n, to + n_padded, 0);
-    } else {
-        const int64_t hidden = model_.hidden_size();
-        float *to = arena_.take<float>({n_padded, hidden}, &input.embeddings);
-        std::copy_n(step.embd + range.first * hidden, range.n * hidden, to);
+    }
+    if (step.embd != nullptr) {
+        const int64_t size = step.embd_size;
+        float *to = arena_.take<float>({n_padded, size}, &input.embeddings);
+        std::copy_n(step.embd + range.first * size, range.n * size, to);
     }
     int64_t *positions = arena_.take<int64_t>({n_padded}, &input.positions);
     std::copy_n(step.positions.data() + range.first, range.n, positions);
@@ -204,13 +214,16 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         const Profile::Scope scope = profile_.attn_meta();
         describe();
     }
-    const bool decodes = blocks_.has_value() && step.token_ids != nullptr &&
-                         range.n == step.n_tokens && range.n_outputs == range.n &&
-                         range.n_pooled == 0 && metadata_.are_all_single();
+    const bool decodes = blocks_.has_value() && step.embd == nullptr && range.n == step.n_tokens &&
+                         range.n_outputs == range.n && range.n_pooled == 0 &&
+                         metadata_.are_all_single();
     const int64_t bucket = decodes ? captured_.bucket_of(range.n) : 0;
     const int64_t n_padded = std::max<int64_t>(bucket, range.n);
     if (n_padded > output_.capacity()) {
         output_.reserve(n_padded);
+    }
+    if (kept_.row_size() > 0 && n_padded > kept_.capacity()) { // a graph: the only micro-batch
+        kept_.reserve(n_padded);
     }
     models::ModelInput input;
     models::AttentionMetadata metadata;
@@ -226,6 +239,9 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     models::ForwardOutput output;
     output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs,
                                    range.n_outputs + (n_padded - range.n));
+    if (kept_.row_size() > 0) {
+        output.kept = kept_.append(step_tokens_.data() + range.first, range.n, n_padded);
+    }
     if (range.n_pooled > 0) {
         output.hidden = hidden_.append(step.pooled.data() + range.first_pooled, range.n_pooled);
     }
@@ -242,12 +258,20 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     }
 }
 
+void ModelRunner::keep_hidden(const std::vector<int32_t> &layers) {
+    model_.keep_hidden(layers);
+    clear_output();
+    kept_ = OutputBuffer(stream_.type(), stream_.device_id(), model_.kept_hidden());
+    captured_.clear(); // what was captured keeps what was kept then
+    reserve_largest_step();
+}
+
 // Changes when memory that a captured step touches has moved.
 uint64_t ModelRunner::memory_version() const {
     uint64_t hash = model_.weights_version();
-    for (const uint64_t part :
-         {uint64_t(arena_.generation()), uint64_t(workspace_.allocations()),
-          uint64_t(output_.capacity()), uint64_t(device_draw_.memory_version())}) {
+    for (const uint64_t part : {uint64_t(arena_.generation()), uint64_t(workspace_.allocations()),
+                                uint64_t(output_.capacity()), uint64_t(kept_.capacity()),
+                                uint64_t(device_draw_.memory_version())}) {
         hash = (hash ^ part) * 1099511628211u;
     }
     return hash;

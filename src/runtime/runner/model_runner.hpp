@@ -55,9 +55,18 @@ public:
         const Profile::Scope scope = profile_.memcpy();
         return output_.host_rows(stream_);
     }
-    // Drops the rows and logprobs of the last step; step does so itself.
+    // See llaisysModelKeepHidden.
+    void keep_hidden(const std::vector<int32_t> &layers);
+    // The hidden states of the last step's tokens in host memory, its work done; null: none.
+    const float *host_hidden() {
+        const Profile::Scope scope = profile_.memcpy();
+        return kept_.row_size() > 0 ? kept_.host_rows(stream_) : nullptr;
+    }
+    // Drops the rows, hidden states and logprobs of the last step; step does so itself.
     void clear_output() {
         output_.clear();
+        hidden_.clear();
+        kept_.clear();
         sampler_.clear_logprobs();
     }
     // Vectors of sequences that steps were asked to pool.
@@ -107,6 +116,8 @@ private:
     OutputBuffer output_;
     OutputBuffer hidden_; // of the pooled tokens; grows when some are
     Pool pool_;
+    OutputBuffer kept_;                // rows of 0 numbers: none are kept
+    std::vector<int32_t> step_tokens_; // 0, 1, ..: every token has hidden states
     Sampler sampler_;
     Profile profile_;
 

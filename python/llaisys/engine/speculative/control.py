@@ -155,7 +155,7 @@ def make_speculator(
     if config is None:
         return None
     proposer: Proposer
-    if config.needs_model:
+    if config.has_weights:
         proposer = DraftModelProposer(draft)
     else:
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.machine_memory import available_memory
@@ -15,7 +15,7 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import refuse
-from llaisys.engine.config import EngineConfig
+from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
 
@@ -34,7 +34,7 @@ class OpenedModel:
 
     path: str
     model_type: str
-    checkpoint: Checkpoint | None  # None for models without files
+    checkpoint: Any  # a Checkpoint, or None for models without files; of a head DraftHeadFiles
     adapter_class: type[ModelAdapter]
     options: AdapterOptions
     kv_bytes_per_token: int
@@ -89,21 +89,14 @@ def _open_draft(
     """The model that speculative_config names; `target`: the checkpoint of the one it drafts for,
     whose vocabulary it must have."""
     speculative = config.speculative
-    if speculative is None or speculative.model is None:
+    if speculative is None or not speculative.has_weights:
         return None
-    own = replace(config, model=speculative.model, model_type=None, adapter_class=None)
-    path, model_type, checkpoint = _open_checkpoint(own)
+    path, adapter_class, checkpoint, is_checked = _open_draft_files(config, speculative, target)
     try:
         length = options.max_model_len
         if checkpoint is not None:
             limit = checkpoint.config.max_position_embeddings
             length = min(length or limit, limit)
-        is_checked = False
-        if checkpoint is not None and target is not None:
-            from llaisys.models.loading.vocabulary import check_same_vocabulary
-
-            is_checked = check_same_vocabulary(target, checkpoint)
-        adapter_class = get_adapter_class(model_type)
         options = replace(
             options,
             dtype="auto",
@@ -119,9 +112,39 @@ def _open_draft(
             checkpoint.close()
         raise
     return OpenedModel(
-        *(path, model_type, checkpoint, adapter_class, options, per_token, 0),
+        *(path, speculative.method, checkpoint, adapter_class, options, per_token, 0),
         has_checked_vocabulary=is_checked,
     )
+
+
+def _open_draft_files(
+    config: EngineConfig, speculative: SpeculativeConfig, target: Checkpoint | None
+) -> tuple[str, type[ModelAdapter], Any, bool]:
+    """(path, adapter class, files, whether the vocabulary was compared) of what drafts."""
+    from llaisys.models.loading.resolve import resolve_model
+
+    if speculative.is_head:
+        from llaisys.models.draft_head import DraftHeadAdapter
+        from llaisys.models.draft_head_files import open_draft_head
+
+        if target is None:
+            raise refuse("speculative_config.method", speculative.method, "of a model with files")
+        path = None if speculative.model is None else resolve_model(speculative.model)
+        head = open_draft_head(path, target)
+        return head.where, DraftHeadAdapter, head, True
+    own = replace(config, model=speculative.model, model_type=None, adapter_class=None)
+    name, model_type, checkpoint = _open_checkpoint(own)
+    try:
+        is_checked = False
+        if checkpoint is not None and target is not None:
+            from llaisys.models.loading.vocabulary import check_same_vocabulary
+
+            is_checked = check_same_vocabulary(target, checkpoint)
+        return name, get_adapter_class(model_type), checkpoint, is_checked
+    except BaseException:
+        if checkpoint is not None:
+            checkpoint.close()
+        raise
 
 
 def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]:

@@ -45,7 +45,7 @@ from llaisys.common.types import (
 )
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
-from llaisys.engine.worker.drafting import DraftModel, load_draft_model
+from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.launching import LaunchedStep, LaunchedSteps
 from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
 from llaisys.engine.worker.pooling import PromptPooling, read_vectors
@@ -91,7 +91,7 @@ class Worker:
         self._buffers: StepBuffers
         self._sampling: SamplingRows
         self._scoring: PromptScoring
-        self._draft_model: DraftModel | None = None  # the driver rank's, if any
+        self._drafter: Drafter | None = None  # the driver rank's, if any
         self._pooling: PromptPooling
         self._launched: LaunchedSteps
         self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
@@ -155,10 +155,10 @@ class Worker:
             )
         self._make_buffers(self.info)
         if opened.draft is not None:
-            self._draft_model = load_draft_model(
+            self._drafter = load_drafter(
                 opened.draft,
+                adapter,
                 self.info.num_blocks,
-                adapter.vocab_size,
                 self.config.scheduler.max_num_batched_tokens,
             )
         logger.info(
@@ -222,8 +222,8 @@ class Worker:
         if opened is not None:
             opened.close()
         self._begun = None
-        draft_model, self._draft_model = self._draft_model, None
-        for model in (adapter, draft_model):
+        drafter, self._drafter = self._drafter, None
+        for model in (adapter, drafter):
             if model is not None:
                 model.close()
 
@@ -235,10 +235,10 @@ class Worker:
     # ---- drafts --------------------------------------------------------------------------------
 
     def draft(self, requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
-        """What the draft model says to each; see DraftModel."""
-        if self._draft_model is None:
+        """What the draft model or head says to each; see Drafter."""
+        if self._drafter is None:
             raise ClosedError(f"worker rank {self.rank}: no draft model is loaded")
-        return self._draft_model.draft(requests, forgotten)
+        return self._drafter.draft(requests, forgotten)
 
     # ---- a step --------------------------------------------------------------------------------
 
@@ -397,6 +397,8 @@ class Worker:
             with self._timers["postprocess"]:
                 agreed = self._agreed(drawn)
                 output.extend(self.postprocess(plan, drawn))
+        if self._drafter is not None:
+            self._drafter.observe(plan, output, self._rows, self._open_adapter())
         return output
 
     def _leave_out(

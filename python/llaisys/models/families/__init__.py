@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.models.families.llama import LLAMA
+from llaisys.models.families.mimo import MIMO
 from llaisys.models.families.mistral import MISTRAL
 from llaisys.models.families.qwen2 import QWEN2
 from llaisys.models.families.qwen3 import QWEN3
@@ -15,7 +16,9 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.resolve import open_files
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (QWEN2, LLAMA, QWEN3, MISTRAL)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (QWEN2, LLAMA, QWEN3, MISTRAL, MIMO)
+}
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

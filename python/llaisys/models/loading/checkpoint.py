@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from llaisys.common.closing import Closing
+from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
@@ -118,3 +119,8 @@ class Checkpoint(Closing, ABC):
         when it is none, or when the part does not consist of whole blocks."""
         self.shape(name)
         return None
+
+    def read_integers(self, name: str) -> Array:
+        """A tensor of integers, as int64; ModelLoadError when it is none."""
+        self.shape(name)
+        raise ModelLoadError(f"{self.where}: tensor {name!r} does not hold integers")

@@ -35,6 +35,7 @@ _BITS = {
     **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
     **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
 }
+INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2"}  # of tables of token ids
 USABLE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -256,6 +257,14 @@ class SafetensorsCheckpoint(Checkpoint):
         record.read_into(flat.data)
         stored = flat.view(storage_dtype(record.dtype)).reshape(record.shape)
         return convert(stored, record.dtype, dtype)
+
+    def read_integers(self, name: str) -> Array:
+        record = self._find(name)
+        if record.dtype not in INTEGERS:
+            return super().read_integers(name)
+        flat = np.empty(record.nbytes, np.uint8)
+        record.read_into(flat.data)
+        return flat.view(INTEGERS[record.dtype]).reshape(record.shape).astype(np.int64)
 
     def close(self) -> None:
         self._closed = True

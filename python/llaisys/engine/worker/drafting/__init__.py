@@ -1,5 +1,6 @@
-"""What guesses tokens beside the model: a model of its own, with a KV cache of its own."""
+"""What guesses tokens beside the model: a model or a head, with a KV cache of its own."""
 
-from llaisys.engine.worker.drafting.draft_model import DraftModel, load_draft_model
+from llaisys.engine.worker.drafting.drafter import Drafter
+from llaisys.engine.worker.drafting.loading import load_drafter
 
-__all__ = ["DraftModel", "load_draft_model"]
+__all__ = ["Drafter", "load_drafter"]

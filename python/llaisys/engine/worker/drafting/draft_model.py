@@ -8,22 +8,19 @@ back. So preemption, prompts in pieces and steps without drafts need no word her
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import ModelStepInput, SamplingMetadata
-from llaisys.common.types import DraftRequest
+from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
+from llaisys.engine.worker.batch import SequenceRows
 from llaisys.engine.worker.drafting.books import DraftBooks, DraftSequence
-from llaisys.engine.worker.opening import OpenedModel
+from llaisys.engine.worker.drafting.drafter import Drafter
 from llaisys.models.base import ModelAdapter
 
 
-class DraftModel:
-    """Owns its adapter and closes it."""
-
+class DraftModel(Drafter):
     def __init__(self, adapter: ModelAdapter, block_size: int, max_step_tokens: int) -> None:
         """`max_step_tokens`: known tokens that one call computes at most."""
         self.adapter = adapter
@@ -56,6 +53,11 @@ class DraftModel:
         if pieces:
             self._guess(pieces, active)
         return drafts
+
+    def observe(
+        self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
+    ) -> None:
+        """It needs nothing but the tokens, which it is told when it is asked."""
 
     def _room(self, sequence: DraftSequence, count: int) -> int:
         """How many tokens can be drafted behind the known ones."""
@@ -108,26 +110,3 @@ class DraftModel:
         outputs = np.argsort(output.output_ids[: output.n_outputs]).astype(np.int32)
         greedy = {"temperature": np.zeros(output.n_outputs)}
         return self.adapter.sample(SamplingMetadata(outputs, numbers=greedy))
-
-    def close(self) -> None:
-        self.adapter.close()
-
-
-def load_draft_model(
-    opened: OpenedModel, num_blocks: int, vocab_size: int, max_step_tokens: int
-) -> DraftModel:
-    """With as many KV blocks as the model has. Raises InvalidInputError when its vocabulary is not
-    the model's: as far as files tell, that was seen before."""
-    block_size = opened.options.kv_cache_block_size
-    options = replace(opened.options, kv_cache_capacity_tokens=num_blocks * block_size)
-    adapter = opened.adapter_class.load(opened.checkpoint, options)
-    if adapter.vocab_size != vocab_size and not opened.has_checked_vocabulary:
-        adapter.close()
-        raise InvalidInputError(
-            f"speculative_config.model has a vocabulary of {adapter.vocab_size} tokens; it must "
-            f"be the model's, {vocab_size}",
-            field="speculative_config",
-            value=adapter.vocab_size,
-            limit=f"{vocab_size} tokens",
-        )
-    return DraftModel(adapter, block_size, max_step_tokens)

@@ -1,0 +1,169 @@
+"""Drafts from a head over the model's hidden states (EAGLE, EAGLE-3, MTP).
+
+Row p of a head stands for the model's hidden state of token p and the token behind it, p + 1; what
+it says is a guess at token p + 2. Rows of true tokens are kept after each step of the model; drafts
+are rows behind them, whose hidden states are the head's own; the next true rows overwrite them.
+A head whose rows do not begin with the prompt (a known prefix, a shifted context) looks at what it
+has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.step import ModelStepInput, SamplingMetadata
+from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
+from llaisys.engine.worker.batch import SequenceRows
+from llaisys.engine.worker.drafting.books import DraftBooks, DraftSequence
+from llaisys.engine.worker.drafting.drafter import Drafter
+from llaisys.models.base import ModelAdapter
+from llaisys.models.draft_head import DraftHeadAdapter
+
+MAX_PENDING = 256  # rows of a sequence that wait for the next draft; more are computed at once
+
+Features = NDArray[np.float32]
+
+
+@dataclass(slots=True, eq=False)
+class _Track:
+    """A sequence's rows: slots [0, sequence.computed), then those that wait."""
+
+    sequence: DraftSequence
+    end: int = 0  # tokens whose hidden states are known
+    features: list[Features] = field(default_factory=list)  # of the rows that wait
+    tokens: list[int] = field(default_factory=list)  # beside them
+
+    @property
+    def num_rows(self) -> int:
+        return self.sequence.computed + len(self.tokens)
+
+
+class DraftHead(Drafter):
+    adapter: DraftHeadAdapter
+
+    def __init__(self, adapter: DraftHeadAdapter, block_size: int) -> None:
+        self.adapter = adapter
+        self.books = DraftBooks(adapter.kv_capacity_tokens // block_size, block_size)
+        self._tracks: dict[int, _Track] = {}
+
+    # ---- after a step of the model -------------------------------------------------------------
+
+    def observe(
+        self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
+    ) -> None:
+        for seq_id in plan.released_seq_ids:
+            self._forget(seq_id)
+        hidden = model.hidden(sum(plan.counts))
+        first, full = 0, []
+        for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
+            valid = count
+            if seq_id in output.sampled:  # drafts that were refused are no tokens of it
+                drafts = plan.draft_token_ids.get(seq_id, ())
+                valid += len(output.sampled[seq_id]) - 1 - len(drafts)
+            if valid > 0 and seq_id not in output.failed:
+                track = self._track(seq_id, start)
+                # A copy: the step's array would be kept for a few of its rows.
+                track.features.append(hidden[first : first + valid].copy())
+                row = rows.row_of[seq_id]
+                track.tokens += rows.tokens[row, start + 1 : start + valid + 1].tolist()
+                track.end = start + valid
+                if len(track.tokens) >= MAX_PENDING:
+                    full.append(track)
+            first += count
+        for track in full:
+            if self.books.reserve(track.sequence, track.num_rows):
+                self._take_in([track], draws=False)
+            else:
+                self._forget(track.sequence.seq_id)
+
+    def _track(self, seq_id: int, start: int) -> _Track:
+        """That of a sequence which goes on at `start`; it begins anew when that is another place
+        than where it ended."""
+        track = self._tracks.get(seq_id)
+        if track is None or track.end != start:
+            self._forget(seq_id)
+            track = self._tracks[seq_id] = _Track(self.books.sequence(seq_id))
+        return track
+
+    def _forget(self, seq_id: int) -> None:
+        self._tracks.pop(seq_id, None)
+        self.books.forget(seq_id)
+
+    # ---- drafts --------------------------------------------------------------------------------
+
+    def draft(
+        self, requests: Sequence[DraftRequest], forgotten: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """None for a sequence of which the last step's hidden states are not known, or that there
+        is no room for. Who is forgotten, the plans say."""
+        drafts: list[list[int]] = [[] for _ in requests]
+        active: list[tuple[_Track, int, list[int]]] = []  # (who, drafts wanted, drafts)
+        for request, draft in zip(requests, drafts, strict=True):
+            track = self._tracks.get(request.seq_id)
+            if track is None or not track.tokens:
+                continue
+            count = min(request.count, self.adapter.max_model_len - track.num_rows + 1)
+            if count > 0 and self.books.reserve(track.sequence, track.num_rows + count - 1):
+                active.append((track, count, draft))
+        if not active:
+            return drafts
+        drawn, hidden = self._take_in([track for track, _, _ in active], draws=True)
+        while True:
+            for (_, _, draft), token in zip(active, drawn.tolist(), strict=True):
+                draft.append(token)
+            going_on = [i for i, (_, count, draft) in enumerate(active) if len(draft) < count]
+            if not going_on:
+                return drafts
+            active, drawn, hidden = [active[i] for i in going_on], drawn[going_on], hidden[going_on]
+            tracks = [track for track, _, _ in active]
+            starts = [track.sequence.computed + len(draft) - 1 for track, _, draft in active]
+            drawn, hidden = self._step(tracks, starts, drawn, hidden, [1] * len(active))
+
+    def _take_in(self, tracks: Sequence[_Track], draws: bool) -> tuple[NDArray[np.int64], Features]:
+        """Compute the rows that wait; see `_step`."""
+        starts = [track.sequence.computed for track in tracks]
+        counts = [len(track.tokens) for track in tracks]
+        tokens = np.array([t for track in tracks for t in track.tokens], dtype=np.int64)
+        features = np.concatenate([f for track in tracks for f in track.features])
+        result = self._step(tracks, starts, tokens, features, counts, draws)
+        for track, count in zip(tracks, counts, strict=True):
+            track.sequence.computed += count
+            track.features, track.tokens = [], []
+        return result
+
+    def _step(
+        self,
+        tracks: Sequence[_Track],
+        starts: Sequence[int],  # first row of each
+        tokens: NDArray[np.int64],  # of all, end to end
+        features: Features,
+        counts: Sequence[int],
+        draws: bool = True,
+    ) -> tuple[NDArray[np.int64], Features]:
+        """The likeliest token behind the last row of each, by the model's ids, and that row's
+        hidden state; both empty when nothing is drawn."""
+        sizes = np.array(counts, dtype=np.int64)
+        edges = sizes.cumsum()
+        ends = np.array(starts, dtype=np.int64) + sizes
+        rows = np.arange(len(tracks)).repeat(sizes)
+        positions = np.arange(len(tokens)) + (ends - edges).repeat(sizes)
+        sequences = [track.sequence for track in tracks]
+        mask = np.zeros(len(tokens), dtype=np.int8)
+        if draws:
+            mask[edges - 1] = 1
+        seq_ids = np.array([s.seq_id for s in sequences], dtype=np.int64)[rows]
+        step = ModelStepInput(np.ascontiguousarray(tokens), positions, seq_ids, mask)
+        attention = self.books.attention(sequences, ends.tolist(), rows, positions)
+        output = self.adapter.forward_features(step, attention, np.ascontiguousarray(features))
+        if not draws:
+            return np.zeros(0, dtype=np.int64), features[:0]
+        outputs = np.argsort(output.output_ids[: output.n_outputs]).astype(np.int32)
+        greedy = {"temperature": np.zeros(len(tracks))}
+        drawn = self.adapter.sample(SamplingMetadata(outputs, numbers=greedy)).astype(np.int64)
+        if self.adapter.token_ids is not None:
+            drawn = self.adapter.token_ids[drawn]
+        return drawn, self.adapter.hidden(len(tokens))[edges - 1]

@@ -1,0 +1,90 @@
+"""The adapter of heads that draft: a layer over tokens and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
+from llaisys.common.validation import refuse
+from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
+from llaisys.libllaisys.types import DTYPE_BYTES
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import decoder_meta, dtype_of
+from llaisys.models.device import MemoryNeeds, is_gpu
+from llaisys.models.draft_head_files import DraftHeadFiles
+from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from
+
+
+class DraftHeadAdapter(NativeAdapter):
+    """`checkpoint` of the class methods: DraftHeadFiles."""
+
+    token_ids: NDArray[np.int64] | None  # the model's ids of what it draws; None: the same
+
+    @classmethod
+    def kv_bytes_per_token(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> int:
+        config, dtype = checkpoint.config, options.kv_cache_dtype
+        dtype = dtype_of(config, options) if dtype == "auto" else dtype
+        return 2 * config.num_kv_heads * kv_head_bytes(dtype, config.head_dim)
+
+    @classmethod
+    def memory_needs(
+        cls, checkpoint: DraftHeadFiles, options: AdapterOptions, max_num_seqs: int
+    ) -> MemoryNeeds:
+        config, size = checkpoint.config, DTYPE_BYTES[dtype_of(checkpoint.config, options)]
+        hidden, heads = config.hidden_size, config.num_heads + 2 * config.num_kv_heads
+        layer = hidden * (
+            (checkpoint.n_features + 2) * hidden
+            + 2 * (heads + config.num_heads) * config.head_dim
+            + 3 * config.intermediate_size
+        )
+        tables = (checkpoint.model.config.vocab_size + config.vocab_size) * hidden
+        row = 4 * (4 * hidden + 2 * heads * config.head_dim + 2 * config.intermediate_size)
+        return MemoryNeeds(
+            weights=size * (layer + tables),
+            activations=row * options.max_batch_tokens,
+            logits=2 * 4 * config.vocab_size * max_num_seqs,
+        )
+
+    @classmethod
+    def _create(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> Self:
+        if is_gpu(options.device):
+            raise refuse("device", options.device, "cpu for draft heads")
+        config = checkpoint.config
+        decoder = decoder_meta(config, dtype_of(config, options), options.max_model_len)
+        meta = LlaisysDraftHeadMeta(
+            decoder=decoder,
+            in_voc=checkpoint.model.config.vocab_size,
+            n_features=checkpoint.n_features,
+            kind=DRAFT_HEAD_KINDS[checkpoint.kind],
+        )
+        adapter = cls("draft_head", decoder, options, meta)
+        adapter.token_ids = checkpoint.token_ids
+        return adapter
+
+    def _fill(
+        self, checkpoint: DraftHeadFiles, options: AdapterOptions, check: Callable[[], None]
+    ) -> None:
+        dtype = dtype_of(checkpoint.config, options)
+        for slot, read, is_vector in checkpoint.slots(dtype):
+            check()
+            with tensor_from(read(), "f32" if is_vector else dtype) as tensor:
+                self.native.replace_weight(slot, 0, tensor)
+
+    def forward_features(
+        self, step: ModelStepInput, attention: AttentionMetadata, features: NDArray[np.float32]
+    ) -> ForwardOutput:
+        """A step over tokens and what stands beside them, [n, hidden or feature size]; what it made
+        of them is `hidden` then."""
+        if features.ndim != 2 or len(features) != len(step.token_ids):
+            rows = len(step.token_ids)
+            raise refuse("features", list(features.shape), f"[{rows}, n], a row per token")
+        self.native.step(self._filled_step(step, attention, features))
+        return self.last_output()
+
+    def hidden(self, num_tokens: int) -> NDArray[np.float32]:
+        """Of the last step, [num_tokens, hidden size]."""
+        return self._hidden(num_tokens, self.hidden_size)

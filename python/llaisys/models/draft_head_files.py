@@ -1,0 +1,233 @@
+"""Heads that draft, as they are published: EAGLE and EAGLE-3 directories, and MTP layers, which lie
+in the model's own files or in a directory.
+
+What a head does not bring, the model gives: the embedding, and the output matrix of a head that
+drafts from the whole vocabulary. Which kind it is, its tensors say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.families import FAMILIES
+from llaisys.models.families.decoder_tensors import EMBEDDING, OUTPUT
+from llaisys.models.families.model_config import ModelConfig, decoder_config
+from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.convert import Array
+from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.json_config import read_config
+from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
+from llaisys.tokenization.json_file import read_json_object
+
+MTP_PREFIX = "model.mtp_layers.0."
+# kind -> prefix of its layer's tensors
+_PREFIXES = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": MTP_PREFIX}
+# kind -> names of the norms by slot, within the layer but for EAGLE-3's last one
+_NORMS = {
+    "eagle": {"mlp_norm_w": "layers.0.post_attention_layernorm"},
+    "eagle3": {
+        "token_norm_w": "midlayer.input_layernorm",
+        "hidden_norm_w": "midlayer.hidden_norm",
+        "mlp_norm_w": "midlayer.post_attention_layernorm",
+        "out_norm_w": "norm",
+    },
+    "mtp": {
+        "token_norm_w": f"{MTP_PREFIX}token_layernorm",
+        "hidden_norm_w": f"{MTP_PREFIX}hidden_layernorm",
+        "attn_norm_w": f"{MTP_PREFIX}input_layernorm",
+        "mlp_norm_w": f"{MTP_PREFIX}post_attention_layernorm",
+        "out_norm_w": f"{MTP_PREFIX}final_layernorm",
+    },
+}
+_LINEARS = {
+    "attn_o_w": "self_attn.o_proj",
+    "mlp_gate_w": "mlp.gate_proj",
+    "mlp_up_w": "mlp.up_proj",
+    "mlp_down_w": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHeadFiles:
+    """An open head and the model that it drafts for; the model is not this object's to close."""
+
+    kind: str  # "eagle", "eagle3" or "mtp"
+    config: ModelConfig  # of the one layer; vocab_size: tokens that it can draft
+    files: Checkpoint
+    model: Checkpoint
+    n_features: int  # hidden states of the model that it takes
+    layers: tuple[int, ...]  # which ones, as llaisysModelKeepHidden has them
+    token_ids: NDArray[np.int64] | None  # [vocab_size]: the model's ids; None: the same
+
+    @property
+    def where(self) -> str:
+        return self.files.where
+
+    def close(self) -> None:
+        if self.files is not self.model:
+            self.files.close()
+
+    def has(self, name: str) -> bool:
+        return name in self.files.names()
+
+    def slots(self, dtype: str) -> Iterator[tuple[str, Callable[[], Array], bool]]:
+        """(slot, how to read it, whether it is a vector) of all that the head has; matrices as
+        `dtype`, vectors as f32."""
+        prefix, hidden = _PREFIXES[self.kind], self.config.hidden_size
+        yield "in_embed", self._reader(EMBEDDING, "embed_tokens.weight", dtype), False
+        own, shared = "lm_head.weight", OUTPUT
+        if decoder_config(self.model).tie_word_embeddings:
+            shared = EMBEDDING
+        yield "out_embed", self._reader(shared, own, dtype), False
+        for slot, name in _NORMS[self.kind].items():
+            yield slot, self._vector(f"{name}.weight"), True
+        for slot, name in _LINEARS.items():
+            yield slot, self._matrix(f"{prefix}{name}.weight", dtype), False
+        for letter in "qkv":
+            name = f"{prefix}self_attn.{letter}_proj"
+            if self.kind == "eagle3":
+                weight = f"{name}.weight"
+                yield f"attn_{letter}_token_w", self._half(weight, 0, hidden, dtype), False
+                yield f"attn_{letter}_w", self._half(weight, hidden, 2 * hidden, dtype), False
+            else:
+                yield f"attn_{letter}_w", self._matrix(f"{name}.weight", dtype), False
+            if self.has(f"{name}.bias"):
+                yield f"attn_{letter}_b", self._vector(f"{name}.bias"), True
+        if self.kind == "eagle3":
+            yield "feature_w", self._matrix("fc.weight", dtype), False
+            return
+        # EAGLE: token, then feature; MTP: the other way round.
+        fuse = "fc" if self.kind == "eagle" else f"{MTP_PREFIX}input_proj"
+        token = 0 if self.kind == "eagle" else hidden
+        yield "fuse_token_w", self._half(f"{fuse}.weight", token, token + hidden, dtype), False
+        rest = hidden - token
+        yield "fuse_hidden_w", self._half(f"{fuse}.weight", rest, rest + hidden, dtype), False
+        if self.has(f"{fuse}.bias"):
+            yield "fuse_b", self._vector(f"{fuse}.bias"), True
+
+    def _reader(self, shared: str, own: str, dtype: str) -> Callable[[], Array]:
+        """Of a tensor that the model has too."""
+        if self.has(own) and self.files is not self.model:
+            return self._matrix(own, dtype)
+        return lambda: self.model.read(shared, dtype)
+
+    def _matrix(self, name: str, dtype: str) -> Callable[[], Array]:
+        return lambda: self.files.read(name, dtype)
+
+    def _half(self, name: str, begin: int, end: int, dtype: str) -> Callable[[], Array]:
+        return lambda: np.ascontiguousarray(self.files.read(name, dtype)[:, begin:end])
+
+    def _vector(self, name: str) -> Callable[[], Array]:
+        return lambda: self.files.read(name, "f32")
+
+
+def open_draft_head(directory: Path | None, model: Checkpoint) -> DraftHeadFiles:
+    """The head in `directory`, or the MTP layer of the model itself. Raises ModelLoadError when it
+    is none, or is not one for this model."""
+    if directory is None:
+        return _head_of(model, model, {})
+    files = SafetensorsCheckpoint(directory, *read_config(directory, FAMILIES))
+    try:
+        return _head_of(files, model, read_json_object(directory / "config.json"))
+    except BaseException:
+        files.close()
+        raise
+
+
+def _head_of(files: Checkpoint, model: Checkpoint, values: dict[str, Any]) -> DraftHeadFiles:
+    names = set(files.names())
+    kind = next((k for k in ("eagle3", "mtp", "eagle") if _is(k, names)), None)
+    if kind is None:
+        raise ModelLoadError(
+            f"{files.where}: no draft head: neither midlayer.* (EAGLE-3), {MTP_PREFIX}* (MTP) nor "
+            "fc.weight with layers.0.* (EAGLE)"
+        )
+    target = decoder_config(model)
+    config = replace(decoder_config(files), num_layers=1)
+    if config.hidden_size != target.hidden_size:
+        raise ModelLoadError(
+            f"{files.where}: hidden_size is {config.hidden_size}; the model's is "
+            f"{target.hidden_size}"
+        )
+    n_features = files.shape("fc.weight")[1] // config.hidden_size if kind == "eagle3" else 1
+    layers: tuple[int, ...] = (-1,)
+    if kind == "eagle3":
+        layers = _feature_layers(Fields(values, files.where), target.num_layers, n_features)
+    has_own = files is not model and "lm_head.weight" in names
+    vocab = files.shape("lm_head.weight")[0] if has_own else target.vocab_size
+    token_ids = _token_ids(files, vocab, target.vocab_size) if "d2t" in names else None
+    if token_ids is None and vocab != target.vocab_size:
+        raise ModelLoadError(
+            f"{files.where}: lm_head has {vocab} rows for {target.vocab_size} tokens, and no d2t"
+        )
+    config = replace(config, vocab_size=vocab, sliding_window=None, window_layers=())
+    head = DraftHeadFiles(kind, config, files, model, n_features, layers, token_ids)
+    _check_shapes(head)
+    return head
+
+
+def _is(kind: str, names: set[str]) -> bool:
+    fuse = f"{MTP_PREFIX}input_proj.weight" if kind == "mtp" else "fc.weight"
+    return fuse in names and f"{_PREFIXES[kind]}self_attn.q_proj.weight" in names
+
+
+def _feature_layers(fields: Fields, num_layers: int, n_features: int) -> tuple[int, ...]:
+    """Whose inputs an EAGLE-3 head looks at: as its config says, else early, middle and late."""
+    layers: tuple[int, ...] = (2, num_layers // 2, num_layers - 3)
+    if fields.has("eagle_config"):
+        given = fields.section("eagle_config").values.get("eagle_aux_hidden_state_layer_ids")
+        if isinstance(given, list) and all(type(layer) is int for layer in given):
+            layers = tuple(given)
+    if len(layers) != n_features or not all(0 <= layer <= num_layers for layer in layers):
+        raise fields.fail(
+            "fc.weight", f"takes {n_features} hidden states; {list(layers)} of {num_layers} layers"
+        )
+    return layers
+
+
+def _token_ids(files: Checkpoint, count: int, vocab: int) -> NDArray[np.int64]:
+    """d2t holds how far the model's id is above the head's own."""
+    offsets = files.read_integers("d2t")
+    if offsets.shape != (count,):
+        raise ModelLoadError(f"{files.where}: d2t has shape {list(offsets.shape)}, not [{count}]")
+    ids = offsets + np.arange(count)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab:
+        raise ModelLoadError(f"{files.where}: d2t leads outside the {vocab} tokens of the model")
+    return ids
+
+
+def _check_shapes(head: DraftHeadFiles) -> None:
+    """Of what the head itself brings; the library checks the rest."""
+    config, prefix = head.config, _PREFIXES[head.kind]
+    hidden, inner = config.hidden_size, config.intermediate_size
+    wide = hidden * (2 if head.kind == "eagle3" else 1)
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    fuse = {
+        "eagle": ("fc.weight", (hidden, 2 * hidden)),
+        "eagle3": ("fc.weight", (hidden, head.n_features * hidden)),
+        "mtp": (f"{MTP_PREFIX}input_proj.weight", (hidden, 2 * hidden)),
+    }[head.kind]
+    expected = {
+        fuse[0]: fuse[1],
+        f"{prefix}self_attn.q_proj.weight": (q, wide),
+        f"{prefix}self_attn.k_proj.weight": (kv, wide),
+        f"{prefix}self_attn.v_proj.weight": (kv, wide),
+        f"{prefix}self_attn.o_proj.weight": (hidden, q),
+        f"{prefix}mlp.gate_proj.weight": (inner, hidden),
+        f"{prefix}mlp.up_proj.weight": (inner, hidden),
+        f"{prefix}mlp.down_proj.weight": (hidden, inner),
+        **{f"{name}.weight": (hidden,) for name in _NORMS[head.kind].values()},
+    }
+    for name, shape in expected.items():
+        if head.files.shape(name) != shape:
+            raise ModelLoadError(
+                f"{head.where}: tensor {name!r} has shape {list(head.files.shape(name))}, the "
+                f"config asks for {list(shape)}"
+            )

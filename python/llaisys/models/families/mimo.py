@@ -1,0 +1,9 @@
+"""MiMo: Qwen2 with layers that predict further tokens (`mtp_layers`), for drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llaisys.models.families.qwen2 import QWEN2
+
+MIMO = replace(QWEN2, name="mimo", has_gguf_files=False)

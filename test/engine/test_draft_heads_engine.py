@@ -1,0 +1,185 @@
+"""Heads over hidden states in the engine: answers are those of the run without, and what a head
+drafts does not depend on how it came to know the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draft_heads import head_tensors, write_head
+from engine_fakes import greedy, make_config, run_all
+from model_files import tiny_config, write_hf_model
+from test_speculative import COUNT, NothingCosts, answers, random_requests, run
+
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.step import ModelStepInput
+from llaisys.common.types import DraftRequest
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor import estimate_memory
+from llaisys.engine.llm_engine import LLMEngine
+from llaisys.engine.worker.drafting.head import DraftHead
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import DecoderAdapter
+from llaisys.models.draft_head import DraftHeadAdapter
+from llaisys.models.draft_head_files import open_draft_head
+from llaisys.models.families import open_checkpoint
+
+KINDS = ("eagle", "eagle3", "mtp")
+VOCAB = 96
+CONFIG = tiny_config(
+    "mimo",
+    hidden_size=32,
+    num_hidden_layers=6,
+    intermediate_size=40,
+    vocab_size=VOCAB,
+    max_position_embeddings=128,
+)
+DRAFTS = {"num_speculative_tokens": 4, "disable_by_batch_size": 1000}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The model, and heads for it by kind; an MTP layer lies in the model's own files, too."""
+    path = tmp_path_factory.mktemp("heads")
+    weights = write_hf_model(path / "model", CONFIG, tokenizer=False)
+    config = (path / "model" / "config.json").read_text()
+    write_head(path / "model", CONFIG, {**weights, **head_tensors("mtp", CONFIG)})
+    (path / "model" / "config.json").write_text(config)
+    found = {"model": path / "model"}
+    for kind in KINDS:
+        tensors = head_tensors(kind, CONFIG, 50 if kind == "eagle3" else None)
+        found[kind] = write_head(path / kind, {**CONFIG, "model_type": "llama"}, tensors)
+    return found
+
+
+def settings_of(files: dict[str, Path], **more: Any) -> dict[str, Any]:
+    return {"model": str(files["model"]), "adapter_class": None, **more}
+
+
+def drafts_of(kind: str, files: dict[str, Path]) -> dict[str, Any]:
+    method = "mtp" if kind == "mtp" else "eagle"
+    own = {} if kind == "mtp" else {"model": str(files[kind])}
+    return {"method": method, **own, **DRAFTS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["roomy", "tight"])
+def test_a_head_changes_nothing_but_the_number_of_steps(
+    name: str, kind: str, files: dict[str, Path]
+):
+    tight = {"max_num_seqs": 8, "max_num_batched_tokens": 11, "num_blocks": 24}
+    settings = settings_of(files, **({"max_num_seqs": 48} if name == "roomy" else tight))
+    drafts = preemptions = 0
+    for seed in range(-(-COUNT // 8)):
+        requests = random_requests(seed, VOCAB)
+        plain = run(requests, settings)
+        drafted = run(requests, settings, speculative=drafts_of(kind, files))
+        assert answers(drafted.outputs) == answers(plain.outputs)
+        assert drafted.stats["worker_errors"] == 0
+        drafts += drafted.stats["spec_decode_num_draft_tokens"]
+        preemptions += drafted.stats["num_preemptions"]
+    assert drafts and (preemptions or name == "roomy")
+
+
+def scratch_draft(kind: str, files: dict[str, Path], tokens: list[int], count: int) -> list[int]:
+    """From a model and a head that have seen nothing before."""
+    options = AdapterOptions(kv_cache_layout="slot", kv_cache_capacity_tokens=128)
+    with open_checkpoint(files["model"]) as checkpoint:
+        head_files = open_draft_head(None if kind == "mtp" else files[kind], checkpoint)
+        model = DecoderAdapter.load(checkpoint, options)
+        head = DraftHeadAdapter.load(head_files, options)
+    with model, head:
+        model.keep_hidden(head_files.layers)
+        model.forward(step_of(tokens[:-1], 0), None)
+        features, inputs, start = model.hidden(len(tokens) - 1), tokens[1:], 0
+        found: list[int] = []
+        for _ in range(count):
+            head.forward_features(step_of(inputs, start), None, features)
+            best = int(head.logits()[-1].argmax())
+            found.append(best if head.token_ids is None else int(head.token_ids[best]))
+            features = head.hidden(len(inputs))[-1:].copy()
+            start, inputs = start + len(inputs), found[-1:]
+    return found
+
+
+def step_of(tokens: Sequence[int], start: int) -> ModelStepInput:
+    n = len(tokens)
+    ids, positions = np.array(tokens, dtype=np.int64), np.arange(start, start + n)
+    return ModelStepInput(ids, positions, np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
+    kind: str, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Prompts in pieces, two sequences, refused drafts: what was asked for each time is drafted
+    from scratch once more."""
+    monkeypatch.setattr("llaisys.engine.worker.drafting.head.MAX_PENDING", 7)
+    settings = settings_of(files, max_num_batched_tokens=17, enable_prefix_caching=False)
+    engine = LLMEngine(make_config(seed=7, speculative_config=drafts_of(kind, files), **settings))
+    assert engine.core.speculator is not None
+    engine.core.speculator.costs = NothingCosts()
+    drafter = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    assert isinstance(drafter, DraftHead)
+    known: dict[int, list[int]] = {}
+    seen: list[tuple[list[int], list[int]]] = []
+    draft = drafter.draft
+
+    def watching(requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
+        drafts = draft(requests, forgotten)
+        for request, found in zip(requests, drafts, strict=True):
+            tokens = known.setdefault(request.seq_id, [])
+            tokens[request.start :] = request.token_ids
+            seen.append((list(tokens), found))
+        return drafts
+
+    monkeypatch.setattr(drafter, "draft", watching)
+    for index, length in enumerate((30, 3)):
+        prompt = [(index + 5) * k % VOCAB for k in range(1, length + 1)]
+        engine.submit(prompt, greedy(9, ignore_eos=True), f"r{index}")
+    run_all(engine)
+    drafter.books.check_integrity()
+    assert len(seen) > 3
+    for tokens, found in seen[:6]:
+        assert found and found == scratch_draft(kind, files, tokens, len(found))
+    engine.submit([1], greedy(1), "c")  # the others have gone
+    run_all(engine)
+    assert len(drafter.books.sequences) <= 1
+    engine.close()
+
+
+def test_a_head_goes_on_where_a_known_prefix_ends(files: dict[str, Path]):
+    prompt = [k * 7 % VOCAB for k in range(40)]
+    settings = settings_of(files, speculative_config=drafts_of("eagle", files))
+    engine = LLMEngine(make_config(seed=7, **settings))
+    assert engine.core.speculator is not None
+    engine.core.speculator.costs = NothingCosts()
+    texts = []
+    for name in ("a", "b"):
+        engine.submit(prompt, greedy(12, ignore_eos=True), name)
+        texts.append(run_all(engine)[name])
+    assert texts[0].token_ids == texts[1].token_ids
+    assert texts[1].outputs[0].num_cached_tokens > 30
+    assert engine.stats()["spec_decode_num_drafts"] > 2
+    engine.close()
+
+
+def test_what_heads_need_is_checked_and_counted(files: dict[str, Path]):
+    with pytest.raises(InvalidInputError, match="of a model with files"):
+        LLMEngine(make_config(speculative_config=drafts_of("mtp", files)))
+    with pytest.raises(ModelLoadError, match="no draft head"):
+        plain = files["model"].parent / "plain"
+        write_hf_model(plain, CONFIG, tokenizer=False)
+        wrong = {"method": "eagle", "model": str(plain)}
+        LLMEngine(make_config(**settings_of(files, speculative_config=wrong)))
+    with pytest.raises(InvalidInputError, match="model is None; it must be the model that drafts"):
+        EngineConfig(speculative_config={"method": "eagle3"})
+    alone = EngineConfig(model=str(files["model"]), max_model_len=64)
+    both = EngineConfig(
+        model=str(files["model"]), max_model_len=64, speculative_config=drafts_of("mtp", files)
+    )
+    first, second = estimate_memory(alone), estimate_memory(both)
+    assert second.weights > first.weights and second.kv_cache * 6 == first.kv_cache * 7
