@@ -339,7 +339,7 @@ def test_bench_throughput_profiles_the_stages(
     assert main(arguments) == 0
     stages = json.loads(capsys.readouterr().out)["runs"][0]["stage_ms_per_step"]
     assert set(stages) == {*STAGES, *(f"native_{stage}" for stage in NATIVE_STAGES)}
-    assert all(value > 0 for value in stages.values())
+    assert {name for name, value in stages.items() if not value > 0} == {"native_collective"}
     native = sum(stages[f"native_{stage}"] for stage in NATIVE_STAGES)
     assert native < stages["run_model_forward"] + stages["sample"]
 
