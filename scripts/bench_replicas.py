@@ -15,6 +15,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -27,11 +28,13 @@ def free_port() -> int:
 
 
 def start_server(
-    options: argparse.Namespace, extra: list[str]
+    options: argparse.Namespace, folder: str, extra: list[str]
 ) -> tuple[subprocess.Popen[bytes], str]:
+    """`folder`: where its sessions are kept; a session file has one server."""
     port = free_port()
     command = [sys.executable, "-m", "llaisys", "serve", options.model, "--port", str(port)]
-    server = subprocess.Popen([*command, "--no-prefix-caching", "--log-level", "warning", *extra])
+    command += ["--session-file", f"{folder}/{port}.sqlite3", "--no-prefix-caching"]
+    server = subprocess.Popen([*command, "--log-level", "warning", *extra])
     url = f"http://127.0.0.1:{port}"
     while True:
         try:
@@ -63,9 +66,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     servers: list[tuple[subprocess.Popen[bytes], str]] = []
+    folder = tempfile.TemporaryDirectory()
     try:
-        servers.append(start_server(options, []))
-        servers.append(start_server(options, ["--data-parallel-size", str(options.replicas)]))
+        for extra in ([], ["--data-parallel-size", str(options.replicas)]):
+            servers.append(start_server(options, folder.name, extra))
         found: list[list[float]] = [[], []]
         for _ in range(options.rounds):
             for (_, url), values in zip(servers, found, strict=True):
@@ -74,6 +78,7 @@ def main() -> int:
         for server, _ in servers:
             server.terminate()
             server.wait()
+        folder.cleanup()
     one, several = (statistics.median(values) for values in found)
     ratio = statistics.median(b / a for a, b in zip(*found, strict=True))
     print(f"one engine    {one:9.1f} tok/s   {[round(v, 1) for v in found[0]]}")
