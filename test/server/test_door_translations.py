@@ -121,5 +121,5 @@ def test_a_prompt_of_generate_is_a_message() -> None:
         {"role": "system", "content": "s"},
         {"role": "user", "content": "p"},
     ]
-    for fields in ({"images": ["x"]}, {"context": [1]}, {"suffix": "x"}, {"template": "x"}):
+    for fields in ({"images": ["x"]}, {"context": [1]}, {"template": "x"}):
         assert next(iter(fields)) in refusal(GenerateRequest, model="m", prompt="p", **fields)

@@ -227,21 +227,32 @@ def test_a_model_that_cannot_be_loaded_is_its_own_503(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Path) -> None:
-    """It is refused at once with the numbers, however often it is asked for."""
+    """It is refused at once with the numbers. After a pause it is asked again what it needs, where
+    that takes nobody's place, and loaded once it fits."""
 
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=1e6)
         scene.sizes["c"] = BUDGET + 1
         await scene.ask("a")
-        for number in range(3):
+        for pause, asked in ((0, 1), (0, 1), (100, 2)):
+            scene.now += pause
             with pytest.raises(ApiError) as caught:
                 await scene.ask("c")
             assert caught.value.code == "model_unavailable"
             numbers = f"it needs {BUDGET + 1} bytes; the budget is {BUDGET}"
             assert numbers in caught.value.message
             assert scene.directory.find("c").problem == numbers
-            assert scene.state("a") is State.READY and len(scene.engines["c"]) == 1
-            scene.now += 100 * number
+            assert scene.state("a") is State.READY and len(scene.engines["c"]) == asked
+        await scene.ask("b")
+        scene.now += 100
+        with pytest.raises(ApiError):
+            await scene.ask("c")
+        assert len(scene.engines["c"]) == 2 and scene.state("b") is State.READY
+        scene.sizes["c"] = SIZE  # other files
+        await scene.directory.unload_idle_once()
+        scene.now += 100
+        await scene.ask("c")
+        assert scene.state("c") is State.READY
         await scene.directory.close()
 
     run(work())

@@ -42,7 +42,7 @@ def ignored(response: httpx.Response) -> list[str]:
         ("verbosity", "low"),
         ("prediction", {"type": "content", "content": "x"}),
         ("keep_alive", "5m"),
-        ("return_progress", True),
+        ("t_max_prompt_ms", 500),
         ("id_slot", 0),
         ("dry_base", 1.75),
         ("n_discard", 1),

@@ -153,6 +153,35 @@ def test_fields_of_its_page_are_taken(client: httpx.Client) -> None:
         assert field in error_of(response, 400)["param"]
 
 
+def test_a_model_that_cannot_fill_in_the_middle_says_so(client: httpx.Client) -> None:
+    for path, body, field in (
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_prefix"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+    ):
+        error = error_of(client.post(path, json=body), 400)
+        assert error["code"] == "no_infill" and error["param"] == field
+    body = {"model": "fake", "prompt": "a", "suffix": "b"}
+    assert "suffix" in client.post("/api/generate", json=body).json()["error"]
+    body = {"prompt": ["a", "b"], "suffix": "c"}
+    assert error_of(client.post("/v1/completions", json=body), 400)["param"] == "suffix"
+
+
+def test_a_time_limit_and_texts_with_media_that_are_none(client: httpx.Client) -> None:
+    plain = complete(client)["content"]
+    assert complete(client, t_max_predict_ms=10**9, t_max_prompt_ms=5)["content"] == plain
+    assert complete(client, t_max_predict_ms=-1, post_sampling_probs=False)["content"] == plain
+    as_object = {"prompt_string": "abc", "multimodal_data": []}
+    assert complete(client, prompt=as_object)["content"] == plain
+    assert complete(client, prompt=[as_object, "abc"])[0]["content"] == plain
+    for fields, param in (
+        ({"prompt": {"prompt_string": "x", "multimodal_data": ["eA=="]}}, "prompt.multimodal_data"),
+        ({"prompt": {"no": "text"}}, "prompt"),
+        ({"prompt": "x", "t_max_predict_ms": -2}, "t_max_predict_ms"),
+        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
+    ):
+        assert error_of(client.post("/completion", json=fields), 400)["param"] == param
+
+
 def test_stop_words_and_their_names(client: httpx.Client) -> None:
     text = complete(client, n_predict=40)["content"]
     body = complete(client, n_predict=40, stop=[text[10:12]])
@@ -170,6 +199,8 @@ def test_a_prompt_that_is_too_long_says_both_numbers(client: httpx.Client) -> No
         error = error_of(client.post(path, json=body), 400)
         assert error["n_ctx"] == CONTEXT and error["n_prompt_tokens"] >= 3000
         assert error["code"] == "context_length_exceeded"
+        named = "invalid_request_error" if "/v1/" in path else "exceed_context_size_error"
+        assert error["type"] == named
 
 
 # ---- what is served ------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ ROUTES = {
     "POST /detokenize",
     "POST /completion",
     "POST /apply-template",
+    "POST /infill",
+    "POST /embedding",
     "POST /chat/completions",
     "GET /props",
     "GET /slots",

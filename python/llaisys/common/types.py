@@ -124,6 +124,7 @@ class Request:
     error: str | None = None
     draws: bool = True  # a token is drawn behind the prompt
     is_bound: bool = False  # its next draw needs its last token, or its logits, on the host
+    tells_progress: bool = False  # says after each step how much of its prompt is done
 
     def __post_init__(self) -> None:
         self.draws = self.sampling.draws
@@ -337,6 +338,7 @@ class TokenUpdate(Struct, gc=False):
     error: str | None = None
     prompt_logprobs: PromptScores | None = None
     pooled: bytes | None = None  # f32 [hidden size]
+    num_prompt_done: int = 0  # tokens of the prompt, of a request that tells its progress
 
     @classmethod
     def of(
@@ -451,6 +453,15 @@ class RequestOutput:
         return self.outputs[0].finish_reason
 
 
+class PromptProgress(Struct, frozen=True):
+    """How much of a prompt has been computed."""
+
+    total: int  # tokens
+    cached: int  # of them, found in the prefix cache
+    done: int  # of them, the cached ones included
+    seconds: float  # since its first step was planned
+
+
 class StreamOutput(Struct):
     """What is new of one choice. The `text` parts, put together, are the final text."""
 
@@ -463,3 +474,5 @@ class StreamOutput(Struct):
     stop_reason: int | str | None = None
     output: RequestOutput | None = None  # with the last part of the last choice
     prompt_logprobs: list[TokenLogprobs] | None = None  # with the first part of the first choice
+    # Where asked for: in parts without a token while the prompt is computed, and with the first.
+    progress: PromptProgress | None = None

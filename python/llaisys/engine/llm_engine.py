@@ -15,7 +15,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
-from llaisys.engine.output_processor import OutputProcessor
+from llaisys.engine.output_processor import OutputProcessor, Reading
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -77,7 +77,7 @@ class LLMEngine:
         self.core.add_requests(entry.requests)
         self.core.settle(entry.requests)
         self.output_processor.add(
-            entry.request_id, entry.prompt, entry.params, entry.requests, stream, shown
+            entry.request_id, entry.prompt, entry.params, entry.requests, stream, Reading(shown)
         )
         self._groups[entry.request_id] = [request.request_id for request in entry.requests]
         return entry.request_id

@@ -17,6 +17,7 @@ from typing import Any
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     CompletionOutput,
+    PromptProgress,
     PromptScores,
     Request,
     RequestOutput,
@@ -33,6 +34,19 @@ DECODED_AT_ONCE = 256  # tokens of a choice whose text is not needed at each ste
 NEVER = sys.maxsize
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the reader of an answer wants beside its text."""
+
+    shown: frozenset[int] = frozenset()  # special tokens with a text, although those are skipped
+    progress: bool = False  # how much of the prompt is done, in a stream
+    # So long after its first token the answer ends, as soon as it has a line break.
+    line_seconds: float | None = None
+
+
+PLAIN_READING = Reading()
+
+
 @dataclass(slots=True)
 class _Choice:
     """The growing output of one request."""
@@ -42,13 +56,15 @@ class _Choice:
     detokenizer: Any  # None: no text
     finder: StopStringFinder | None
     stream: bool
-    eager: bool  # its text is needed at each step: streamed, or has stop strings
+    eager: bool  # its text is needed at each step: streamed, searched, or timed
     decode_at: int  # tokens, when it is not: then their text is made
     decoded: int = 0  # of its tokens, when it is not eager
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     first_token_time: float | None = None
+    line_seconds: float | None = None  # see Reading
+    has_line: bool = False  # a line break, where line_seconds wants to know
     update: TokenUpdate | None = None  # the last one, when finished
 
 
@@ -88,10 +104,9 @@ class OutputProcessor:
         params: SamplingParams,
         requests: list[Request],
         stream: bool,
-        shown: frozenset[int] = frozenset(),
+        reading: Reading = PLAIN_READING,
     ) -> None:
-        """Expect the output of the requests of one prompt. `shown`: special tokens whose text is
-        wanted, although special tokens are skipped."""
+        """Expect the output of the requests of one prompt."""
         group = _Group(
             request_id,
             prompt,
@@ -105,11 +120,12 @@ class OutputProcessor:
         for request in requests:
             detokenizer, finder = None, None
             if params.detokenize and self.tokenizer is not None:
-                options = {"shown": shown} if shown else {}
+                options = {"shown": reading.shown} if reading.shown else {}
                 detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, **options)
                 if params.stop:
                     finder = StopStringFinder(stops, params.include_stop_str_in_output)
-            eager = detokenizer is not None and (stream or finder is not None)
+            is_watched = stream or finder is not None or reading.line_seconds is not None
+            eager = detokenizer is not None and is_watched
             decode_at = NEVER
             if detokenizer is not None and not eager:  # the choices of a prompt take turns
                 decode_at = DECODED_AT_ONCE - request.choice % DECODED_AT_ONCE
@@ -122,6 +138,7 @@ class OutputProcessor:
                 eager,
                 decode_at,
                 logprobs=None if params.logprobs is None else [],
+                line_seconds=reading.line_seconds,
             )
 
     def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
@@ -130,8 +147,9 @@ class OutputProcessor:
         return self._last_stops
 
     def process(self, updates: list[TokenUpdate]) -> tuple[list[StreamOutput], list[str]]:
-        """(what is new, requests to end because of a stop string). Of a request that does not
-        stream only its end is reported. Surplus tokens of requests that have ended are dropped."""
+        """(what is new, requests to end because of a stop string or of their time). Of a request
+        that does not stream only its end is reported. Surplus tokens of requests that have ended
+        are dropped."""
         now = time.monotonic()
         outputs: list[StreamOutput] = []
         stopped: list[str] = []
@@ -142,8 +160,15 @@ class OutputProcessor:
                 continue
             if update.prompt_logprobs is not None:
                 choice.group.take_scores(update.prompt_logprobs)
-                if not update.token_ids and not update.status.finished:
-                    continue
+            progress = None
+            if choice.request.tells_progress:
+                progress = self._progress(choice, update, now)
+            if not update.token_ids and not update.status.finished:  # its prompt is on its way
+                if progress is not None:
+                    part = StreamOutput(choice.group.request_id, choice.request.choice, "", [])
+                    part.progress = progress
+                    outputs.append(part)
+                continue
             if update.pooled is not None:
                 choice.group.pooled = update.pooled
             token_ids = update.token_ids
@@ -162,8 +187,13 @@ class OutputProcessor:
                     update.status = RequestStatus.FINISHED_STOPPED
                     update.stop_reason = stop
                     done = True
+                elif choice.line_seconds is not None and not done and _is_over(choice, text, now):
+                    stopped.append(update.request_id)
+                    update.status = RequestStatus.FINISHED_LENGTH_CAPPED
+                    done = True
             if done:
                 outputs.append(self._end(choice, update, text, now))
+                outputs[-1].progress = progress
             elif len(choice.token_ids) >= choice.decode_at:
                 self._decode_piece(choice)
             elif choice.stream:
@@ -176,9 +206,22 @@ class OutputProcessor:
                         None,
                         update.logprobs,
                         prompt_logprobs=self._new_scores(choice),
+                        progress=progress,
                     )
                 )
         return outputs, stopped
+
+    @staticmethod
+    def _progress(choice: _Choice, update: TokenUpdate, now: float) -> PromptProgress | None:
+        """Until the first token, which says that all is done."""
+        if choice.first_token_time is not None:
+            return None
+        total = len(choice.group.prompt_token_ids)
+        done = total if update.token_ids else update.num_prompt_done
+        if not choice.stream or not done:
+            return None
+        seconds = now - (now if update.scheduled_time is None else update.scheduled_time)
+        return PromptProgress(total, update.num_cached_tokens, done, seconds)
 
     def _new_scores(self, choice: _Choice) -> list[TokenLogprobs] | None:
         """The prompt's logprobs, with the first part of a stream."""
@@ -304,3 +347,10 @@ class OutputProcessor:
             group.scores,
             group.pooled,
         )
+
+
+def _is_over(choice: _Choice, text: str, now: float) -> bool:
+    """Whether a timed choice, which `text` was added to, has come to its end."""
+    choice.has_line = choice.has_line or "\n" in text
+    limit, first = choice.line_seconds, choice.first_token_time
+    return choice.has_line and limit is not None and first is not None and now - first >= limit

@@ -359,7 +359,7 @@ class RequestScheduler:
                 continue
             else:  # preempted, and not begun anew: the token is still good
                 end -= len(drafts.get(request.seq_id, ()))
-            if not samples and (scores or not request.draws):
+            if not samples and (scores or not request.draws or request.tells_progress):
                 updates += self._prompt_update(request, end, output)
             if not samples or end != len(request.token_ids):
                 continue
@@ -393,15 +393,17 @@ class RequestScheduler:
         return updates
 
     def _prompt_update(self, request: Request, end: int, output: StepOutput) -> list[TokenUpdate]:
-        """What to say of a request for which nothing was drawn: logprobs of its prompt, and its end
-        when that was all, with its vector if it is pooled."""
+        """What to say of a request for which nothing was drawn: logprobs of its prompt, how much of
+        it is done, and its end when that was all, with its vector if it is pooled."""
         scores = output.prompt_logprobs.get(request.seq_id)
         if request.status is not RequestStatus.RUNNING:
             return []  # preempted: it computes its prompt anew
         if request.draws or end < request.num_prompt_tokens:
-            if scores is None:
+            if scores is None and not request.tells_progress:
                 return []
-            update = TokenUpdate(request.request_id, [], request.status)
+            update = TokenUpdate.of(request, [])
+            if request.tells_progress:
+                update.num_prompt_done = min(end, request.num_prompt_tokens)
         else:
             update = self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
             update.pooled = output.pooled.get(request.seq_id)

@@ -39,6 +39,9 @@ DOORS = (
 ERROR_SHAPES = (
     ("/v1/messages", anthropic_routes.error_body),
     ("/api/", ollama_routes.error_body),
+    ("/completion", llamacpp_routes.error_body),
+    ("/infill", llamacpp_routes.error_body),
+    ("/chat/completions", llamacpp_routes.error_body),
 )
 
 

@@ -78,16 +78,28 @@ async def score(request: Request, body: ScoreRequest) -> Response:
 @router.post("/v1/rerank")
 @router.post("/v2/rerank", include_in_schema=False)
 @router.post("/rerank", include_in_schema=False)
+@router.post("/v1/reranking", include_in_schema=False)
+@router.post("/reranking", include_in_schema=False)
 async def rerank(request: Request, body: RerankRequest) -> Response:
     """The documents in falling order of how alike they are to the query."""
-    texts = body.texts()
+    texts = body.ranked()
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
         query, *others = pooled.vectors
         scores = [cosine(query, vector) for vector in others]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        order = order[: body.top_n or None]
+        if body.texts is not None:
+            shown = bool(body.return_text)
+            yield json_bytes(
+                [
+                    {"index": i, "score": scores[i], **({"text": texts[i]} if shown else {})}
+                    for i in order
+                ]
+            )
+            return
         results: list[dict[str, Any]] = []
-        for index in order[: body.top_n or None]:
+        for index in order:
             entry: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
             if body.return_documents is not False:
                 entry["document"] = {"text": texts[index]}

@@ -10,9 +10,9 @@ from llaisys.common.embedding import VectorForm
 from llaisys.common.options import Choice, Integer
 from llaisys.common.sampling import POOLINGS
 from llaisys.common.validation import MAX_INT, refuse_count
-from llaisys.server.openai.base_schema import Schema, Text
+from llaisys.server.openai.base_schema import Schema, Text, refuse_together
 from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenPrompt
+from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenId, TokenPrompt
 
 FORMATS = ("float", "base64")
 
@@ -22,6 +22,11 @@ Input = (
     | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
     | Annotated[list[TokenPrompt], Field(fail_fast=True)]
 )
+
+
+# llama.cpp: texts and token ids in a row are one text, too.
+Pieces = Annotated[list[TokenId | Text], Field(fail_fast=True, min_length=1)]
+MixedInput = Input | Pieces | Annotated[list[Text | Pieces], Field(fail_fast=True, min_length=1)]
 
 
 class PoolingRequest(Schema):
@@ -47,7 +52,7 @@ class PoolingRequest(Schema):
 
 
 class EmbeddingRequest(PoolingRequest):
-    input: Input
+    input: MixedInput
     encoding_format: Annotated[str | None, Checked("encoding_format", Choice(FORMATS))] = None
     dimensions: Annotated[int | None, Checked("dimensions", Integer(1, MAX_INT))] = None
     normalize: bool | None = None  # vLLM: False leaves the vectors as long as they are
@@ -56,7 +61,7 @@ class EmbeddingRequest(PoolingRequest):
     def form(self) -> VectorForm:
         return VectorForm(self.dimensions, self.normalize is not False)
 
-    def inputs(self) -> list[str | list[int]]:
+    def inputs(self) -> list[str | list[int | str]]:
         return as_list("input", self.input)
 
 
@@ -66,7 +71,7 @@ class ScoreRequest(PoolingRequest):
     text_1: Input
     text_2: Input
 
-    def pairs(self) -> tuple[list[str | list[int]], list[str | list[int]]]:
+    def pairs(self) -> tuple[list[str | list[int | str]], list[str | list[int | str]]]:
         """Raises InvalidInputError when the two do not go together."""
         first, second = as_list("text_1", self.text_1), as_list("text_2", self.text_2)
         if len(first) not in (1, len(second)):
@@ -82,18 +87,31 @@ class RerankDocument(Schema):
 
 
 class RerankRequest(PoolingRequest):
+    """Jina's, or with `texts` what Hugging Face's server takes, whose answer is a plain list."""
+
     query: Text
-    documents: Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)]
+    documents: (
+        Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)] | None
+    ) = None
+    texts: Annotated[list[Text], Field(fail_fast=True, min_length=1)] | None = None
+    return_text: bool | None = None  # beside `texts`
     top_n: Annotated[int | None, Checked("top_n", Integer(0, MAX_INT))] = None  # 0: all (vLLM)
     return_documents: bool | None = None  # Jina: False leaves the texts out of the answer
 
-    def texts(self) -> list[str]:
-        return [given if isinstance(given, str) else given.text for given in self.documents]
+    def ranked(self) -> list[str]:
+        """What is to be ranked, by either name. Raises InvalidInputError unless it has one."""
+        if (self.documents is None) == (self.texts is None):
+            given = "left out" if self.documents is None else "given"
+            raise refuse_together("documents", given, "given exactly when texts is not")
+        return [item if isinstance(item, str) else item.text for item in self._listed()]
+
+    def _listed(self) -> list[Any]:
+        return list(self.documents or ()) + list(self.texts or ())
 
 
-def as_list(name: str, given: Any) -> list[str | list[int]]:
-    """Of one text or prompt of token ids, or of several."""
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
+def as_list(name: str, given: Any) -> list[str | list[int | str]]:
+    """Of one text or prompt with token ids, or of several."""
+    if isinstance(given, str) or any(isinstance(piece, int) for piece in given):
         return [given]
     if not given:
         raise refuse_count(name, 0, "items", "at least 1")

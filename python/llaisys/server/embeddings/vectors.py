@@ -24,7 +24,7 @@ from llaisys.server.openai.schemas import CompletionRequest
 
 TOGETHER = 64  # texts of a request that are in the engine at once; others get their turn between
 MAX_NUMBERS = 1 << 22  # of the vectors of one request
-Text = str | list[int]
+Text = str | list[int | str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.sampling import SamplingParams, starting_defaults
 from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor, open_tokenizer
-from llaisys.engine.output_processor import OutputProcessor
+from llaisys.engine.output_processor import PLAIN_READING, OutputProcessor, Reading
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
@@ -233,7 +233,7 @@ class AsyncLLMEngine:
         stream: bool = False,
         cache_salt: str | None = None,
         on_tokens: Callable[[int], None] | None = None,
-        shown: frozenset[int] = frozenset(),
+        reading: Reading = PLAIN_READING,
     ) -> str:
         """Send a prompt to the engine and return its name there: the client's request id, made
         unique where need be. Raises InvalidInputError for what can be seen to be wrong here; the
@@ -242,8 +242,7 @@ class AsyncLLMEngine:
         `owner` is whose request it is: owners have equal shares of a full engine, and so have the
         request ids of one owner. Unless the prefix cache is shared, a prefix is reused by its owner
         only. `on_tokens` hears how many tokens were generated, of every step until the engine has
-        ended the request, whether anybody reads them or not. `shown`: special tokens that have
-        their text although special tokens are skipped.
+        ended the request, whether anybody reads them or not.
         """
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
@@ -258,11 +257,12 @@ class AsyncLLMEngine:
             self._names_taken.discard(name)
         for request in entry.requests:
             request.owner, request.job = owner, request_id or name
+            request.tells_progress = stream and reading.progress and request.choice == 0
             if self.config.has_private_prefixes:
                 request.cache_salt = f"{owner}:{request.cache_salt}"
         timeout = self.config.limits.queue_timeout or None
         self._link.send(Submit.of(entry.request_id, entry.requests, timeout))
-        self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream, shown)
+        self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream, reading)
         names = [request.request_id for request in entry.requests]
         if on_tokens is not None:
             self._counting.update(dict.fromkeys(names, on_tokens))

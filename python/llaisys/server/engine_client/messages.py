@@ -47,6 +47,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     job: str
     arrival_time: float  # time.monotonic(), the same clock in both processes
     queue_timeout: float | None  # seconds until it must have been scheduled
+    tells_progress: bool = False  # of its first choice
 
     @classmethod
     def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
@@ -66,6 +67,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             first.job,
             first.arrival_time,
             queue_timeout,
+            first.tells_progress,
         )
 
     def requests(self) -> list[Request]:
@@ -88,6 +90,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 owner=self.owner,
                 job=self.job,
                 arrival_time=self.arrival_time,
+                tells_progress=self.tells_progress and choice == 0,
             )
             for choice, name in enumerate(self.request_ids)
         ]
@@ -137,6 +140,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     logprobs: list[WireLogprobs] | None = None
     prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first
     pooled: bytes | None = None
+    num_prompt_done: int = 0
 
     @classmethod
     def of(cls, update: TokenUpdate) -> Update:
@@ -153,6 +157,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             logprobs,
             None if scores is None else (scores.start, to_wire(scores.entries)),
             update.pooled,
+            update.num_prompt_done,
         )
 
     def update(self) -> TokenUpdate:
@@ -172,6 +177,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             self.error,
             scores,
             self.pooled,
+            self.num_prompt_done,
         )
 
 

@@ -13,8 +13,11 @@ MERGED_TOKENS = 4096  # of those without: a part is read by one call on the loop
 
 def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
     """Take the first part and what directly follows it of the same choice; no more
-    than MERGED_TOKENS (with logprobs MERGED_LOGPROBS) and a part."""
+    than MERGED_TOKENS (with logprobs MERGED_LOGPROBS) and a part. What comes before the first token
+    stays by itself: the prompt's logprobs are not in it."""
     first = last = parts.popleft()
+    if not first.token_ids and first.finish_reason is None:
+        return first
     taken, count = [first], len(first.token_ids)
     most = MERGED_LOGPROBS if first.logprobs else MERGED_TOKENS
     while parts and parts[0].index == first.index and last.finish_reason is None and count < most:
@@ -34,4 +37,5 @@ def merge_parts(parts: deque[StreamOutput]) -> StreamOutput:
         last.stop_reason,
         last.output,
         first.prompt_logprobs,
+        first.progress,
     )

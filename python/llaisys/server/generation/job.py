@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_count, check_int
+from llaisys.engine.output_processor import Reading
 from llaisys.server.engine_client.async_engine import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.answer import Answer
@@ -52,6 +53,7 @@ class Job:
     request_id: str
     turn: Turn | None = None
     shown: frozenset[int] = frozenset()  # special tokens whose text the answer's reader needs
+    line_seconds: float | None = None  # see Reading
     count_reasoning: Callable[[Sequence[int]], int] | None = None  # tokens of it in a choice
 
     @classmethod
@@ -126,8 +128,9 @@ class Job:
     ) -> None:
         body = self.body
         reuse = body.reuse_prefix is not False
+        reading = Reading(self.shown, bool(body.return_progress), self.line_seconds)
         await generation.submit(
-            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, self.shown
+            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, reading
         )
 
     async def _whole(

@@ -61,32 +61,46 @@ class PromptLimit:
             self.check_tokens(count)
 
 
+def has_text(pieces: list[Any]) -> bool:
+    """Whether they are more than token ids; of many of those quickly."""
+    return str in map(type, pieces)
+
+
 async def encode_prompts(
     engine: AsyncLLMEngine,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[str | Sequence[int | str]],
     add_special_tokens: bool,
     limit: PromptLimit,
 ) -> list[list[int]]:
-    """Token ids of each; the first that is too long ends the work."""
+    """Token ids of each, which is a text, or token ids and texts in a row; the first that is too
+    long ends the work."""
     size = 0
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            limit.check_chars(len(prompt))
-            size += len(prompt) + MESSAGE_CHARS
-        else:
-            limit.check_tokens(len(prompt))
+    listed: list[list[Any]] = [[p] if isinstance(p, str) else list(p) for p in prompts]
+    for pieces in listed:
+        texts = [piece for piece in pieces if isinstance(piece, str)] if has_text(pieces) else []
+        limit.check_tokens(len(pieces) - len(texts))
+        if texts:
+            chars = sum(map(len, texts))
+            limit.check_chars(chars)
+            size += chars + MESSAGE_CHARS * len(texts)
     tokenizer: Any = engine.tokenizer_or_refuse() if size else None
 
     def encode() -> list[list[int]]:
-        found = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                limit.check_text(tokenizer, prompt)
-                ids = tokenizer.encode(prompt, add_special_tokens)
-                limit.check_tokens(len(ids))
-                found.append(ids)
-            else:
-                found.append(prompt)
+        found: list[list[int]] = []
+        for pieces in listed:
+            if not has_text(pieces):
+                found.append(pieces)
+                continue
+            ids: list[int] = []
+            for place, piece in enumerate(pieces):
+                if isinstance(piece, str):
+                    limit.check_text(tokenizer, piece)
+                    ids += tokenizer.encode(piece, add_special_tokens and not place)
+                    limit.check_tokens(len(ids))
+                else:
+                    ids.append(piece)
+            limit.check_tokens(len(ids))
+            found.append(ids)
         return found
 
     return await engine.text_work(size, encode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llaisys.common.types import CompletionOutput
+from llaisys.common.types import CompletionOutput, PromptProgress
 
 
 def timings_object(output: CompletionOutput, prompt_tokens: int) -> dict[str, Any]:
@@ -29,3 +29,31 @@ def rate_object(name: str, count: int, milliseconds: float) -> dict[str, Any]:
         f"{name}_per_token_ms": round(milliseconds / count, 3) if count else 0.0,
         f"{name}_per_second": round(1e3 * count / milliseconds, 3) if milliseconds else 0.0,
     }
+
+
+class ProgressTeller:
+    """How far a prompt is, as objects that a stream tells: what the cache had first, then more each
+    time, all of it with the first token. A prompt that is computed anew says nothing twice."""
+
+    def __init__(self) -> None:
+        self._told = -1
+
+    def objects(self, progress: PromptProgress | None) -> list[dict[str, Any]]:
+        if progress is None:
+            return []
+        steps = [(progress.done, progress.seconds)]
+        if self._told < 0:
+            steps.insert(0, (progress.cached, 0.0))
+        found = []
+        for done, seconds in steps:
+            if done > self._told:
+                self._told = done
+                found.append(
+                    {
+                        "total": progress.total,
+                        "cache": progress.cached,
+                        "processed": done,
+                        "time_ms": round(1e3 * seconds, 3),
+                    }
+                )
+        return found

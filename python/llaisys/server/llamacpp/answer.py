@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from llaisys.common.sampling import SamplingParams
+from llaisys.common.sampling import BAN, SamplingParams
 from llaisys.common.types import (
     CompletionOutput,
     RequestOutput,
@@ -17,16 +17,19 @@ from llaisys.common.types import (
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.timings import timings_object
+from llaisys.server.generation.timings import ProgressTeller, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, sse
-from llaisys.server.llamacpp.schemas import LlamaCompletionRequest
+from llaisys.server.llamacpp.schemas import LlamaSampling
 
 LOGPROBS_AT_ONCE = 64
 
 
-def settings_object(params: SamplingParams, stream: bool) -> dict[str, Any]:
+def settings_object(
+    params: SamplingParams, stream: bool, eos_token_ids: Iterable[int] = ()
+) -> dict[str, Any]:
     """What an answer was sampled with, in llama.cpp's names."""
+    banned = eos_token_ids if params.ignore_eos else ()
     values = params.to_dict()
     shared = (
         "temperature top_k top_p min_p xtc_probability xtc_threshold presence_penalty "
@@ -43,7 +46,16 @@ def settings_object(params: SamplingParams, stream: bool) -> dict[str, Any]:
         "n_probs": params.logprobs or 0,
         "samplers": list(params.samplers or ()),
         "stream": stream,
+        # null: never drawn (or, of a token that ends a text, not looked at)
+        "logit_bias": [
+            *({"token": token, "bias": finite_bias(bias)} for token, bias in params.bias_items),
+            *({"token": token, "bias": None} for token in sorted(banned)),
+        ],
     }
+
+
+def finite_bias(bias: float) -> float | None:
+    return None if bias == BAN else bias
 
 
 def stop_type(output: CompletionOutput) -> str:
@@ -60,7 +72,7 @@ class LlamaAnswer(Answer):
     def __init__(
         self,
         job: Job,
-        body: LlamaCompletionRequest,
+        body: LlamaSampling,
         prompts: Sequence[Sequence[int]],
         texts: Sequence[str],
         params: SamplingParams,
@@ -75,7 +87,9 @@ class LlamaAnswer(Answer):
         self.names = TokenNames(job.service.engine.tokenizer)
         self.extra_chars = sum(map(len, texts))
         self._max_model_len = job.max_model_len
+        self._eos_token_ids = job.service.engine.inputs.eos_token_ids
         self._sent: dict[int, int] = {}  # choice -> tokens so far
+        self._progress = [ProgressTeller() for _ in prompts]
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         several = len(outputs) * self.params.n > 1
@@ -93,8 +107,7 @@ class LlamaAnswer(Answer):
         final = self._final(number, output, output.text)
         final["tokens"] = output.token_ids if self.body.return_tokens else []
         yield json_bytes(self._picked(final))[:-1]
-        wanted = self.body.response_fields
-        if output.logprobs is not None and (not wanted or "completion_probabilities" in wanted):
+        if output.logprobs is not None and self.body.shows("completion_probabilities"):
             yield b',"completion_probabilities":['
             for start in range(0, len(output.logprobs), LOGPROBS_AT_ONCE):
                 block = output.logprobs[start : start + LOGPROBS_AT_ONCE]
@@ -114,7 +127,9 @@ class LlamaAnswer(Answer):
             "model": self.model,
             "tokens_predicted": count,
             "tokens_evaluated": prompt,
-            "generation_settings": settings_object(self.params, bool(self.body.stream)),
+            "generation_settings": settings_object(
+                self.params, bool(self.body.stream), self._eos_token_ids
+            ),
             "prompt": self.texts[number],
             "has_new_line": "\n" in output.text,
             "truncated": prompt + count >= self._max_model_len,
@@ -148,16 +163,10 @@ class LlamaAnswer(Answer):
     def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
         index, events = number * self.params.n + part.index, []
         self._sent[index] = self._sent.get(index, 0) + len(part.token_ids)
-        if part.text or (part.token_ids and part.finish_reason is None):
-            chunk: dict[str, Any] = {
-                "index": index,
-                "content": part.text,
-                "tokens": part.token_ids,
-                "stop": False,
-                "id_slot": -1,
-                "tokens_predicted": self._sent[index],
-                "tokens_evaluated": len(self.prompts[number]),
-            }
+        for progress in self._progress[number].objects(part.progress):
+            events.append(sse(self._chunk(number, index, "", []) | {"prompt_progress": progress}))
+        if part.text or part.logprobs or (part.token_ids and part.finish_reason is None):
+            chunk = self._chunk(number, index, part.text, part.token_ids)
             if part.logprobs:
                 probabilities = [self._probabilities(entry) for entry in part.logprobs]
                 chunk["completion_probabilities"] = probabilities
@@ -166,6 +175,17 @@ class LlamaAnswer(Answer):
             for output in part.output.outputs:
                 events.append(sse(self._picked(self._final(number, output, ""))))
         return events
+
+    def _chunk(self, number: int, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "content": text,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._sent[index],
+            "tokens_evaluated": len(self.prompts[number]),
+        }
 
     def end(self, usage: Usage) -> list[bytes]:
         return []

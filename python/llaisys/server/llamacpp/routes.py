@@ -5,14 +5,19 @@ A translation: the engine, its limits and its errors are those of every other do
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from llaisys.common.embedding import VectorForm
+from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count
+from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import (
     PromptLimit,
@@ -21,18 +26,26 @@ from llaisys.server.generation.prompts import (
     encode_prompts,
 )
 from llaisys.server.http.bodies import CheckedRoute
-from llaisys.server.http.payload import json_response
+from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.llamacpp.answer import LlamaAnswer, settings_object
-from llaisys.server.llamacpp.schemas import ApplyTemplateRequest, LlamaCompletionRequest
+from llaisys.server.llamacpp.schemas import (
+    ApplyTemplateRequest,
+    InfillRequest,
+    LlamaCompletionRequest,
+    LlamaEmbeddingRequest,
+    LlamaSampling,
+)
 from llaisys.server.openai import routes as openai
 from llaisys.server.openai.schemas import plain_messages
 from llaisys.server.openai.tool_schemas import tool_set_of
+from llaisys.server.responses import routes as responses
 from llaisys.server.service import Service, service_for
 
 router = APIRouter(route_class=CheckedRoute)
 
 # The same routes under the paths of clients whose base URL has no /v1.
 router.post("/chat/completions", tags=["llama.cpp"])(openai.chat_completions)
+router.post("/responses", tags=["llama.cpp"])(responses.create_response)
 router.get("/models", tags=["llama.cpp"])(openai.models)
 
 
@@ -44,22 +57,39 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
-    engine, limit = job.service.engine, job.prompt_limit
     special = body.add_special_tokens is not False
-    encoded, texts = [], []
-    for pieces in prompts:
-        ids: list[int] = []
-        for place, piece in enumerate(pieces):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                first = special and place == 0
-                ids += (await encode_prompts(engine, [piece], first, limit))[0]
-        limit.check_tokens(len(ids))
-        encoded.append(ids)
-        text = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else None
-        texts.append(text if text is not None else await decode(engine, _known(job, ids)))
-    return await job.run(encoded, params, LlamaAnswer(job, body, encoded, texts, params))
+    encoded = await encode_prompts(job.service.engine, prompts, special, job.prompt_limit)
+    return await _answer(job, body, encoded, params)
+
+
+@router.post("/infill", tags=["llama.cpp"])
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """The text between a beginning and an end, for models that have tokens for it."""
+    job = await Job.of(request, body, "input_prefix + prompt + input_suffix")
+    params = await job.sampling(body.to_sampling)
+    snippets = [Snippet(extra.filename or "", extra.text) for extra in body.input_extra or ()]
+    new = params.max_tokens
+    found = await encode_infill(
+        job.service.engine,
+        body.input_prefix + (body.prompt or ""),
+        body.input_suffix,
+        job.prompt_limit,
+        "input_prefix",
+        snippets,
+        job.max_model_len // 4 if new is None else new,
+    )
+    return await _answer(job, body, [found.ids], found.bounded(params))
+
+
+async def _answer(
+    job: Job, body: LlamaSampling, prompts: list[list[int]], params: SamplingParams
+) -> Response:
+    engine = job.service.engine
+    job.line_seconds = body.line_seconds
+    texts = [""] * len(prompts)
+    if body.shows("prompt"):
+        texts = [await decode(engine, _known(job, ids)) for ids in prompts]
+    return await job.run(prompts, params, LlamaAnswer(job, body, prompts, texts, params))
 
 
 def _known(job: Job, ids: list[int]) -> list[int]:
@@ -80,6 +110,24 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
         options["add_generation_prompt"] = body.add_generation_prompt
     ids = await encode_messages(service.engine, messages, limit, **options)
     return json_response({"prompt": await decode(service.engine, ids)})
+
+
+@router.post("/embedding", tags=["llama.cpp"])
+@router.post("/embeddings", tags=["llama.cpp"])
+async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
+    """A list with the vector of each text, in a list of its own."""
+    name, texts = body.inputs()
+
+    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+        for index, vector in enumerate(pooled.vectors):
+            entry = {"index": index, "embedding": [list(vector)]}
+            yield (b"," if index else b"[") + json_bytes(entry)
+        yield b"]"
+
+    form = VectorForm(normalize=body.embd_normalize != -1)
+    return await answer_with_vectors(
+        request, body.completion(), name, texts, form, body.pooling, write
+    )
 
 
 @router.get("/props", tags=["llama.cpp"])
@@ -120,6 +168,15 @@ async def slots(request: Request, fail_on_no_slot: str | None = None) -> Respons
     if fail_on_no_slot is not None and busy >= total:
         raise ApiError(503, f"all {total} sequences are running", code="full", retry_after=1)
     return json_response([slot(service, number, number < busy) for number in range(total)])
+
+
+def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
+    """A prompt that is too long is called what llama.cpp's clients look for."""
+    body = error.body(request_id)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        body["error"]["type"] = "exceed_context_size_error"
+        body["error"]["message"] += "; this exceeds the available context size"
+    return body
 
 
 def slot(service: Service, number: int, is_processing: bool) -> dict[str, Any]:

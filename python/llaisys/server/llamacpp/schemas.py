@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.options import Integer
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
 from llaisys.common.validation import refuse_count
+from llaisys.server.embeddings.schemas import MixedInput, PoolingRequest, as_list
 from llaisys.server.openai.field_kinds import UNLIMITED, Checked
 from llaisys.server.openai.fields import FieldNotes
 from llaisys.server.openai.schemas import (
@@ -19,6 +22,7 @@ from llaisys.server.openai.schemas import (
     Schema,
     Text,
     TokenId,
+    refuse_together,
 )
 from llaisys.server.openai.tool_schemas import ToolDefinition
 
@@ -26,6 +30,8 @@ from llaisys.server.openai.tool_schemas import ToolDefinition
 LINKS = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
 IDLE_LINKS = frozenset({"dry", "top_n_sigma", "infill", "adaptive_p"}) - set(DEFAULT_SAMPLERS)
 MAX_RESPONSE_FIELDS = 64
+MAX_PREDICT_MS = 1 << 31
+MAX_INPUT_EXTRA = 1024
 
 Piece = TokenId | Text
 Prompt = Text | Annotated[list[Piece], Field(fail_fast=True, min_length=1)]
@@ -40,14 +46,17 @@ class LlamaFields(Schema):
         return super().prepare(data, lenient)
 
 
-class LlamaCompletionRequest(LlamaFields, SamplingFields):
-    """Of /completion. Without `n_predict`, as many tokens as the context holds."""
+class LlamaSampling(LlamaFields, SamplingFields):
+    """What /completion and /infill share. Without `n_predict`, as many tokens as the context
+    holds."""
 
-    prompt: Text | Annotated[list[Prompt | TokenId], Field(fail_fast=True, min_length=1)]
     max_tokens: Annotated[int | None, Checked("n_predict", NEW_TOKENS)] = None
     n_probs: Annotated[int | None, Checked("n_probs", LOGPROBS)] = None
     return_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    # Milliseconds after the first token; then the answer ends, as soon as it has a line break.
+    t_max_predict_ms: Annotated[
+        int | None, Checked("t_max_predict_ms", Integer(-1, MAX_PREDICT_MS))
+    ] = None
     response_fields: (
         Annotated[list[Text], Field(fail_fast=True, max_length=MAX_RESPONSE_FIELDS)] | None
     ) = None
@@ -60,7 +69,18 @@ class LlamaCompletionRequest(LlamaFields, SamplingFields):
         bias = data.get("logit_bias")
         if isinstance(bias, dict) and not all(str(key).isdigit() for key in bias):
             data["logit_bias"] = [[_token(key), value] for key, value in bias.items()]
+        if isinstance(data.get("prompt"), (dict, list)):
+            data["prompt"] = plain_prompt(data["prompt"])
         return super().prepare(data, notes)
+
+    @property
+    def line_seconds(self) -> float | None:
+        limit = self.t_max_predict_ms
+        return 1e-3 * limit if limit is not None and limit > 0 else None
+
+    def shows(self, name: str) -> bool:
+        """Whether a field of the answer is wanted."""
+        return not self.response_fields or name in self.response_fields
 
     @property
     def draws(self) -> bool:
@@ -69,6 +89,13 @@ class LlamaCompletionRequest(LlamaFields, SamplingFields):
     def to_sampling(self) -> SamplingParams:
         most = UNLIMITED if self.max_tokens is None else self.max_tokens
         return self.sampling_params(most, self.n_probs or None)
+
+
+class LlamaCompletionRequest(LlamaSampling):
+    """Of /completion."""
+
+    prompt: Text | Annotated[list[Prompt | TokenId], Field(fail_fast=True, min_length=1)]
+    add_special_tokens: bool | None = None
 
     def prompts(self) -> list[list[int | str]]:
         """Each prompt as its pieces. Texts beside token ids are pieces of one prompt; texts alone,
@@ -81,6 +108,43 @@ class LlamaCompletionRequest(LlamaFields, SamplingFields):
                 raise refuse_count("prompt", 1, "kinds of entries", "either prompts or pieces")
             return [list(prompt)]
         return [[item] if isinstance(item, str) else list(item) for item in prompt]
+
+
+def plain_prompt(given: Any) -> Any:
+    """llama.cpp's objects with a text and media become the text. Raises InvalidInputError when
+    there are media."""
+    if isinstance(given, list):
+        return [plain_prompt(item) if isinstance(item, dict) else item for item in given]
+    if not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
+        return given
+    if given.get("multimodal_data"):
+        raise InvalidInputError(
+            "prompt.multimodal_data is given; this is a text model",
+            field="prompt.multimodal_data",
+            code="text_only",
+        )
+    return given["prompt_string"]
+
+
+class InputExtra(Schema):
+    """Another text of the project."""
+
+    path: ClassVar[str] = "input_extra[]."
+    takes_any: ClassVar[bool] = True
+
+    text: Text
+    filename: Text | None = None
+
+
+class InfillRequest(LlamaSampling):
+    """Of /infill: the text between `input_prefix`, with `prompt` behind it, and `input_suffix`."""
+
+    prompt: Text | None = None
+    input_prefix: Text
+    input_suffix: Text
+    input_extra: (
+        Annotated[list[InputExtra], Field(fail_fast=True, max_length=MAX_INPUT_EXTRA)] | None
+    ) = None
 
 
 def _token(key: str) -> int | str:
@@ -104,3 +168,19 @@ class ApplyTemplateRequest(LlamaFields):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+
+
+class LlamaEmbeddingRequest(LlamaFields, PoolingRequest):
+    """Of /embedding: `content`, or `input` as others call it."""
+
+    content: MixedInput | None = None
+    input: MixedInput | None = None
+    embd_normalize: Literal[-1, 2] | None = None  # -1: the vectors stay as long as they are
+
+    def inputs(self) -> tuple[str, list[str | list[int | str]]]:
+        """What it is called, and the texts. Raises InvalidInputError unless there is one name."""
+        if (self.content is None) == (self.input is None):
+            given = "left out" if self.content is None else "given"
+            raise refuse_together("content", given, "given exactly when input is not")
+        name = "input" if self.content is None else "content"
+        return name, as_list(name, getattr(self, name))

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llaisys.common.logs import log_event
-from llaisys.server.config import BARE_ENGINE_BYTES
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import ApiError
@@ -218,7 +217,7 @@ class ModelDirectory:
             try:
                 if model.ending is not None:
                     await asyncio.shield(model.ending)
-                await self._make_room(model, model.estimate or BARE_ENGINE_BYTES)
+                await self._make_room(model, model.first_need(self.budget, self.reserved))
                 engine = await asyncio.to_thread(self._make, model.service)
                 model.attach(engine)
                 await self._open(model, engine)

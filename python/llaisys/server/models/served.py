@@ -6,6 +6,7 @@ import asyncio
 from enum import Enum
 from typing import Any
 
+from llaisys.server.config import BARE_ENGINE_BYTES
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.service import Service
 
@@ -59,6 +60,15 @@ class ServedModel:
         """Bytes that its engine process really has in memory."""
         engine = self.service.figures
         return engine.usage[1] if engine is not None else 0
+
+    def first_need(self, budget: int, reserved: int) -> int:
+        """Bytes to begin a load with: what it said before, or an engine that can be asked. One that
+        was larger than the budget is asked again, for its files may be others by now, where that
+        takes nobody's place."""
+        has_room = reserved + BARE_ENGINE_BYTES <= budget
+        if not self.estimate or (self.estimate > budget and has_room):
+            return BARE_ENGINE_BYTES
+        return self.estimate
 
     def attach(self, engine: AsyncLLMEngine) -> None:
         self.service.figures = engine

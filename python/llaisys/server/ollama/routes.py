@@ -14,6 +14,7 @@ from llaisys.common.embedding import VectorForm
 from llaisys.common.validation import refuse
 from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors
 from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.bodies import CheckedRoute
@@ -52,10 +53,14 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
     if body.only_loads:
         return await loaded(request, body, {"response": ""})
     job = await Job.of(request, body.chat, "prompt")
-    if body.raw:
+    if body.raw or body.suffix:
         params = await job.sampling(body.chat.to_sampling)
-        engine = job.service.engine
-        prompts = await encode_prompts(engine, [body.prompt or ""], True, job.prompt_limit)
+        engine, prompt, limit = job.service.engine, body.prompt or "", job.prompt_limit
+        if body.suffix:
+            infill = await encode_infill(engine, prompt, body.suffix, limit, "suffix")
+            prompts, params = [infill.ids], infill.bounded(params)
+        else:
+            prompts = await encode_prompts(engine, [prompt], True, limit)
         return await job.run(prompts, params, OllamaAnswer(AnswerReader(), body.model, chat=False))
     opened = await open_chat(job, body.chat)
     return await opened.run(OllamaAnswer(opened.new_reader(), body.model, chat=False))

@@ -101,7 +101,7 @@ class GenerateRequest(OllamaRequest):
     prompt: Text | None = None
     system: Text | None = None
     raw: bool | None = None  # the prompt is used as it is, without the model's template
-    suffix: Literal[""] | None = None
+    suffix: Text | None = None  # what follows the answer, for models that fill in the middle
     template: Literal[""] | None = None
     context: list[int] | None = None
     images: list[Any] | None = None

@@ -13,7 +13,7 @@ from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usa
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.answer import READ_COST, Answer
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.timings import rate_object, timings_object
+from llaisys.server.generation.timings import ProgressTeller, rate_object, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
 from llaisys.server.openai.responses import (
@@ -72,6 +72,7 @@ class OpenAIAnswer(Answer):
         self._tokens = 0
         self._started = time.monotonic()  # then, of the first part
         self._timings: dict[str, Any] | None = None  # of the last prompt that has ended
+        self._progress = [ProgressTeller() for _ in prompts]
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [
@@ -96,7 +97,12 @@ class OpenAIAnswer(Answer):
 
     def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
         index = number * self.n + part.index
-        events = self._begin(index, number, part)
+        events = []
+        if part.progress is not None:
+            events += self._tell_progress(index, number, part)
+            if not part.token_ids and part.finish_reason is None:
+                return events
+        events += self._begin(index, number, part)
         self._tokens += len(part.token_ids)
         events += self._chat(index, part) if self.builder.chat else self._completion(index, part)
         if part.finish_reason is not None:
@@ -111,6 +117,15 @@ class OpenAIAnswer(Answer):
                 if not self.body.include_usage:
                     chunk["timings"] = self._timings
             events.append(self._event(chunk))
+        return events
+
+    def _tell_progress(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
+        """How far the prompt is: behind the role in a chat, before anything else elsewhere."""
+        events = self._begin(index, number, part) if self.builder.chat else []
+        for progress in self._progress[number].objects(part.progress):
+            chunk = self.builder.chunk(index, "")
+            events.append(self._event({**chunk, "prompt_progress": progress}))
+        self._started = time.monotonic()  # that of the first part, once all is done
         return events
 
     def _chat(self, index: int, part: StreamOutput) -> list[bytes]:

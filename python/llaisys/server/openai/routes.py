@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from llaisys.common.validation import check_count, check_token_ids
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import (
     PromptLimit,
@@ -75,6 +76,11 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
     engine = job.service.engine
+    if body.suffix:
+        asked = (str(body.prompt), body.suffix)
+        infill = await encode_infill(engine, *asked, job.prompt_limit, "suffix")
+        encoded, params = [infill.ids], infill.bounded(params)
+        return await job.run(encoded, params, OpenAIAnswer(job, False, encoded, params.n))
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)
     echoes = []

@@ -101,7 +101,9 @@ class SamplingFields(TableFields):
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    timings_per_token: bool | None = None  # llama.cpp: in every chunk, not in the last one only
+    # llama.cpp, of a stream
+    timings_per_token: bool | None = None  # in every chunk, not in the last one only
+    return_progress: bool | None = None  # of the prompt, in chunks before the first text
     # ours
     reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
 
@@ -297,6 +299,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     logprobs: Annotated[int | None, Checked("logprobs", LOGPROBS)] = None
     echo: bool | None = None
+    suffix: Text | None = None  # what follows the answer, for models that fill in the middle
     add_special_tokens: bool | None = None
 
     def to_sampling(self) -> SamplingParams:
@@ -305,6 +308,8 @@ class CompletionRequest(SamplingFields):
         wanted = self.prompt_scores_wanted
         if wanted is not None and self.stream and self.num_choices > 1:
             raise refuse_together("n", self.n, "1 where a stream has logprobs of the prompt")
+        if self.suffix and (self.echo or not isinstance(self.prompt, str)):
+            raise refuse_together("suffix", "given", "left out unless prompt is one text, no echo")
         if wanted != params.prompt_logprobs:
             params = params.clone(prompt_logprobs=wanted)
         return params

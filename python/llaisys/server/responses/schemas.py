@@ -136,6 +136,8 @@ class ResponsesRequest(DoorRequest):
             return None
         if format.type == "json_object":
             return {"type": "json_object"}
+        if format.schema_ is None:
+            raise refuse("text.format.schema", None, "a JSON schema")
         schema: dict[str, Any] = {"name": format.name or "answer", "schema": format.schema_}
         if format.strict is not None:
             schema["strict"] = format.strict
