@@ -1,145 +1,15 @@
-#include "capi/guard.hpp"
-#include "models/registry.hpp"
-#include "parallel/process_group.hpp"
-#include "runtime/runner/step_pipeline.hpp"
+// A model handle and its steps; its KV cache is in model_kv.cc.
+#include "capi/model_handle.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
-#include <string>
 #include <vector>
 
 using namespace llaisys;
 using namespace llaisys::capi;
 
-// The parameters that are in force, with strings and arrays of its own.
-class OwnedParams {
-public:
-    explicit OwnedParams(const LlaisysModelCreateParams &params) : params_(params) {
-        device_ids_.assign(1, 0);
-        if (params.ndevice > 0) {
-            device_ids_.assign(params.device_ids, params.device_ids + params.ndevice);
-        }
-        params_.meta = nullptr;
-        params_.device_ids = device_ids_.data();
-        params_.ndevice = int32_t(device_ids_.size());
-        strings_.reserve(5); // pointers into it must stay
-        params_.distributed_executor_backend = keep(params.distributed_executor_backend, "uni");
-        params_.distributed_backend = keep(params.distributed_backend, "");
-        params_.master_addr = keep(params.master_addr, "");
-        params_.init_method = keep(params.init_method, "");
-        params_.tp_group_name = keep(params.tp_group_name, "");
-    }
-    OwnedParams(const OwnedParams &) = delete;
-    OwnedParams &operator=(const OwnedParams &) = delete;
-    LlaisysModelCreateParams &get() { return params_; }
-    const LlaisysModelCreateParams &get() const { return params_; }
-
-private:
-    const char *keep(const char *given, const char *otherwise) {
-        strings_.emplace_back(given != nullptr ? given : otherwise);
-        return strings_.back().c_str();
-    }
-
-    LlaisysModelCreateParams params_;
-    std::vector<int32_t> device_ids_;
-    std::vector<std::string> strings_;
-};
-
-struct LlaisysModel {
-    explicit LlaisysModel(const LlaisysModelCreateParams &given)
-        : params(given), stream(given.device, device_of(params.get()), given.n_threads),
-          group(group_of(params.get())),
-          model(models::create_model(given.model_type, given.meta,
-                                     {stream.type(), stream.device_id(), group,
-                                      given.vocab_parallel_head != 0,
-                                      given.replicate_kv_heads != 0})),
-          own_runner(stream, *model, complete(&params.get(), *model)),
-          pipeline(stream, own_runner) {}
-
-    static int32_t device_of(const LlaisysModelCreateParams &params) {
-        return params.device_ids[params.local_rank];
-    }
-    // The ranks that hold the other parts of the model.
-    static std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params);
-    // When no launched step runs any more: for every call but Launch and Collect.
-    runtime::ModelRunner &runner() {
-        pipeline.wait();
-        return own_runner;
-    }
-    // Fills the defaults in and gives what the runner needs of them.
-    static runtime::RunnerOptions complete(LlaisysModelCreateParams *params,
-                                           const models::Model &model);
-
-    OwnedParams params;
-    device::Stream stream;
-    std::shared_ptr<parallel::ProcessGroup> group;
-    std::unique_ptr<models::Model> model;
-    runtime::ModelRunner own_runner;
-    runtime::StepPipeline pipeline;
-};
-
 namespace {
 
-constexpr int32_t kDefaultBlockSize = 16;
-constexpr int32_t kDefaultBatchTokens = 512;
-constexpr int32_t kMaxRanks = 64;
-constexpr int32_t kMaxKept = 64;                // hidden states of a token
-constexpr int64_t kMaxSlots = int64_t(1) << 25; // the books of the cache are kept for every slot
-
-std::string text_or(const char *given, const char *otherwise) {
-    return given != nullptr && *given != '\0' ? given : otherwise;
-}
-
-void check_params(const LlaisysModelCreateParams &params) {
-    require(params.struct_size == sizeof params, "params.struct_size must be ", sizeof params,
-            ", got ", params.struct_size);
-    require(params.ndevice >= 0 && params.ndevice <= 1024,
-            "params.ndevice must be in [0, 1024], got ", params.ndevice);
-    require(params.ndevice == 0 || params.device_ids != nullptr, "params.device_ids is NULL");
-    require(params.kv_cache_layout == LLAISYS_KV_LAYOUT_SLOT ||
-                params.kv_cache_layout == LLAISYS_KV_LAYOUT_BLOCK,
-            "params.kv_cache_layout must be slot (0) or block (1), got ", params.kv_cache_layout);
-    require(params.kv_cache_block_size >= 0 && params.kv_cache_block_size <= 4096,
-            "params.kv_cache_block_size must be in [0, 4096], got ", params.kv_cache_block_size);
-    require(params.max_model_len >= 0, "params.max_model_len must not be negative, got ",
-            params.max_model_len);
-    require(params.kv_cache_capacity_tokens >= 0,
-            "params.kv_cache_capacity_tokens must not be negative, got ",
-            params.kv_cache_capacity_tokens);
-    require(params.max_batch_tokens >= 0, "params.max_batch_tokens must not be negative, got ",
-            params.max_batch_tokens);
-    require(params.n_threads >= 0, "params.n_threads must not be negative, got ", params.n_threads);
-    require(params.pipeline_parallel_size >= 0 && params.pipeline_parallel_size <= 1,
-            "params.pipeline_parallel_size must be 0 or 1, got ", params.pipeline_parallel_size);
-    require(params.local_rank >= 0 && params.local_rank < std::max(1, params.ndevice),
-            "params.local_rank must be in [0, ", std::max(1, params.ndevice), "), got ",
-            params.local_rank);
-    require(params.world_size >= 0 && params.world_size <= 1024,
-            "params.world_size must be in [0, 1024], got ", params.world_size);
-    require(params.rank >= 0 && params.rank < std::max(1, params.world_size),
-            "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
-    require(
-        params.kv_cache_dtype == LLAISYS_DTYPE_INVALID || ops::is_kv_dtype(params.kv_cache_dtype),
-        "params.kv_cache_dtype must be 0, f32, f16, bf16 or i8, got ", int(params.kv_cache_dtype));
-    if (params.kv_cache_dtype == LLAISYS_DTYPE_I8 && params.device != LLAISYS_DEVICE_CPU) {
-        fail(LLAISYS_ERROR_UNSUPPORTED,
-             "params.kv_cache_dtype must be 0, f32, f16 or bf16 on device ", int(params.device),
-             ", got i8, which is built for the CPU alone");
-    }
-    require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
-            "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",
-            params.tensor_parallel_size);
-    require(params.tensor_parallel_size <= 1 || params.world_size == params.tensor_parallel_size,
-            "params.world_size must be params.tensor_parallel_size, ", params.tensor_parallel_size,
-            ", got ", params.world_size);
-    const std::string backend = text_or(params.distributed_executor_backend, "uni");
-    if (backend != "uni" && backend != "mp" && backend != "ray") {
-        fail(LLAISYS_ERROR_UNSUPPORTED,
-             "params.distributed_executor_backend must be 'uni', 'mp' or 'ray', got '", backend,
-             "'");
-    }
-}
+constexpr int32_t kMaxKept = 64; // hidden states of a token
 
 void say_no_slot() {
     set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
@@ -178,101 +48,12 @@ const LlaisysSamplingMetadata &checked(const LlaisysSamplingMetadata *sampling) 
     return *sampling;
 }
 
-// Why a KV call was refused, for llaisysLastError.
-const char *text_of(int32_t kv_status) {
-    switch (kv_status) {
-    case LLAISYS_KV_OOM_SLOT:
-        return "the KV cache has no free cell";
-    case LLAISYS_KV_INVALID_SEQ:
-        return "the sequence id is negative or holds no cell";
-    case LLAISYS_KV_INVALID_POS:
-        return "a position would leave [0, max_model_len)";
-    case LLAISYS_KV_EMPTY_RANGE:
-        return "p0 >= p1, or no cell of the sequence lies in [p0, p1)";
-    default:
-        return "the KV cache is not in order";
-    }
-}
-
-// A KV call of the SLOT layout; body(cells) returns the code.
-template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) {
-    int32_t code = LLAISYS_KV_INTERNAL_ERROR;
-    const int32_t status = guard([&] {
-        runtime::KvCache *cells = not_null(model, "model")->runner().cells();
-        require(cells != nullptr,
-                "the KV cache has the BLOCK layout: the caller hands out its slots");
-        code = body(*cells);
-        if (code != LLAISYS_KV_OK) {
-            set_last_error(LLAISYS_ERROR_INVALID, text_of(code));
-        }
-    });
-    return status == LLAISYS_OK ? code : LLAISYS_KV_INTERNAL_ERROR;
-}
-
 } // namespace
-
-std::shared_ptr<parallel::ProcessGroup>
-LlaisysModel::group_of(const LlaisysModelCreateParams &params) {
-    parallel::GroupOptions options;
-    options.name = text_or(params.tp_group_name, "TP0");
-    options.init_method = text_or(params.init_method, "");
-    options.ranks.clear();
-    for (int rank = 0; rank < std::max(1, params.tensor_parallel_size); ++rank) {
-        options.ranks.push_back(rank);
-    }
-    options.rank = params.rank;
-    options.device = params.device;
-    options.device_id = device_of(params);
-    if (options.ranks.size() == 1) { // nobody to meet
-        return std::make_shared<parallel::ProcessGroupOne>(options);
-    }
-    const std::string executor = text_or(params.distributed_executor_backend, "uni");
-    const char *backend = executor == "uni" ? "threads" : executor == "mp" ? "shm" : "tcp";
-    return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
-}
-
-runtime::RunnerOptions LlaisysModel::complete(LlaisysModelCreateParams *params,
-                                              const models::Model &model) {
-    if (params->kv_cache_block_size == 0) {
-        params->kv_cache_block_size = kDefaultBlockSize;
-    }
-    if (params->max_model_len == 0) {
-        params->max_model_len = model.max_positions();
-    }
-    require(params->max_model_len <= model.max_positions(),
-            "params.max_model_len must be at most meta.maxseq, ", model.max_positions(), ", got ",
-            params->max_model_len);
-    if (params->kv_cache_capacity_tokens == 0) {
-        params->kv_cache_capacity_tokens = params->max_model_len;
-    }
-    const int64_t block = params->kv_cache_block_size;
-    require(params->kv_cache_capacity_tokens <= kMaxSlots,
-            "params.kv_cache_capacity_tokens must be at most ", kMaxSlots, ", got ",
-            params->kv_cache_capacity_tokens);
-    if (params->kv_cache_layout == LLAISYS_KV_LAYOUT_BLOCK) {
-        params->kv_cache_capacity_tokens =
-            (params->kv_cache_capacity_tokens + block - 1) / block * block;
-    }
-    if (params->max_batch_tokens == 0) {
-        params->max_batch_tokens = kDefaultBatchTokens;
-    }
-    if (params->kv_cache_dtype == LLAISYS_DTYPE_INVALID) {
-        params->kv_cache_dtype = model.kv_spec().dtype;
-    }
-    runtime::RunnerOptions options;
-    options.kv_dtype = params->kv_cache_dtype;
-    options.layout = LlaisysKvLayout(params->kv_cache_layout);
-    options.block_size = params->kv_cache_block_size;
-    options.n_slots = params->kv_cache_capacity_tokens;
-    options.max_positions = params->max_model_len;
-    options.max_ubatch = params->max_batch_tokens;
-    return options;
-}
 
 LlaisysModel *llaisysModelCreate(const LlaisysModelCreateParams *params) {
     LlaisysModel *model = nullptr;
     guard([&] {
-        check_params(*not_null(params, "params"));
+        check_create_params(*not_null(params, "params"));
         model = new LlaisysModel(*params);
     });
     return model;
@@ -467,85 +248,5 @@ int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_
             model->runner().profile().reset();
             model->group->reset_times();
         }
-    });
-}
-
-// -- KV cache --------------------------------------------------------------------------------------
-
-int32_t llaisysModelKvSeqCp(LlaisysModel *model, int64_t dst_seq, int64_t src_seq, int64_t p0,
-                            int64_t p1) {
-    return kv_call(model, [&](auto &cells) { return cells.seq_cp(dst_seq, src_seq, p0, p1); });
-}
-
-int32_t llaisysModelKvSeqRm(LlaisysModel *model, int64_t seq_id, int64_t p0, int64_t p1) {
-    return kv_call(model, [&](auto &cells) { return cells.seq_rm(seq_id, p0, p1); });
-}
-
-int32_t llaisysModelKvSeqAdd(LlaisysModel *model, int64_t seq_id, int64_t p0, int64_t p1,
-                             int64_t delta) {
-    return kv_call(model, [&](auto &cells) { return cells.seq_add(seq_id, p0, p1, delta); });
-}
-
-int32_t llaisysModelKvSeqKeep(LlaisysModel *model, int64_t seq_id) {
-    return kv_call(model, [&](auto &cells) { return cells.seq_keep(seq_id); });
-}
-
-int64_t llaisysModelKvSeqPosMax(LlaisysModel *model, int64_t seq_id) {
-    int64_t position = -1;
-    kv_call(model,
-            [&](auto &cells) { return position = cells.seq_pos_max(seq_id), LLAISYS_KV_OK; });
-    return position;
-}
-
-int64_t llaisysModelKvSeqPosMin(LlaisysModel *model, int64_t seq_id) {
-    int64_t position = -1;
-    kv_call(model,
-            [&](auto &cells) { return position = cells.seq_pos_min(seq_id), LLAISYS_KV_OK; });
-    return position;
-}
-
-int32_t llaisysModelKvStats(LlaisysModel *model, LlaisysKvStats *stats) {
-    return guard([&] {
-        not_null(stats, "stats");
-        require(stats->struct_size == sizeof *stats, "stats.struct_size must be ", sizeof *stats,
-                ", got ", stats->struct_size);
-        *stats = not_null(model, "model")->runner().kv_stats();
-    });
-}
-
-int32_t llaisysModelKvDump(LlaisysModel *model, char *text, size_t capacity, size_t *length) {
-    return guard([&] {
-        require(text != nullptr || capacity == 0, "text is NULL");
-        const std::string dump = not_null(model, "model")->runner().kv_dump();
-        *not_null(length, "length") = dump.size();
-        if (capacity > 0) {
-            const size_t n = std::min(capacity - 1, dump.size());
-            std::memcpy(text, dump.data(), n);
-            text[n] = '\0';
-        }
-    });
-}
-
-int32_t llaisysModelKvCopySlots(LlaisysModel *model, const int32_t *src, const int32_t *dst,
-                                int32_t n) {
-    return guard([&] {
-        not_null(model, "model");
-        require(model->runner().cells() == nullptr,
-                "the KV cache has the SLOT layout: use KvSeqCp");
-        require(n >= 0, "n must not be negative, got ", n);
-        require(n == 0 || (src != nullptr && dst != nullptr), "src or dst is NULL");
-        model->runner().copy_slots(src, dst, n);
-    });
-}
-
-int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots, const int64_t *delta,
-                                 int32_t n) {
-    return guard([&] {
-        not_null(model, "model");
-        require(model->runner().cells() == nullptr,
-                "the KV cache has the SLOT layout: use KvSeqAdd");
-        require(n >= 0, "n must not be negative, got ", n);
-        require(n == 0 || (slots != nullptr && delta != nullptr), "slots or delta is NULL");
-        model->runner().shift_slots(slots, delta, n);
     });
 }

@@ -9,14 +9,14 @@ namespace llaisys::parallel {
 namespace {
 
 // tcp://FD:TOKEN@HOST:PORT,HOST:PORT,..
-SocketExchange::Options parse(const GroupOptions &options) {
+RankSockets parse(const GroupOptions &options) {
     const std::string &where = options.init_method;
     const char *const form = "init_method must be tcp://FD:TOKEN@HOST:PORT,.. with an address for "
                              "each rank, got ";
     const size_t at = where.find('@');
     require(where.rfind("tcp://", 0) == 0 && at != std::string::npos, form,
             at == std::string::npos ? where : where.substr(at)); // the token stays unsaid
-    SocketExchange::Options result;
+    RankSockets result;
     char *end = nullptr;
     const long number = std::strtol(where.c_str() + 6, &end, 10);
     const size_t colon = size_t(end - where.c_str());

@@ -3,123 +3,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 namespace llaisys::parallel {
 
 namespace {
 
-constexpr uint32_t kMagic = 0x4c4c5450; // of a frame, and of a greeting
+constexpr uint32_t kMagic = 0x4c4c5446; // of a frame
 constexpr int kNapMs = 20;              // between looks at the clock and at `abort`
-constexpr auto kGreetingTime = std::chrono::seconds(2);
-constexpr auto kJoinTime = std::chrono::seconds(60); // when there is no other limit
-constexpr int kSilenceMs = 5000;                     // of a machine until it counts as gone
 constexpr size_t kReasonBytes = 512;
 
 enum Kind : uint32_t { kRound = 1, kMail = 2, kAbort = 3 };
 
-// Comparing takes the same time wherever the difference is.
-bool is_same(const char *a, const char *b, size_t n) {
-    unsigned difference = 0;
-    for (size_t i = 0; i < n; ++i) {
-        difference |= unsigned(a[i] ^ b[i]);
-    }
-    return difference == 0;
-}
-
-void set_option(int fd, int level, int name, int value) {
-    setsockopt(fd, level, name, &value, sizeof value);
-}
-
-void prepare_socket(int fd) {
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kSilenceMs / 1000 - 1);
-    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kSilenceMs);
-}
-
-bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline) {
-    for (;;) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-            deadline - std::chrono::steady_clock::now());
-        if (left.count() <= 0) {
-            return false;
-        }
-        pollfd entry{fd, events, 0};
-        const int found = poll(&entry, 1, int(std::min<int64_t>(left.count() + 1, 1000)));
-        if (found > 0) {
-            return true;
-        }
-        if (found < 0 && errno != EINTR) {
-            return false;
-        }
-    }
-}
-
-// All bytes of a value.
-template <typename T>
-bool transfer(int fd, T *value, bool sends, std::chrono::steady_clock::time_point deadline) {
-    char *bytes = reinterpret_cast<char *>(value);
-    for (size_t done = 0; done < sizeof *value;) {
-        if (!wait_for(fd, sends ? POLLOUT : POLLIN, deadline)) {
-            return false;
-        }
-        const ssize_t n = sends ? send(fd, bytes + done, sizeof *value - done, MSG_NOSIGNAL)
-                                : recv(fd, bytes + done, sizeof *value - done, 0);
-        if (n > 0) {
-            done += size_t(n);
-        } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-// A connected socket, or -1 with errno set.
-int try_connect(const addrinfo *address, std::chrono::steady_clock::time_point deadline) {
-    const int fd = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        return -1;
-    }
-    prepare_socket(fd);
-    int error = 0;
-    if (connect(fd, address->ai_addr, address->ai_addrlen) != 0) {
-        error = errno;
-        if (error == EINPROGRESS) {
-            socklen_t size = sizeof error;
-            error = ETIMEDOUT;
-            if (wait_for(fd, POLLOUT, deadline)) {
-                getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-            }
-        }
-    }
-    if (error != 0) {
-        close(fd);
-        errno = error;
-        return -1;
-    }
-    return fd;
-}
-
 } // namespace
-
-struct SocketExchange::Greeting {
-    uint32_t magic = kMagic;
-    int32_t world = 0;
-    int32_t rank = 0;
-    uint32_t reserved = 0;
-    char token[kMaxToken] = {};
-};
 
 struct SocketExchange::Frame {
     uint32_t magic = kMagic;
@@ -130,13 +27,10 @@ struct SocketExchange::Frame {
 
 // A connection: what is being sent, what is being received, and what has come.
 struct SocketExchange::Peer {
-    ~Peer() {
-        if (fd >= 0) {
-            close(fd);
-        }
-    }
+    explicit Peer(Socket connected)
+        : socket(std::move(connected)), parts(2 * size_t(kPieceBytes)) {}
 
-    int fd = -1;
+    Socket socket;
     bool is_gone = false;
 
     Frame out;
@@ -155,112 +49,15 @@ struct SocketExchange::Peer {
     std::string last_words;      // of a rank that gave up
 };
 
-SocketExchange::SocketExchange(const Options &options)
-    : Exchange(int(options.addresses.size()), options.rank), parts_(2 * size_t(kPieceBytes)),
-      token_(options.token), timeout_(options.timeout) {
-    require(!token_.empty() && token_.size() <= kMaxToken, "the token must have 1 to ", kMaxToken,
-            " characters, got ", token_.size());
-    peers_.resize(options.addresses.size());
-    connect_all(options);
+SocketExchange::SocketExchange(const RankSockets &ranks)
+    : Exchange(int(ranks.addresses.size()), ranks.rank), parts_(2 * size_t(kPieceBytes)),
+      timeout_(ranks.timeout) {
+    for (Socket &socket : connect_ranks(ranks)) {
+        peers_.push_back(socket.is_open() ? std::make_unique<Peer>(std::move(socket)) : nullptr);
+    }
 }
 
 SocketExchange::~SocketExchange() = default; // closing the connections is leaving
-
-// ---- connecting ----------------------------------------------------------------------------------
-
-void SocketExchange::connect_all(const Options &options) {
-    struct Listener { // ours, whatever happens below
-        int fd;
-        ~Listener() { close(fd); }
-    } listener{options.listener};
-    fcntl(listener.fd, F_SETFD, FD_CLOEXEC);
-    fcntl(listener.fd, F_SETFL, fcntl(listener.fd, F_GETFL) | O_NONBLOCK);
-    const std::chrono::milliseconds limit = timeout_.count() > 0 ? timeout_ : kJoinTime;
-    const Clock::time_point deadline = Clock::now() + limit;
-    for (int peer = 0; peer < rank(); ++peer) {
-        connect_to(peer, options.addresses[size_t(peer)], deadline);
-    }
-    accept_from_others(listener.fd, deadline);
-}
-
-void SocketExchange::connect_to(int peer, const std::string &address, Clock::time_point deadline) {
-    const size_t colon = address.rfind(':');
-    require(colon != std::string::npos && colon > 0, "'", address, "' is not HOST:PORT");
-    std::string host = address.substr(0, colon);
-    if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-        host = host.substr(1, host.size() - 2);
-    }
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo *found = nullptr;
-    const int code = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
-    if (code != 0) {
-        fail(LLAISYS_ERROR_IO, "rank ", peer, " at ", address, ": ", gai_strerror(code));
-    }
-    const std::shared_ptr<addrinfo> addresses(found, freeaddrinfo);
-    int fd = -1;
-    for (addrinfo *at = found; at != nullptr && fd < 0; at = at->ai_next) {
-        fd = try_connect(at, deadline);
-    }
-    if (fd < 0) {
-        fail(LLAISYS_ERROR_IO, "rank ", peer, " at ", address, ": ", std::strerror(errno));
-    }
-    // Who connects speaks first: a listener tells its token to those only who know it.
-    Greeting own = greeting(), theirs;
-    if (!transfer(fd, &own, true, deadline) || !transfer(fd, &theirs, false, deadline) ||
-        rank_of(theirs) != peer) {
-        close(fd);
-        fail(LLAISYS_ERROR_IO, "rank ", peer, " at ", address, " did not answer as it should");
-    }
-    adopt(peer, fd);
-}
-
-// Who connects from anywhere else, or says the wrong thing, is turned away and not waited for long.
-void SocketExchange::accept_from_others(int listener, Clock::time_point deadline) {
-    const auto is_missing = [this](int peer) { return peers_[size_t(peer)] == nullptr; };
-    for (int missing = world() - 1 - rank(); missing > 0;) {
-        if (!wait_for(listener, POLLIN, deadline)) {
-            fail(LLAISYS_ERROR_INTERNAL, missing, " of ", world(), " ranks did not come in time");
-        }
-        const int fd = accept(listener, nullptr, nullptr);
-        if (fd < 0) {
-            continue;
-        }
-        prepare_socket(fd);
-        const Clock::time_point soon = std::min(deadline, Clock::now() + kGreetingTime);
-        Greeting own = greeting(), theirs;
-        const int peer = transfer(fd, &theirs, false, soon) ? rank_of(theirs) : -1;
-        if (peer > rank() && is_missing(peer) && transfer(fd, &own, true, soon)) {
-            adopt(peer, fd);
-            --missing;
-        } else {
-            close(fd);
-        }
-    }
-}
-
-SocketExchange::Greeting SocketExchange::greeting() const {
-    Greeting own;
-    own.world = world();
-    own.rank = rank();
-    std::memcpy(own.token, token_.data(), token_.size());
-    return own;
-}
-
-// -1: not one of ours.
-int SocketExchange::rank_of(const Greeting &theirs) const {
-    const Greeting own = greeting();
-    const bool is_ours = is_same(theirs.token, own.token, kMaxToken) && theirs.magic == own.magic &&
-                         theirs.world == own.world && theirs.rank >= 0 && theirs.rank < world();
-    return is_ours ? theirs.rank : -1;
-}
-
-void SocketExchange::adopt(int peer, int fd) {
-    auto made = std::make_unique<Peer>();
-    made->fd = fd;
-    made->parts.resize(2 * size_t(kPieceBytes));
-    peers_[size_t(peer)] = std::move(made);
-}
 
 // ---- frames --------------------------------------------------------------------------------------
 
@@ -280,7 +77,7 @@ void SocketExchange::write_some(Peer *peer) {
                      : peer->out_body + (peer->out_done - sizeof(Frame));
         const size_t n = (in_frame ? sizeof(Frame) : peer->out_size) - peer->out_done;
         const int more = in_frame && peer->out_size > sizeof(Frame) ? MSG_MORE : 0;
-        const ssize_t sent = send(peer->fd, from, n, MSG_NOSIGNAL | MSG_DONTWAIT | more);
+        const ssize_t sent = send(peer->socket.fd(), from, n, MSG_NOSIGNAL | MSG_DONTWAIT | more);
         if (sent >= 0) {
             peer->out_done += size_t(sent);
         } else if (errno == EAGAIN) {
@@ -298,7 +95,8 @@ void SocketExchange::read_some(int index) {
         const bool in_frame = peer.in_body == nullptr;
         std::byte *to = in_frame ? reinterpret_cast<std::byte *>(&peer.in) : peer.in_body;
         const size_t size = in_frame ? sizeof(Frame) : size_t(peer.in.bytes);
-        const ssize_t n = recv(peer.fd, to + peer.in_done, size - peer.in_done, MSG_DONTWAIT);
+        const ssize_t n =
+            recv(peer.socket.fd(), to + peer.in_done, size - peer.in_done, MSG_DONTWAIT);
         if (n > 0) {
             peer.in_done += size_t(n);
         } else if (n < 0 && errno == EAGAIN) {
@@ -375,7 +173,7 @@ template <typename Waits> void SocketExchange::run_while(const Waits &waits_for)
                 continue;
             }
             const short output = peer->out_done < peer->out_size ? POLLOUT : 0;
-            entries[count] = {peer->fd, short(POLLIN | output), 0};
+            entries[count] = {peer->socket.fd(), short(POLLIN | output), 0};
             places[count++] = i;
         }
         if (awaited < 0) {
@@ -493,7 +291,7 @@ void SocketExchange::abort(const std::string &reason) noexcept {
     }
     for (const std::unique_ptr<Peer> &peer : peers_) {
         if (peer != nullptr) {
-            shutdown(peer->fd, SHUT_RDWR);
+            shutdown(peer->socket.fd(), SHUT_RDWR);
         }
     }
 }
@@ -520,7 +318,7 @@ void SocketExchange::tell_all(const std::string &reason) noexcept {
         if (!peer->is_gone && peer->out_done == peer->out_size) {
             queue(peer.get(), frame, reinterpret_cast<const std::byte *>(reason.data()));
         }
-        shutdown(peer->fd, SHUT_WR);
+        shutdown(peer->socket.fd(), SHUT_WR);
     }
 }
 

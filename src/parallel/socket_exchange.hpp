@@ -1,14 +1,14 @@
 // An exchange between machines: a TCP connection between each two ranks. Every rank sends its part
 // to all others and keeps a copy of theirs.
 //
-// A connection that ends is a rank that is gone; one whose machine is gone is noticed by keep-alive
-// probes within seconds. All machines have the same byte order.
+// A connection that ends is a rank that is gone; one whose machine is gone is noticed within seconds
+// (socket_connect.hpp). All machines have the same byte order.
 #pragma once
 
 #include "parallel/exchange.hpp"
+#include "parallel/socket_connect.hpp"
 
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -19,17 +19,8 @@ namespace llaisys::parallel {
 
 class SocketExchange final : public Exchange {
 public:
-    struct Options {
-        int rank = 0;
-        int listener = -1;                    // a listening socket; it is taken over
-        std::string token;                    // connections without it are turned away
-        std::vector<std::string> addresses;   // "HOST:PORT" of each rank, [world]
-        std::chrono::milliseconds timeout{0}; // 0: as long as the others live
-    };
-    static constexpr size_t kMaxToken = 64;
-
     // Returns when all ranks are connected.
-    explicit SocketExchange(const Options &options);
+    explicit SocketExchange(const RankSockets &ranks);
     ~SocketExchange() override;
 
     std::byte *mine() const override;
@@ -41,17 +32,9 @@ public:
     void abort(const std::string &reason) noexcept override;
 
 private:
-    struct Greeting;
     struct Frame;
     struct Peer;
     using Clock = std::chrono::steady_clock;
-
-    void connect_all(const Options &options);
-    void connect_to(int peer, const std::string &address, Clock::time_point deadline);
-    void accept_from_others(int listener, Clock::time_point deadline);
-    Greeting greeting() const;
-    int rank_of(const Greeting &theirs) const;
-    void adopt(int peer, int fd);
 
     void queue(Peer *peer, const Frame &frame, const std::byte *body);
     void write_some(Peer *peer);
@@ -67,7 +50,6 @@ private:
 
     std::vector<std::unique_ptr<Peer>> peers_; // [world]; null: this rank
     std::vector<std::byte> parts_;             // of this rank, two
-    std::string token_;
     std::chrono::milliseconds timeout_;
     uint32_t round_ = 0; // the last one that ended; wraps
 

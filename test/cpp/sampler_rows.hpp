@@ -119,6 +119,20 @@ inline int32_t draw_one(const std::vector<float> &logits, const Row &row) {
     return draw(sampler, logits, {row})[0];
 }
 
+// What the row draws at 300 positions: an 'x' for each id that came, a '.' for one that did not.
+inline std::string drawn_ids(const std::vector<float> &logits, const Row &row) {
+    Sampler sampler(stream(), int64_t(logits.size()));
+    std::vector<Row> rows(300, row);
+    for (size_t r = 0; r < rows.size(); ++r) {
+        rows[r].position = int64_t(r);
+    }
+    std::string drawn(logits.size(), '.');
+    for (const int32_t id : draw(sampler, logits, rows)) {
+        drawn[size_t(id)] = 'x';
+    }
+    return drawn;
+}
+
 inline std::vector<float> random_logits(std::mt19937 &random, size_t n, float spread) {
     std::normal_distribution<float> normal(0, spread);
     std::vector<float> logits(n);

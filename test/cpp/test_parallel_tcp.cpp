@@ -1,10 +1,12 @@
 // Groups whose ranks are connected by TCP; here all are threads or processes of one machine.
 #include "check.hpp"
 #include "parallel/process_group_shared.hpp"
+#include "parallel/socket_connect.hpp"
 #include "parallel_rounds.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
+#include <fcntl.h>
 #include <functional>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -242,5 +244,17 @@ TEST(a_place_to_meet_that_cannot_be_is_refused_without_its_token) {
     }
     for (const int fd : listeners.fds) {
         close(fd);
+    }
+}
+
+TEST(a_token_that_cannot_be_is_refused_and_the_listener_closed_all_the_same) {
+    const Listeners listeners(2);
+    for (size_t i = 0; i < 2; ++i) {
+        RankSockets ranks;
+        ranks.listener = listeners.fds[i];
+        ranks.token = std::string(i == 0 ? 0 : RankSockets::kMaxToken + 1, 'a');
+        ranks.addresses = {"127.0.0.1:1", "127.0.0.1:2"};
+        CHECK_THROWS(connect_ranks(ranks), "the token must have 1 to 64 characters");
+        CHECK_EQ(fcntl(listeners.fds[i], F_GETFD), -1);
     }
 }

@@ -1,10 +1,10 @@
-// Weight slots, workspace, output buffer and graph runner, each on its own.
+// Workspace, output buffer and graph runner, each on its own.
 #include "check.hpp"
 #include "fake_device.hpp"
 #include "ops/rearrange/op.hpp"
 #include "runtime/graph/graph.hpp"
 #include "runtime/output/output_buffer.hpp"
-#include "runtime/weights/weights.hpp"
+#include "runtime/workspace/workspace.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -31,181 +31,9 @@ static std::atomic<int64_t> n_allocations{0};
 
 namespace {
 
-using WeakStorage = std::weak_ptr<Storage>;
-
-// A handle as a caller would make it, and a look at whether its storage still lives.
-llaisysTensor_t make(const Shape &shape, WeakStorage *storage = nullptr,
-                     DType dtype = LLAISYS_DTYPE_F32) {
-    auto *handle = new LlaisysTensor(Tensor::create(shape, dtype));
-    if (storage != nullptr) {
-        *storage = handle->tensor.storage();
-    }
-    return handle;
-}
-
-// The slot table of a small model with tied embeddings in mind.
-struct Slots {
-    llaisysTensor_t embed = nullptr;
-    llaisysTensor_t head = nullptr;
-    llaisysTensor_t q[3] = {};
-    llaisysTensor_t bias[3] = {};
-};
-
-struct Fixture {
-    Slots slots;
-    WeightTable table{LLAISYS_DEVICE_CPU, 0};
-
-    Fixture() {
-        table.add_global("embed", &slots.embed, {5, 4});
-        table.add_global("head", &slots.head, {5, 4});
-        table.add_layers("q", slots.q, 3, {4, 4});
-        table.add_layers("bias", slots.bias, 3, {4}, true);
-    }
-    void fill() {
-        llaisysTensor_t shared = make({5, 4});
-        table.replace("embed", 0, shared);
-        table.replace("head", 0, shared);
-        for (int layer = 0; layer < 3; ++layer) {
-            table.replace("q", layer, make({4, 4}));
-        }
-    }
-};
-
 int64_t two_per_token(const GraphParams &params) { return params.n_tokens * 128; }
 
 } // namespace
-
-// -- Weights -----------------------------------------------------------------------------------
-
-TEST(a_shared_handle_is_destroyed_once_when_its_last_slot_lets_go) {
-    WeakStorage storage, other;
-    Fixture fixture;
-    llaisysTensor_t shared = make({5, 4}, &storage);
-    fixture.table.replace("embed", 0, shared);
-    fixture.table.replace("head", 0, shared);
-    fixture.table.replace("head", 0, make({5, 4}, &other));
-    CHECK(!storage.expired()); // embed still holds it
-    fixture.table.replace("embed", 0, fixture.slots.head);
-    CHECK(storage.expired());
-    CHECK(!other.expired());
-}
-
-TEST(the_table_destroys_what_is_left_once) {
-    WeakStorage storages[4];
-    {
-        Fixture fixture;
-        llaisysTensor_t shared = make({5, 4}, &storages[0]);
-        fixture.table.replace("embed", 0, shared);
-        fixture.table.replace("head", 0, shared);
-        for (int layer = 0; layer < 3; ++layer) {
-            fixture.table.replace("q", layer, make({4, 4}, &storages[layer + 1]));
-        }
-        for (const WeakStorage &storage : storages) {
-            CHECK(!storage.expired());
-        }
-    }
-    for (const WeakStorage &storage : storages) {
-        CHECK(storage.expired());
-    }
-}
-
-TEST(replacing_a_slot_again_and_again_keeps_one_handle) {
-    Fixture fixture;
-    std::vector<WeakStorage> storages(200);
-    for (size_t i = 0; i < storages.size(); ++i) {
-        fixture.table.replace("q", 1, make({4, 4}, &storages[i]));
-        fixture.table.replace("q", 1, fixture.slots.q[1]); // itself: nothing happens
-        for (size_t j = 0; j <= i; ++j) {
-            CHECK_EQ(storages[j].expired(), j < i);
-        }
-    }
-}
-
-TEST(replace_slot_and_destroy_unique_on_bare_slots) {
-    WeakStorage a, b;
-    llaisysTensor_t slots[3] = {make({2}, &a), nullptr, nullptr};
-    slots[1] = slots[0];
-    const std::vector<llaisysTensor_t *> all = {&slots[0], &slots[1], &slots[2]};
-    replace_slot(&slots[0], make({2}, &b), all);
-    CHECK(!a.expired());
-    replace_slot(&slots[1], nullptr, all);
-    CHECK(a.expired() && slots[1] == nullptr);
-    slots[1] = slots[2] = slots[0];
-    destroy_unique(all);
-    CHECK(b.expired());
-    CHECK(slots[0] == nullptr && slots[1] == nullptr && slots[2] == nullptr);
-    destroy_unique(all); // empty slots are fine
-    replace_slot(&slots[0], make({2}, &a));
-    replace_slot(&slots[0], nullptr);
-    CHECK(a.expired());
-}
-
-TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
-    Fixture fixture;
-    fixture.fill();
-    const uint64_t before = fixture.table.fingerprint();
-    WeakStorage storage;
-    llaisysTensor_t wrong = make({4, 5}, &storage);
-    CHECK_THROWS(fixture.table.replace("q", 2, wrong), "q of layer 2", "[4, 4]", "[4, 5]");
-    CHECK_THROWS(fixture.table.replace("embed", 0, wrong), "weight embed", "[5, 4]", "[4, 5]");
-    CHECK_THROWS(fixture.table.replace("k", 0, wrong), "embed, head, q, bias", "'k'");
-    delete wrong;
-    llaisysTensor_t right = make({4, 4}, &storage);
-    CHECK_THROWS(fixture.table.replace("q", 3, right), "layer must be in [0, 3)", "3");
-    CHECK_THROWS(fixture.table.replace("q", -1, right), "layer", "-1");
-    CHECK_THROWS(fixture.table.replace("q", 0, nullptr), "q of layer 0", "NULL");
-    const int swap[] = {1, 0};
-    const Tensor square = right->tensor;
-    right->tensor = square.permute(swap);
-    CHECK_THROWS(fixture.table.replace("q", 0, right), "contiguous", "[1, 4]");
-    right->tensor = square.without_storage();
-    CHECK_THROWS(fixture.table.replace("q", 0, right), "taken by another model");
-    delete right;
-    llaisysTensor_t integers = make({4, 4}, nullptr, LLAISYS_DTYPE_I32);
-    CHECK_THROWS(fixture.table.replace("q", 0, integers), "f32, f16, bf16 or a quantised one",
-                 "i32");
-    delete integers;
-    CHECK_EQ(fixture.table.fingerprint(), before);
-}
-
-TEST(the_layer_of_a_global_slot_is_ignored) {
-    Fixture fixture;
-    fixture.table.replace("embed", 17, make({5, 4}));
-    fixture.table.replace("embed", -3, make({5, 4}));
-    CHECK(fixture.slots.embed != nullptr);
-}
-
-TEST(completeness_names_what_is_missing_or_was_written_wrong) {
-    Fixture fixture;
-    CHECK_THROWS(fixture.table.check_complete(), "embed is missing");
-    fixture.fill();
-    fixture.table.check_complete(); // biases are optional
-    llaisysTensor_t kept = fixture.slots.q[1];
-    fixture.slots.q[1] = nullptr; // as through the public struct
-    CHECK_THROWS(fixture.table.check_complete(), "q of layer 1 is missing");
-    fixture.slots.q[1] = make({4, 3});
-    CHECK_THROWS(fixture.table.check_complete(), "q of layer 1", "[4, 3]");
-    delete fixture.slots.q[1];
-    fixture.slots.q[1] = kept;
-    kept->tensor = kept->tensor.without_storage(); // laid out anew by the model: still complete
-    fixture.table.check_complete();
-    fixture.table.replace("bias", 2, make({4}));
-    fixture.table.check_complete();
-}
-
-TEST(the_fingerprint_changes_with_every_handle) {
-    Fixture fixture;
-    std::vector<uint64_t> seen = {fixture.table.fingerprint()};
-    fixture.fill();
-    for (int i = 0; i < 100; ++i) {
-        seen.push_back(fixture.table.fingerprint());
-        CHECK_EQ(seen.back(), fixture.table.fingerprint());
-        // The new handle may be born where an old one died: serials tell them apart.
-        fixture.table.replace("q", i % 3, make({4, 4}));
-    }
-    std::sort(seen.begin(), seen.end());
-    CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
-}
 
 // -- Workspace ---------------------------------------------------------------------------------
 
@@ -401,9 +229,10 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
             // Six dimensions: the text of such a shape would not fit into a string without memory.
             CHECK_EQ(x.view({1, 4, 1, 3, 2, 1}).elements(), 24);
             const Tensor heads = x.view({4, 3, 2}).slice(1, 1, 3);
-            const Tensor turned = heads.permute(order).slice(0, 0, 1).view({4, 2});
-            CHECK(turned.has_dense_rows() && ops::contiguous(stream, x.slice(0, 1, 2)).defined());
-            ops::rearrange(stream, rows.slice(1, 0, 2), turned.slice(0, 0, 2));
+            const Tensor transposed = heads.permute(order).slice(0, 0, 1).view({4, 2});
+            CHECK(transposed.has_dense_rows() &&
+                  ops::contiguous(stream, x.slice(0, 1, 2)).defined());
+            ops::rearrange(stream, rows.slice(1, 0, 2), transposed.slice(0, 0, 2));
         });
     };
     step();

@@ -1,6 +1,6 @@
-// The sampler link by link, its independence of batch and threads, and its logprobs. Its pieces,
-// what it draws and bad input have files of their own: test_sampler_pieces.cpp,
-// test_sampler_distributions.cpp, test_sampler_input.cpp.
+// The sampler link by link, and its independence of batch and threads. Its pieces, what it draws,
+// its logprobs and bad input have files of their own: test_sampler_pieces.cpp,
+// test_sampler_distributions.cpp, test_sampler_logprobs.cpp, test_sampler_input.cpp.
 #include "sampler_rows.hpp"
 
 #include <cmath>
@@ -33,18 +33,7 @@ TEST(temperature_zero_takes_the_most_likely_and_lowest_id) {
 
 TEST(ties_at_the_edge_keep_the_lowest_ids) {
     const std::vector<float> logits{1, 3, 2, 2, 2, 0};
-    const auto support = [&](const Row &base) {
-        Sampler sampler(stream(), 6);
-        std::vector<Row> rows(300, base);
-        for (size_t r = 0; r < rows.size(); ++r) {
-            rows[r].position = int64_t(r);
-        }
-        std::string seen(6, '.');
-        for (const int32_t id : draw(sampler, logits, rows)) {
-            seen[size_t(id)] = 'x';
-        }
-        return seen;
-    };
+    const auto support = [&](const Row &row) { return drawn_ids(logits, row); };
     Row row;
     row.top_k = 3;
     CHECK_EQ(support(row), ".xxx..");
@@ -70,18 +59,9 @@ TEST(typical_p_keeps_what_surprises_as_expected) {
     const float ln2 = std::log(2.0f);
     const std::vector<float> logits{4 * ln2, 3 * ln2, 2 * ln2, ln2, ln2};
     const auto support = [&](float typical_p) {
-        Sampler sampler(stream(), 5);
         Row row;
         row.typical_p = typical_p;
-        std::vector<Row> rows(300, row);
-        for (size_t r = 0; r < rows.size(); ++r) {
-            rows[r].position = int64_t(r);
-        }
-        std::string seen(5, '.');
-        for (const int32_t id : draw(sampler, logits, rows)) {
-            seen[size_t(id)] = 'x';
-        }
-        return seen;
+        return drawn_ids(logits, row);
     };
     CHECK_EQ(support(0.01f), ".x..."); // at least one, and not the most likely
     CHECK_EQ(support(0.24f), ".x...");
@@ -99,19 +79,10 @@ TEST(top_n_sigma_keeps_what_is_near_the_best_logit) {
     // The finite logits have the mean 2 and a standard deviation of 2.24.
     const std::vector<float> logits{5, -kInf, 1, 3, kNaN, -1};
     const auto support = [&](float n, float temperature) {
-        Sampler sampler(stream(), 6);
         Row row;
         row.top_n_sigma = n;
         row.temperature = temperature;
-        std::vector<Row> rows(300, row);
-        for (size_t r = 0; r < rows.size(); ++r) {
-            rows[r].position = int64_t(r);
-        }
-        std::string seen(6, '.');
-        for (const int32_t id : draw(sampler, logits, rows)) {
-            seen[size_t(id)] = 'x';
-        }
-        return seen;
+        return drawn_ids(logits, row);
     };
     for (const float temperature : {1.0f, 3.0f}) { // both sides scale with it
         CHECK_EQ(support(0.5f, temperature), "x.....");
@@ -366,55 +337,4 @@ TEST(null_columns_mean_their_neutral_values) {
     plain.n_rows = 0;
     sampler.sample(nullptr, 0, plain, nullptr); // nothing to do
     CHECK_THROWS(sampler.logprobs(0), "[0, 0)", "got 0");
-}
-
-// -- Logprobs ------------------------------------------------------------------------------------
-
-TEST(logprobs_are_those_of_the_raw_row) {
-    const std::vector<float> logits{1, 3, 2, 3, kNaN, -kInf, 0.5f};
-    double sum = 0;
-    for (const float x : logits) {
-        sum += x > -kInf ? std::exp(double(x)) : 0;
-    }
-    Sampler sampler(stream(), 7);
-    Row row; // bias, mask and chain do not show
-    row.bias = {{1, -kInf}, {3, -kInf}, {0, 50.0f}};
-    row.temperature = 0.1f;
-    row.top_k = 1;
-    row.n_logprobs = 3;
-    CHECK_EQ(draw(sampler, logits, {row})[0], 0);
-    LlaisysLogprobs l = sampler.logprobs(0);
-    CHECK_EQ(l.n, 4);
-    CHECK_EQ(l.sampled_rank, 4);
-    const int32_t expected[] = {0, 1, 3, 2};
-    for (int i = 0; i < 4; ++i) {
-        CHECK_EQ(l.ids[i], expected[i]);
-        CHECK(std::fabs(double(l.logprobs[i]) -
-                        (double(logits[size_t(expected[i])]) - std::log(sum))) < 1e-6);
-    }
-    row.n_logprobs = 7; // two of seven cannot be drawn at all
-    draw(sampler, logits, {row});
-    CHECK_EQ(sampler.logprobs(0).n, 6);
-    row.n_logprobs = 0;
-    row.bias = {{1, -kInf}};
-    draw(sampler, logits, {row});
-    l = sampler.logprobs(0);
-    CHECK_EQ(l.n, 1);
-    CHECK_EQ(l.ids[0], 3);
-    CHECK_EQ(l.sampled_rank, 2); // the equal one with the lower id comes first
-    CHECK_THROWS(sampler.logprobs(1), "[0, 1)", "got 1");
-    CHECK_THROWS(sampler.logprobs(-1), "got -1");
-    sampler.clear_logprobs();
-    CHECK_THROWS(sampler.logprobs(0), "[0, 0)");
-}
-
-TEST(logprobs_of_infinite_logits_are_numbers) {
-    Sampler sampler(stream(), 3);
-    Row row;
-    row.n_logprobs = 3;
-    draw(sampler, {kInf, 1, kInf}, {row});
-    const LlaisysLogprobs l = sampler.logprobs(0);
-    CHECK_EQ(l.n, 4);
-    CHECK(std::fabs(double(l.logprobs[0]) + std::log(2.0)) < 1e-6);
-    CHECK_EQ(l.logprobs[3], -kInf);
 }

@@ -1,0 +1,166 @@
+#include "capi/model_handle.hpp"
+
+#include "models/registry.hpp"
+
+#include <algorithm>
+
+using namespace llaisys;
+
+namespace llaisys::capi {
+
+namespace {
+
+constexpr int32_t kDefaultBlockSize = 16;
+constexpr int32_t kDefaultBatchTokens = 512;
+constexpr int32_t kMaxRanks = 64;
+constexpr int64_t kMaxSlots = int64_t(1) << 25; // the books of the cache are kept for every slot
+
+std::string text_or(const char *given, const char *otherwise) {
+    return given != nullptr && *given != '\0' ? given : otherwise;
+}
+
+int32_t device_of(const LlaisysModelCreateParams &params) {
+    return params.device_ids[params.local_rank];
+}
+
+// The ranks that hold the other parts of the model.
+std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params) {
+    parallel::GroupOptions options;
+    options.name = text_or(params.tp_group_name, "TP0");
+    options.init_method = text_or(params.init_method, "");
+    options.ranks.clear();
+    for (int rank = 0; rank < std::max(1, params.tensor_parallel_size); ++rank) {
+        options.ranks.push_back(rank);
+    }
+    options.rank = params.rank;
+    options.device = params.device;
+    options.device_id = device_of(params);
+    if (options.ranks.size() == 1) { // nobody to meet
+        return std::make_shared<parallel::ProcessGroupOne>(options);
+    }
+    const std::string executor = text_or(params.distributed_executor_backend, "uni");
+    const char *backend = executor == "uni" ? "threads" : executor == "mp" ? "shm" : "tcp";
+    return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
+}
+
+// Fills the defaults in and gives what the runner needs of them.
+runtime::RunnerOptions complete(LlaisysModelCreateParams *params, const models::Model &model) {
+    if (params->kv_cache_block_size == 0) {
+        params->kv_cache_block_size = kDefaultBlockSize;
+    }
+    if (params->max_model_len == 0) {
+        params->max_model_len = model.max_positions();
+    }
+    require(params->max_model_len <= model.max_positions(),
+            "params.max_model_len must be at most meta.maxseq, ", model.max_positions(), ", got ",
+            params->max_model_len);
+    if (params->kv_cache_capacity_tokens == 0) {
+        params->kv_cache_capacity_tokens = params->max_model_len;
+    }
+    const int64_t block = params->kv_cache_block_size;
+    require(params->kv_cache_capacity_tokens <= kMaxSlots,
+            "params.kv_cache_capacity_tokens must be at most ", kMaxSlots, ", got ",
+            params->kv_cache_capacity_tokens);
+    if (params->kv_cache_layout == LLAISYS_KV_LAYOUT_BLOCK) {
+        params->kv_cache_capacity_tokens =
+            (params->kv_cache_capacity_tokens + block - 1) / block * block;
+    }
+    if (params->max_batch_tokens == 0) {
+        params->max_batch_tokens = kDefaultBatchTokens;
+    }
+    if (params->kv_cache_dtype == LLAISYS_DTYPE_INVALID) {
+        params->kv_cache_dtype = model.kv_spec().dtype;
+    }
+    runtime::RunnerOptions options;
+    options.kv_dtype = params->kv_cache_dtype;
+    options.layout = LlaisysKvLayout(params->kv_cache_layout);
+    options.block_size = params->kv_cache_block_size;
+    options.n_slots = params->kv_cache_capacity_tokens;
+    options.max_positions = params->max_model_len;
+    options.max_ubatch = params->max_batch_tokens;
+    return options;
+}
+
+} // namespace
+
+void check_create_params(const LlaisysModelCreateParams &params) {
+    require(params.struct_size == sizeof params, "params.struct_size must be ", sizeof params,
+            ", got ", params.struct_size);
+    require(params.ndevice >= 0 && params.ndevice <= 1024,
+            "params.ndevice must be in [0, 1024], got ", params.ndevice);
+    require(params.ndevice == 0 || params.device_ids != nullptr, "params.device_ids is NULL");
+    require(params.kv_cache_layout == LLAISYS_KV_LAYOUT_SLOT ||
+                params.kv_cache_layout == LLAISYS_KV_LAYOUT_BLOCK,
+            "params.kv_cache_layout must be slot (0) or block (1), got ", params.kv_cache_layout);
+    require(params.kv_cache_block_size >= 0 && params.kv_cache_block_size <= 4096,
+            "params.kv_cache_block_size must be in [0, 4096], got ", params.kv_cache_block_size);
+    require(params.max_model_len >= 0, "params.max_model_len must not be negative, got ",
+            params.max_model_len);
+    require(params.kv_cache_capacity_tokens >= 0,
+            "params.kv_cache_capacity_tokens must not be negative, got ",
+            params.kv_cache_capacity_tokens);
+    require(params.max_batch_tokens >= 0, "params.max_batch_tokens must not be negative, got ",
+            params.max_batch_tokens);
+    require(params.n_threads >= 0, "params.n_threads must not be negative, got ", params.n_threads);
+    require(params.pipeline_parallel_size >= 0 && params.pipeline_parallel_size <= 1,
+            "params.pipeline_parallel_size must be 0 or 1, got ", params.pipeline_parallel_size);
+    require(params.local_rank >= 0 && params.local_rank < std::max(1, params.ndevice),
+            "params.local_rank must be in [0, ", std::max(1, params.ndevice), "), got ",
+            params.local_rank);
+    require(params.world_size >= 0 && params.world_size <= 1024,
+            "params.world_size must be in [0, 1024], got ", params.world_size);
+    require(params.rank >= 0 && params.rank < std::max(1, params.world_size),
+            "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
+    require(
+        params.kv_cache_dtype == LLAISYS_DTYPE_INVALID || ops::is_kv_dtype(params.kv_cache_dtype),
+        "params.kv_cache_dtype must be 0, f32, f16, bf16 or i8, got ", int(params.kv_cache_dtype));
+    if (params.kv_cache_dtype == LLAISYS_DTYPE_I8 && params.device != LLAISYS_DEVICE_CPU) {
+        fail(LLAISYS_ERROR_UNSUPPORTED,
+             "params.kv_cache_dtype must be 0, f32, f16 or bf16 on device ", int(params.device),
+             ", got i8, which is built for the CPU alone");
+    }
+    require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
+            "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",
+            params.tensor_parallel_size);
+    require(params.tensor_parallel_size <= 1 || params.world_size == params.tensor_parallel_size,
+            "params.world_size must be params.tensor_parallel_size, ", params.tensor_parallel_size,
+            ", got ", params.world_size);
+    const std::string backend = text_or(params.distributed_executor_backend, "uni");
+    if (backend != "uni" && backend != "mp" && backend != "ray") {
+        fail(LLAISYS_ERROR_UNSUPPORTED,
+             "params.distributed_executor_backend must be 'uni', 'mp' or 'ray', got '", backend,
+             "'");
+    }
+}
+
+OwnedParams::OwnedParams(const LlaisysModelCreateParams &params) : params_(params) {
+    device_ids_.assign(1, 0);
+    if (params.ndevice > 0) {
+        device_ids_.assign(params.device_ids, params.device_ids + params.ndevice);
+    }
+    params_.meta = nullptr;
+    params_.device_ids = device_ids_.data();
+    params_.ndevice = int32_t(device_ids_.size());
+    strings_.reserve(5); // pointers into it must stay
+    params_.distributed_executor_backend = keep(params.distributed_executor_backend, "uni");
+    params_.distributed_backend = keep(params.distributed_backend, "");
+    params_.master_addr = keep(params.master_addr, "");
+    params_.init_method = keep(params.init_method, "");
+    params_.tp_group_name = keep(params.tp_group_name, "");
+}
+
+const char *OwnedParams::keep(const char *given, const char *otherwise) {
+    strings_.emplace_back(given != nullptr ? given : otherwise);
+    return strings_.back().c_str();
+}
+
+} // namespace llaisys::capi
+
+LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
+    : params(given), stream(given.device, capi::device_of(params.get()), given.n_threads),
+      group(capi::group_of(params.get())),
+      model(models::create_model(given.model_type, given.meta,
+                                 {stream.type(), stream.device_id(), group,
+                                  given.vocab_parallel_head != 0, given.replicate_kv_heads != 0})),
+      own_runner(stream, *model, capi::complete(&params.get(), *model)),
+      pipeline(stream, own_runner) {}
