@@ -62,7 +62,7 @@ LlaisysModel *llaisysModelCreate(const LlaisysModelCreateParams *params) {
 void llaisysModelDestroy(LlaisysModel *model) { delete model; }
 
 LlaisysModelType llaisysModelType(const LlaisysModel *model) {
-    return model != nullptr ? model->model->type() : LLAISYS_MODEL_TYPE_UNKNOWN;
+    return model != nullptr ? model->model->spec().type : LLAISYS_MODEL_TYPE_UNKNOWN;
 }
 
 int32_t llaisysModelParams(const LlaisysModel *model, LlaisysModelCreateParams *params) {

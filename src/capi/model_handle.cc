@@ -49,11 +49,11 @@ runtime::RunnerOptions complete(LlaisysModelCreateParams *params, const models::
         params->kv_cache_block_size = kDefaultBlockSize;
     }
     if (params->max_model_len == 0) {
-        params->max_model_len = model.max_positions();
+        params->max_model_len = model.spec().max_positions;
     }
-    require(params->max_model_len <= model.max_positions(),
-            "params.max_model_len must be at most meta.maxseq, ", model.max_positions(), ", got ",
-            params->max_model_len);
+    require(params->max_model_len <= model.spec().max_positions,
+            "params.max_model_len must be at most meta.maxseq, ", model.spec().max_positions,
+            ", got ", params->max_model_len);
     if (params->kv_cache_capacity_tokens == 0) {
         params->kv_cache_capacity_tokens = params->max_model_len;
     }
@@ -69,7 +69,7 @@ runtime::RunnerOptions complete(LlaisysModelCreateParams *params, const models::
         params->max_batch_tokens = kDefaultBatchTokens;
     }
     if (params->kv_cache_dtype == LLAISYS_DTYPE_INVALID) {
-        params->kv_cache_dtype = model.kv_spec().dtype;
+        params->kv_cache_dtype = model.spec().kv.dtype;
     }
     runtime::RunnerOptions options;
     options.kv_dtype = params->kv_cache_dtype;

@@ -17,9 +17,32 @@ void check_positive(const char *name, float value) {
             value);
 }
 
+// Of each layer, 0: none.
+std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
+    if (meta.layer_windows != nullptr) {
+        return {meta.layer_windows, meta.layer_windows + meta.nlayer};
+    }
+    return std::vector<int64_t>(meta.nlayer, meta.sliding_window);
+}
+
+// f32 [dh / 2], divided as the meta asks for.
+Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelSite &site) {
+    std::vector<float> frequencies(meta.dh / 2);
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+        const double divisor = meta.rope_divisors != nullptr ? meta.rope_divisors[i] : 1.0;
+        const double frequency =
+            std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh)) / divisor;
+        frequencies[i] = float(frequency);
+    }
+    Tensor tensor = Tensor::create({int64_t(frequencies.size())}, LLAISYS_DTYPE_F32, site.device,
+                                   site.device_id);
+    tensor.load(frequencies.data(), frequencies.size() * sizeof(float));
+    return tensor;
+}
+
 } // namespace
 
-void check_hyper_params(const LlaisysDecoderMeta &meta) {
+const LlaisysDecoderMeta &check_hyper_params(const LlaisysDecoderMeta &meta) {
     require(is_activation(meta.dtype), "meta.dtype must be f32, f16 or bf16, got ",
             name_of(meta.dtype));
     check_size("nlayer", meta.nlayer, 1024);
@@ -49,13 +72,13 @@ void check_hyper_params(const LlaisysDecoderMeta &meta) {
     if (meta.rope_attention_factor != 0) {
         check_positive("rope_attention_factor", meta.rope_attention_factor);
     }
+    return meta;
 }
 
-std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
-    if (meta.layer_windows != nullptr) {
-        return {meta.layer_windows, meta.layer_windows + meta.nlayer};
-    }
-    return std::vector<int64_t>(meta.nlayer, meta.sliding_window);
+LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta) {
+    meta.layer_windows = nullptr;
+    meta.rope_divisors = nullptr;
+    return meta;
 }
 
 LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site) {
@@ -84,18 +107,16 @@ float attention_scale(const LlaisysDecoderMeta &meta) {
     return 1.0f / std::sqrt(float(meta.dh)) * (factor * factor);
 }
 
-Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, DeviceType device, int device_id) {
-    std::vector<float> frequencies(meta.dh / 2);
-    for (size_t i = 0; i < frequencies.size(); ++i) {
-        const double divisor = meta.rope_divisors != nullptr ? meta.rope_divisors[i] : 1.0;
-        const double frequency =
-            std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh)) / divisor;
-        frequencies[i] = float(frequency);
-    }
-    Tensor tensor =
-        Tensor::create({int64_t(frequencies.size())}, LLAISYS_DTYPE_F32, device, device_id);
-    tensor.load(frequencies.data(), frequencies.size() * sizeof(float));
-    return tensor;
+ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta, const ModelSite &site) {
+    ModelSpec spec;
+    spec.type = type;
+    spec.kv = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
+               rotary_frequencies(meta, site)};
+    spec.vocabulary = spec.input_vocabulary = int64_t(meta.voc);
+    spec.hidden_size = int64_t(meta.hs);
+    spec.max_positions = int64_t(meta.maxseq);
+    spec.windows = windows_of(meta);
+    return spec;
 }
 
 } // namespace llaisys::models

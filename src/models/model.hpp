@@ -11,6 +11,8 @@
 #include "runtime/workspace/workspace.hpp"
 #include "tensor/tensor.hpp"
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace llaisys::models {
@@ -31,6 +33,20 @@ struct KvSpec {
     int64_t head_dim = 0;
     DType dtype = LLAISYS_DTYPE_INVALID; // unless the caller asks for another
     Tensor inv_freq;                     // f32 [head_dim / 2]: rotates keys when positions move
+};
+
+// What a model is; fixed when it is made.
+struct ModelSpec {
+    LlaisysModelType type = LLAISYS_MODEL_TYPE_UNKNOWN;
+    KvSpec kv;
+    int64_t vocabulary = 0;       // of the logits
+    int64_t input_vocabulary = 0; // of the tokens of a step
+    int64_t hidden_size = 0;
+    // Of a draft head, which takes token ids and embeddings both, these of hidden_size or of this
+    // size; 0: a model that takes one or the other.
+    int64_t feature_size = 0;
+    int64_t max_positions = 0;
+    std::vector<int64_t> windows; // of the attention of each layer, [kv.n_layers]; 0: none
 };
 
 // One micro-batch: n tokens, r of which get logits; of h the hidden states are wanted.
@@ -61,19 +77,12 @@ struct ForwardOutput {
 
 class Model {
 public:
+    explicit Model(ModelSpec spec) : spec_(std::move(spec)) {}
     virtual ~Model() = default;
+    Model(const Model &) = delete;
+    Model &operator=(const Model &) = delete;
 
-    virtual LlaisysModelType type() const = 0;
-    virtual const KvSpec &kv_spec() const = 0;
-    virtual int64_t vocabulary() const = 0;
-    virtual int64_t input_vocabulary() const { return vocabulary(); } // of the tokens of a step
-    virtual int64_t hidden_size() const = 0;
-    // Of a draft head, which takes token ids and embeddings both, these of hidden_size() or of this
-    // size; 0: a model that takes one or the other.
-    virtual int64_t feature_size() const { return 0; }
-    virtual int64_t max_positions() const = 0;
-    // The attention window of each layer, [n_layers]; 0: none.
-    virtual const std::vector<int64_t> &windows() const = 0;
+    const ModelSpec &spec() const { return spec_; }
 
     // Numbers of each token that forward leaves in ForwardOutput::kept.
     virtual int64_t kept_hidden() const { return 0; }
@@ -98,6 +107,9 @@ public:
     virtual void forward(const device::Stream &stream, runtime::Workspace &workspace,
                          const ModelInput &input, const AttentionMetadata &attention,
                          ForwardOutput *output) = 0;
+
+private:
+    ModelSpec spec_;
 };
 
 } // namespace llaisys::models

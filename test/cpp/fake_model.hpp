@@ -36,15 +36,8 @@ struct Seen {
 // values are the position. The logits of a token have their maximum at the token after it.
 class FakeModel final : public models::Model {
 public:
-    explicit FakeModel(std::vector<int64_t> windows = {0, 0}) : windows_(std::move(windows)) {
-        spec_ = {2, 1, 2, LLAISYS_DTYPE_F32, Tensor::create({1}, LLAISYS_DTYPE_F32)};
-    }
-    LlaisysModelType type() const override { return LLAISYS_MODEL_TYPE_UNKNOWN; }
-    const models::KvSpec &kv_spec() const override { return spec_; }
-    int64_t vocabulary() const override { return kVocabulary; }
-    int64_t hidden_size() const override { return kHidden; }
-    int64_t max_positions() const override { return 1000; }
-    const std::vector<int64_t> &windows() const override { return windows_; }
+    explicit FakeModel(std::vector<int64_t> windows = {0, 0})
+        : Model(spec_of(std::move(windows))) {}
     void *weights() override { return nullptr; }
     void replace_weight(const device::Stream &, const char *, int, llaisysTensor_t) override {}
     void prepare_weights(const device::Stream &) override {
@@ -127,8 +120,15 @@ private:
             now->visible.push_back(keys);
         }
     }
-    models::KvSpec spec_;
-    std::vector<int64_t> windows_;
+    static models::ModelSpec spec_of(std::vector<int64_t> windows) {
+        models::ModelSpec spec;
+        spec.kv = {2, 1, 2, LLAISYS_DTYPE_F32, Tensor::create({1}, LLAISYS_DTYPE_F32)};
+        spec.vocabulary = spec.input_vocabulary = kVocabulary;
+        spec.hidden_size = kHidden;
+        spec.max_positions = 1000;
+        spec.windows = std::move(windows);
+        return spec;
+    }
 };
 
 // A step that owns its arrays; those left empty are NULL.

@@ -142,6 +142,22 @@ TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
     CHECK_EQ(fixture.table.fingerprint(), before);
 }
 
+TEST(slots_of_the_tables_own_are_empty_and_stay_where_they_are) {
+    WeakStorage storage;
+    {
+        WeightTable table(LLAISYS_DEVICE_CPU, 0);
+        llaisysTensor_t *first = table.add_layers("q0", 2, {4, 4});
+        CHECK(first[0] == nullptr && first[1] == nullptr);
+        table.replace("q0", 1, make({4, 4}, &storage));
+        for (int i = 1; i < 50; ++i) {
+            table.add_layers(text("q", i), 2, {4, 4}, true);
+        }
+        CHECK(first[1] != nullptr && first[1]->tensor.storage() == storage.lock());
+        CHECK_THROWS(table.check_complete(), "q0 of layer 0 is missing");
+    }
+    CHECK(storage.expired());
+}
+
 TEST(the_layer_of_a_global_slot_is_ignored) {
     Fixture fixture;
     fixture.table.replace("embed", 17, make({5, 4}));

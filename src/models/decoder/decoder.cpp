@@ -12,14 +12,9 @@ namespace llaisys::models {
 
 DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta,
                            const ModelSite &site)
-    : kind_(kind), group_(site.group), table_(site.device, site.device_id), packed_(table_) {
-    check_hyper_params(meta);
-    windows_ = windows_of(meta);
-    meta_ = share_of(meta, site);
-    scale_ = attention_scale(meta);
-    meta_.layer_windows = nullptr;
-    meta_.rope_divisors = nullptr;
-    layers_.resize(meta_.nlayer);
+    : SlotModel(spec_of(kind.type, share_of(check_hyper_params(meta), site), site), site),
+      group_(site.group), meta_(without_pointers(share_of(meta, site))),
+      scale_(attention_scale(meta)), layers_(meta.nlayer) {
     const int64_t ranks = group_->size();
     if (site.vocab_parallel_head && ranks > 1) {
         const int64_t vocabulary = int64_t(meta_.voc);
@@ -27,12 +22,10 @@ DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &me
         require(vocabulary > (ranks - 1) * head_columns_, "meta.voc, ", vocabulary,
                 ", leaves the last of ", ranks, " ranks without a row of the head");
     }
-    register_slots();
-    kv_spec_ = {int64_t(meta_.nlayer), int64_t(meta_.nkvh), int64_t(meta_.dh), meta_.dtype,
-                rotary_frequencies(meta, site.device, site.device_id)};
+    register_slots(kind);
 }
 
-void DecoderModel::register_slots() {
+void DecoderModel::register_slots(const DecoderKind &kind) {
     const int n_layers = int(meta_.nlayer);
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
@@ -51,13 +44,9 @@ void DecoderModel::register_slots() {
     packed_.add_lookup(&weights_.in_embed, &in_embed_);
     packed_.add(&weights_.out_embed, &head_);
 
-    constexpr int kLayerFields = 15;
-    layer_slots_.reserve(kLayerFields);
     const auto add = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                          bool is_optional = false) {
-        layer_slots_.emplace_back(meta_.nlayer, nullptr);
-        *slots = layer_slots_.back().data();
-        table_.add_layers(name, *slots, n_layers, shape, is_optional);
+        *slots = table_.add_layers(name, n_layers, shape, is_optional);
     };
     const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                                 runtime::PackedWeight Layer::*packed,
@@ -80,8 +69,8 @@ void DecoderModel::register_slots() {
     add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
     add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
     add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
-    add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, !kind_.needs_head_norms);
-    add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, !kind_.needs_head_norms);
+    add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, !kind.needs_head_norms);
+    add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, !kind.needs_head_norms);
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden});
     add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate, &Layer::gate_up);
     add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up);
@@ -260,7 +249,7 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
                          {&layer.q.weight, vector(weights_.attn_q_b), &act.q},
                          {&layer.k.weight, vector(weights_.attn_k_b), &act.k},
                          {&layer.v.weight, vector(weights_.attn_v_b), &act.v}, head_norms,
-                         {input.positions, kv_spec_.inv_freq, attention.slots, kv});
+                         {input.positions, spec().kv.inv_freq, attention.slots, kv});
     ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), kv,
                    attention.lists_of(i), scale_);
     add_product(stream, residual, act.attn_out.view(act.q.shape()), layer.o.weight,

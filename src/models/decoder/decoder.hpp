@@ -9,9 +9,8 @@
 // gathering of logits a step.
 #pragma once
 
-#include "models/model.hpp"
+#include "models/slot_model.hpp"
 #include "ops/decoder_layer/op.hpp"
-#include "runtime/weights/packed_weights.hpp"
 
 #include "llaisys/models/decoder.h"
 
@@ -25,25 +24,12 @@ struct DecoderKind {
     bool needs_head_norms = false; // those of q and k; otherwise they are used where they are set
 };
 
-class DecoderModel final : public Model {
+class DecoderModel final : public SlotModel<LlaisysDecoderWeights> {
 public:
     DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta, const ModelSite &site);
 
-    LlaisysModelType type() const override { return kind_.type; }
-    const KvSpec &kv_spec() const override { return kv_spec_; }
-    int64_t vocabulary() const override { return int64_t(meta_.voc); }
-    int64_t hidden_size() const override { return int64_t(meta_.hs); }
-    int64_t max_positions() const override { return int64_t(meta_.maxseq); }
-    const std::vector<int64_t> &windows() const override { return windows_; }
-    int64_t kept_hidden() const override { return int64_t(kept_.size()) * hidden_size(); }
+    int64_t kept_hidden() const override { return int64_t(kept_.size() * meta_.hs); }
     void keep_hidden(const std::vector<int32_t> &layers) override;
-    void *weights() override { return &weights_; }
-    void replace_weight(const device::Stream &stream, const char *field, int layer,
-                        llaisysTensor_t handle) override {
-        packed_.replace(stream, field, layer, handle);
-    }
-    void prepare_weights(const device::Stream &stream) override { packed_.prepare(stream); }
-    uint64_t weights_version() const override { return packed_.version(); }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,
@@ -72,7 +58,7 @@ private:
         runtime::WeightRoom qkv, gate_up;
     };
 
-    void register_slots();
+    void register_slots(const DecoderKind &kind);
     Activations take_activations(runtime::Workspace &workspace, int64_t n_tokens,
                                  int64_t n_outputs) const;
     void run_layers(const device::Stream &stream, const ModelInput &input,
@@ -97,20 +83,13 @@ private:
                      const ops::LinearWeight &weight, const Tensor *bias,
                      const Tensor &scratch) const;
 
-    DecoderKind kind_;
     std::shared_ptr<const parallel::ProcessGroup> group_;
-    LlaisysDecoderMeta meta_; // nh, nkvh and di: this rank's share; what it points to is not kept
-    float scale_ = 0;         // of attention
-    std::vector<int64_t> windows_;
+    LlaisysDecoderMeta meta_;   // nh, nkvh and di: this rank's share; what it points to is not kept
+    float scale_;               // of attention
     std::vector<int32_t> kept_; // layers whose hidden states are kept; -1: after the last norm
-    LlaisysDecoderWeights weights_{};
-    std::vector<std::vector<llaisysTensor_t>> layer_slots_; // behind the arrays of weights_
     std::vector<Layer> layers_;
     runtime::PackedWeight head_;
     runtime::PackedWeight in_embed_; // not defined where in_embed is read as a tensor
-    runtime::WeightTable table_;
-    runtime::PackedWeights packed_;
-    KvSpec kv_spec_;
     int64_t head_columns_ = 0; // of the vocabulary, on every rank but the last; 0: it is not cut
 };
 

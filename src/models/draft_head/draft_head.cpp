@@ -10,9 +10,21 @@
 
 namespace llaisys::models {
 
+namespace {
+
+ModelSpec spec_of(const LlaisysDraftHeadMeta &meta, const ModelSite &site) {
+    const LlaisysDecoderMeta &decoder = check_hyper_params(meta.decoder);
+    ModelSpec spec = models::spec_of(LLAISYS_MODEL_TYPE_DRAFT_HEAD, decoder, site);
+    spec.input_vocabulary = int64_t(meta.in_voc);
+    spec.feature_size = int64_t(meta.n_features * decoder.hs);
+    return spec;
+}
+
+} // namespace
+
 DraftHead::DraftHead(const LlaisysDraftHeadMeta &meta, const ModelSite &site)
-    : meta_(meta), table_(site.device, site.device_id), packed_(table_) {
-    check_hyper_params(meta.decoder);
+    : SlotModel(spec_of(meta, site), site), meta_(meta), scale_(attention_scale(meta.decoder)) {
+    meta_.decoder = without_pointers(meta.decoder);
     require(site.device == LLAISYS_DEVICE_CPU, "a draft head runs on the CPU in this build");
     require(site.group->size() == 1, "a draft head must have one rank, got ", site.group->size());
     require(meta.kind >= LLAISYS_DRAFT_HEAD_EAGLE && meta.kind <= LLAISYS_DRAFT_HEAD_MTP,
@@ -25,13 +37,7 @@ DraftHead::DraftHead(const LlaisysDraftHeadMeta &meta, const ModelSite &site)
     require(meta.n_features >= least && meta.n_features <= most, "meta.n_features must be in [",
             least, ", ", most, "], got ", meta.n_features);
     require(meta.reserved == 0, "meta.reserved must be 0, got ", meta.reserved);
-    windows_ = windows_of(meta.decoder);
-    scale_ = attention_scale(meta.decoder);
     register_slots();
-    kv_spec_ = {1, int64_t(meta.decoder.nkvh), int64_t(meta.decoder.dh), meta.decoder.dtype,
-                rotary_frequencies(meta.decoder, site.device, site.device_id)};
-    meta_.decoder.layer_windows = nullptr; // what it points to is not kept
-    meta_.decoder.rope_divisors = nullptr;
 }
 
 void DraftHead::register_slots() {
@@ -62,7 +68,7 @@ void DraftHead::register_slots() {
     add("out_norm_w", &w.out_norm_w, {hidden}, !is_eagle);
     add("token_norm_w", &w.token_norm_w, {hidden}, !is_eagle);
     add("hidden_norm_w", &w.hidden_norm_w, {hidden}, !is_eagle);
-    add_linear("feature_w", &w.feature_w, {hidden, feature_size()}, &feature_, is_eagle3);
+    add_linear("feature_w", &w.feature_w, {hidden, spec().feature_size}, &feature_, is_eagle3);
     add_linear("fuse_token_w", &w.fuse_token_w, {hidden, hidden}, &fuse_token_, !is_eagle3);
     add_linear("fuse_hidden_w", &w.fuse_hidden_w, {hidden, hidden}, &fuse_hidden_, !is_eagle3);
     add("fuse_b", &w.fuse_b, {hidden}, !is_eagle3, true);
@@ -138,7 +144,7 @@ void DraftHead::fuse(const device::Stream &stream, const ModelInput &input,
         ops::embedding(stream, act.token, input.token_ids, weights_.in_embed->tensor);
     }
     if (is(LLAISYS_DRAFT_HEAD_EAGLE3)) {
-        if (input.embeddings.size(1) == hidden_size()) { // its own
+        if (input.embeddings.size(1) == spec().hidden_size) { // its own
             return ops::rearrange(stream, act.residual, input.embeddings);
         }
         const ops::LinearPart part{&feature_.weight, nullptr, &act.residual};
@@ -186,14 +192,14 @@ void DraftHead::project(const device::Stream &stream, const Activations &act) co
 void DraftHead::attend(const device::Stream &stream, const ModelInput &input,
                        const AttentionMetadata &attention, const Activations &act,
                        ops::Residual *residual) const {
-    const int64_t d = kv_spec_.head_dim;
+    const int64_t d = spec().kv.head_dim;
     const auto heads = [&](const Tensor &rows) {
         return rows.view({rows.size(0), rows.size(1) / d, d});
     };
     const ops::KvLayer &kv = attention.kv[0];
     const Tensor values = heads(act.v);
-    ops::rope(stream, heads(act.q), heads(act.q), input.positions, kv_spec_.inv_freq);
-    ops::rope(stream, heads(act.k), heads(act.k), input.positions, kv_spec_.inv_freq);
+    ops::rope(stream, heads(act.q), heads(act.q), input.positions, spec().kv.inv_freq);
+    ops::rope(stream, heads(act.k), heads(act.k), input.positions, spec().kv.inv_freq);
     ops::kv_store(stream, kv, heads(act.k), &values, attention.slots);
     ops::attention(stream, heads(act.attn_out), heads(act.q), kv, attention.lists_of(0), scale_);
     ops::add_product(stream, residual, act.attn_out, o_.weight, nullptr, act.normed);

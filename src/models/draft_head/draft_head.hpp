@@ -2,9 +2,8 @@
 // CPU.
 #pragma once
 
-#include "models/model.hpp"
+#include "models/slot_model.hpp"
 #include "ops/decoder_layer/op.hpp"
-#include "runtime/weights/packed_weights.hpp"
 
 #include "llaisys/models/draft_head.h"
 
@@ -12,26 +11,11 @@
 
 namespace llaisys::models {
 
-class DraftHead final : public Model {
+class DraftHead final : public SlotModel<LlaisysDraftHeadWeights> {
 public:
     DraftHead(const LlaisysDraftHeadMeta &meta, const ModelSite &site);
 
-    LlaisysModelType type() const override { return LLAISYS_MODEL_TYPE_DRAFT_HEAD; }
-    const KvSpec &kv_spec() const override { return kv_spec_; }
-    int64_t vocabulary() const override { return int64_t(meta_.decoder.voc); }
-    int64_t input_vocabulary() const override { return int64_t(meta_.in_voc); }
-    int64_t hidden_size() const override { return int64_t(meta_.decoder.hs); }
-    int64_t feature_size() const override { return int64_t(meta_.n_features * meta_.decoder.hs); }
-    int64_t kept_hidden() const override { return hidden_size(); }
-    int64_t max_positions() const override { return int64_t(meta_.decoder.maxseq); }
-    const std::vector<int64_t> &windows() const override { return windows_; }
-    void *weights() override { return &weights_; }
-    void replace_weight(const device::Stream &stream, const char *field, int layer,
-                        llaisysTensor_t handle) override {
-        packed_.replace(stream, field, layer, handle);
-    }
-    void prepare_weights(const device::Stream &stream) override { packed_.prepare(stream); }
-    uint64_t weights_version() const override { return packed_.version(); }
+    int64_t kept_hidden() const override { return spec().hidden_size; }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,
@@ -60,15 +44,10 @@ private:
     void norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
               llaisysTensor_t weight) const;
 
-    LlaisysDraftHeadMeta meta_;
-    float scale_ = 0; // of attention
-    std::vector<int64_t> windows_;
-    LlaisysDraftHeadWeights weights_{};
+    LlaisysDraftHeadMeta meta_; // what its decoder points to is not kept
+    float scale_;               // of attention
     runtime::PackedWeight in_embed_, out_embed_, feature_, fuse_token_, fuse_hidden_;
     runtime::PackedWeight q_, k_, v_, q_token_, k_token_, v_token_, o_, gate_, up_, down_;
-    runtime::WeightTable table_;
-    runtime::PackedWeights packed_;
-    KvSpec kv_spec_;
 };
 
 } // namespace llaisys::models

@@ -9,22 +9,16 @@
 namespace llaisys::models {
 
 MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site)
-    : meta_(meta), table_(site.device, site.device_id), packed_(table_) {
-    check_hyper_params(meta);
+    : SlotModel(spec_of(LLAISYS_MODEL_TYPE_MOCK, check_hyper_params(meta), site), site),
+      meta_(without_pointers(meta)), scale_(attention_scale(meta)) {
     if (site.group->size() != 1) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "a mock model runs on one rank, got ", site.group->size());
     }
-    windows_ = windows_of(meta);
-    scale_ = attention_scale(meta);
-    meta_.layer_windows = nullptr;
-    meta_.rope_divisors = nullptr;
     require(meta.nlayer == 1, "meta.nlayer must be 1 for a mock model, got ", meta.nlayer);
     require(meta.nh * meta.dh == meta.hs, "meta.hs must be nh * dh for a mock model, got ",
             meta.hs);
     table_.add_global("in_embed", &weights_.in_embed, {int64_t(meta.voc), int64_t(meta.hs)});
     packed_.add(&weights_.in_embed, &embed_);
-    kv_spec_ = {1, int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
-                rotary_frequencies(meta, site.device, site.device_id)};
 }
 
 MockModel::Activations MockModel::take_activations(runtime::Workspace &workspace, int64_t n) const {
@@ -46,28 +40,29 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
                         const ModelInput &input, const AttentionMetadata &attention,
                         ForwardOutput *output) {
     const int64_t n = input.n_tokens;
-    const int64_t kv_heads = kv_spec_.n_heads;
+    const int64_t kv_heads = spec().kv.n_heads;
     const ops::KvLayer &kv = attention.kv[0];
 
     const Activations act = take_activations(workspace, n);
     const Tensor &x = act.x;
     const Tensor &q = act.q;
     if (input.token_ids.defined()) {
-        ops::linear_rows(stream, x.view({n, hidden_size()}), input.token_ids, embed_.weight);
+        ops::linear_rows(stream, x.view({n, spec().hidden_size}), input.token_ids, embed_.weight);
     } else {
-        ops::rearrange(stream, x.view({n, hidden_size()}), input.embeddings);
+        ops::rearrange(stream, x.view({n, spec().hidden_size}), input.embeddings);
     }
-    ops::rope(stream, q, x, input.positions, kv_spec_.inv_freq);
+    ops::rope(stream, q, x, input.positions, spec().kv.inv_freq);
     const Tensor v = x.slice(1, 0, kv_heads);
     ops::kv_store(stream, kv, q.slice(1, 0, kv_heads), &v, attention.slots);
     ops::attention(stream, act.attn_out, q, kv, attention.lists_of(0), scale_);
     if (input.hidden_rows.defined()) {
         ops::embedding(stream, output->hidden, input.hidden_rows,
-                       act.attn_out.view({n, hidden_size()}));
+                       act.attn_out.view({n, spec().hidden_size}));
     }
     if (input.output_rows.defined()) {
         const ops::LinearPart head{&embed_.weight, nullptr, &output->logits};
-        ops::linear(stream, act.attn_out.view({n, hidden_size()}), &head, 1, &input.output_rows);
+        ops::linear(stream, act.attn_out.view({n, spec().hidden_size}), &head, 1,
+                    &input.output_rows);
     }
 }
 

@@ -24,18 +24,19 @@ int64_t sequence_of(const PreparedStep &step, int32_t token) {
 ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
-      preparer_({model.input_vocabulary(), options.max_positions, options.max_ubatch,
-                 model.hidden_size(), model.feature_size()}),
-      metadata_(model.windows()), storage_(make_storage(stream, model.kv_spec(), options)),
+      preparer_({model.spec().input_vocabulary, options.max_positions, options.max_ubatch,
+                 model.spec().hidden_size, model.spec().feature_size}),
+      metadata_(model.spec().windows), storage_(make_storage(stream, model.spec().kv, options)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
              [&model](const GraphParams &params) {
                  return model.workspace_bytes(params.n_tokens, params.n_outputs);
              }),
-      captured_(stream), output_(stream.type(), stream.device_id(), model.vocabulary()),
-      hidden_(stream.type(), stream.device_id(), model.hidden_size()), pool_(model.hidden_size()),
+      captured_(stream), output_(stream.type(), stream.device_id(), model.spec().vocabulary),
+      hidden_(stream.type(), stream.device_id(), model.spec().hidden_size),
+      pool_(model.spec().hidden_size),
       kept_(stream.type(), stream.device_id(), model.kept_hidden()),
-      sampler_(stream, model.vocabulary()), arena_(stream), device_draw_(stream) {
+      sampler_(stream, model.spec().vocabulary), arena_(stream), device_draw_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
     } else {
@@ -49,6 +50,9 @@ void ModelRunner::reserve_largest_step() {
     const int64_t n_rows = std::min(largest, options_.reserved_outputs);
     graph_.reserve({largest, largest});
     output_.reserve(n_rows);
+    if (kept_.row_size() > 0) {
+        kept_.reserve(largest);
+    }
     // SLOT: a sequence that fills the cache. BLOCK: as many rows as outputs, each as wide as the
     // longest sequence.
     const int64_t width = std::min(options_.max_positions, options_.n_slots);

@@ -41,6 +41,13 @@ void WeightTable::add_layers(const std::string &name, llaisysTensor_t *slots, in
     fields_.push_back({name, slots, n_layers, true, is_optional, shape});
 }
 
+llaisysTensor_t *WeightTable::add_layers(const std::string &name, int n_layers, const Shape &shape,
+                                         bool is_optional) {
+    own_slots_.emplace_back(size_t(n_layers), nullptr);
+    add_layers(name, own_slots_.back().data(), n_layers, shape, is_optional);
+    return own_slots_.back().data();
+}
+
 const WeightTable::Field &WeightTable::field(const std::string &name) const {
     std::string names;
     for (const Field &field : fields_) {

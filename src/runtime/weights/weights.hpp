@@ -7,6 +7,7 @@
 #include "llaisys/tensor.h"
 #include "tensor/handle.hpp"
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ public:
     void add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape);
     void add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,
                     const Shape &shape, bool is_optional = false);
+    // The same with slots of the table's own, empty; they are returned and stay where they are.
+    llaisysTensor_t *add_layers(const std::string &name, int n_layers, const Shape &shape,
+                                bool is_optional = false);
 
     // Throws with what is wrong and leaves everything as it was, or takes the handle over.
     void replace(const std::string &field, int layer, llaisysTensor_t handle) {
@@ -85,6 +89,7 @@ private:
     DeviceType device_;
     int device_id_;
     std::vector<Field> fields_;
+    std::deque<std::vector<llaisysTensor_t>> own_slots_;
     // What handles know of their owner; owns nothing.
     std::shared_ptr<const WeightTable> self_{this, [](const WeightTable *) {}};
 };
