@@ -91,8 +91,8 @@ PY_UNSAFE_NAMES = {"trust_remote_code", "allow_pickle"}  # `allow_pickle=False` 
 # As above; an entry may also be one header. `ops/*/op.hpp` is every operator's front door: an op
 # (ops/<op>) reaches another op only through it. The public headers are open to every layer.
 
-# From the bottom up: base < device < tensor < ops < {parallel, runtime/*} < models < runtime/runner
-# < capi.
+# From the bottom up: base < device < tensor < ops < {parallel, runtime/workspace, weights,
+# kv_cache, output, graph} < models < runtime/runner < capi.
 CPP_LAYERS: dict[str, list[str]] = {
     # layer                   may use
     "base":                   [],

@@ -1,6 +1,6 @@
 // What a device must be able to do: memory, copies, streams, events. One table per kind of device;
-// callers use the table (or the small owners below). Operators alone ask which kind it is: they have
-// kernels for each.
+// callers use the table (or the small owners below). Operators choose their kernels by the kind; who
+// else asks for it wants to know whether memory is the host's.
 #pragma once
 
 #include "base/dtype.hpp"

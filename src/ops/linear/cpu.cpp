@@ -194,8 +194,22 @@ void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tenso
     });
 }
 
-constexpr LinearFormat quantised_format(const char *name, DType dtype) {
-    return {name, dtype, pack_quantised, run_quantised, rows_of_quantised};
+constexpr LinearFormat plain(const char *name, DType dtype) {
+    LinearFormat format{};
+    format.name = name;
+    format.dtype = dtype;
+    format.pack = pack_panels;
+    format.run = run_panels;
+    format.rows = rows_of_panels;
+    return format;
+}
+
+constexpr LinearFormat quantised(const char *name, DType dtype) {
+    LinearFormat format = plain(name, dtype);
+    format.pack = pack_quantised;
+    format.run = run_quantised;
+    format.rows = rows_of_quantised;
+    return format;
 }
 
 } // namespace
@@ -208,24 +222,24 @@ int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features)
 
 LinearFormats linear_formats_cpu() {
     static constexpr LinearFormat kFormats[] = {
-        {"f32 panels", LLAISYS_DTYPE_F32, pack_panels, run_panels, rows_of_panels},
-        {"f16 panels", LLAISYS_DTYPE_F16, pack_panels, run_panels, rows_of_panels},
-        {"bf16 panels", LLAISYS_DTYPE_BF16, pack_panels, run_panels, rows_of_panels},
-        quantised_format("q8_0 panels", LLAISYS_DTYPE_Q8_0),
-        quantised_format("q4_0 panels", LLAISYS_DTYPE_Q4_0),
-        quantised_format("q4_1 panels", LLAISYS_DTYPE_Q4_1),
-        quantised_format("q5_0 panels", LLAISYS_DTYPE_Q5_0),
-        quantised_format("q5_1 panels", LLAISYS_DTYPE_Q5_1),
-        quantised_format("q4_k panels", LLAISYS_DTYPE_Q4_K),
-        quantised_format("q5_k panels", LLAISYS_DTYPE_Q5_K),
-        quantised_format("q6_k panels", LLAISYS_DTYPE_Q6_K),
-        quantised_format("q2_k panels", LLAISYS_DTYPE_Q2_K),
-        quantised_format("q3_k panels", LLAISYS_DTYPE_Q3_K),
-        quantised_format("iq4_nl panels", LLAISYS_DTYPE_IQ4_NL),
-        quantised_format("i4_g32 panels", LLAISYS_DTYPE_I4_G32),
-        quantised_format("i4_g128 panels", LLAISYS_DTYPE_I4_G128),
-        quantised_format("i8_g32 panels", LLAISYS_DTYPE_I8_G32),
-        quantised_format("i8_g128 panels", LLAISYS_DTYPE_I8_G128),
+        plain("f32 panels", LLAISYS_DTYPE_F32),
+        plain("f16 panels", LLAISYS_DTYPE_F16),
+        plain("bf16 panels", LLAISYS_DTYPE_BF16),
+        quantised("q8_0 panels", LLAISYS_DTYPE_Q8_0),
+        quantised("q4_0 panels", LLAISYS_DTYPE_Q4_0),
+        quantised("q4_1 panels", LLAISYS_DTYPE_Q4_1),
+        quantised("q5_0 panels", LLAISYS_DTYPE_Q5_0),
+        quantised("q5_1 panels", LLAISYS_DTYPE_Q5_1),
+        quantised("q4_k panels", LLAISYS_DTYPE_Q4_K),
+        quantised("q5_k panels", LLAISYS_DTYPE_Q5_K),
+        quantised("q6_k panels", LLAISYS_DTYPE_Q6_K),
+        quantised("q2_k panels", LLAISYS_DTYPE_Q2_K),
+        quantised("q3_k panels", LLAISYS_DTYPE_Q3_K),
+        quantised("iq4_nl panels", LLAISYS_DTYPE_IQ4_NL),
+        quantised("i4_g32 panels", LLAISYS_DTYPE_I4_G32),
+        quantised("i4_g128 panels", LLAISYS_DTYPE_I4_G128),
+        quantised("i8_g32 panels", LLAISYS_DTYPE_I8_G32),
+        quantised("i8_g128 panels", LLAISYS_DTYPE_I8_G128),
     };
     return {kFormats, int(std::size(kFormats))};
 }

@@ -1,5 +1,5 @@
 // How the weight of a product lies in a device's memory, and what runs on it: one row for each
-// format of each device. A further format (quantised weights) is a further row in the device's table.
+// format of each device. A further format is a further row in the device's table.
 #pragma once
 
 #include "ops/linear/op.hpp"

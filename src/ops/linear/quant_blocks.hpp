@@ -1,5 +1,5 @@
-// The blocks of quantised tensors as llaisys/types.h says, one row after the other. Reading one block
-// is the only place that knows these layouts; everything else sees q and raw scales.
+// Reading the blocks of quantised tensors, which lie as llaisys/types.h says, one row after the other
+// (ops/quantise writes some of them). Products see q and raw scales.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -18,10 +18,10 @@ struct QuantBlock {
     uint8_t mins[16];
 };
 
-// The layout that tensors of this dtype are packed into; null for a dtype that is not quantised.
-const cpu::QuantLayout *quant_layout_of(DType dtype);
+// The layout that tensors of this dtype are packed into; throws for one that is not quantised.
+const cpu::QuantLayout &quant_layout_of(DType dtype);
 
-// Takes the block at `block` apart; `dtype` is quantised.
+// Takes the block at `block` apart; throws for a dtype that is not quantised.
 void read_block(DType dtype, const std::byte *block, QuantBlock *out);
 
 } // namespace llaisys::ops

@@ -129,7 +129,7 @@ ScaleAndMin scale_and_min(const QuantLayout &layout, const std::byte *front, con
 
 // Row `row` of the weight as f32 [in_features].
 void read_row(const LinearWeight &weight, int64_t row, float *out) {
-    const QuantLayout &layout = *quant_layout_of(weight.format->dtype);
+    const QuantLayout &layout = quant_layout_of(weight.format->dtype);
     const int64_t k = weight.in_features;
     const int byte_offset = cpu::quant_kernels().byte_offset;
     const int64_t j = row % kQuantPanel;
@@ -151,25 +151,24 @@ void read_row(const LinearWeight &weight, int64_t row, float *out) {
 } // namespace
 
 int64_t quantised_panel_bytes(DType dtype, int64_t k) {
-    return quant_layout_of(dtype)->panel_bytes(k);
+    return quant_layout_of(dtype).panel_bytes(k);
 }
 
 void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
-    const QuantLayout *layout = quant_layout_of(weight.dtype());
-    ensure(layout != nullptr, "no quantised layout for ", name_of(weight.dtype()));
+    const QuantLayout &layout = quant_layout_of(weight.dtype());
     const int64_t n = weight.size(0);
     const int64_t k = weight.size(1);
-    require(k % layout->record_k() == 0, "a weight in ", name_of(weight.dtype()),
-            " must have a multiple of ", layout->record_k(), " columns, got ", k);
+    require(k % layout.record_k() == 0, "a weight in ", name_of(weight.dtype()),
+            " must have a multiple of ", layout.record_k(), " columns, got ", k);
     const int64_t panels = (n + kQuantPanel - 1) / kQuantPanel;
-    const int64_t panel_bytes = layout->panel_bytes(k);
+    const int64_t panel_bytes = layout.panel_bytes(k);
     const int64_t row_bytes = bytes_of(weight.dtype(), k);
     const int byte_offset = cpu::quant_kernels().byte_offset;
     packed->bytes = Tensor::create({panels, panel_bytes}, LLAISYS_DTYPE_U8);
     std::byte *bytes = packed->bytes.data();
     cpu::for_rows(stream, panels, kQuantPanel * k, [&](int64_t first, int64_t last) {
         for (int64_t row = first * kQuantPanel; row < std::min(n, last * kQuantPanel); ++row) {
-            pack_row(weight.dtype(), *layout, byte_offset, weight.data() + row * row_bytes, k,
+            pack_row(weight.dtype(), layout, byte_offset, weight.data() + row * row_bytes, k,
                      row % kQuantPanel, bytes + row / kQuantPanel * panel_bytes);
         }
     });

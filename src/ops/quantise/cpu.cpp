@@ -137,13 +137,26 @@ void quantise_q4_1(const float *x, std::byte *block) {
     }
 }
 
+using QuantiseBlock = void (*)(const float *x, std::byte *block);
+
+QuantiseBlock quantise_block_of(DType dtype) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_Q8_0:
+        return quantise_q8_0;
+    case LLAISYS_DTYPE_Q4_0:
+        return quantise_q4_0;
+    case LLAISYS_DTYPE_Q4_1:
+        return quantise_q4_1;
+    default:
+        fail(LLAISYS_ERROR_INTERNAL, "quantise: no kernel for ", name_of(dtype));
+    }
+}
+
 } // namespace
 
 void quantise_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in) {
     const DType dtype = out.dtype();
-    const auto block_of = dtype == LLAISYS_DTYPE_Q8_0   ? quantise_q8_0
-                          : dtype == LLAISYS_DTYPE_Q4_0 ? quantise_q4_0
-                                                        : quantise_q4_1;
+    const QuantiseBlock quantise_block = quantise_block_of(dtype);
     const int64_t k = in.size(1);
     const int64_t row_bytes = bytes_of(dtype, k);
     const int64_t block_bytes = traits_of(dtype).block_bytes;
@@ -158,7 +171,7 @@ void quantise_cpu(const device::Stream &stream, const Tensor &out, const Tensor 
                 const std::byte *from = cpu::at(cpu::row_of(in, i), in.dtype(), c);
                 const float *x = cpu::read(kernels, from, in.dtype(), buffer, n);
                 for (int64_t b = 0; b < n; b += kBlock, to += block_bytes) {
-                    block_of(x + b, to);
+                    quantise_block(x + b, to);
                 }
             }
         }

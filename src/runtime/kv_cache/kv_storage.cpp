@@ -30,8 +30,8 @@ KvStorage::KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_s
         layers_.push_back(
             make_layer(stream, {n_slots, n_heads, ops::head_stride(dtype, head_dim)}, dtype));
     }
-    const bool is_real = is_activation(dtype);
-    shift_rows_ = create(stream, {kShiftRows, n_heads, head_dim}, is_real ? dtype : kWide);
+    const DType computed_on = is_activation(dtype) ? dtype : kWide;
+    shift_rows_ = create(stream, {kShiftRows, n_heads, head_dim}, computed_on);
     shift_slots_ = create(stream, {kShiftRows}, LLAISYS_DTYPE_I32);
     shift_deltas_ = create(stream, {kShiftRows}, LLAISYS_DTYPE_I64);
 }

@@ -216,6 +216,15 @@ constexpr Link kLinks[] = {
      keep_top_n_sigma},
 };
 static_assert(std::size(kLinks) == LLAISYS_SAMPLER_COUNT);
+constexpr bool are_in_order() {
+    for (size_t i = 0; i < std::size(kLinks); ++i) {
+        if (kLinks[i].kind != LlaisysSamplerKind(i)) {
+            return false;
+        }
+    }
+    return true;
+}
+static_assert(are_in_order());
 
 constexpr uint8_t kDefaultChain[] = {LLAISYS_SAMPLER_PENALTIES,   LLAISYS_SAMPLER_TEMPERATURE,
                                      LLAISYS_SAMPLER_TOP_N_SIGMA, LLAISYS_SAMPLER_TOP_K,
