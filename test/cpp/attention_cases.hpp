@@ -94,6 +94,21 @@ inline AttentionCase attention_case(int64_t n_seq, int64_t length, int64_t n_tok
     return c;
 }
 
+// Odd ones among them.
+struct AttentionSizes {
+    int64_t n_seq, length, n_tokens, heads, kv_heads, d;
+    int32_t block_size;
+};
+constexpr AttentionSizes kAttentionSizes[] = {
+    {1, 1, 1, 1, 1, 1, 1},     {2, 3, 3, 3, 3, 3, 1},     {1, 65, 1, 6, 2, 64, 16},
+    {3, 33, 7, 9, 3, 64, 16},  {1, 130, 31, 4, 1, 33, 7}, {2, 64, 64, 2, 2, 80, 16},
+    {1, 577, 2, 7, 1, 31, 16}, {1, 1100, 1, 2, 2, 16, 3}, {1, 70, 70, 14, 2, 128, 16},
+};
+inline AttentionCase attention_case(const AttentionSizes &s, DType q_dtype, DType kv_dtype) {
+    return attention_case(s.n_seq, s.length, s.n_tokens, s.heads, s.kv_heads, s.d, s.block_size,
+                          q_dtype, kv_dtype);
+}
+
 inline Tensor run_attention(const Stream &stream, const AttentionCase &c, DType out_dtype = kF32) {
     const Tensor out = random_strided(c.q.shape(), out_dtype);
     ops::attention(stream, out, c.q, ops::slot_major(c.k, c.v), c.lists, c.scale);
@@ -123,6 +138,26 @@ inline AttentionCase with_cells(const AttentionCase &c) {
     }
     cells.lists.block_size = 1;
     return cells;
+}
+
+// A token gets the same bits on any number of threads, in blocks or cells, in any company.
+inline void check_any_company(const AttentionCase &c) {
+    const int64_t n = c.q.size(0);
+    const Tensor whole = run_attention(one_thread(), c);
+    for (int s = 0; s < 3; ++s) {
+        CHECK(same_bits(run_attention(*all_streams()[s], c), whole));
+        CHECK(same_bits(run_attention(*all_streams()[s], with_cells(c)), whole));
+    }
+    for (int64_t first = 0; first < n;) {
+        const int64_t last = std::min(n, first + random_int(1, 40));
+        const Tensor some = run_attention(*all_streams()[first % 3], tokens_of(c, first, last));
+        CHECK(same_bits(some, whole.slice(0, first, last)));
+        first = last;
+    }
+    for (int64_t i = 0; i < n; i += 5) {
+        const Tensor one = run_attention(*all_streams()[i % 3], tokens_of(c, i, i + 1));
+        CHECK(same_bits(one, whole.slice(0, i, i + 1)));
+    }
 }
 
 } // namespace ops_test

@@ -8,17 +8,8 @@ using namespace ops_test;
 
 TEST(attention_matches_twin_over_odd_sizes) {
     for_each_isa([] {
-        const struct {
-            int64_t n_seq, length, n_tokens, heads, kv_heads, d;
-            int32_t block_size;
-        } cases[] = {
-            {1, 1, 1, 1, 1, 1, 1},     {2, 3, 3, 3, 3, 3, 1},     {1, 65, 1, 6, 2, 64, 16},
-            {3, 33, 7, 9, 3, 64, 16},  {1, 130, 31, 4, 1, 33, 7}, {2, 64, 64, 2, 2, 80, 16},
-            {1, 577, 2, 7, 1, 31, 16}, {1, 1100, 1, 2, 2, 16, 3}, {1, 70, 70, 14, 2, 128, 16},
-        };
-        for (const auto &s : cases) {
-            AttentionCase c = attention_case(s.n_seq, s.length, s.n_tokens, s.heads, s.kv_heads,
-                                             s.d, s.block_size, kF32, kBf16);
+        for (const AttentionSizes &sizes : kAttentionSizes) {
+            const AttentionCase c = attention_case(sizes, kF32, kBf16);
             check_attention(c, run_attention(two_threads(), c));
         }
     });
@@ -75,23 +66,7 @@ TEST(attention_gives_a_token_the_same_bits_in_any_company) {
     for_each_isa([] {
         for (DType kv : kReal) {
             const int64_t d = kv == kF16 ? 24 : 64; // in whole panels or not
-            const AttentionCase c = attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kv);
-            const Tensor whole = run_attention(one_thread(), c);
-            for (int s = 0; s < 3; ++s) {
-                CHECK(same_bits(run_attention(*all_streams()[s], c), whole));
-                CHECK(same_bits(run_attention(*all_streams()[s], with_cells(c)), whole));
-            }
-            for (int64_t first = 0; first < 3 * 37;) {
-                const int64_t last = std::min<int64_t>(3 * 37, first + random_int(1, 40));
-                const Tensor some =
-                    run_attention(*all_streams()[first % 3], tokens_of(c, first, last));
-                CHECK(same_bits(some, whole.slice(0, first, last)));
-                first = last;
-            }
-            for (int64_t i = 0; i < 3 * 37; i += 5) {
-                const Tensor one = run_attention(*all_streams()[i % 3], tokens_of(c, i, i + 1));
-                CHECK(same_bits(one, whole.slice(0, i, i + 1)));
-            }
+            check_any_company(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kv));
         }
     });
 }

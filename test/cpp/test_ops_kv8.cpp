@@ -133,20 +133,9 @@ TEST(kv_store_leaves_other_slots_and_kv_load_reads_them_back) {
 
 TEST(attention_over_eight_bits_matches_twin) {
     for_each_isa([] {
-        const struct {
-            int64_t n_seq, length, n_tokens, heads, kv_heads, d;
-            int32_t block_size;
-        } cases[] = {
-            {1, 1, 1, 1, 1, 1, 1},     {2, 3, 3, 3, 3, 3, 1},     {1, 65, 1, 6, 2, 64, 16},
-            {3, 33, 7, 9, 3, 64, 16},  {1, 130, 31, 4, 1, 33, 7}, {2, 64, 64, 2, 2, 80, 16},
-            {1, 577, 2, 7, 1, 31, 16}, {1, 1100, 1, 2, 2, 16, 3}, {1, 70, 70, 14, 2, 128, 16},
-        };
-        for (const auto &s : cases) {
+        for (const AttentionSizes &sizes : kAttentionSizes) {
             AttentionCase twin;
-            const AttentionCase c =
-                in_eight_bits(attention_case(s.n_seq, s.length, s.n_tokens, s.heads, s.kv_heads,
-                                             s.d, s.block_size, kF32, kF32),
-                              &twin);
+            const AttentionCase c = in_eight_bits(attention_case(sizes, kF32, kF32), &twin);
             check_attention(twin, run_attention(two_threads(), c));
         }
     });
@@ -155,24 +144,7 @@ TEST(attention_over_eight_bits_matches_twin) {
 TEST(attention_over_eight_bits_gives_a_token_the_same_bits_in_any_company) {
     for_each_isa([] {
         for (int64_t d : {24, 64}) { // in whole panels or not
-            const AttentionCase c =
-                in_eight_bits(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kF32));
-            const Tensor whole = run_attention(one_thread(), c);
-            for (int s = 0; s < 3; ++s) {
-                CHECK(same_bits(run_attention(*all_streams()[s], c), whole));
-                CHECK(same_bits(run_attention(*all_streams()[s], with_cells(c)), whole));
-            }
-            for (int64_t first = 0; first < 3 * 37;) {
-                const int64_t last = std::min<int64_t>(3 * 37, first + random_int(1, 40));
-                const Tensor some =
-                    run_attention(*all_streams()[first % 3], tokens_of(c, first, last));
-                CHECK(same_bits(some, whole.slice(0, first, last)));
-                first = last;
-            }
-            for (int64_t i = 0; i < 3 * 37; i += 5) {
-                const Tensor one = run_attention(*all_streams()[i % 3], tokens_of(c, i, i + 1));
-                CHECK(same_bits(one, whole.slice(0, i, i + 1)));
-            }
+            check_any_company(in_eight_bits(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kF32)));
         }
     });
 }
