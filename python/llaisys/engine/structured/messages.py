@@ -14,6 +14,7 @@ from llaisys.tokenization import BpeVocabulary
 
 _LENGTH = struct.Struct("<I")
 CHUNK = 1 << 16
+SMALL_CHUNK = 1 << 12  # of answers: memory for a whole CHUNK costs more than they do
 
 
 class Vocabulary(Struct, forbid_unknown_fields=True):
@@ -111,7 +112,7 @@ class FrameBuffer:
         ended = False
         while not self._has_frame():
             try:
-                part = self._connection.recv(CHUNK, socket.MSG_DONTWAIT)
+                part = self._connection.recv(SMALL_CHUNK, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             except OSError:

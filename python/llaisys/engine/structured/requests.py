@@ -150,18 +150,18 @@ class StructuredRequests:
         for use in uses:
             request = use.request
             seq_id, drafts = request.seq_id, plan.draft_token_ids.get(request.seq_id, [])
-            answer = _answer(request)
-            if answer is None:  # still reasoning, as far as is known
+            length, news = _answer(request, use.told)
+            if length < 0:  # still reasoning, as far as is known
                 end = drafts.index(request.form_after) if request.form_after in drafts else -1
                 if end >= 0:  # no draw behind it in this step
                     promise.have(seq_id, np.full((end + 1, self._service.words), ~np.uint32(0)))
                 continue
-            if use.late is not None and len(answer) == use.told:
+            if use.late is not None and length == use.told:
                 promise.have(seq_id, _matching(use.late, drafts))
                 use.late = None
             elif grammar.asked is None:
-                rows.append(Row(seq_id, answer[use.told :], drafts))
-                use.told, use.late = len(answer), None
+                rows.append(Row(seq_id, news, drafts))
+                use.told, use.late = length, None
             else:
                 promise.late.add(seq_id)
         if rows and grammar.error is None:
@@ -265,18 +265,19 @@ def _rows_of(grammar: Grammar, rows: list[Row], answer: Masks) -> list[tuple[Row
     return found
 
 
-def _answer(request: Request) -> list[int] | None:
-    """What the form is about: the output behind its reasoning; None while that goes on."""
-    output = request.output_token_ids
+def _answer(request: Request, told: int) -> tuple[int, list[int]]:
+    """(tokens of what the form is about, those behind the first `told`): the output behind its
+    reasoning; -1 while that goes on."""
     if request.form_after < 0:
-        return output
+        return request.num_output_tokens, request.token_ids[request.num_prompt_tokens + told :]
+    output = request.output_token_ids
     if request.form_after not in output:
-        return None
+        return -1, []
     answer = output[output.index(request.form_after) + 1 :]
     forced = list(request.thinking[2:])  # what a thinking_budget writes behind the end
     if forced and answer[: len(forced)] == forced[: len(answer)]:
-        return answer[len(forced) :]
-    return answer
+        answer = answer[len(forced) :]
+    return len(answer), answer[told:]
 
 
 def _matching(late: tuple[list[int], np.ndarray], drafts: list[int]) -> np.ndarray:

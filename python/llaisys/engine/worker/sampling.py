@@ -63,6 +63,9 @@ class _Bans:
         self.position = position
 
 
+_NO_MASK = (-1, 0)
+
+
 class SamplingRows:
     """What the sampler needs to know of each row of `SequenceRows`."""
 
@@ -210,10 +213,18 @@ class SamplingRows:
                     meta.numbers[name] = values
         if self.penalised:
             meta.seq_ids = seq_ids[rows]
-        has_masks = bool(self._masks or self._thinking or self._next_mask)
-        if self._bias or self._bans or self._chains or has_masks:
+        if self._bias or self._bans or self._chains or self._masks or self._thinking:
             self._add_special(meta, rows.tolist(), positions.tolist(), tokens)
+        elif self._next_mask:
+            self._add_step_masks(meta, rows.tolist())
         return meta
+
+    def _add_step_masks(self, meta: SamplingMetadata, rows: list[int]) -> None:
+        """The masks as they are, where nothing else is special about any row."""
+        places = [self._next_mask.get(row, _NO_MASK)[0] for row in rows]
+        if max(places) >= 0:
+            meta.mask_rows = np.array(places, dtype=np.int32)
+            meta.masks = self._step_masks
 
     def _add_special(
         self, meta: SamplingMetadata, rows: list[int], positions: list[int], tokens: Array
