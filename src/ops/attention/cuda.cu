@@ -9,6 +9,7 @@
 
 #include "ops/attention/cuda_decode.cuh"
 #include "ops/attention/cuda_prefill.cuh"
+#include "ops/cuda/visit.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -223,11 +224,8 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
         return run_plain(cuda_stream, args, out, q, kv.k, kv.v, scale);
     }
     const AttentionRuns runs = lists.runs.is_known ? lists.runs : runs_of(stream, lists, n);
-    if (dtype == LLAISYS_DTYPE_BF16) {
-        run_fast<cuda::bf16>(cuda_stream, args, n, d, runs);
-    } else {
-        run_fast<cuda::f16>(cuda_stream, args, n, d, runs);
-    }
+    cuda::visit_half(dtype,
+                     [&](auto type) { run_fast<decltype(type)>(cuda_stream, args, n, d, runs); });
     if (!lists.runs.is_known) {
         stream.synchronize(); // the runs are ours
     }

@@ -9,6 +9,7 @@
 #include "ops/decoder_layer/cuda.hpp"
 
 #include "ops/cuda/skinny.cuh"
+#include "ops/cuda/visit.cuh"
 #include "ops/rms_norm/op.hpp"
 
 namespace llaisys::ops {
@@ -300,9 +301,9 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
     if (residual.size(0) == 0) {
         return true;
     }
-    dtype == LLAISYS_DTYPE_BF16
-        ? attention_input<cuda::bf16>(stream, residual, norm, q, k, v, placement)
-        : attention_input<cuda::f16>(stream, residual, norm, q, k, v, placement);
+    cuda::visit_half(dtype, [&](auto type) {
+        attention_input<decltype(type)>(stream, residual, norm, q, k, v, placement);
+    });
     return true;
 }
 
@@ -314,8 +315,8 @@ bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const 
         residual.size(0) > cuda::kSkinnyRows || residual.size(0) == 0) {
         return false;
     }
-    dtype == LLAISYS_DTYPE_BF16 ? mlp_input<cuda::bf16>(stream, residual, norm, gate, up)
-                                : mlp_input<cuda::f16>(stream, residual, norm, gate, up);
+    cuda::visit_half(
+        dtype, [&](auto type) { mlp_input<decltype(type)>(stream, residual, norm, gate, up); });
     return true;
 }
 
@@ -326,9 +327,9 @@ bool head_cuda(const device::Stream &stream, const Tensor &logits, const Tensor 
         logits.dtype() != LLAISYS_DTYPE_F32) {
         return false;
     }
-    weight.bytes.dtype() == LLAISYS_DTYPE_BF16
-        ? head<cuda::bf16>(stream, logits, residual, norm, weight, rows)
-        : head<cuda::f16>(stream, logits, residual, norm, weight, rows);
+    cuda::visit_half(weight.bytes.dtype(), [&](auto type) {
+        head<decltype(type)>(stream, logits, residual, norm, weight, rows);
+    });
     return true;
 }
 

@@ -8,10 +8,12 @@
 
 #include "device/cuda/matrix_products.hpp"
 #include "ops/cuda/skinny.cuh"
+#include "ops/cuda/visit.cuh"
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 namespace llaisys::ops {
 
@@ -149,8 +151,7 @@ void run(device::CudaStream &stream, const Product &p) {
     if (p.m > cuda::kSkinnyRows && run_large(stream, p, x, ldx)) {
         return;
     }
-    return p.dtype == LLAISYS_DTYPE_BF16 ? run_skinny<cuda::bf16>(stream, p, x, ldx)
-                                         : run_skinny<cuda::f16>(stream, p, x, ldx);
+    cuda::visit_half(p.dtype, [&](auto type) { run_skinny<decltype(type)>(stream, p, x, ldx); });
 }
 
 // Part b begins where part a ends, in memory and in the columns of the output.
@@ -197,14 +198,25 @@ void rows_of(const device::Stream &stream, const Tensor &out, const Tensor &inde
     embedding(stream, out, index, weight.bytes);
 }
 
+constexpr LinearFormat plain(const char *name, DType dtype) {
+    LinearFormat format{};
+    format.name = name;
+    format.dtype = dtype;
+    format.pack = pack;
+    format.run = run_parts;
+    format.rows = rows_of;
+    return format;
+}
+
 } // namespace
 
 LinearFormats linear_formats_cuda() {
-    static const LinearFormat formats[] = {
-        {"rows_f32", LLAISYS_DTYPE_F32, pack, run_parts, rows_of},
-        {"rows_f16", LLAISYS_DTYPE_F16, pack, run_parts, rows_of},
-        {"rows_bf16", LLAISYS_DTYPE_BF16, pack, run_parts, rows_of}};
-    return {formats, 3};
+    static constexpr LinearFormat kFormats[] = {
+        plain("f32 rows", LLAISYS_DTYPE_F32),
+        plain("f16 rows", LLAISYS_DTYPE_F16),
+        plain("bf16 rows", LLAISYS_DTYPE_BF16),
+    };
+    return {kFormats, int(std::size(kFormats))};
 }
 
 void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,

@@ -1,0 +1,20 @@
+// From a dtype that is known when an operator runs to the type that its kernels are compiled for.
+#pragma once
+
+#include "ops/cuda/common.cuh"
+
+namespace llaisys::ops::cuda {
+
+// Calls f(T{}) with T = the type of a 16-bit dtype; throws for any other dtype.
+template <typename F> void visit_half(DType dtype, F &&f) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_F16:
+        return f(f16{});
+    case LLAISYS_DTYPE_BF16:
+        return f(bf16{});
+    default:
+        fail(LLAISYS_ERROR_INTERNAL, "no 16-bit kernel for ", name_of(dtype));
+    }
+}
+
+} // namespace llaisys::ops::cuda
