@@ -105,10 +105,14 @@ void Checks::index_range(const char *argument, const Tensor &index, int64_t limi
     if (index.device() != LLAISYS_DEVICE_CPU) {
         return; // the values cannot be seen from here
     }
-    if (index.dtype() == LLAISYS_DTYPE_I32) {
-        check_range(op, argument, index.as<int32_t>(), index.elements(), limit);
-    } else {
-        check_range(op, argument, index.as<int64_t>(), index.elements(), limit);
+    switch (index.dtype()) {
+    case LLAISYS_DTYPE_I32:
+        return check_range(op, argument, index.as<int32_t>(), index.elements(), limit);
+    case LLAISYS_DTYPE_I64:
+        return check_range(op, argument, index.as<int64_t>(), index.elements(), limit);
+    default:
+        fail(LLAISYS_ERROR_INTERNAL, op, ": ", argument, ": got dtype ", name_of(index.dtype()),
+             ", expected i32 or i64");
     }
 }
 
