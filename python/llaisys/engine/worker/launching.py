@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.types import SchedulerOutputs
+from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.worker.batch import PreparedStep, SequenceRows
+from llaisys.engine.worker.drawing import token_logprobs
+from llaisys.models.base import ModelAdapter
 
 
 @dataclass(slots=True)
@@ -29,6 +31,17 @@ class LaunchedStep:
     tenures: NDArray[np.int64]  # of their rows
     with_logprobs: list[int]  # indices of those that want logprobs
     arrays: tuple[Any, ...]  # which the model reads until the step is collected
+
+    def output(self, tokens: list[int], adapter: ModelAdapter) -> StepOutput:
+        """What it drew; `adapter`: has just been asked for the tokens."""
+        sampled = {s: [t] for s, t in zip(self.seq_ids, tokens, strict=True)}
+        output = StepOutput(self.plan.step_id, sampled)
+        for index in self.with_logprobs:
+            found = adapter.collected_logprobs(index)
+            if found is not None:
+                entry = token_logprobs(tokens[index], found)
+                output.logprobs[self.seq_ids[index]] = [entry]
+        return output
 
     def without(self, seq_ids: frozenset[int]) -> SchedulerOutputs:
         """Its plan, with these sequences left out."""

@@ -14,6 +14,7 @@ from llaisys.common.machine_memory import available_memory
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
+from llaisys.common.types import ModelInfo
 from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
@@ -169,7 +170,34 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]
     return str(path), found, checkpoint
 
 
-def usable_length(config: EngineConfig, max_model_len: int) -> int:
+def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -> ModelInfo:
+    """What a model is once it is loaded. InvalidInputError: its KV cache holds no block."""
+    checkpoint, block_size = opened.checkpoint, config.cache.block_size
+    info = ModelInfo(
+        model_path=opened.path,
+        model_type=opened.model_type,
+        vocab_size=adapter.vocab_size,
+        max_model_len=_usable_length(config, adapter.max_model_len),
+        eos_token_ids=tuple(adapter.eos_token_ids),
+        num_blocks=adapter.kv_capacity_tokens // block_size,
+        block_size=block_size,
+        kv_bytes_per_token=opened.kv_bytes_per_token,
+        hidden_size=adapter.hidden_size,
+        generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
+        tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
+    )
+    if info.num_blocks < 1:
+        raise InvalidInputError(
+            f"the KV cache holds {adapter.kv_capacity_tokens} tokens; one block needs "
+            f"{block_size}: raise kv_cache_memory",
+            field="kv_cache_memory",
+            value=adapter.kv_capacity_tokens,
+            limit=f"room for {block_size} tokens",
+        )
+    return info
+
+
+def _usable_length(config: EngineConfig, max_model_len: int) -> int:
     """The longest context; one that is shifted has whole blocks, of which one can go."""
     if not config.scheduler.context_shift:
         return max_model_len

@@ -22,48 +22,27 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.numa import bind_to_share, format_cpus
-from llaisys.common.step import (
-    AttentionMetadata,
-    ForwardOutput,
-    ModelStepInput,
-    RowLogprobs,
-    SamplingMetadata,
-    TokenMasks,
-)
-from llaisys.common.types import (
-    ContextShift,
-    DraftRequest,
-    GpuUse,
-    ModelInfo,
-    SchedulerOutputs,
-    StepOutput,
-    TokenLogprobs,
-)
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, TokenMasks
+from llaisys.common.types import DraftRequest, GpuUse, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
 from llaisys.engine.worker.drafting import Drafter, load_drafter
+from llaisys.engine.worker.drawing import TokenDrawer, output_rows
+from llaisys.engine.worker.held import HeldSequences
 from llaisys.engine.worker.launching import LaunchedStep, LaunchedSteps
-from llaisys.engine.worker.opening import OpenedModel, device_ids, open_model, usable_length
-from llaisys.engine.worker.pooling import PromptPooling, read_vectors
+from llaisys.engine.worker.opening import OpenedModel, describe, device_ids, open_model
+from llaisys.engine.worker.pooling import read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
-from llaisys.engine.worker.scoring import PromptScoring, score_prompt
+from llaisys.engine.worker.scoring import score_prompt
+from llaisys.engine.worker.timers import StageTimers
 from llaisys.engine.worker.warming import graph_rows, warm_up
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuWatch, is_gpu, open_device
 
 logger = logging.getLogger("llaisys.engine")
-
-STAGES = (
-    "prepare_step_inputs",
-    "build_attention_metadata",
-    "run_model_forward",
-    "sample",
-    "postprocess",
-)
 
 
 class Worker:
@@ -90,16 +69,14 @@ class Worker:
         self._rows: SequenceRows
         self._buffers: StepBuffers
         self._sampling: SamplingRows
-        self._scoring: PromptScoring
+        self._held: HeldSequences
+        self._drawer: TokenDrawer
         self._drafter: Drafter | None = None  # the driver rank's, if any
-        self._pooling: PromptPooling
         self._launched: LaunchedSteps
         self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._gpu_watch: GpuWatch | None = None
-        self._timers = {stage: Timer() for stage in STAGES}
-        self._native_timer = Timer()
-        self._steps = 0
+        self._timers = StageTimers()
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -132,28 +109,8 @@ class Worker:
         capacity = (num_blocks or opened.affordable_blocks) * block_size
         options = replace(opened.options, kv_cache_capacity_tokens=capacity)
         self.adapter = adapter = opened.adapter_class.load(checkpoint, options)
-        self.info = ModelInfo(
-            model_path=opened.path,
-            model_type=opened.model_type,
-            vocab_size=adapter.vocab_size,
-            max_model_len=usable_length(self.config, adapter.max_model_len),
-            eos_token_ids=tuple(adapter.eos_token_ids),
-            num_blocks=adapter.kv_capacity_tokens // block_size,
-            block_size=block_size,
-            kv_bytes_per_token=opened.kv_bytes_per_token,
-            hidden_size=adapter.hidden_size,
-            generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
-            tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
-        )
-        if self.info.num_blocks < 1:
-            raise InvalidInputError(
-                f"the KV cache holds {adapter.kv_capacity_tokens} tokens; one block needs "
-                f"{block_size}: raise kv_cache_memory",
-                field="kv_cache_memory",
-                value=adapter.kv_capacity_tokens,
-                limit=f"room for {block_size} tokens",
-            )
-        self._make_buffers(self.info)
+        self.info = describe(opened, adapter, self.config)
+        self._make_buffers(adapter, self.info)
         if opened.draft is not None:
             self._drafter = load_drafter(
                 opened.draft,
@@ -174,7 +131,7 @@ class Worker:
         )
         return self.info
 
-    def _make_buffers(self, info: ModelInfo) -> None:
+    def _make_buffers(self, adapter: ModelAdapter, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
         length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
         self._rows = SequenceRows(scheduler.max_num_seqs, length, info.block_size)
@@ -182,8 +139,8 @@ class Worker:
         self._spare_buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
         self._launched = LaunchedSteps(self._rows)
         self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
-        self._scoring = PromptScoring()
-        self._pooling = PromptPooling()
+        self._held = HeldSequences(self._rows, self._sampling)
+        self._drawer = TokenDrawer(adapter, self._rows, self._sampling, self._timers.native)
 
     def warmup(self) -> None:
         """A token through the model; on a GPU every step that it records. Nobody holds a block."""
@@ -276,19 +233,19 @@ class Worker:
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
         self._launched.add(self._launch(plan, step))
-        self._steps += 1
+        self._timers.num_steps += 1
 
     def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> LaunchedStep:
         with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
         drawing = step.drawing
         with self._timers["sample"]:
-            sampling = self._metadata(drawing, np.arange(len(drawing.rows)))
+            sampling = self._drawer.metadata(drawing, np.arange(len(drawing.rows)))
         return LaunchedStep(
             plan=plan,
             step=step,
             ticket=self._open_adapter().launch(step, attention, sampling),
-            seq_ids=self._seq_ids(drawing),
+            seq_ids=self._drawer.seq_ids(drawing),
             tenures=self._rows.tenures[drawing.rows],
             with_logprobs=self._sampling.logprobs_wanted(drawing.rows),
             arrays=(attention, sampling),
@@ -301,7 +258,7 @@ class Worker:
             return StepOutput(step_id, {})
         adapter = self._open_adapter()
         try:
-            with self._timers["run_model_forward"], self._native_timer:
+            with self._timers["run_model_forward"], self._timers.native:
                 tokens = adapter.collect(launched.ticket)
         except Exception as error:
             return self._recover(launched, error)
@@ -312,15 +269,7 @@ class Worker:
             raise RuntimeError(f"step {step_id} was not run")
         with self._timers["postprocess"]:
             self._launched.settle(launched, tokens)
-            drawn = tokens.tolist()
-            sampled = {s: [t] for s, t in zip(launched.seq_ids, drawn, strict=True)}
-            output = StepOutput(step_id, sampled)
-            for index in launched.with_logprobs:
-                found = adapter.collected_logprobs(index)
-                if found is not None:
-                    entry = token_logprobs(drawn[index], found)
-                    output.logprobs[launched.seq_ids[index]] = [entry]
-        return output
+            return launched.output(tokens.tolist(), adapter)
 
     def _recover(self, launched: LaunchedStep, error: Exception) -> StepOutput:
         """A step failed, so that the one behind it was not run. When it was the fault of one
@@ -362,7 +311,7 @@ class Worker:
             attention = self.build_attention_metadata(step)
         with self._timers["run_model_forward"]:
             forward = self.run_model_forward(step, attention)
-        self._steps += 1
+        self._timers.num_steps += 1
         return step, forward
 
     def _draw_step(
@@ -374,7 +323,7 @@ class Worker:
     ) -> StepOutput:
         drawing, left_out = step.drawing, StepOutput(plan.step_id, {})
         if masks is not None and (masks.late or masks.failed):
-            drawing, left_out = self._leave_out(drawing, masks, left_out)
+            drawing, left_out = self._drawer.leave_out(drawing, masks, left_out)
         self._sampling.set_masks(masks, self._rows.row_of)
         scores = {}
         with self._timers["sample"]:
@@ -383,7 +332,7 @@ class Worker:
                 scores[prompt.seq_id] = score_prompt(self._open_adapter(), rows, prompt)
             drawn = self.sample(forward, drawing)
         with self._timers["postprocess"]:
-            agreed = self._agreed(drawn)
+            agreed = self._drawer.agreed(drawn)
             output = self.postprocess(plan, drawn)
             output.prompt_logprobs = scores
             output.pooled = read_vectors(self._open_adapter(), step.pooled)
@@ -395,74 +344,17 @@ class Worker:
             with self._timers["sample"]:
                 drawn = self.sample(forward, following)
             with self._timers["postprocess"]:
-                agreed = self._agreed(drawn)
+                agreed = self._drawer.agreed(drawn)
                 output.extend(self.postprocess(plan, drawn))
         if self._drafter is not None:
             self._drafter.observe(plan, output, self._rows, self._open_adapter())
         return output
 
-    def _leave_out(
-        self, drawing: Drawing, masks: TokenMasks, output: StepOutput
-    ) -> tuple[Drawing, StepOutput]:
-        """Those whose masks are missing: no token when it is late, a failure when there is none."""
-        kept = []
-        for index, seq_id in enumerate(self._seq_ids(drawing)):
-            if seq_id in masks.failed:
-                output.failed[seq_id] = masks.failed[seq_id]
-            elif seq_id in masks.late:
-                output.sampled[seq_id] = []
-            else:
-                kept.append(index)
-        return drawing.only(np.array(kept, dtype=np.int64)), output
-
-    def _agreed(self, drawn: Drawn) -> NDArray[np.bool_] | None:
-        """For which of the sequences the draft is what was drawn, so that the logits behind it are
-        those of the drawn tokens; None when there are no drafts. Before `postprocess`."""
-        rows, ends, _, drafts = drawn.drawing
-        if drafts is None:
-            return None
-        agreed: NDArray[np.bool_] = (self._rows.tokens[rows, ends] == drawn.tokens) & (drafts > 0)
-        return self._sampling.with_masks(rows, agreed)
-
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
-        adapter = self._open_adapter()
-        for seq_id in plan.released_seq_ids:
-            self._scoring.release(seq_id)
-            self._pooling.release(adapter, seq_id)
-            row = self._rows.release(seq_id)
-            if row is not None:
-                if row in self._sampling.penalised:
-                    adapter.sampler_forget(seq_id)
-                self._sampling.release(row)
-        for seq in plan.new_seqs:
-            row = self._rows.add(seq)
-            self._sampling.add(row, seq)
-            self._scoring.add(seq)
-            self._pooling.add(seq)
-            if row in self._sampling.penalised:
-                adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
-                if len(seq.token_ids) > seq.num_prompt_tokens:
-                    adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
-        for shift in plan.shifts:
-            self._shift_context(adapter, shift)
-        for seq_id, blocks in plan.new_blocks.items():
-            self._rows.append_blocks(seq_id, blocks)
+        self._held.follow(self._open_adapter(), plan)
         step = self._buffers.fill_tokens(plan)
-        if self._scoring:
-            step.scored = self._scoring.mark(plan, step.logits_mask, self._rows)
-        if self._pooling:
-            step.pooling, step.pooled = self._pooling.mark(plan)
+        self._held.mark_prompts(plan, step)
         return step
-
-    def _shift_context(self, adapter: ModelAdapter, shift: ContextShift) -> None:
-        rows = self._rows
-        row = rows.row_of[shift.seq_id]
-        length = int(rows.num_blocks[row]) * rows.block_size
-        self._sampling.shift(row, length, shift.dropped, rows.tokens[row])
-        moves = rows.shift(shift)
-        if len(moves.copy_from):
-            adapter.copy_slots(moves.copy_from, moves.copy_to)
-        adapter.shift_slots(moves.rotated, moves.deltas)
 
     def build_attention_metadata(self, step: PreparedStep) -> AttentionMetadata:
         return self._buffers.fill_attention(step)
@@ -470,135 +362,20 @@ class Worker:
     def run_model_forward(
         self, step: ModelStepInput, attention: AttentionMetadata
     ) -> ForwardOutput:
-        with self._native_timer:
+        with self._timers.native:
             return self._open_adapter().forward(step, attention)
 
     def sample(self, forward: ForwardOutput, drawing: Drawing) -> Drawn:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
-        try:
-            return Drawn(drawing, self._draw(forward, drawing), {}, forward)
-        except InvalidInputError:  # nothing is left to draw for one: not the others' fault
-            failed = self._find_failing(forward, drawing)
-            good = [i for i, s in enumerate(self._seq_ids(drawing)) if s not in failed]
-            drawing = drawing.only(np.array(good, dtype=np.int64))
-            return Drawn(drawing, self._draw(forward, drawing), failed, forward)
-
-    def _seq_ids(self, drawing: Drawing) -> list[int]:
-        ids: list[int] = self._rows.seq_ids[drawing.rows].tolist()
-        return ids
-
-    def _draw(self, forward: ForwardOutput, drawing: Drawing) -> NDArray[np.int32]:
-        if not len(drawing.rows):
-            return np.zeros(0, dtype=np.int32)
-        metadata = self._metadata(drawing, output_rows(forward, drawing.tokens))
-        with self._native_timer:
-            return self._open_adapter().sample(metadata)
-
-    def _metadata(self, drawing: Drawing, rows: NDArray[np.int64]) -> SamplingMetadata:
-        """How those that draw do it; `rows`: where their logits are."""
-        known = self._rows
-        return self._sampling.metadata(
-            drawing.rows, rows, drawing.ends, known.seq_ids, known.tokens, known.dropped
-        )
-
-    def _find_failing(self, forward: ForwardOutput, drawing: Drawing) -> dict[int, str]:
-        """Draw for each sequence alone, to see whose fault it was and why."""
-        failed = {}
-        for index, seq_id in enumerate(self._seq_ids(drawing)):
-            try:
-                self._draw(forward, drawing.only(np.array([index])))
-            except InvalidInputError as error:
-                failed[seq_id] = str(error)
-        return failed
+        return self._drawer.sample(forward, drawing)
 
     def postprocess(self, plan: SchedulerOutputs, drawn: Drawn) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
-        sampling = self._sampling
-        rows = drawn.drawing.rows
-        if len(drawn.tokens) != len(rows):
-            raise RuntimeError(f"{len(drawn.tokens)} tokens were drawn for {len(rows)} sequences")
-        self._rows.tokens[rows, drawn.drawing.ends] = drawn.tokens
-        seq_ids, tokens = self._seq_ids(drawn.drawing), drawn.tokens.tolist()
-        sampled = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
-        output = StepOutput(plan.step_id, sampled, failed=drawn.failed)
-        if sampling.penalised:
-            for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
-                if row in sampling.penalised:
-                    self._open_adapter().sampler_accept(seq_id, (token,))
-        for index in sampling.logprobs_wanted(rows):
-            found = self._open_adapter().logprobs(index)
-            if found is not None:
-                entry = token_logprobs(tokens[index], found)
-                named = sampling.named_tokens(int(rows[index]))
-                if named is not None:
-                    entry.top = self._logprobs_of(named, drawn, index, found.sampled)
-                output.logprobs[seq_ids[index]] = [entry]
-        return output
-
-    def _logprobs_of(
-        self, named: NDArray[np.int64], drawn: Drawn, index: int, logprob: float
-    ) -> list[tuple[int, float]]:
-        """Of the tokens that a request names; `logprob`: of the drawn one, in the same row."""
-        row = output_rows(drawn.forward, drawn.drawing.tokens[index : index + 1])
-        logits = self._open_adapter().logits_row(int(row[0])).astype(np.float64)
-        values = logits[named] - (logits[drawn.tokens[index]] - logprob)
-        return list(zip(named.tolist(), values.tolist(), strict=True))
+        return self._drawer.postprocess(plan, drawn)
 
     # ---- measuring -----------------------------------------------------------------------------
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """Seconds per stage and inside the model since the start or the last reset.
-
-        The model's own stages are among `stages` as "native_...", and how often each was entered is
-        in `counts`; they are parts of run_model_forward and sample.
-        """
+        """As StageTimers reports it, with the rank whose it is."""
         native = {} if self.adapter is None else self.adapter.profile(reset)
-        own = {stage: timer.seconds for stage, timer in self._timers.items()}
-        result = {
-            "rank": self.rank,
-            "steps": self._steps,
-            "native_seconds": self._native_timer.seconds,
-            "stages": own | {f"native_{stage}": seconds for stage, (seconds, _) in native.items()},
-            "counts": {f"native_{stage}": count for stage, (_, count) in native.items()},
-        }
-        if reset:
-            for timer in (*self._timers.values(), self._native_timer):
-                timer.seconds = 0.0
-            self._steps = 0
-        return result
-
-
-class Timer:
-    """Adds up the seconds spent inside its `with` blocks, which must not be nested."""
-
-    __slots__ = ("_start", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._start = 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._start
-
-
-def token_logprobs(token: int, found: RowLogprobs) -> TokenLogprobs:
-    top = list(zip(found.top_ids, found.top_logprobs, strict=True))
-    return TokenLogprobs(token, found.sampled, found.sampled_rank, top)
-
-
-def output_rows(forward: ForwardOutput, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The output row of each token index in `wanted`, whatever order the model keeps them in."""
-    ids = forward.output_ids[: forward.n_outputs].astype(np.int64)
-    if len(ids) == len(wanted) and (ids == wanted).all():
-        return np.arange(len(wanted), dtype=np.int64)
-    order = np.argsort(ids, kind="stable")
-    places = np.searchsorted(ids, wanted, sorter=order)
-    found = order[np.minimum(places, len(order) - 1)] if len(order) else order
-    if len(found) != len(wanted) or not np.array_equal(ids[found], wanted):
-        raise RuntimeError(
-            f"the model kept rows for tokens {ids.tolist()[:8]}, wanted {wanted.tolist()[:8]}"
-        )
-    return found
+        return {"rank": self.rank, **self._timers.report(native, reset)}

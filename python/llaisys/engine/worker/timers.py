@@ -1,0 +1,61 @@
+"""Where the time of a worker's steps goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+STAGES = (
+    "prepare_step_inputs",
+    "build_attention_metadata",
+    "run_model_forward",
+    "sample",
+    "postprocess",
+)
+
+
+class Timer:
+    """Adds up the seconds spent inside its `with` blocks, which must not be nested."""
+
+    __slots__ = ("_start", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+class StageTimers:
+    """A timer for each stage, one for the time inside the model, and how many steps there were."""
+
+    def __init__(self) -> None:
+        self._timers = {stage: Timer() for stage in STAGES}
+        self.native = Timer()
+        self.num_steps = 0
+
+    def __getitem__(self, stage: str) -> Timer:
+        return self._timers[stage]
+
+    def report(self, native: Mapping[str, tuple[float, int]], reset: bool) -> dict[str, Any]:
+        """Seconds per stage and inside the model since the start or the last reset; `native`: the
+        model's own stages, (seconds, how often) each. They are among `stages` as "native_...", and
+        how often each was entered is in `counts`; they are parts of run_model_forward and sample.
+        """
+        own = {stage: timer.seconds for stage, timer in self._timers.items()}
+        result = {
+            "steps": self.num_steps,
+            "native_seconds": self.native.seconds,
+            "stages": own | {f"native_{stage}": seconds for stage, (seconds, _) in native.items()},
+            "counts": {f"native_{stage}": count for stage, (_, count) in native.items()},
+        }
+        if reset:
+            for timer in (*self._timers.values(), self.native):
+                timer.seconds = 0.0
+            self.num_steps = 0
+        return result
