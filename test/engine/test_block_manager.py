@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import Request
 from llaisys.engine.block_manager import BlockManager
 
 SIZE = 4

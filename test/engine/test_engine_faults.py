@@ -17,7 +17,7 @@ from engine_fakes import (
 )
 
 from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.common.types import RequestStatus
+from llaisys.common.request import RequestStatus
 from llaisys.engine.config import CacheConfig
 from llaisys.engine.executor import (
     Executor,

@@ -15,8 +15,8 @@ from engine_fakes import (
 )
 
 from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.request import TRANSITIONS, IllegalTransitionError, Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import TRANSITIONS, IllegalTransitionError, Request, RequestStatus
 
 S = RequestStatus
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_helpers import make_scheduler, step
 
-from llaisys.common.types import Request, RequestStatus
+from llaisys.common.request import Request, RequestStatus
 from llaisys.engine.scheduler import RequestScheduler
 
 ENDLESS = 180

@@ -10,8 +10,9 @@ from engine_fakes import EOS, FakeTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import Request, RequestStatus, StreamOutput, TokenUpdate
+from llaisys.common.types import StreamOutput, TokenUpdate
 from llaisys.engine.output_processor import DECODED_AT_ONCE, OutputProcessor, Reading
 from llaisys.engine.stop_strings import MAX_MASKS, StopStringFinder, StopStrings
 from llaisys.server.engine_client.parts import merge_parts

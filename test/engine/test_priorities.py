@@ -10,8 +10,8 @@ from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_a
 from scheduler_helpers import make_scheduler, step
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import Request
 from llaisys.engine.fair_queue import STARTS_PER_LEVEL
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.scheduler import RequestScheduler

@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from scheduler_helpers import add, given_tokens, make_scheduler, step
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import (
-    Request,
-    RequestStatus,
-    StepOutput,
-)
+from llaisys.common.types import StepOutput
 
 # ---- failed steps ------------------------------------------------------------------------------
 

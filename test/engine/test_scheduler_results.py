@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_helpers import add, answer, make_scheduler, preempt_latest, step
 
+from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import (
-    Request,
-    RequestStatus,
-    SchedulerOutputs,
-    StepOutput,
-    TokenLogprobs,
-)
+from llaisys.common.types import SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.scheduler import RequestScheduler
 
 # ---- late results ------------------------------------------------------------------------------

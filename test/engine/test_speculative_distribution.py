@@ -12,9 +12,9 @@ import pytest
 from engine_fakes import make_config, run_all
 from test_speculative import MOCK_VOCAB, NATIVE, NothingCosts
 
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.step import ModelStepInput
-from llaisys.common.types import Request
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.speculative import Proposer
 from llaisys.models.base import AdapterOptions

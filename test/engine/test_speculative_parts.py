@@ -9,8 +9,9 @@ import pytest
 from scheduler_helpers import add, make_scheduler, step
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import Request, SchedulerOutputs, StepOutput
+from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.engine.speculative.control import LONGEST_PAUSE, Speculator, best_length
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts

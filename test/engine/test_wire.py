@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     ContextShift,
     NewSequence,
     PromptScores,
-    Request,
     SchedulerOutputs,
     StepOutput,
     TokenLogprobs,

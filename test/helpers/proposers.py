@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from llaisys.common.types import Request
+from llaisys.common.request import Request
 from llaisys.engine.speculative import Proposer
 
 

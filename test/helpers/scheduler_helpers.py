@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import Request, SchedulerOutputs, StepOutput
+from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
 from llaisys.engine.planned_step import PlannedStep

@@ -16,15 +16,9 @@ import pytest
 import zmq
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import RequestStatus
 from llaisys.common.sampling import FIELDS, SamplingParams
-from llaisys.common.types import (
-    ModelInfo,
-    PromptScores,
-    RequestStatus,
-    StreamOutput,
-    TokenLogprobs,
-    TokenUpdate,
-)
+from llaisys.common.types import ModelInfo, PromptScores, StreamOutput, TokenLogprobs, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig

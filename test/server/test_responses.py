@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 from engine_fakes import FakeTokenizer
 
-from llaisys.common.types import (
-    CompletionOutput,
-    RequestStatus,
-    StreamOutput,
-    TokenLogprobs,
-    Usage,
-)
+from llaisys.common.request import RequestStatus
+from llaisys.common.types import CompletionOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.engine_client.parts import MERGED_LOGPROBS, merge_parts
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http import payload

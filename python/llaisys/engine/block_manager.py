@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from llaisys.common.types import Request
+from llaisys.common.request import Request
 from llaisys.engine.prefix_nodes import (
     HashFunction,
     Node,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from llaisys.common.types import Request
+from llaisys.common.request import Request
 from llaisys.common.validation import refuse
 
 DEFAULT_KEPT = 4  # tokens at the beginning that attention leans on, whatever they say

@@ -17,14 +17,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.types import (
-    Request,
-    RequestStatus,
-    SchedulerOutputs,
-    StepOutput,
-    StepRecord,
-    TokenUpdate,
-)
+from llaisys.common.request import Request, RequestStatus
+from llaisys.common.types import SchedulerOutputs, StepOutput, StepRecord, TokenUpdate
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.context_window import context_length

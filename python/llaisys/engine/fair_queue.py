@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from llaisys.common.types import Request, RequestStatus
+from llaisys.common.request import Request, RequestStatus
 
 STARTS_PER_LEVEL = 64
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request
 from llaisys.common.sampling import BAN, BIAS_KEY, SamplingParams, starting_defaults
-from llaisys.common.types import ModelInfo, Request
+from llaisys.common.types import ModelInfo
 from llaisys.common.validation import (
     MAX_INT,
     check_count,

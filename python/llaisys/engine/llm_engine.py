@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llaisys.common.errors import ClosedError
+from llaisys.common.request import RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput
+from llaisys.common.types import ModelInfo, StreamOutput
 from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore

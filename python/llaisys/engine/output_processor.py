@@ -14,14 +14,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     CompletionOutput,
     PromptProgress,
     PromptScores,
-    Request,
     RequestOutput,
-    RequestStatus,
     StreamOutput,
     Timings,
     TokenLogprobs,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llaisys.common.types import NewSequence, Request, SchedulerOutputs
+from llaisys.common.request import Request
+from llaisys.common.types import NewSequence, SchedulerOutputs
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
-from llaisys.common.types import Request
+from llaisys.common.request import Request
 from llaisys.common.validation import refuse_count
 
 

@@ -29,14 +29,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from llaisys.common.types import (
-    ContextShift,
-    Request,
-    RequestStatus,
-    SchedulerOutputs,
-    StepOutput,
-    TokenUpdate,
-)
+from llaisys.common.request import Request, RequestStatus
+from llaisys.common.types import ContextShift, SchedulerOutputs, StepOutput, TokenUpdate
 from llaisys.common.validation import refuse
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig

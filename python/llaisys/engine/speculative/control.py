@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llaisys.common.types import Request, SchedulerOutputs, StepOutput
+from llaisys.common.request import Request
+from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import SpeculativeConfig
 from llaisys.engine.speculative.costs import DraftCosts
 from llaisys.engine.speculative.draft_model import Draft, DraftModelProposer

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from llaisys.common.types import DraftRequest, Request
+from llaisys.common.request import Request
+from llaisys.common.types import DraftRequest
 from llaisys.engine.executor import ExecutorTimeoutError, WorkerError
 from llaisys.engine.speculative.proposer import Proposer
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llaisys.common.types import Request
+from llaisys.common.request import Request
 from llaisys.engine.speculative.proposer import Proposer
 
 MAX_CANDIDATES = 8  # places that are looked at for one draft

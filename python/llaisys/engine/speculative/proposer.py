@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from llaisys.common.types import Request
+from llaisys.common.request import Request
 
 
 class Proposer(ABC):

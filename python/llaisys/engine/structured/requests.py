@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request
 from llaisys.common.step import TokenMasks
 from llaisys.common.structured import FIELD, StructuredOutputs
-from llaisys.common.types import ModelInfo, Request, SchedulerOutputs
+from llaisys.common.types import ModelInfo, SchedulerOutputs
 from llaisys.engine.structured.messages import Masks, Row
 from llaisys.engine.structured.service import Grammar, GrammarService
 

@@ -20,8 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from llaisys.chat.style import ChatStyle
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.request import RequestStatus
 from llaisys.common.sampling import SamplingParams, starting_defaults
-from llaisys.common.types import ModelInfo, RequestStatus, StreamOutput, TokenUpdate
+from llaisys.common.types import ModelInfo, StreamOutput, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor, open_tokenizer
 from llaisys.engine.output_processor import PLAIN_READING, OutputProcessor, Reading
 from llaisys.server.config import ServerConfig

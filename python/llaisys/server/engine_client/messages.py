@@ -13,16 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import (
-    GpuUse,
-    ModelInfo,
-    PromptScores,
-    Request,
-    RequestStatus,
-    TokenLogprobs,
-    TokenUpdate,
-)
+from llaisys.common.types import GpuUse, ModelInfo, PromptScores, TokenLogprobs, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.processes.channel import decoder
 from llaisys.tokenization import BpeVocabulary, TokenizerSource

@@ -21,7 +21,8 @@ from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.logs import setup_logging
 from llaisys.common.numa import bind_to_share
 from llaisys.common.progress import listening
-from llaisys.common.types import GpuUse, RequestStatus, TokenUpdate
+from llaisys.common.request import RequestStatus
+from llaisys.common.types import GpuUse, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor, estimate_memory

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import msgspec
 
 from llaisys.common.logs import log_event
-from llaisys.common.types import ModelInfo, RequestStatus
+from llaisys.common.request import RequestStatus
+from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
