@@ -40,9 +40,12 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/stop_strings":    [],
     "engine/config":          ["common"],
     "engine/wire":            ["processes", "common"],
-    "engine/scheduler":       ["engine/block_manager", "engine/prefix_nodes", "engine/fair_queue",
+    "engine/scheduler":       ["engine/step_planner", "engine/seats", "engine/block_manager",
                                "engine/planned_step", "engine/request_limits",
                                "engine/context_window", "engine/config", "common"],
+    "engine/step_planner":    ["engine/seats", "engine/prefix_nodes", "engine/planned_step",
+                               "engine/context_window", "engine/config", "common"],
+    "engine/seats":           ["engine/block_manager", "engine/fair_queue", "common"],
     "engine/context_window":  ["common"],
     "engine/prefix_nodes":    [],
     "engine/planned_step":    ["common"],
@@ -78,6 +81,7 @@ PY_EXTERNAL_ONLY: dict[str, list[str]] = {
 # Layer -> external modules that it must not import.
 PY_EXTERNAL_NEVER: dict[str, list[str]] = {
     "engine/scheduler": ["numpy"],
+    "engine/step_planner": ["numpy"],
     "engine/block_manager": ["numpy"],
 }
 

@@ -101,7 +101,7 @@ def test_random_requests_give_what_they_give_without_steps_ahead(seed, order, nu
     sizes = {**SMALL, "num_blocks": num_blocks}
     late = make_late_engine(order, **sizes)
     assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
-    assert not late_adapter_of(late).histories or late.core.scheduler._released
+    assert not late_adapter_of(late).histories or late.core.scheduler.seats.released
     assert len(late.core.executor.worker._launched) == 0
 
 

@@ -117,7 +117,7 @@ def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled,
     """A real worker, whose results are kept back for up to three steps; requests wait for their
     token, or are planned ahead of it and drop the surplus."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
-    core.scheduler.steps_ahead = steps_ahead
+    core.scheduler.planner.steps_ahead = steps_ahead
     requests = [
         Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))
         for i, prompt in enumerate(prompts)

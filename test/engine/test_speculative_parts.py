@@ -179,7 +179,7 @@ def test_drafts_preempt_nobody():
     step(scheduler)
     first.draft_token_ids = [5] * 6
     plan = scheduler.schedule()
-    assert plan.counts == [1, 1] and scheduler.num_preemptions == 0
+    assert plan.counts == [1, 1] and scheduler.seats.num_preemptions == 0
     assert not plan.draft_token_ids and second in scheduler.running
 
 

@@ -48,8 +48,8 @@ def step(scheduler: RequestScheduler) -> SchedulerOutputs:
 
 
 def preempt_latest(scheduler: RequestScheduler) -> None:
-    victim = scheduler.queue.largest(scheduler.running)
-    scheduler._preempt(PlannedStep(SchedulerOutputs(99)), victim)
+    victim = scheduler.seats.queue.largest(scheduler.running)
+    scheduler.planner._preempt(PlannedStep(SchedulerOutputs(99)), victim)
 
 
 def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:

@@ -60,7 +60,7 @@ class EngineCore:
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.is_async = self._may_step_ahead(config)
-        self.scheduler.steps_ahead = int(self.is_async)
+        self.scheduler.planner.steps_ahead = int(self.is_async)
         self._out: deque[tuple[SchedulerOutputs, float]] = deque()  # launched, and when planned
         self._last_finish = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
