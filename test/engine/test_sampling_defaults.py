@@ -10,7 +10,8 @@ from llaisys.common.sampling import HOUSE_DEFAULTS, NEUTRAL, SamplingParams, sta
 from llaisys.common.types import ModelInfo
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.entrypoints.cli import build_parser
-from llaisys.server.config import ServerConfig, config_from_args
+from llaisys.server.config import ServerConfig
+from llaisys.server.options import config_from_args
 
 OURS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 

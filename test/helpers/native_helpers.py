@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llaisys.libllaisys.arrays import keep_structs
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.handles import LinearWeight, Model, Stream, Tensor, dtype_code
+from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import (
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
@@ -26,6 +26,7 @@ from llaisys.libllaisys.infer_types import (
 )
 from llaisys.libllaisys.library import check, last_error, lib
 from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
+from llaisys.libllaisys.model_handle import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 REALS = ("f32", "f16", "bf16")

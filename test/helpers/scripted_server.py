@@ -117,8 +117,8 @@ def scripted_server(
 def main() -> int:
     import argparse
 
-    from llaisys.server.config import add_arguments, config_from_args
     from llaisys.server.http_server import serve
+    from llaisys.server.options import add_arguments, config_from_args
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)

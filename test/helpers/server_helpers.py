@@ -418,7 +418,7 @@ def reset(connection: socket.socket) -> None:
 
 
 def main() -> int:
-    from llaisys.server.config import add_arguments, config_from_args
+    from llaisys.server.options import add_arguments, config_from_args
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)

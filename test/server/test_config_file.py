@@ -11,8 +11,9 @@ import pytest
 from server_helpers import ServerProcess
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.config import ServerConfig, add_arguments, config_from_args
+from llaisys.server.config import ServerConfig
 from llaisys.server.config_file import option_names
+from llaisys.server.options import add_arguments, config_from_args
 
 
 def parser() -> argparse.ArgumentParser:

@@ -37,11 +37,12 @@ class Engine:
     def __init__(self, tokenizer: Marked, vocab_size: int = 400) -> None:
         self.tokenizer = tokenizer
         self.inputs = SimpleNamespace(info=SimpleNamespace(vocab_size=vocab_size))
+        self.texts = SimpleNamespace(run=self._run)
 
     def tokenizer_or_refuse(self) -> Marked:
         return self.tokenizer
 
-    async def text_work(self, size: int, work: Any) -> Any:
+    async def _run(self, size: int, work: Any) -> Any:
         return work()
 
 

@@ -35,7 +35,8 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import Limits, ServerConfig
-from llaisys.server.engine_client.async_engine import INLINE_CHARS, AsyncLLMEngine
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import RejectedError, UnknownRequestError
 
 CHAT = "/v1/chat/completions"

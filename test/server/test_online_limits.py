@@ -19,18 +19,12 @@ import pytest
 from server_helpers import STEP_SECONDS, ServerProcess, make_certificate, post_bytes
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.config import (
-    MIN_SESSION_BYTES,
-    Health,
-    Limits,
-    ServerConfig,
-    add_arguments,
-    config_from_args,
-)
+from llaisys.server.config import MIN_SESSION_BYTES, Health, Limits, ServerConfig
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.limits import Admission
 from llaisys.server.http_server import check_tls, fit_connections, serve
+from llaisys.server.options import add_arguments, config_from_args
 from llaisys.server.sessions.store import SessionStore
 
 LONG = {"prompt": "long", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}

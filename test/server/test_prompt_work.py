@@ -11,8 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.server.config import ServerConfig
-from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.text_work import TextWork
 from llaisys.server.generation.prompts import WINDOW_CHARS, PromptLimit, encode_prompts
 from llaisys.server.http.limits import CHARS_PER_TOKEN
 from llaisys.tokenization import ChatTemplate
@@ -40,10 +39,10 @@ def test_a_text_that_does_not_fit_is_tokenised_no_further_than_it_takes_to_see_t
     tokenizer, engine = CountingTokenizer(), MagicMock()
     engine.tokenizer_or_refuse.return_value = tokenizer
 
-    async def text_work(size: int, work: Any) -> Any:
+    async def run(size: int, work: Any) -> Any:
         return work()
 
-    engine.text_work = text_work
+    engine.texts.run = run
     limit = PromptLimit("prompt", CONTEXT, CONTEXT - 1)
     with pytest.raises(LlaisysError, match="prompt has"):
         asyncio.run(encode_prompts(engine, ["x" * chars, "never looked at"], True, limit))
@@ -66,12 +65,12 @@ def test_a_slow_template_of_the_model_itself_is_rendered_beside_the_loop() -> No
             seconds.append((threading.get_ident() == here, time.thread_time() - start))
 
     async def ask() -> None:
-        engine = AsyncLLMEngine(ServerConfig(), MagicMock())
+        texts = TextWork()
         for _ in range(2):
             with pytest.raises(InvalidInputError, match="stopped"):
-                await engine.template_work(1, False, render)
-        assert await engine.template_work(1, False, lambda: threading.get_ident()) != here
-        engine._link._context.term()
+                await texts.render(1, False, render)
+        assert await texts.render(1, False, lambda: threading.get_ident()) != here
+        texts.close()
 
     asyncio.run(ask())
     assert [on_loop for on_loop, _ in seconds] == [True, False, False]
@@ -85,8 +84,8 @@ def test_a_quick_template_stays_on_the_loop() -> None:
         return quick.render([{"role": "user", "content": "hi"}]), threading.get_ident()
 
     async def ask() -> None:
-        engine = AsyncLLMEngine(ServerConfig(), MagicMock())
-        assert await engine.template_work(1, False, render) == ("hi", here)
-        engine._link._context.term()
+        texts = TextWork()
+        assert await texts.render(1, False, render) == ("hi", here)
+        texts.close()
 
     asyncio.run(ask())

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from deploy_queries import DEPLOY, expressions, names_asked
 
-from llaisys.server.config import ServerConfig, add_arguments
+from llaisys.server.config import ServerConfig
 from llaisys.server.models.entries import entries_of
 from llaisys.server.models.opening import open_models
+from llaisys.server.options import add_arguments
 from llaisys.server.service import Shared
 from llaisys.server.sessions.store import SessionStore
 

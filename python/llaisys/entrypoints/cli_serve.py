@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from llaisys.server.config import add_arguments, config_from_args
+from llaisys.server.options import add_arguments, config_from_args
 
 
 def add_command(commands: Any) -> None:

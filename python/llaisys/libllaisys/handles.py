@@ -1,7 +1,8 @@
 """Owners of native objects. Each is freed by `close()` (or a `with` block), never by `__del__`.
 
 Addresses are plain integers: the callers keep the memory behind them alive during the call. The
-whole C API is here, with what the engine does not call (views, sequence calls of the SLOT layout).
+whole C API is here and in `model_handle`, with what the engine does not call (views, sequence calls
+of the SLOT layout).
 """
 
 from __future__ import annotations
@@ -14,14 +15,7 @@ from typing import Any
 from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.libllaisys import types
-from llaisys.libllaisys.infer_types import (
-    LlaisysLogprobs,
-    LlaisysSamplingMetadata,
-    LlaisysStepInput,
-)
-from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
-from llaisys.libllaisys.library import check, error_from, last_error, lib
-from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
+from llaisys.libllaisys.library import check, lib
 from llaisys.libllaisys.runtime import PROBES
 
 
@@ -251,163 +245,3 @@ class LinearWeight(Handle):
         on = stream.handle if stream is not None else None
         check(lib().llaisysLinearWeightCreate(on, tensor.handle, ctypes.byref(result)))
         super().__init__(result.value or 0)
-
-
-class Model(Handle):
-    """A model handle; the calls of models/model.h with codes turned into exceptions."""
-
-    _destroy = "llaisysModelDestroy"
-
-    def __init__(self, params: LlaisysModelCreateParams) -> None:
-        params.struct_size = ctypes.sizeof(params)
-        handle = lib().llaisysModelCreate(ctypes.byref(params))
-        if not handle:
-            raise error_from(lib().llaisysLastErrorCode(), last_error())
-        super().__init__(handle)
-
-    @property
-    def params(self) -> LlaisysModelCreateParams:
-        """The parameters in force, defaults filled in; its strings live as long as the model."""
-        params = LlaisysModelCreateParams()
-        check(lib().llaisysModelParams(self.handle, ctypes.byref(params)))
-        return params
-
-    def replace_weight(
-        self, field: str, layer: int, tensor: Tensor, *also: tuple[str, int]
-    ) -> None:
-        """Give a tensor to the model: to a slot, and to those of `also` (tied weights).
-
-        It is the model's from then on; where the first slot refuses it, it stays the caller's. At
-        no moment does it belong to both, whatever interrupts this.
-        """
-        model, given = self.handle, tensor.handle
-        tensor.give_away()
-        replace = lib().llaisysModelReplaceWeight
-        code = replace(model, field.encode(), layer, given)
-        if code != types.OK:
-            tensor.take_back(given)
-        check(code)
-        for other_field, other_layer in also:
-            check(replace(model, other_field.encode(), other_layer, given))
-
-    def step(self, step: LlaisysStepInput) -> None:
-        step.struct_size = ctypes.sizeof(step)
-        check(lib().llaisysModelStep(self.handle, ctypes.byref(step)))
-
-    def launch(self, step: LlaisysStepInput, sampling: LlaisysSamplingMetadata) -> int:
-        """The ticket of a step that is now queued; what both point to must stay until `collect`."""
-        step.struct_size, sampling.struct_size = ctypes.sizeof(step), ctypes.sizeof(sampling)
-        ticket = ctypes.c_int64()
-        inputs = (ctypes.byref(step), ctypes.byref(sampling))
-        check(lib().llaisysModelLaunch(self.handle, *inputs, ctypes.byref(ticket)))
-        return ticket.value
-
-    def collect(self, ticket: int, ids_address: int) -> bool:
-        """Wait for a launched step; False: it was not run, because the one before it failed."""
-        code = lib().llaisysModelCollect(self.handle, ticket, ids_address)
-        if code == types.DECODE_ABORTED:
-            return False
-        check(code)
-        return True
-
-    def collected_logprobs(self, index: int) -> LlaisysLogprobs:
-        logprobs = LlaisysLogprobs()
-        check(lib().llaisysModelCollectedLogprobs(self.handle, index, ctypes.byref(logprobs)))
-        return logprobs
-
-    @property
-    def n_outputs(self) -> int:
-        return int(lib().llaisysModelNOutputs(self.handle))
-
-    @property
-    def output_ids_address(self) -> int:
-        """int32 [n_outputs], valid until the next step."""
-        return int(lib().llaisysModelOutputIds(self.handle) or 0)
-
-    @property
-    def logits_address(self) -> int:
-        """float [n_outputs, vocabulary], valid until the next step."""
-        return int(lib().llaisysModelGetLogits(self.handle) or 0)
-
-    def logits_row_address(self, row: int) -> int:
-        """float [vocabulary] of one output row, valid until the next step."""
-        address = lib().llaisysModelGetLogitsIth(self.handle, row)
-        if not address:
-            raise IndexError(f"there is no output row {row}")
-        return int(address)
-
-    def keep_hidden(self, layers: Sequence[int]) -> None:
-        """From the next step on; see llaisysModelKeepHidden."""
-        array = (ctypes.c_int32 * len(layers))(*layers)
-        check(lib().llaisysModelKeepHidden(self.handle, array, len(layers)))
-
-    @property
-    def hidden_address(self) -> int:
-        """float [n_tokens, kept], valid until the next step; 0: none were kept."""
-        return int(lib().llaisysModelGetHidden(self.handle) or 0)
-
-    def sample(self, sampling: LlaisysSamplingMetadata, ids_address: int) -> None:
-        sampling.struct_size = ctypes.sizeof(sampling)
-        check(lib().llaisysModelSample(self.handle, ctypes.byref(sampling), ids_address))
-
-    def logprobs(self, index: int) -> LlaisysLogprobs:
-        logprobs = LlaisysLogprobs()
-        check(lib().llaisysModelLogprobs(self.handle, index, ctypes.byref(logprobs)))
-        return logprobs
-
-    def sampler_reset(self, seq_id: int, address: int, n: int) -> None:
-        check(lib().llaisysModelSamplerReset(self.handle, seq_id, address, n))
-
-    def sampler_accept(self, seq_id: int, address: int, n: int) -> None:
-        check(lib().llaisysModelSamplerAccept(self.handle, seq_id, address, n))
-
-    def sampler_forget(self, seq_id: int) -> None:
-        check(lib().llaisysModelSamplerForget(self.handle, seq_id))
-
-    def pooled(self, seq_id: int, address: int, n: int) -> None:
-        check(lib().llaisysModelPooled(self.handle, seq_id, address, n))
-
-    def pool_forget(self, seq_id: int) -> None:
-        check(lib().llaisysModelPoolForget(self.handle, seq_id))
-
-    def kv_seq_cp(self, dst: int, src: int, p0: int, p1: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqCp(self.handle, dst, src, p0, p1))
-
-    def kv_seq_rm(self, seq: int, p0: int, p1: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqRm(self.handle, seq, p0, p1))
-
-    def kv_seq_add(self, seq: int, p0: int, p1: int, delta: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqAdd(self.handle, seq, p0, p1, delta))
-
-    def kv_seq_keep(self, seq: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqKeep(self.handle, seq))
-
-    def kv_seq_pos_max(self, seq: int) -> int:
-        return int(lib().llaisysModelKvSeqPosMax(self.handle, seq))
-
-    def kv_seq_pos_min(self, seq: int) -> int:
-        return int(lib().llaisysModelKvSeqPosMin(self.handle, seq))
-
-    def profile(self, reset: bool = False) -> LlaisysProfile:
-        profile = LlaisysProfile(struct_size=ctypes.sizeof(LlaisysProfile))
-        check(lib().llaisysModelProfile(self.handle, ctypes.byref(profile), int(reset)))
-        return profile
-
-    def kv_stats(self) -> LlaisysKvStats:
-        stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
-        check(lib().llaisysModelKvStats(self.handle, ctypes.byref(stats)))
-        return stats
-
-    def kv_dump(self) -> str:
-        """The books of the SLOT layout as text."""
-        length = ctypes.c_size_t()
-        check(lib().llaisysModelKvDump(self.handle, None, 0, ctypes.byref(length)))
-        buffer = ctypes.create_string_buffer(length.value + 1)
-        check(lib().llaisysModelKvDump(self.handle, buffer, len(buffer), ctypes.byref(length)))
-        return buffer.value.decode()
-
-    def kv_copy_slots(self, src_address: int, dst_address: int, n: int) -> None:
-        check(lib().llaisysModelKvCopySlots(self.handle, src_address, dst_address, n))
-
-    def kv_shift_slots(self, slots_address: int, delta_address: int, n: int) -> None:
-        check(lib().llaisysModelKvShiftSlots(self.handle, slots_address, delta_address, n))

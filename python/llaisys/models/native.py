@@ -22,7 +22,7 @@ from llaisys.common.step import (
 from llaisys.common.validation import check_choice, refuse, refuse_count
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.handles import Model, Tensor
+from llaisys.libllaisys.handles import Tensor
 from llaisys.libllaisys.infer_types import (
     LlaisysLogprobs,
     LlaisysSamplingMetadata,
@@ -31,6 +31,7 @@ from llaisys.libllaisys.infer_types import (
 )
 from llaisys.libllaisys.kv_cache import LAYOUTS
 from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreateParams
+from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.uninterrupted import Uninterrupted
 

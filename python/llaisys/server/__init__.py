@@ -9,5 +9,6 @@ exceptions become answers (`faults`), event streams, who gets in (`limits`), the
 own JSON. `sessions/` is conversations on disk, their open turns, and responses that are kept.
 `keys/` is who may ask, and for how much; `models/` which of several models are in memory.
 `engine_client/` is the way to the engine: the process and its start, the messages, the link that
-watches it, and `AsyncLLMEngine`, which the rest of the server talks to.
+watches it, and `AsyncLLMEngine`, which the rest of the server talks to. `config` is everything that
+`serve` needs, `options` the command line and the file that fill it.
 """

@@ -9,7 +9,7 @@ def main(argv: list[str] | None = None) -> int:
     import argparse
 
     from llaisys.common.errors import LlaisysError
-    from llaisys.server.config import add_arguments, config_from_args
+    from llaisys.server.options import add_arguments, config_from_args
 
     parser = argparse.ArgumentParser(prog="llaisys serve", description="Serve a model over HTTP.")
     add_arguments(parser)

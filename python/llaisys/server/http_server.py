@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import log_event, setup_logging
-from llaisys.server.config import ServerConfig, add_arguments, config_from_args
+from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.options import add_arguments, config_from_args
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,7 +14,7 @@ from llaisys.common.embedding import Vector, VectorForm, pooling_params
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, Usage
 from llaisys.common.validation import MAX_INT, check_count, check_token_ids, refuse_count
-from llaisys.server.engine_client.async_engine import INLINE_CHARS
+from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.generation import ClientGone, unless_disconnected
 from llaisys.server.generation.job import Job, add_usage, check_in_time, engine_error
@@ -75,7 +75,7 @@ async def answer_with_vectors(
 
     if len(texts) * size <= INLINE_CHARS:
         return body_response(make())
-    return body_response(await job.service.engine.answer_lane.finish(make))
+    return body_response(await job.service.engine.texts.write_answer(make))
 
 
 def _check_prompts(name: str, prompts: list[list[int]], vocab_size: int) -> None:

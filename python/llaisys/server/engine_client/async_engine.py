@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from llaisys.chat.style import ChatStyle
 from llaisys.common.errors import InvalidInputError, LlaisysError
@@ -40,6 +40,7 @@ from llaisys.server.engine_client.messages import (
 )
 from llaisys.server.engine_client.parts import merge_parts
 from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.engine_client.text_work import INLINE_CHARS, TextWork
 from llaisys.server.errors import (
     EngineDeadError,
     EngineNotReadyError,
@@ -47,24 +48,9 @@ from llaisys.server.errors import (
     RejectedError,
     UnknownRequestError,
 )
-from llaisys.server.lanes import Lane
 from llaisys.server.replicas.replica_set import Replica, ReplicaSet
-from llaisys.tokenization.render_limits import OutOfBudget, cpu_budget
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 logger = logging.getLogger("llaisys.server")
-
-# Texts up to this length are tokenised on the event loop: a thread costs more than they do.
-INLINE_CHARS = 4096
-INLINE_TEMPLATE_SECONDS = 0.02  # of CPU; the usual templates take a tenth of that
-TEXT_THREADS = 2
-MAX_WAITING_TEXTS = 64
-TEMPLATE_THREADS = 1  # templates with a client's variables and slow ones, each up to half a second
-MAX_WAITING_TEMPLATES = 256  # all but those of an attack take a millisecond
-
-ANSWER_THREADS = 2
 
 ABORTED = RequestStatus.FINISHED_ABORTED
 
@@ -111,10 +97,7 @@ class AsyncLLMEngine:
         self._names_taken: set[str] = set()  # by requests that are still being prepared
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
-        self._has_slow_template = False
-        self.text_lane = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
-        self.template_lane = Lane("template", TEMPLATE_THREADS, MAX_WAITING_TEMPLATES)
-        self.answer_lane = Lane("answer", ANSWER_THREADS, 0)  # finishes, refuses nobody
+        self.texts = TextWork()
 
     async def start(self) -> None:
         """Begin to listen; `ready` is set when the model has been loaded."""
@@ -127,9 +110,7 @@ class AsyncLLMEngine:
     async def close(self) -> None:
         """End the engine process; requests that are still open end with EngineDeadError."""
         self._fail_all("the server has shut down")
-        self.text_lane.close()
-        self.template_lane.close()
-        self.answer_lane.close()
+        self.texts.close()
         await self._link.close()
         # The next engine of this model has its own: let go of the tokenizer and of what it was made
         # from now, not at the next collection of cycles (this object and its link are one).
@@ -188,34 +169,8 @@ class AsyncLLMEngine:
 
     # ---- text to ids ---------------------------------------------------------------------------
 
-    async def text_work(
-        self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """The result of work on `size` characters (or tokens): at once when they are few, else in
-        a thread for texts. Raises ApiError when too much waits for those."""
-        if size <= INLINE_CHARS:
-            return work(*args, **kwargs)
-        return await self.text_lane.run(work, *args, **kwargs)
-
-    async def template_work(self, size: int, unknown: bool, work: Callable[[], T]) -> T:
-        """`text_work` that renders the model's chat template. No length says how long that takes
-        where a client's variables go in (`unknown`): beside the loop, in a lane of its own. A
-        template that is slow without them is begun on the loop once, for INLINE_TEMPLATE_SECONDS,
-        and goes there from then on."""
-        if unknown or self._has_slow_template:
-            return await self.template_lane.run(work)
-        if size > INLINE_CHARS:
-            return await self.text_lane.run(work)
-        try:
-            with cpu_budget(INLINE_TEMPLATE_SECONDS):
-                return work()
-        except OutOfBudget:
-            self._has_slow_template = True
-            logger.warning("the model's chat template is slow: it is rendered in a thread")
-        return await self.template_lane.run(work)
-
     async def encode(self, text: str) -> list[int]:
-        return await self.text_work(len(text), self.tokenizer_or_refuse().encode, text)
+        return await self.texts.run(len(text), self.tokenizer_or_refuse().encode, text)
 
     def tokenizer_or_refuse(self) -> Any:
         if self.inputs.tokenizer is None:
@@ -253,7 +208,7 @@ class AsyncLLMEngine:
             size += INLINE_CHARS if params.bad_words else len(params.allowed_token_ids or ())
         self._names_taken.add(name)
         try:
-            entry = await self.text_work(size, inputs.process, token_ids, params, name, cache_salt)
+            entry = await self.texts.run(size, inputs.process, token_ids, params, name, cache_salt)
         finally:
             self._names_taken.discard(name)
         for request in entry.requests:

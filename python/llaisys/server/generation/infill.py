@@ -104,7 +104,7 @@ async def encode_infill(
         return Infill([*start, *before, *asked], marks.ends)
 
     size = len(prefix) + len(suffix) + sum(len(s.text) + MESSAGE_CHARS for s in snippets)
-    return await engine.text_work(size, make)
+    return await engine.texts.run(size, make)
 
 
 def _last_that_fit(

@@ -14,7 +14,7 @@ from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_count, check_int
 from llaisys.engine.output_processor import Reading
-from llaisys.server.engine_client.async_engine import INLINE_CHARS
+from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.generation import ClientGone, Generation, unless_disconnected
@@ -83,7 +83,7 @@ class Job:
             body.name_tokens(engine.tokenizer)
             return to_sampling()
 
-        return await engine.text_work(body.text_chars, check)
+        return await engine.texts.run(body.text_chars, check)
 
     async def run(
         self, prompts: list[list[int]], params: SamplingParams, answer: Answer
@@ -169,7 +169,7 @@ class Job:
             <= INLINE_CHARS
         ):
             return gather(pieces)
-        return await self.service.engine.answer_lane.finish(gather, pieces)
+        return await self.service.engine.texts.write_answer(gather, pieces)
 
     async def _stream(
         self,

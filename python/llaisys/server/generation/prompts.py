@@ -103,7 +103,7 @@ async def encode_prompts(
             found.append(ids)
         return found
 
-    return await engine.text_work(size, encode)
+    return await engine.texts.run(size, encode)
 
 
 async def encode_messages(
@@ -129,7 +129,7 @@ async def encode_messages(
     if variables:
         check_variables(variables)
     size = chars + MESSAGE_CHARS * len(messages)
-    ids = await engine.template_work(size, bool(variables), encode)
+    ids = await engine.texts.render(size, bool(variables), encode)
     limit.check_tokens(len(ids))
     return ids
 
@@ -169,7 +169,7 @@ async def encode_recent(
     if variables:
         check_variables(variables)
     size = sum(map(message_chars, recent.messages)) + MESSAGE_CHARS * len(recent.messages)
-    ids, dropped = await engine.template_work(
+    ids, dropped = await engine.texts.render(
         size, bool(variables), lambda: recent.render(render, count)
     )
     limit.check_tokens(len(ids))
@@ -189,7 +189,7 @@ def check_variables(variables: dict[str, Any]) -> None:
 
 async def decode(engine: AsyncLLMEngine, ids: Sequence[int], skip_special: bool = False) -> str:
     tokenizer = engine.tokenizer_or_refuse()
-    return str(await engine.text_work(len(ids), tokenizer.decode_tokens, ids, skip_special))
+    return str(await engine.texts.run(len(ids), tokenizer.decode_tokens, ids, skip_special))
 
 
 async def token_names(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str]:
@@ -199,7 +199,7 @@ async def token_names(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str]:
         known = {token: names.text(token) for token in set(ids)}
         return [known[token] for token in ids]
 
-    return await engine.text_work(len(ids), show)
+    return await engine.texts.run(len(ids), show)
 
 
 async def token_pieces(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str | list[int]]:
@@ -217,4 +217,4 @@ async def token_pieces(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str |
         known = {token: piece(token) for token in set(ids)}
         return [known[token] for token in ids]
 
-    return await engine.text_work(len(ids), show)
+    return await engine.texts.run(len(ids), show)
