@@ -16,8 +16,9 @@ from server_helpers import ServerProcess
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.responses.items import chat_messages
+from llaisys.server.sessions.file import SessionLimitError
 from llaisys.server.sessions.responses import ResponseStore
-from llaisys.server.sessions.store import SessionLimitError, SessionStore
+from llaisys.server.sessions.store import SessionStore
 
 PATH = "/v1/responses"
 KEYS = ("key-a", "key-b")

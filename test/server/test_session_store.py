@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.sessions.store import SessionLimitError, SessionStorageError, SessionStore
+from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
+from llaisys.server.sessions.store import SessionStore
 
 QUESTION = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}

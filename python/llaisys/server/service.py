@@ -159,7 +159,7 @@ def read_keys_again(shared: Shared, services: Sequence[Service]) -> None:
     """Raises InvalidInputError, and changes nothing, when the file cannot be used."""
     shared.config = config = shared.config.with_keys_read_again()
     shared.keys.replace(config.keys)
-    shared.sessions.max_owner_bytes = config.max_session_bytes_per_key
+    shared.sessions.file.max_owner_bytes = config.max_session_bytes_per_key
     for service in services:
         service.admission.max_per_key = config.max_per_key
 

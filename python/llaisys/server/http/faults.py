@@ -25,7 +25,7 @@ from llaisys.server.errors import (
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, note_refusal
 from llaisys.server.openai.fields import ALIASES, HINTS, REFUSED, UNSUPPORTED, unknown_text
-from llaisys.server.sessions.store import SessionLimitError, SessionStorageError
+from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
 

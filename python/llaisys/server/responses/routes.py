@@ -21,8 +21,8 @@ from llaisys.server.responses.answer import ResponsesAnswer
 from llaisys.server.responses.items import references, resolved
 from llaisys.server.responses.schemas import ResponsesRequest
 from llaisys.server.service import Service, service_of
+from llaisys.server.sessions.file import SessionLimitError
 from llaisys.server.sessions.responses import Place, ResponseStore
-from llaisys.server.sessions.store import SessionLimitError
 
 logger = logging.getLogger("llaisys.server")
 

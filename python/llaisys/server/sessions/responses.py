@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llaisys.server.sessions.file import SessionLimitError
 from llaisys.server.sessions.store import (
     Message,
-    SessionLimitError,
     SessionStore,
     count_messages,
     encoded,
@@ -49,7 +49,7 @@ class ResponseStore:
             row = db.execute(query, (owner, response_id)).fetchone()
             return None if row is None else json.loads(row[0])
 
-        return await self._sessions.transaction(read)
+        return await self._sessions.file.transaction(read)
 
     async def place(self, owner: str, response_id: str) -> Place | None:
         """What a response that follows this one begins with; None: there is no such response."""
@@ -62,7 +62,7 @@ class ResponseStore:
             messages = read_messages(db, owner, row[0])[: row[1]]
             return Place(row[0], row[1], tuple(messages))
 
-        return await self._sessions.transaction(read)
+        return await self._sessions.file.transaction(read)
 
     async def delete(self, owner: str, response_id: str) -> bool:
         """And its session with the last response of that."""
@@ -78,12 +78,12 @@ class ResponseStore:
                 db.execute(query, (owner, row[0]))
             return True
 
-        return await self._sessions.transaction(write)
+        return await self._sessions.file.transaction(write)
 
     async def make_room(self, owner: str, messages: Sequence[Message]) -> None:
         """SessionLimitError now, not after the answer, when there is none for these."""
         rows = encoded(messages)
-        await self._sessions.transaction(lambda db: self._make_room(db, owner, rows, None))
+        await self._sessions.file.transaction(lambda db: self._make_room(db, owner, rows, None))
 
     async def keep(
         self,
@@ -118,7 +118,7 @@ class ResponseStore:
                 (owner, name, session, start + len(added), body),
             )
 
-        await self._sessions.last_transaction(write)
+        await self._sessions.file.last_transaction(write)
 
     def _make_room(
         self, db: sqlite3.Connection, owner: str, rows: Sequence[str], kept: str | None
@@ -128,7 +128,7 @@ class ResponseStore:
         while True:
             try:
                 self._sessions.check_count(db, owner)
-                self._sessions.check_bytes(db, owner, rows)
+                self._sessions.file.check_bytes(db, owner, rows)
                 return
             except SessionLimitError:
                 oldest = db.execute(
