@@ -21,7 +21,8 @@ from script import (
     WEATHER_ANSWER,
 )
 from scripted_server import scripted_server
-from server_helpers import ServerProcess, sse_events
+from server_helpers import ServerProcess
+from wire_helpers import sse_events
 
 
 @pytest.fixture(scope="module")

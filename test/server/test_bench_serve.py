@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_helpers import PACKAGE, STEP_SECONDS, ServerProcess, make_certificate
+from server_helpers import PACKAGE, STEP_SECONDS, ServerProcess
+from wire_helpers import make_certificate
 
 from llaisys.bench.http_client import Endpoint
 from llaisys.bench.serve import BenchError, ServeOptions, percentiles, run_serve

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from http_helpers import KEYS
-from server_helpers import STEP_SECONDS, Gate, ServerProcess, post_bytes, reset
+from server_helpers import STEP_SECONDS, Gate, ServerProcess
 from test_online_security import CANARY, TELLING
+from wire_helpers import post_bytes, reset
 
 SAID = [{"role": "user", "content": "hi"}]
 

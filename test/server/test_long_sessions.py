@@ -12,7 +12,8 @@ import httpx
 import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, chat, error_of, reply
-from server_helpers import ServerProcess, sse_events
+from server_helpers import ServerProcess
+from wire_helpers import sse_events
 
 from llaisys.server.generation.history import MESSAGE_TOKENS, Recent, answer_room
 

@@ -18,17 +18,8 @@ import pytest
 import server_helpers
 import zmq
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import (
-    LONG,
-    PACKAGE,
-    STEP_SECONDS,
-    ServerProcess,
-    alive,
-    raw_request,
-    reset,
-    socket_directories,
-    sse_events,
-)
+from server_helpers import LONG, PACKAGE, STEP_SECONDS, ServerProcess, alive, socket_directories
+from wire_helpers import raw_request, reset, sse_events
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams

@@ -23,12 +23,10 @@ from server_helpers import (
     Gate,
     ServerProcess,
     alive,
-    raw_events,
-    raw_request,
-    read_to_end,
     socket_directories,
     wait_for,
 )
+from wire_helpers import raw_events, raw_request, read_to_end
 
 PATH = "/v1/completions"
 SECRETS = ("0x7f00", "/root/model", "Traceback", "RuntimeError")

@@ -11,7 +11,8 @@ import openai
 import pytest
 from engine_fakes import FakeTokenizer, expected_tokens
 from http_helpers import CHAT, KEYS, chat, error_of, reply
-from server_helpers import CONTEXT, ServerProcess, sse_events, wait_for
+from server_helpers import CONTEXT, ServerProcess, wait_for
+from wire_helpers import sse_events
 
 # ---- plain answers -------------------------------------------------------------------------------
 

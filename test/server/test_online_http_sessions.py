@@ -16,7 +16,8 @@ import httpx
 import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, KEYS, chat, error_of, reply
-from server_helpers import Gate, ServerProcess, sse_events
+from server_helpers import Gate, ServerProcess
+from wire_helpers import sse_events
 
 
 def test_a_session_continues_on_the_server(client: httpx.Client) -> None:

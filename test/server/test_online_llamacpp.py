@@ -12,7 +12,8 @@ import openai
 import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, KEYS, chat, error_of, reply
-from server_helpers import CONTEXT, Gate, ServerProcess, raw_request, sse_events
+from server_helpers import CONTEXT, Gate, ServerProcess
+from wire_helpers import raw_request, sse_events
 
 
 def complete(client: httpx.Client, path: str = "/completion", **fields: Any) -> Any:

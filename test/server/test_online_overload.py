@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import CONTEXT, Gate, ServerProcess, completion_choices
+from server_helpers import CONTEXT, Gate, ServerProcess
+from wire_helpers import completion_choices
 
 PATH = "/v1/completions"
 

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from http_helpers import chat, error_of
-from server_helpers import STEP_SECONDS, Gate, ServerProcess, sse_events
+from server_helpers import STEP_SECONDS, Gate, ServerProcess
+from wire_helpers import sse_events
 
 PATH = "/v1/completions"
 KEY = "k"

@@ -17,10 +17,10 @@ from server_helpers import (
     ServerProcess,
     alive,
     open_files,
-    raw_request,
     socket_directories,
     wait_for,
 )
+from wire_helpers import raw_request
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from http_helpers import CHAT, KEYS, chat, error_of
-from server_helpers import ServerProcess, read_to_end
+from server_helpers import ServerProcess
+from wire_helpers import read_to_end
 
 BODY = json.dumps(chat(max_tokens=3)).encode()
 NEXT = (

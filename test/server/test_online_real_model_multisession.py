@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_helpers import ServerProcess, alive, sse_events
+from server_helpers import ServerProcess, alive
+from wire_helpers import sse_events
 
 from llaisys import LLM, SamplingParams
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from http_helpers import reply
-from server_helpers import Gate, ServerProcess, alive, sse_events
+from server_helpers import Gate, ServerProcess, alive
+from wire_helpers import sse_events
 
 from llaisys.common.numa import numa_nodes, share_of_cores
 

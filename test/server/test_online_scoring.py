@@ -10,7 +10,8 @@ import openai
 import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, KEYS, chat, error_of, reply
-from server_helpers import CONTEXT, ServerProcess, sse_events
+from server_helpers import CONTEXT, ServerProcess
+from wire_helpers import sse_events
 
 COMPLETIONS = "/v1/completions"
 

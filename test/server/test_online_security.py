@@ -17,14 +17,8 @@ from typing import Any
 import httpx
 import pytest
 from http_helpers import CHAT, KEYS, chat, error_of
-from server_helpers import (
-    LONG,
-    ServerProcess,
-    raw_request,
-    read_to_end,
-    reset,
-    resident,
-)
+from server_helpers import LONG, ServerProcess, resident
+from wire_helpers import raw_request, read_to_end, reset
 
 from llaisys.common.logs import JsonFormatter, TextFormatter
 from llaisys.server.http.security import RequestContext

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import ServerProcess, sse_events
+from server_helpers import ServerProcess
+from wire_helpers import sse_events
 
 STREAMS = 8
 

@@ -15,7 +15,8 @@ import pytest
 from chat_templates import R1_DISTILL
 from http_helpers import CHAT, error_of
 from scripted_server import scripted_server
-from server_helpers import ServerProcess, sse_events
+from server_helpers import ServerProcess
+from wire_helpers import sse_events
 
 ARGUMENTS = '{"city": "Paris", "days": [1, 2]}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'

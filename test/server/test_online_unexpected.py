@@ -22,9 +22,8 @@ from server_helpers import (
     Gate,
     PanicException,
     ServerProcess,
-    raw_request,
-    reset,
 )
+from wire_helpers import raw_request, reset
 
 from llaisys.common.logs import JsonFormatter, TextFormatter
 from llaisys.processes.channel import encode

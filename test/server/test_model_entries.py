@@ -1,0 +1,48 @@
+"""Several models by name: the file of --models, and models named one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.models.entries import entries_of, read_models_file
+
+
+def test_a_file_names_models_and_their_options(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[models.small]\nmodel = "mock"\naliases = ["s"]\nmax_model_len = 64\n[models.mock]\n'
+    )
+    small, mock = read_models_file(file, {"max_num_seqs": 3})
+    assert small.names == ("small", "s") and small.engine.max_model_len == 64
+    assert mock.engine.model == "mock" and mock.engine.max_model_len is None
+    assert mock.engine.scheduler.max_num_seqs == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[models.a]\nmax_modl_len = 3", "[models.a]: unknown option 'max_modl_len'; did you mean"),
+        ("[models.a]\nmax_model_len = 1", "[models.a]: max_model_len is 1; it must be"),
+        ("[model.a]", "unknown table 'model'; did you mean 'models'?"),
+        ("", "there is no table"),
+        ('[models.a]\naliases = ["b"]\n[models.b]', "two models are named 'b'"),
+        ("[models", "--models"),
+    ],
+)
+def test_a_fault_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInputError) as caught:
+        read_models_file(file, {})
+    assert told in str(caught.value) and ("two models" in told or str(file) in str(caught.value))
+
+
+def test_models_by_place_are_called_by_their_last_name(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    first, second = entries_of([str(tmp_path / "one"), "org/two"], {})
+    assert (first.names, second.names) == (("one",), ("org/two",))
+    with pytest.raises(InvalidInputError, match="two models are named"):
+        entries_of(["mock", "mock"], {})
