@@ -3,8 +3,8 @@
 
     scripts/check_layers.py [ROOT]     prints `file:line: rule` per violation; exit status 1 if any
 
-The tables below are the rules; everything after them is reading files. Python is read by its syntax
-tree (imports under TYPE_CHECKING and inside functions count too), C++ by its #include lines.
+`layer_tables.py` has the rules; here files are read: Python by its syntax tree (imports under
+TYPE_CHECKING and inside functions count too), C++ by its #include lines.
 """
 
 from __future__ import annotations
@@ -17,114 +17,20 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
-# ---- Python: paths below python/llaisys, without .py ---------------------------------------------
-# A module belongs to the row with the longest matching path. A layer may use itself, and what is
-# listed here; an entry covers everything below it, and `-entry` takes a part of that back.
+sys.path.insert(0, str(Path(__file__).parent))
 
-PY_LAYERS: dict[str, list[str]] = {
-    # layer                   may use
-    "entrypoints":            ["bench", "diagnostics", "engine", "server", "chat",
-                               "tokenization", "common",
-                               "-engine/worker"],
-    "diagnostics":            ["models", "libllaisys", "common"],
-    "bench":                  ["entrypoints/llm", "engine", "models", "libllaisys", "common"],
-    "server":                 ["engine", "processes", "chat", "tokenization", "common",
-                               "-engine/worker"],
-    "chat":                   ["common"],
-    "engine":                 ["engine", "tokenization", "common", "-engine/worker"],
-    "engine/core":            ["engine", "common", "-engine/worker"],
-    "engine/llm_engine":      ["engine", "common", "-engine/worker"],
-    "engine/engine_client":   ["engine", "common", "-engine/worker"],
-    "engine/input_processor":  ["engine/config", "tokenization", "common"],
-    "engine/output_processor": ["engine/config", "engine/stop_strings", "tokenization", "common"],
-    "engine/stop_strings":    [],
-    "engine/config":          ["common"],
-    "engine/wire":            ["processes", "common"],
-    "engine/scheduler":       ["engine/step_planner", "engine/seats", "engine/block_manager",
-                               "engine/planned_step", "engine/request_limits",
-                               "engine/context_window", "engine/config", "common"],
-    "engine/step_planner":    ["engine/seats", "engine/prefix_nodes", "engine/planned_step",
-                               "engine/context_window", "engine/config", "common"],
-    "engine/seats":           ["engine/block_manager", "engine/fair_queue", "common"],
-    "engine/context_window":  ["common"],
-    "engine/prefix_nodes":    [],
-    "engine/planned_step":    ["common"],
-    "engine/request_limits":  ["common"],
-    "engine/fair_queue":      ["common"],
-    "engine/block_manager":   ["engine/prefix_nodes", "engine/config", "common"],
-    "engine/structured":      ["tokenization", "common"],
-    "processes":              ["common"],
-    "engine/executor":        ["engine/worker", "engine/wire", "processes", "engine/config",
-                               "models", "common"],
-    "engine/worker":          ["engine/config", "models", "common"],
-    "models":                 ["models", "libllaisys", "tokenization", "common"],
-    "models/families":        ["models/loading", "common"],
-    "models/loading":         ["tokenization", "common"],  # knows no family
-    "tokenization":           ["common"],
-    "common":                 [],
-    "common/model_registry":  ["models/base", "common"],  # names adapters, imports none
-    "libllaisys":             ["common/errors", "common/closing"],  # codes become exceptions there
-    # The package's own files: `import llaisys`, `python -m llaisys`.
-    "__init__":               ["entrypoints", "engine", "common", "libllaisys", "-engine/worker"],
-    "__main__":               ["entrypoints", "server", "common", "libllaisys"],
-}  # fmt: skip
-
-# External module -> the only layers that may import it; an empty list: nobody.
-PY_EXTERNAL_ONLY: dict[str, list[str]] = {
-    "ctypes": ["libllaisys"],
-    "_ctypes": ["libllaisys"],
-    "cffi": ["libllaisys"],
-    "torch": [],
-    "transformers": [],
-}
-
-# Layer -> external modules that it must not import.
-PY_EXTERNAL_NEVER: dict[str, list[str]] = {
-    "engine/scheduler": ["numpy"],
-    "engine/step_planner": ["numpy"],
-    "engine/block_manager": ["numpy"],
-}
-
-# Model files and requests come from strangers: nothing in the package runs what it reads.
-PY_UNSAFE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
-PY_UNSAFE_CALLS = {"eval", "exec"}
-PY_UNSAFE_ATTRIBUTES = {("torch", "load")}
-PY_UNSAFE_NAMES = {"trust_remote_code", "allow_pickle"}  # `allow_pickle=False` is fine
-
-# ---- C++: paths below src ------------------------------------------------------------------------
-# As above; an entry may also be one header. `ops/*/op.hpp` is every operator's front door: an op
-# (ops/<op>) reaches another op only through it. The public headers are open to every layer.
-
-# From the bottom up: base < device < tensor < ops < {parallel, runtime/workspace, weights,
-# kv_cache, output, graph} < models < runtime/runner < capi.
-CPP_LAYERS: dict[str, list[str]] = {
-    # layer                   may use
-    "base":                   [],
-    "device":                 ["base"],
-    "tensor":                 ["device", "base"],
-    "ops":                    ["tensor", "device", "base"],  # files shared by operators
-    "ops/*":                  ["ops/*.hpp", "ops/*/op.hpp", "ops/cpu", "ops/cuda", "tensor",
-                               "device", "base"],
-    "parallel":               ["ops", "tensor", "device", "base"],
-    "runtime/weights":        ["ops", "tensor", "device", "base"],
-    "runtime/workspace":      ["tensor", "device", "base"],
-    "runtime/kv_cache":       ["ops", "tensor", "device", "base"],
-    "runtime/output":         ["ops", "tensor", "device", "base"],
-    "runtime/graph":          ["runtime/workspace", "ops", "tensor", "device", "base"],
-    "models":                 ["runtime/weights", "runtime/workspace", "parallel", "ops", "tensor",
-                               "device", "base"],
-    "runtime/runner":         ["models/model.hpp", "runtime", "parallel", "ops", "tensor", "device",
-                               "base"],
-    "capi":                   ["models", "runtime", "parallel", "ops", "tensor", "device", "base"],
-}  # fmt: skip
-
-# File pattern -> what it must not include, whatever its layer may: the front of an operator checks
-# and dispatches by device, and knows no device but by its own cpu.hpp.
-CPP_NEVER: dict[str, list[str]] = {"ops/*/op.cpp": ["ops/cpu", "device/cpu"]}
-
-CPP_FORBIDDEN_HEADERS = {"omp.h": "no OpenMP: threads come from device/cpu/thread_pool.hpp"}
-
-# --------------------------------------------------------------------------------------------------
+from layer_tables import (
+    CPP_FORBIDDEN_HEADERS,
+    CPP_LAYERS,
+    CPP_NEVER,
+    PY_EXTERNAL_NEVER,
+    PY_EXTERNAL_ONLY,
+    PY_LAYERS,
+    PY_UNSAFE_ATTRIBUTES,
+    PY_UNSAFE_CALLS,
+    PY_UNSAFE_MODULES,
+    PY_UNSAFE_NAMES,
+)
 
 
 @dataclass(frozen=True)
@@ -304,7 +210,7 @@ def check_python(root: Path) -> Iterator[Violation]:
             yield Violation(shown, error.lineno or 1, f"cannot be parsed: {error.msg}")
             continue
         if layer is None:
-            yield Violation(shown, 1, "is in no layer: add it to scripts/check_layers.py")
+            yield Violation(shown, 1, "is in no layer: add it to scripts/layer_tables.py")
         else:
             for line, rule in check_python_imports(tree, module, layer, package_root, imports):
                 yield Violation(shown, line, rule)
@@ -346,7 +252,7 @@ def check_cpp_file(path: Path, root: Path) -> Iterator[tuple[int, str]]:
     inside = path.relative_to(public_root if is_public else source_root).as_posix()
     layer = "a public header" if is_public else layer_of(inside, CPP_LAYERS)
     if layer is None:
-        yield 1, "is in no layer: add it to scripts/check_layers.py"
+        yield 1, "is in no layer: add it to scripts/layer_tables.py"
         return
     never = [
         entry
