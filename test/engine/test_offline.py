@@ -31,18 +31,18 @@ def llm():
 
 
 def adapter_of(llm: LLM) -> FakeAdapter:
-    return llm._client.engine.core.executor.worker.adapter
+    return llm._client.core.executor.worker.adapter
 
 
 def is_idle(llm: LLM) -> bool:
     stats = llm.stats()
-    llm._client.engine.core.scheduler.check_integrity()
+    llm._client.core.scheduler.check_integrity()
     return (
         stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
         and not llm._finished
         and not llm._streams
-        and not llm._client.engine.output_processor._choices
-        and not llm._client.engine._groups
+        and not llm._client.output_processor._choices
+        and not llm._client._groups
     )
 
 

@@ -136,7 +136,7 @@ def test_a_head_that_is_cut_by_the_vocabulary_gives_the_same_bits(
                     for o in outputs
                 ]
             )
-            profile = llm._client.engine.core.executor.profile()["counts"]
+            profile = llm._client.core.executor.profile()["counts"]
             assert profile["native_collective"] > 0
     assert found[0] == found[1]
 
@@ -204,7 +204,7 @@ def test_a_rank_thread_that_fails_ends_the_engine_with_its_name(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(model, 2, "uni") as llm:
-        executor: Any = llm._client.engine.core.executor
+        executor: Any = llm._client.core.executor
         second = executor._ranks[1].worker
 
         def fail(*_: object) -> None:
@@ -222,7 +222,7 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
     model: Path, expected: list[list[int]], backend: str
 ) -> None:
     with open_llm(model, 2, backend, max_num_batched_tokens=16) as llm:
-        executor: Any = llm._client.engine.core.executor  # type: ignore[union-attr]
+        executor: Any = llm._client.core.executor  # type: ignore[union-attr]
         for at in (1, 2, 5):
             steps = 0
             execute = executor._driver.start if backend == "mp" else executor._ranks[1].start
@@ -244,7 +244,7 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
 
 
 def children_of(llm: LLM) -> list[Any]:
-    executor: Any = llm._client.engine.core.executor
+    executor: Any = llm._client.core.executor
     assert isinstance(executor, MultiprocExecutor)
     return executor._children
 
@@ -275,7 +275,7 @@ def test_workers_end_when_the_driver_is_killed(model: Path) -> None:
         "import time; from llaisys import LLM\n"
         f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2,"
         " distributed_executor_backend='mp', num_kv_blocks=16)\n"
-        "print(llm._client.engine.core.executor._children[0].popen.pid, flush=True)\n"
+        "print(llm._client.core.executor._children[0].popen.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

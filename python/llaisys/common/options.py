@@ -218,6 +218,14 @@ class Integers(Kind):
         return {"type": "array", "items": Integer(0).json_schema(), "maxItems": self.max_count}
 
 
+def json_or_text(text: str) -> Any:
+    """Text that is not JSON stays what it is, for `check` to refuse by name."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 @dataclass(frozen=True, slots=True)
 class Record(Kind):
     """The fields of a described dataclass as a mapping, JSON on the command line; its plain form
@@ -225,13 +233,7 @@ class Record(Kind):
 
     owner: type[Any]
 
-    @staticmethod
-    def parse(text: str) -> Any:
-        """Text that is not JSON stays what it is, for `check` to refuse by name."""
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+    parse = staticmethod(json_or_text)
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):

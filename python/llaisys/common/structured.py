@@ -22,6 +22,7 @@ from llaisys.common.options import (
     Switch,
     changed,
     check_options,
+    json_or_text,
     option,
     options_of,
     rebuilt,
@@ -161,13 +162,7 @@ CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_
 class Structured(Kind):
     """The kind of `SamplingParams.structured_outputs`: the record, or a mapping of its fields."""
 
-    @staticmethod
-    def parse(text: str) -> Any:
-        """Text that is not JSON stays what it is, for `check` to refuse by name."""
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+    parse = staticmethod(json_or_text)
 
     def check(self, name: str, value: Any) -> StructuredOutputs:
         if isinstance(value, StructuredOutputs):

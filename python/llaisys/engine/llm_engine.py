@@ -14,6 +14,7 @@ from llaisys.common.types import ModelInfo, StreamOutput
 from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
+from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.executor import Executor
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
 from llaisys.engine.output_processor import OutputProcessor, Reading
@@ -21,8 +22,9 @@ from llaisys.engine.output_processor import OutputProcessor, Reading
 logger = logging.getLogger("llaisys.engine")
 
 
-class LLMEngine:
-    """submit -> step, step, .. -> outputs. Not thread-safe."""
+class LLMEngine(EngineClient):
+    """submit -> step, step, .. -> outputs, in the caller's own process and thread. Not
+    thread-safe."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config

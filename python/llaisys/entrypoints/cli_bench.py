@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,33 +43,33 @@ def add_commands(commands: Any) -> None:
     latency.set_defaults(run=_latency)
 
     throughput = kinds.add_parser("throughput", help="many requests at once")
-    add_model_options(throughput)
     throughput.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
-    throughput.add_argument("--concurrency", default="1,8,32", help="a list of numbers")
     throughput.add_argument("--prompt-tokens", type=int, default=128)
-    throughput.add_argument("--new-tokens", type=int, default=64)
-    throughput.add_argument("--repeats", type=int, default=5)
     throughput.add_argument("--profile", action="store_true", help="with the time of each stage")
-    throughput.add_argument("--json", action="store_true")
-    throughput.set_defaults(run=_throughput)
-
+    _add_load(throughput, _throughput, concurrency="1,8,32", new_tokens=64, repeats=5)
     speculative = kinds.add_parser("speculative", help="the same requests with drafts and without")
-    add_model_options(speculative)
-    speculative.add_argument("--concurrency", default="1,8", help="a list of numbers")
-    speculative.add_argument("--new-tokens", type=int, default=128)
-    speculative.add_argument("--repeats", type=int, default=3)
-    speculative.add_argument("--json", action="store_true")
-    speculative.set_defaults(run=_speculative)
-
+    _add_load(speculative, _speculative, concurrency="1,8", new_tokens=128, repeats=3)
     structured = kinds.add_parser("structured", help="requests with a JSON schema and without")
-    add_model_options(structured)
-    structured.add_argument("--concurrency", default="1,8", help="a list of numbers")
-    structured.add_argument("--new-tokens", type=int, default=128)
-    structured.add_argument("--repeats", type=int, default=5)
-    structured.add_argument("--json", action="store_true")
-    structured.set_defaults(run=_structured)
+    _add_load(structured, _structured, concurrency="1,8", new_tokens=128, repeats=5)
     _add_perplexity(kinds)
     _add_serve(kinds)
+
+
+def _add_load(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    concurrency: str,
+    new_tokens: int,
+    repeats: int,
+) -> None:
+    """What every measurement of the engine under load takes, with these defaults."""
+    add_model_options(parser)
+    parser.add_argument("--concurrency", default=concurrency, help="a list of numbers")
+    parser.add_argument("--new-tokens", type=int, default=new_tokens)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
 
 
 def _add_perplexity(kinds: Any) -> None:

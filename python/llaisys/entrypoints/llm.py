@@ -22,8 +22,9 @@ from llaisys.common.sampling import SamplingParams, starting_defaults
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.validation import refuse
 from llaisys.engine.config import EngineConfig, engine_parameters
-from llaisys.engine.engine_client import EngineClient, InProcessClient
+from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.input_processor import plain_message
+from llaisys.engine.llm_engine import LLMEngine
 from llaisys.entrypoints.prompts import Params, Prompt, as_batch, as_params
 from llaisys.entrypoints.running import deferred_interrupt, progress_bar
 from llaisys.entrypoints.vectors import VectorCalls
@@ -53,7 +54,7 @@ class LLM(VectorCalls, Closing):
         self._style: ChatStyle | None = None
         self._pooling = config.pooling
         self._client: EngineClient | None = None
-        self._client = InProcessClient(config)
+        self._client = LLMEngine(config)
 
     # ---- the model -----------------------------------------------------------------------------
 

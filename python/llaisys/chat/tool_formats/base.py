@@ -13,7 +13,7 @@ import json
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from llaisys.chat.json_reader import captured, decoded, drop, expect, read_value, skip_space
@@ -216,6 +216,13 @@ class CallParser(ABC):
             rest = self.source.text[self.source.pos :]
             if self.source.closed and end.startswith(rest):  # cut off in the middle of it
                 self.source.take(len(rest))
+
+    def marked_calls(self, start: str, calls: Callable[[], Reading[None]]) -> Reading[None]:
+        """Calls behind each `start`; and at the very beginning also without it."""
+        yield from self.bare_calls()
+        mark = Words(start)
+        while (yield from self.source.until(mark, self.content)) is not None:
+            yield from self.attempt(start, calls())
 
     def bare_calls(self) -> Reading[bool]:
         """Calls at the very beginning of an answer, without any mark; perhaps fenced."""

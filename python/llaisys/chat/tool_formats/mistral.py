@@ -16,10 +16,7 @@ class MistralParser(CallParser):
     short_id = ID_CHARS
 
     def _read(self) -> Reading[None]:
-        yield from self.bare_calls()
-        start = Words(START)
-        while (yield from self.source.until(start, self.content)) is not None:
-            yield from self.attempt(START, self._calls())
+        yield from self.marked_calls(START, self._calls)
 
     def _calls(self) -> Reading[None]:
         yield from skip_space(self.source)

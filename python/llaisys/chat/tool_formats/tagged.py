@@ -13,10 +13,7 @@ class TaggedParser(CallParser):
     marks = (START, END)
 
     def _read(self) -> Reading[None]:
-        yield from self.bare_calls()
-        start = Words(START)
-        while (yield from self.source.until(start, self.content)) is not None:
-            yield from self.attempt(START, self._calls())
+        yield from self.marked_calls(START, self._calls)
 
     def _calls(self) -> Reading[None]:
         yield from self.json_calls(Words(END))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,8 +77,14 @@ class Executor(ABC):
         """Call a method of every worker; the results in order of rank, the driver's first."""
         if self._closed:
             raise ClosedError("the executor is shut down")
-        try:
+        with self._counted():
             return self._call(method, timeout, tuple(args), dict(kwargs or {}))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What a worker raises is counted."""
+        try:
+            yield
         except ExecutorTimeoutError:
             self.stats.timeouts += 1
             raise
@@ -90,17 +97,11 @@ class Executor(ABC):
         no use any more for the sequences `forgotten`."""
         if self._closed:
             raise ClosedError("the executor is shut down")
-        try:
+        with self._counted():
             drafts: list[list[int]] = self._call_driver(
                 "draft", self.config.step_timeout, (requests, forgotten)
             )
             return drafts
-        except ExecutorTimeoutError:
-            self.stats.timeouts += 1
-            raise
-        except WorkerError:
-            self.stats.worker_errors += 1
-            raise
 
     @abstractmethod
     def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:

@@ -57,6 +57,7 @@ class DriverExecutor(Executor):
     """Nothing can follow once a rank is lost or ranks disagree: WorkerLostError."""
 
     _children: Sequence[RemoteRank]
+    _driver: LocalRank
 
     def _init_executor(self) -> None:
         self._children = []
@@ -161,6 +162,20 @@ class DriverExecutor(Executor):
         for child in self._children:
             child.check_alive()
         super().check_health()
+
+    def shutdown(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for child in self._children:  # first: the driver may wait for one of them
+            child.close()
+        if hasattr(self, "_driver"):  # else the ranks before it could not be started
+            self._driver.close()
+        self._release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """What the ranks had in common, once all of them are closed."""
 
 
 def close_if_ours(descriptor: int, inode: int) -> None:

@@ -91,11 +91,5 @@ class MultiprocExecutor(DriverExecutor, backend="mp"):
             if self.worker.adapter is None or not self._children:
                 close_if_ours(group_file, inode)
 
-    def shutdown(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for child in self._children:  # first: the driver may wait for one of them
-            child.close()
-        self._driver.close()
+    def _release(self) -> None:
         self._context.term()

@@ -159,14 +159,7 @@ class RayExecutor(DriverExecutor, backend="ray"):
         except self._ray.exceptions.RayError as error:
             raise WorkerLostError(f"{child.epitaph()}: {error}") from error
 
-    def shutdown(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for child in self._children:  # first: the driver may wait for one of them
-            child.close()
-        if hasattr(self, "_driver"):
-            self._driver.close()
+    def _release(self) -> None:
         if self._driver_socket is not None:
             close_if_ours(*self._driver_socket)
         if self._group is not None:

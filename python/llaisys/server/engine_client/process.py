@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
 
-import msgspec
 import zmq
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.common.logs import setup_logging
 from llaisys.common.numa import bind_to_share
 from llaisys.common.progress import listening
 from llaisys.common.request import RequestStatus
@@ -33,8 +30,9 @@ from llaisys.processes.channel import (
     decode_or_drop,
     encode,
 )
-from llaisys.processes.child import EXIT_FAILED, end_with_parent
+from llaisys.processes.child import EXIT_FAILED
 from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
+from llaisys.processes.startup import begin_child
 from llaisys.server.engine_client.messages import (
     EngineSetup,
     EngineStats,
@@ -251,11 +249,7 @@ def serve_engine(setup: EngineSetup) -> int:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    stream = sys.stdin.buffer
-    setup = msgspec.json.decode(stream.readline(), type=EngineSetup)
-    setup_logging(setup.log_level, setup.log_format)
-    end_with_parent(stream, setup.socket_directory)
+    setup = begin_child(EngineSetup)
     status = serve_engine(setup)
     logging.shutdown()
     # The watcher holds standard input: a normal exit would wait for its lock.

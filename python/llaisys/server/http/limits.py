@@ -76,13 +76,25 @@ class Admission:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
-class LogprobBudget:
-    """Log-probabilities of all answers that are under way, until their clients have them: each
-    costs a hundred bytes and more. What a request may come to is held from its start."""
+class _Budget:
+    """Of something that all requests under way have together."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.used = 0
+
+    @contextmanager
+    def _held(self, count: int) -> Iterator[None]:
+        self.used += count
+        try:
+            yield
+        finally:
+            self.used -= count
+
+
+class LogprobBudget(_Budget):
+    """Log-probabilities of all answers that are under way, until their clients have them: each
+    costs a hundred bytes and more. What a request may come to is held from its start."""
 
     @contextmanager
     def hold(self, count: int, most_of_one: int = 0) -> Iterator[None]:
@@ -101,19 +113,12 @@ class LogprobBudget:
                 code="too_many_logprobs",
                 retry_after=1,
             )
-        self.used += count
-        try:
+        with self._held(count):
             yield
-        finally:
-            self.used -= count
 
 
-class VectorBudget:
+class VectorBudget(_Budget):
     """Numbers of the vectors of all requests that are under way, until their clients have them."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.used = 0
 
     @contextmanager
     def hold(self, field: str, count: int) -> Iterator[None]:
@@ -127,11 +132,8 @@ class VectorBudget:
                 code="too_many_vectors",
                 retry_after=1,
             )
-        self.used += count
-        try:
+        with self._held(count):
             yield
-        finally:
-            self.used -= count
 
 
 # No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.

@@ -1,0 +1,46 @@
+"""What a rank that is not the driver does with a call, wherever it runs.
+
+A worker that failed closes its model and so leaves the group: ranks that wait for it are told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.engine.executor.messages import Answer, Call
+from llaisys.engine.wire import decode_masks, decode_plan
+from llaisys.engine.worker import Worker
+
+logger = logging.getLogger("llaisys.engine")
+
+METHODS = {
+    "init_device", "open_model", "load_model", "warmup", "execute_step", "execute_model",
+    "sample_tokens", "profile", "gpu_use", "check_health",
+}  # fmt: skip
+
+
+def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Answer:
+    """Run a method; an exception becomes its text. `receive`: the frame that follows the call."""
+    try:
+        if call.method not in METHODS:
+            raise ValueError(f"{call.method!r} is not a call of a worker")
+        args: list[Any] = [] if call.plan is None else [decode_plan(call.plan)]
+        if call.number is not None:
+            args.append(call.number)
+        if call.has_masks:
+            args.append(lambda: decode_masks(receive()))
+        result = getattr(worker, call.method)(*args, **call.kwargs)
+    except InvalidInputError as error:
+        return Answer(call.serial, f"{type(error).__name__}: {error}", is_input_error=True)
+    except Exception as error:
+        logger.exception("worker rank %d: %s failed", worker.rank, call.method)
+        worker.close()
+        return Answer(call.serial, f"{type(error).__name__}: {error}")
+    return Answer(
+        call.serial,
+        number=result if isinstance(result, int) else 0,
+        sampled=getattr(result, "sampled", None),
+    )
