@@ -8,7 +8,10 @@ import pytest
 
 from llaisys import SamplingParams, StructuredOutputs
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.request import Request
 from llaisys.common.structured import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
+from llaisys.common.types import ModelInfo
+from llaisys.engine.structured.requests import GrammarFaultError, StructuredRequests
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 EXAMPLES = [
@@ -80,3 +83,15 @@ def test_what_cannot_be_meant_is_refused_by_name(given, field):
 
 def test_a_schema_may_be_as_deep_as_the_limit():
     assert StructuredOutputs(json=nested(MAX_SCHEMA_DEPTH)).constraint == "json"
+
+
+def test_a_fault_of_the_processes_is_logged_with_its_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    info = ModelInfo("p", "mock", 10, 64, (), 1, 16)  # no tokenizer: no process can be started
+    waiting = StructuredRequests(info, 4)
+    params = SamplingParams(structured_outputs={"choice": ["x"]})
+    waiting.hold([Request("a", [1], params), Request("a#1", [1], params)], None)
+    ready, refused = waiting.poll()
+    assert not ready and isinstance(refused[0][1], GrammarFaultError)
+    assert "requests ['a', 'a#1']: structured output: " in caplog.text

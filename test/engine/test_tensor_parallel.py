@@ -270,7 +270,7 @@ def test_a_killed_worker_ends_the_engine_in_seconds(model: Path, when: str) -> N
     assert all(child.popen.poll() is not None for child in children)
 
 
-def test_workers_end_when_the_driver_is_killed(model: Path) -> None:
+def test_workers_end_when_the_driver_is_killed(model: Path, tmp_path: Path) -> None:
     program = (
         "import time; from llaisys import LLM\n"
         f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2,"
@@ -278,7 +278,10 @@ def test_workers_end_when_the_driver_is_killed(model: Path) -> None:
         "print(llm._client.core.executor._children[0].popen.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with open(tmp_path / "errors", "w") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
     assert driver.stdout is not None
     worker = int(driver.stdout.readline())
     assert Path(f"/proc/{worker}").exists()
@@ -288,6 +291,7 @@ def test_workers_end_when_the_driver_is_killed(model: Path) -> None:
     while _runs(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _runs(worker)
+    assert "Warning" not in (tmp_path / "errors").read_text()
 
 
 def _runs(pid: int) -> bool:

@@ -42,8 +42,10 @@ def ask(server: ServerProcess, body: dict[str, Any], **headers: str) -> socket.s
     return raw_request(server, body, SMALL, Authorization=f"Bearer {KEY}", **headers)
 
 
-def log_of(server: ServerProcess, name: str) -> list[dict[str, Any]]:
-    return [event for event in server.events() if event.get("request_id") == name]
+def log_of(server: ServerProcess, name: str, message: str = "request") -> list[dict[str, Any]]:
+    """The lines of a request with this message; every request has one at its end."""
+    found = [event for event in server.events() if event.get("request_id") == name]
+    return [event for event in found if event["message"] == message]
 
 
 # ---- readers -------------------------------------------------------------------------------------
@@ -78,6 +80,7 @@ def test_readers_that_take_nothing_are_dropped_and_their_work_ends(
         for name in [f"stalled-{wave}-{i}" for i in range(3)] + [f"dripping-{wave}"]:
             server.wait_for(lambda name=name: bool(log_of(server, name)), f"the end of {name}")
             assert log_of(server, name)[0]["finish_reason"] == "abort"
+            assert len(log_of(server, name, "a client took nothing and was dropped")) == 1
         for connection in [*stalled, dripping, whole]:
             assert b"[DONE]" not in read_to_end(connection)
             connection.close()

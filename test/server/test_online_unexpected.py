@@ -134,4 +134,4 @@ def test_a_message_that_cannot_be_handled_ends_the_engine_and_is_told(
 
     asyncio.run(asyncio.wait_for(receive(), 10))
     assert len(told) == 1 and str(error) in told[0]
-    assert "could not be handled" in caplog.text
+    assert "could not be handled; its requests: ['r']" in caplog.text

@@ -336,7 +336,7 @@ class EngineCore:
         )
         self.steps.append(record)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s", record)
+            logger.debug("%s of %s", record, plan.request_ids)
 
     def _checked(self, updates: list[TokenUpdate]) -> list[TokenUpdate]:
         self._check_idle()

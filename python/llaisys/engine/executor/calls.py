@@ -24,10 +24,14 @@ METHODS = {
 
 def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Answer:
     """Run a method; an exception becomes its text. `receive`: the frame that follows the call."""
+    names: list[str] = []
     try:
         if call.method not in METHODS:
             raise ValueError(f"{call.method!r} is not a call of a worker")
-        args: list[Any] = [] if call.plan is None else [decode_plan(call.plan)]
+        args: list[Any] = []
+        if call.plan is not None:
+            plan = decode_plan(call.plan)
+            args, names = [plan], plan.request_ids
         if call.number is not None:
             args.append(call.number)
         if call.has_masks:
@@ -36,7 +40,9 @@ def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Ans
     except InvalidInputError as error:
         return Answer(call.serial, f"{type(error).__name__}: {error}", is_input_error=True)
     except Exception as error:
-        logger.exception("worker rank %d: %s failed", worker.rank, call.method)
+        logger.exception(
+            "worker rank %d: %s failed; its requests: %s", worker.rank, call.method, names
+        )
         worker.close()
         return Answer(call.serial, f"{type(error).__name__}: {error}")
     return Answer(

@@ -41,7 +41,8 @@ class DraftModelProposer(Proposer):
         try:
             return list(self._draft(asked, forgotten))
         except (WorkerError, ExecutorTimeoutError):
-            logger.exception("the draft model failed; the step goes without drafts")
+            names = [request.request_id for request in requests]
+            logger.exception("the draft model failed; the step goes without drafts: %s", names)
             self._forgotten = [*forgotten, *self._known]
             self._known.clear()
             return [()] * len(requests)

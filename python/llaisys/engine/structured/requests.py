@@ -7,6 +7,7 @@ told of the tokens that it has not seen.
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 import time
@@ -22,6 +23,8 @@ from llaisys.common.structured import FIELD, StructuredOutputs
 from llaisys.common.types import ModelInfo, SchedulerOutputs
 from llaisys.engine.structured.messages import Masks, Row
 from llaisys.engine.structured.service import Grammar, GrammarService
+
+logger = logging.getLogger("llaisys.engine")
 
 PATIENCE = 0.02  # seconds after the forward pass that others of the step wait for a mask, once
 ALONE_PATIENCE = 1.0  # when nobody else is in the step
@@ -85,6 +88,9 @@ class StructuredRequests:
                 ready.append(held)
             elif grammar.error is not None:
                 refused.append((held, _refusal(grammar)))
+                if grammar.is_fault:
+                    names = [request.request_id for request in held.requests]
+                    logger.error("requests %s: structured output: %s", names, grammar.error)
                 self._service.release(grammar)
             else:
                 continue

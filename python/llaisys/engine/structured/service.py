@@ -275,9 +275,7 @@ class GrammarService:
         return True
 
     def _fail_all(self, error: str, is_fault: bool = True) -> None:
-        """Everything that waits; the next request tries again."""
-        if is_fault:
-            logger.error("structured output: %s", error)
+        """Everything that waits, whose requests tell it; the next request tries again."""
         for grammar in self._compiling:
             grammar.fail(error, is_fault)
         self._compiling = []

@@ -29,6 +29,7 @@ from llaisys.server.engine_client.messages import (
     Heartbeat,
     Outputs,
     Ready,
+    Rejected,
     Shutdown,
     ToEngine,
     decode_from_engine,
@@ -147,7 +148,11 @@ class EngineLink:
             except BaseException as error:
                 if not is_fault(error):
                     raise
-                logger.error("a message from the engine could not be handled", exc_info=error)
+                logger.error(
+                    "a message from the engine could not be handled; its requests: %s",
+                    message.request_ids if isinstance(message, Outputs | Rejected) else [],
+                    exc_info=error,
+                )
                 self.give_up(f"a message from the engine could not be handled: {error}")
 
     async def _watch(self) -> None:

@@ -209,6 +209,10 @@ class Outputs(Struct, tag="outputs"):
     updates: list[Update]
     stats: EngineStats
 
+    @property
+    def request_ids(self) -> list[str]:
+        return [update.request_id for update in self.updates]
+
 
 class Rejected(Struct, tag="rejected"):
     """The engine did not take a `Submit`, or let it wait for too long."""

@@ -255,11 +255,25 @@ class LimitedProtocol(HttpToolsProtocol):
         if unsent <= max(0, before - MIN_TAKEN):
             self._watch_unsent()
             return
-        logger.warning("a client took nothing for %g s and was dropped", self.limits.send_timeout)
+        log_event(
+            logger,
+            logging.WARNING,
+            "a client took nothing and was dropped",
+            request_id=self._unsent_request,
+            seconds=self.limits.send_timeout,
+        )
         sock = self.transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self.transport.abort()
+
+    @property
+    def _unsent_request(self) -> str | None:
+        """The id of the request whose answer waits; None: of something that was no request."""
+        cycle = self._open[0] if self._open else self.cycle
+        state = {} if cycle is None else cycle.scope.get("state", {})
+        found: str | None = state.get("request_id")
+        return found
 
     def _stop_unsent_timer(self) -> None:
         if self._unsent_timer is not None:

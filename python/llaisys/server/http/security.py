@@ -192,21 +192,22 @@ class HostGuard:
         if "*" in self.origins or origin in self.origins:
             return
         if origin.partition("://")[2] != host:  # whatever a proxy made of the scheme
-            self._hint(origin)
+            self._hint(origin, scope["state"]["request_id"])
             if scope["method"] in SAFE_METHODS:  # the browser keeps the answer from the page
                 return
             raise ApiError(
                 403, "this Origin is not allowed; see --allowed-origin", code="origin_not_allowed"
             )
 
-    def _hint(self, origin: str) -> None:
+    def _hint(self, origin: str, request_id: str) -> None:
         """For whoever wonders why their page's browser reports a CORS error: once an origin, which
         is the client's own word and so not shown."""
         if origin not in self._told and len(self._told) < MAX_ORIGINS_TOLD:
             self._told.add(origin)
             logger.warning(
-                "a page of another origin was kept from this server (its browser calls it CORS); "
-                "--allowed-origin ORIGIN, such as http://localhost:3000, lets it in"
+                "request %s: a page of another origin was kept from this server (its browser calls "
+                "it CORS); --allowed-origin ORIGIN, such as http://localhost:3000, lets it in",
+                request_id,
             )
 
     def _known(self, host: str) -> bool:
