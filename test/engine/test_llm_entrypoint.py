@@ -169,7 +169,7 @@ def test_stream_checks_its_prompt_at_once(llm):
         ([[1, -1]], None, "prompt[1] is -1"),
         ([1.5], None, "prompt[0] is 1.5; it must be an integer"),
         ([list(range(1, 400)) * 2], None, "prompt has 798 tokens"),
-        ([[1] * 600], None, "allows at most 511"),
+        ([[1] * 600], None, "it must have at most 511, as max_model_len holds beside a new token"),
         (None, None, "prompts is None; it must be a string, a list of token ids"),
         ({"prompt": "x"}, None, "prompts is {'prompt': 'x'}; it must be a string"),
         ([[1]], SamplingParams(logit_bias={600: 1.0}), "is 600; it must be an integer from 0"),

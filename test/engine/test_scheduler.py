@@ -136,7 +136,8 @@ def test_first_come_first_served():
 def test_what_can_never_fit_is_refused_with_the_numbers():
     scheduler = make_scheduler(blocks=4, size=4, limit=100)
     with pytest.raises(
-        InvalidInputError, match="prompt has 17 tokens; the KV cache allows at most"
+        InvalidInputError,
+        match="prompt has 17 tokens; it must have at most 16, as the KV",
     ) as caught:
         add(scheduler, "a", 17)
     assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
@@ -144,7 +145,9 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
         add(scheduler, "b", 10, max_tokens=10)
     with pytest.raises(InvalidInputError, match="0 tokens"):
         add(scheduler, "c", [])
-    with pytest.raises(InvalidInputError, match="prompt has 8 tokens; max_model_len allows"):
+    with pytest.raises(
+        InvalidInputError, match="prompt has 8 tokens; it must have at most 7, as max"
+    ):
         add(make_scheduler(limit=8), "d", 8)
     assert not scheduler.has_unfinished()
     assert (

@@ -238,7 +238,7 @@ def test_generate_reads_standard_input(
         (["generate", "x", "--max-tokens", "-5"], "max_tokens"),
         (["generate"], "no prompt"),
         (["generate", "--file", "/does/not/exist"], "--file"),
-        (["bench", "latency", "--shape", "gpt-9"], "shape must be one of"),
+        (["bench", "latency", "--shape", "gpt-9"], "shape is 'gpt-9'; it must be one of"),
         (["bench", "throughput", "--concurrency", "many"], "--concurrency"),
         (["bench", "speculative", "--concurrency", "0"], "--concurrency"),
         (["generate", "x", "--speculative-config", "{"], "speculative_config is '{'"),

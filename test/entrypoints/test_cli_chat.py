@@ -50,7 +50,7 @@ def test_chat_remembers_until_it_is_reset(say: Say, tmp_path: Path) -> None:
 
 def test_chat_survives_a_full_context(say: Say) -> None:
     printed = say("x" * 600, "hello")
-    assert "allows at most 511" in printed and "/reset starts again.\n" in printed
+    assert "it must have at most 511" in printed and "/reset starts again.\n" in printed
 
 
 def test_help_lists_every_command_and_an_unknown_one_is_told(say: Say) -> None:

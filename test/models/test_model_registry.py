@@ -184,7 +184,7 @@ def test_the_adapter_after_close() -> None:
     [
         ({"kv_cache_layout": "heap"}, "kv_cache_layout is 'heap'; it must be one of slot, block"),
         ({"device": "abacus"}, "device is 'abacus'; it must be one of cpu, nvidia"),
-        ({"dtype": "q4"}, "dtype must be one of"),
+        ({"dtype": "q4"}, "dtype is 'q4'; it must be one of"),
         ({"device_ids": (1,)}, "device_id"),
         ({"parallel": ParallelConfig(tensor_parallel_size=2)}, "tensor_parallel_size"),
         ({"max_model_len": 5000}, "max_model_len"),

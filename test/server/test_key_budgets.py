@@ -96,7 +96,7 @@ def test_an_answer_beyond_the_limit_is_paid_by_the_next_request(clock: Clock) ->
 
 def test_a_prompt_that_never_fits_is_told_so(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", tokens_per_minute=10), clock)
-    with pytest.raises(InvalidInputError, match="11 tokens; this API key may use 10 a minute"):
+    with pytest.raises(InvalidInputError, match="prompt has 11 tokens; it must have at most 10"):
         budget.begin(11)
 
 

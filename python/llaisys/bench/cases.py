@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llaisys.bench.machine import Machine, measure_machine, probe_again
 from llaisys.bench.ops import LINEAR_SHAPES, Result, Timing, time_ops
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import check_choice
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import QUANTISED_DTYPES
 
@@ -26,12 +26,11 @@ def run(
     chosen_models = models or list(LINEAR_SHAPES)
     chosen_dtypes = dtypes or DTYPES
     for name, chosen, known in (
-        ("--model", chosen_models, list(LINEAR_SHAPES)),
-        ("--dtype", chosen_dtypes, KNOWN),
+        ("model", chosen_models, list(LINEAR_SHAPES)),
+        ("dtype", chosen_dtypes, KNOWN),
     ):
         for value in chosen:
-            if value not in known:
-                raise InvalidInputError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+            check_choice(name, value, known)
     with Stream(n_threads=threads) as stream:
         machine = measure_machine(stream)
         timings: list[Timing] = []

@@ -192,7 +192,8 @@ def _read(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{name} is not JSON: {str(error)[:200]}", field=name) from None
+        message = f"{name} is text that is not JSON; it must be JSON: {str(error)[:200]}"
+        raise InvalidInputError(message, field=name, limit="JSON") from None
 
 
 def _check_unicode(name: str, text: str) -> None:

@@ -30,14 +30,9 @@ def total_tokens_limit(
         raise refuse_count("prompt", 0, "tokens", "at least 1")
     if num_prompt >= limit:
         what = "max_model_len" if max_model_len <= limit else "the KV cache"
-        more = " and one new token" if request.sampling.draws else ""
-        raise InvalidInputError(
-            f"prompt has {num_prompt} tokens; {what} allows at most {limit - 1}{more}",
-            field="prompt",
-            code=CONTEXT_LENGTH_EXCEEDED,
-            value=num_prompt,
-            limit=f"at most {limit - 1}",
-        )
+        more = " beside a new token" if request.sampling.draws else ""
+        most = f"at most {limit - 1}, as {what} holds{more}"
+        raise refuse_count("prompt", num_prompt, "tokens", most, code=CONTEXT_LENGTH_EXCEEDED)
     if context_shift:
         return num_prompt + (max_model_len if max_tokens is None else max_tokens)
     if max_tokens is None:

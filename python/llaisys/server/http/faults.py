@@ -45,12 +45,14 @@ RULES = {
     "less_than_equal": "at most {le}",
     "finite_number": "a finite number",
     "int_type": "an integer",
+    "int_parsing_size": "an integer of fewer digits",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "a list",
     "dict_type": "an object",
     "model_attributes_type": "an object",
+    "model_type": "an object",
     "literal_error": "{expected}",
     "union_tag_invalid": "one of type {expected_tags}",
     "union_tag_not_found": "an object with a type",
@@ -109,7 +111,8 @@ def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiErr
     ours = worst.get("ctx", {}).get("error")
     if isinstance(ours, InvalidInputError):
         if ours.field is None:  # it follows the path
-            return ApiError(400, f"{path} {ours}"[:MAX_SHOWN], param=path, code=ours.code)
+            text = f"{path or 'body'} {ours}"[:MAX_SHOWN]
+            return ApiError(400, text, param=path or None, code=ours.code)
         return ApiError(400, told(ours), param=ours.field, code=ours.code)
     return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
 
@@ -146,7 +149,7 @@ def fault_text(error: Any) -> str:
     if kind in RULES:
         is_choice = kind == "literal_error"
         return f" is {shown(value, is_choice)}; it must be {RULES[kind].format(**context)}"
-    return f": {error['msg']}"
+    return f" is {shown(value)}; it must be another value"
 
 
 def shown(value: Any, is_choice: bool = False) -> str:

@@ -12,8 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import check_int
+from llaisys.common.validation import check_int, refuse_count
 from llaisys.server.errors import ApiError
 from llaisys.server.keys.api_key import ApiKey
 
@@ -96,11 +95,9 @@ class KeyBudget:
         if key.tokens_per_minute is not None:
             most = key.tokens_per_minute
             if prompt_tokens > most:
-                raise InvalidInputError(
-                    f"the prompt has {prompt_tokens} tokens; this API key may use {most} a minute",
-                    code="tokens_per_minute",
-                    value=prompt_tokens,
-                    limit=f"at most {most}",
+                limit = f"at most {most}, what this API key may use in a minute"
+                raise refuse_count(
+                    "prompt", prompt_tokens, "tokens", limit, code="tokens_per_minute"
                 )
             # An answer needs a token, too: a key at its limit does not begin another.
             needed = min(max(1, prompt_tokens), most)

@@ -16,6 +16,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
+from llaisys.common.validation import check_count, refuse
 from llaisys.engine.config import EngineConfig, engine_options
 
 MAX_MODELS = 64
@@ -46,10 +47,7 @@ def name_of(model: str) -> str:
 
 
 def checked(entries: Sequence[ModelEntry]) -> tuple[ModelEntry, ...]:
-    if len(entries) > MAX_MODELS:
-        raise InvalidInputError(
-            f"there are {len(entries)} models; at most {MAX_MODELS} are allowed", field="models"
-        )
+    check_count("models", len(entries), MAX_MODELS, "entries")
     seen: set[str] = set()
     for name in [name for entry in entries for name in entry.names]:
         if name in seen:
@@ -93,13 +91,13 @@ KNOWN = ("aliases", *[name for _, name, _, _ in engine_options()])
 
 def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
     if not isinstance(table, dict):
-        raise InvalidInputError("it must be a table")
+        raise refuse(name, table, "a table")
     for key in table:
         if key not in KNOWN:
             raise InvalidInputError(unknown_name("option", key, KNOWN))
     own = dict(table)
     aliases = own.pop("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(item, str) for item in aliases):
-        raise InvalidInputError("aliases must be a list of strings")
+        raise refuse("aliases", aliases, "a list of strings")
     values = {**options, "model": name, **own}
     return ModelEntry((name, *aliases), EngineConfig.of(**values))

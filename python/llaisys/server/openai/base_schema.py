@@ -34,7 +34,10 @@ class Schema(BaseModel):
         if not isinstance(data, dict):
             return data
         if len(data) > MAX_FIELDS:  # each unknown one would be reported
-            raise ValueError(f"the object has {len(data)} fields; at most {MAX_FIELDS} are allowed")
+            limit = f"at most {MAX_FIELDS}"
+            raise InvalidInputError(  # faults.py puts the path before it
+                f"has {len(data)} fields; it must have {limit}", value=len(data), limit=limit
+            )
         return cls.prepare(data, info.context or FieldNotes())
 
     @classmethod
