@@ -368,6 +368,3 @@ def test_a_model_that_is_not_here_is_a_404(tmp_path: Path) -> None:
     with pytest.raises(ApiError) as caught:
         run(scene.ask("d"))
     assert caught.value.status == 404 and "a, b, c" in caught.value.message
-
-
-# ---- which models there are ----------------------------------------------------------------------

@@ -264,7 +264,7 @@ def test_a_preflight_of_openais_javascript_client_is_let_through(server: ServerP
         assert evil.status_code >= 400
 
 
-# ---- configuration -------------------------------------------------------------------------------
+# ---- connections ---------------------------------------------------------------------------------
 
 
 def test_tls(tmp_path: Path) -> None:

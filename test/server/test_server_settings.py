@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_helpers import make_certificate
+from wire_helpers import make_certificate
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import MIN_SESSION_BYTES, Health, Limits, ServerConfig
