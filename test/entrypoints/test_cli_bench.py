@@ -24,7 +24,16 @@ def test_bench_latency_has_the_promised_fields(
         "model", "dtype", "threads", "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s",
         "bandwidth_fraction", "weights_mb", "kv_cache_mb", "rss_mb", "base_rss_mb", "peak_rss_mb",
     } <= set(result)  # fmt: skip
-    assert result["decode_tok_s"] > 0
+    assert result["decode_tok_s"] > 0 and "stage_ms_per_token" not in result
+
+
+def test_bench_latency_profiles_the_stages_of_the_model(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "latency", model, "--json", "--prompt-tokens", "20", "--new-tokens", "4"]
+    assert main([*arguments, "--profile"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stage_ms_per_token"]
+    assert set(stages) == set(NATIVE_STAGES) and stages["forward"] > 0
 
 
 def test_bench_throughput_has_the_promised_fields(

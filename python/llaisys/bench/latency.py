@@ -43,6 +43,7 @@ class LatencyResult:
     peak_rss_mb: float
     prompt_tokens: int
     new_tokens: int
+    stage_ms_per_token: dict[str, float]  # of each stage inside the model, while it decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             for _ in range(options.repeats):
                 bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
                 decode = min(decode, run.decode(options.context, options.new_tokens))
+        stages = adapter.profile()  # of the last run's decoding
     finally:
         adapter.close()
     return asdict(
@@ -109,6 +111,10 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             peak_rss_mb=round(peak_rss / 1e6, 1),
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
+            stage_ms_per_token={
+                stage: round(1e3 * seconds / options.new_tokens, 4)
+                for stage, (seconds, _) in stages.items()
+            },
         )
     )
 
@@ -197,6 +203,7 @@ class _Run:
     def decode(self, context: int, n: int) -> float:
         """Seconds of n decoded tokens after a prompt of `context` tokens."""
         self.prompt(context)
+        self._adapter.profile(reset=True)
         token = 0
         start = time.perf_counter()
         for _ in range(n):

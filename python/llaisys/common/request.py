@@ -12,7 +12,8 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class RequestStatus(Enum):
-    """Where a request stands; the names are the seeds', and the last two ours."""
+    """Where a request stands; the names are the seeds', and the last two ours. Nothing uses
+    WAITING_FOR_REMOTE_KVS and FINISHED_IGNORED yet."""
 
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"

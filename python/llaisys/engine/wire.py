@@ -81,11 +81,12 @@ def decode_masks(frame: bytes) -> TokenMasks:
 
 
 def encode_output(output: StepOutput) -> bytes:
-    """For a rank that samples for all; today's ranks answer with their tokens alone."""
+    """A contract that nothing uses yet: ranks answer with their tokens alone."""
     return encode(output)
 
 
 def decode_output(frame: bytes) -> StepOutput:
+    """A contract that nothing uses yet: the way back from `encode_output`."""
     output: StepOutput = _decode_output(frame)
     return output
 

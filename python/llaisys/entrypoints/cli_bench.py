@@ -37,6 +37,7 @@ def add_commands(commands: Any) -> None:
     latency.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
     latency.add_argument("--prompt-tokens", type=int, default=512)
     latency.add_argument("--new-tokens", type=int, default=64)
+    latency.add_argument("--profile", action="store_true", help="with the time of each stage")
     latency.add_argument("--json", action="store_true")
     kept = ("device", "dtype", "quantization", "kv_cache_dtype", "n_threads")
     add_engine_flags(latency, only=kept)
@@ -154,6 +155,8 @@ def _latency(options: argparse.Namespace) -> int:
             new_tokens=options.new_tokens,
         )
     )
+    if not options.profile:
+        del result["stage_ms_per_token"]
     if options.json:
         print(json.dumps(result, indent=1))
     else:

@@ -1,4 +1,5 @@
-"""The owner of a native model: the calls of models/model.h, with codes turned into exceptions."""
+"""The owner of a native model: the calls of models/model.h, with codes turned into exceptions. The
+engine does not call those of the SLOT layout (`kv_seq_...`, `kv_dump`): tests and benches do."""
 
 from __future__ import annotations
 

@@ -209,12 +209,14 @@ class Worker:
         return self._draw_step(plan, *computed, None if masks is None else masks())
 
     def execute_model(self, plan: SchedulerOutputs) -> None:
-        """The first three stages; `sample_tokens` must follow before the next step."""
+        """A contract of the seeds that the engine does not use, which takes `execute_step`: the
+        first three stages. `sample_tokens` must follow before the next step."""
         self._begun = None
         self._begun = (plan, *self._compute_step(plan))
 
     def sample_tokens(self) -> StepOutput:
-        """The last two stages of the step that `execute_model` began."""
+        """A contract of the seeds that the engine does not use: the last two stages of the step
+        that `execute_model` began."""
         if self._begun is None:
             raise RuntimeError("sample_tokens without execute_model")
         begun, self._begun = self._begun, None

@@ -27,7 +27,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_config(directory: Path) -> CheckpointConfig:
-    """What a model directory says of its model, its weights unread."""
+    """For tests and tools: what a model directory says of its model, its weights unread."""
     return json_config.read_config(directory, FAMILIES)[1]
 
 

@@ -50,10 +50,6 @@ class ApiKey:
             raise refuse("name", self.name, f"a string like {NAME.pattern}")
         check_options(self)
 
-    @property
-    def has_budget(self) -> bool:
-        return any(getattr(self, name) is not None for name, _, _ in options_of(self))
-
 
 def named_keys(given: Iterable[str | ApiKey]) -> tuple[ApiKey, ...]:
     """Each key once, and each with a name of its own: those without one are key1, key2, ... by
