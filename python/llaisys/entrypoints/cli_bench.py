@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,11 +157,7 @@ def _latency(options: argparse.Namespace) -> int:
     )
     if not options.profile:
         del result["stage_ms_per_token"]
-    if options.json:
-        print(json.dumps(result, indent=1))
-    else:
-        for name, value in result.items():
-            print(f"{name:20s} {value}")
+    _print_fields(result, options.json)
     return 0
 
 
@@ -183,13 +179,27 @@ def _throughput(options: argparse.Namespace) -> int:
             options.profile,
         )
     if options.json:
-        json.dump(result, sys.stdout, indent=1)
-        print()
-        return 0
-    for run in result["runs"]:
-        print("  ".join(f"{name} {value}" for name, value in run.items()))
-    print("prefix cache", result["prefix_cache"])
+        print(json.dumps(result, indent=1))
+    else:
+        _print_runs(result["runs"], False)
+        print("prefix cache", result["prefix_cache"])
     return 0
+
+
+def _print_fields(result: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=1))
+        return
+    for name, value in result.items():
+        print(f"{name:22s} {value}")
+
+
+def _print_runs(runs: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(runs, indent=1))
+        return
+    for run in runs:
+        print("  ".join(f"{name} {value}" for name, value in run.items()))
 
 
 def _concurrencies(options: argparse.Namespace) -> list[int]:
@@ -215,11 +225,7 @@ def _speculative(options: argparse.Namespace) -> int:
             runs = run_speculative(
                 drafted, plain, concurrencies, options.new_tokens, options.repeats
             )
-    if options.json:
-        print(json.dumps(runs, indent=1))
-    else:
-        for run in runs:
-            print("  ".join(f"{name} {value}" for name, value in run.items()))
+    _print_runs(runs, options.json)
     return 0 if all(run["same_tokens"] for run in runs) else 1
 
 
@@ -228,11 +234,7 @@ def _structured(options: argparse.Namespace) -> int:
 
     with open_llm(options) as llm:
         runs = run_structured(llm, _concurrencies(options), options.new_tokens, options.repeats)
-    if options.json:
-        print(json.dumps(runs, indent=1))
-    else:
-        for run in runs:
-            print("  ".join(f"{name} {value}" for name, value in run.items()))
+    _print_runs(runs, options.json)
     return 0
 
 
@@ -260,11 +262,7 @@ def _perplexity(options: argparse.Namespace) -> int:
         ),
     )
     print(file=sys.stderr)
-    if options.json:
-        print(json.dumps(result, indent=1))
-    else:
-        for name, value in result.items():
-            print(f"{name:22s} {value}")
+    _print_fields(result, options.json)
     return 0
 
 
