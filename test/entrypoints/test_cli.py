@@ -239,10 +239,10 @@ def test_generate_reads_standard_input(
         (["generate"], "no prompt"),
         (["generate", "--file", "/does/not/exist"], "--file"),
         (["bench", "latency", "--shape", "gpt-9"], "shape is 'gpt-9'; it must be one of"),
-        (["bench", "throughput", "--concurrency", "many"], "--concurrency"),
-        (["bench", "speculative", "--concurrency", "0"], "--concurrency"),
+        (["bench", "throughput", "--concurrency", "many"], "concurrency is 'many'; it must be"),
+        (["bench", "speculative", "--concurrency", "0"], "concurrency is '0'; it must be"),
         (["generate", "x", "--speculative-config", "{"], "speculative_config is '{'"),
-        (["bench", "ops", "--dtype", "int3"], "--dtype"),
+        (["bench", "ops", "--dtype", "int3"], "dtype is 'int3'; it must be"),
     ],
 )
 def test_user_faults_are_one_line_and_status_1(
