@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from server_helpers import sse_events
+from wire_helpers import sse_events
 
 ALIAS, KEY, ORIGIN = "tinyllama-2", "sk-of-the-shapes", "https://web.example"
 CONTEXT, BATCH, SEQUENCES = 1024, 64, 4
