@@ -231,14 +231,15 @@ def cors(client: httpx.Client) -> None:
 
 @shape("compat_oai_responses", 6)
 def responses(client: httpx.Client) -> None:
-    asked = {"input": "Write an example", "max_output_tokens": 10}
+    asked = {"input": "Write an example", "max_output_tokens": 10, "temperature": 0}
     schema = {"type": "json_schema", "name": "test", "schema": {"const": "foo"}}
     for form in (schema, {"type": "json_object"}, {"type": "text"}):
         body = post(client, "/responses", **asked, text={"format": form})
         assert body["id"].startswith("resp_") and body["output"][0]["id"].startswith("msg_")
     text = {"format": {"type": "json_schema", "name": "test"}}
     assert post(client, "/responses", 400, **asked, text=text)["error"]
-    events = streamed(client, "/v1/responses", model=ALIAS, input=BOOK, max_output_tokens=8)
+    greedy = {"model": ALIAS, "max_output_tokens": 8, "temperature": 0}
+    events = streamed(client, "/v1/responses", input=BOOK, **greedy)
     kinds = [event["type"] for event in events]
     assert kinds[0] == "response.created"
     assert {"response.output_item.added", "response.output_text.delta"} <= set(kinds)

@@ -129,6 +129,15 @@ def wrong_bodies() -> list[tuple[str, Any]]:
         ("/api/generate", {"model": "fake", "prompt": "x", "images": [CANARY]}),
         ("/api/generate", {"model": "fake", "prompt": "x", "suffix": CANARY}),
         ("/api/show", {"model": ""}),
+        ("/infill", {"input_prefix": CANARY, "input_suffix": CANARY}),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{CANARY: CANARY}]}),
+        ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": [CANARY]}}),
+        ("/completion", {"prompt": {"prompt_string": [CANARY]}}),
+        ("/completion", {"prompt": "a", "t_max_predict_ms": CANARY}),
+        ("/embedding", {"content": ["a", {CANARY: CANARY}]}),
+        ("/embedding", {"content": "a", "input": CANARY}),
+        ("/rerank", {"query": "a", "documents": [CANARY], "texts": [CANARY]}),
+        ("/rerank", {"query": "a", "texts": [{CANARY: 1}]}),
     ]
 
 
