@@ -6,8 +6,9 @@
 
 MODEL: a Hugging Face directory (f32, so that both compute the same), or a .gguf file, which
 transformers writes out as one first. The task is made here, so that nothing is downloaded: which
-of four cities is a country's capital (`local-completions`: echo, logprobs, max_tokens), and its
-name as an answer (`local-chat-completions`). Exits with 1 when a score differs.
+of six cities goes with a country, its capital being the right one (`local-completions`: echo,
+logprobs, max_tokens), and its name as an answer (`local-chat-completions`). Exits with 1 when a
+score differs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ dataset_path: json
 dataset_kwargs: {data_files: {test: DATA}}
 test_split: test
 output_type: multiple_choice
-doc_to_text: "The capital of {{country}} is the city of"
+doc_to_text: "Last year, far away from {{country}}, I met a man who was born in"
 doc_to_choice: "{{cities}}"
 doc_to_target: "{{answer}}"
 metric_list: [{metric: acc}, {metric: acc_norm}]
@@ -48,11 +49,13 @@ dataset_path: json
 dataset_kwargs: {data_files: {test: DATA}}
 test_split: test
 output_type: generate_until
-doc_to_text: "What is the capital of {{country}}? Answer with one word."
+doc_to_text: "What is the capital of {{country}}?"
 doc_to_target: "{{cities[answer]}}"
-generation_kwargs: {until: ["\\n"], max_gen_toks: 8, do_sample: false}
-metric_list:
-  - {metric: exact_match, regexes_to_ignore: ["[^A-Za-z]"], ignore_case: true}
+generation_kwargs: {until: ["\\n", "."], max_gen_toks: 16, do_sample: false}
+filter_list:
+  - name: last_name
+    filter: [{function: regex, regex_pattern: "([A-Z][a-z]+)[^A-Za-z]*$"}, {function: take_first}]
+metric_list: [{metric: exact_match}]
 """
 
 
@@ -61,9 +64,9 @@ def write_tasks(folder: Path) -> None:
     cities = [city for _, city in pairs]
     lines = []
     for place, (country, city) in enumerate(pairs):
-        others = [cities[(place + step) % len(cities)] for step in (7, 13, 22)]
-        others.insert(place % 4, city)
-        lines.append(json.dumps({"country": country, "cities": others, "answer": place % 4}))
+        others = [cities[(place + step) % len(cities)] for step in (1, 7, 13, 22, 28)]
+        others.insert(place % 6, city)
+        lines.append(json.dumps({"country": country, "cities": others, "answer": place % 6}))
     (folder / "data.jsonl").write_text("\n".join(lines))
     for name, text in (("choices", CHOICES), ("answers", ANSWERS)):
         text = text.replace("DATA", str(folder / "data.jsonl"))
@@ -120,7 +123,7 @@ def serve(model: Path, folder: Path) -> tuple[subprocess.Popen[str], str]:
 def scores(result: Any, task: str) -> dict[str, float]:
     found = result["results"][task].items()
     return {
-        name.partition(",")[0]: value
+        name.partition(",")[0]: round(float(value), 4)
         for name, value in found
         if isinstance(value, float) and "stderr" not in name
     }
