@@ -51,7 +51,9 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_rounds(int64_t rounds, in
     for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kRoundChains; ++i) {
-            chain[i] = _mm512_dpbusd_epi32(chain[i], ones, ones);
+            // In place: the compiler would copy each sum around the intrinsic, and the copies take
+            // more of the core than the products do.
+            asm("vpdpbusd %1, %1, %0" : "+v"(chain[i]) : "v"(ones));
         }
     }
     __m512i total = chain[0];
