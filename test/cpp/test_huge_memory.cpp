@@ -108,6 +108,25 @@ TEST(one_block_that_stays_does_not_keep_the_memory_of_the_others) {
     check_and_release(stays);
 }
 
+TEST(a_block_of_small_pages_costs_what_is_written_of_it) {
+    std::vector<unsigned char *> blocks;
+    const size_t bytes = size_t(12) << 20; // in slabs, several side by side
+    const Pages before;
+    for (int i = 0; i < 20; ++i) {
+        blocks.push_back(static_cast<unsigned char *>(allocate_huge(bytes)));
+        use_small_pages(blocks.back(), bytes);
+        blocks.back()[bytes / 2] = 1;
+    }
+    const Pages after;
+#if !defined(__SANITIZE_THREAD__)
+    CHECK((after.resident - before.resident) * sysconf(_SC_PAGESIZE) < int64_t(8) << 20); // of 40
+#endif
+    for (unsigned char *block : blocks) {
+        CHECK(block[bytes / 2] == 1 && block[bytes / 2 + 1] == 0 && block[0] == 0);
+        release_huge(block, bytes);
+    }
+}
+
 TEST(what_cannot_be_had_is_null) {
     CHECK(allocate_huge(SIZE_MAX - 4096) == nullptr);
     CHECK(allocate_huge(size_t(1) << 60) == nullptr);

@@ -101,4 +101,15 @@ void release_huge(void *memory, size_t bytes) {
     }
 }
 
+void use_small_pages(void *memory, size_t bytes) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t first = round_up(address, page_bytes());
+    const uintptr_t last = (address + bytes) / page_bytes() * page_bytes();
+    if (bytes >= kHugeMemoryFrom && first < last) {
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_NOHUGEPAGE);
+        // What a neighbour on the same huge page has brought along.
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+    }
+}
+
 } // namespace llaisys::device

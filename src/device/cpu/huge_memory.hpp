@@ -15,4 +15,8 @@ constexpr size_t kHugeMemoryFrom = size_t(64) << 10;
 void *allocate_huge(size_t bytes);
 void release_huge(void *memory, size_t bytes);
 
+// Small pages for a block on which nothing was written yet: the first value then takes one of these,
+// not 2 MiB. Blocks below kHugeMemoryFrom are left alone.
+void use_small_pages(void *memory, size_t bytes);
+
 } // namespace llaisys::device

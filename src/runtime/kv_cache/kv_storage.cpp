@@ -1,5 +1,6 @@
 #include "runtime/kv_cache/kv_storage.hpp"
 
+#include "device/cpu/huge_memory.hpp"
 #include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rope/op.hpp"
@@ -17,8 +18,17 @@ Tensor create(const device::Stream &stream, const Shape &shape, DType dtype) {
     return Tensor::create(shape, dtype, stream.type(), stream.device_id());
 }
 
+// Slots are taken a few at a time, and most caches are never full: with huge pages the first token
+// would cost 2 MiB of keys and of values in every layer.
 ops::KvLayer make_layer(const device::Stream &stream, const Shape &shape, DType dtype) {
-    return ops::slot_major(create(stream, shape, dtype), create(stream, shape, dtype));
+    const ops::KvLayer layer =
+        ops::slot_major(create(stream, shape, dtype), create(stream, shape, dtype));
+    if (stream.type() == LLAISYS_DEVICE_CPU) {
+        for (const Tensor &cache : {layer.k, layer.v}) {
+            device::use_small_pages(cache.data(), size_t(cache.bytes()));
+        }
+    }
+    return layer;
 }
 
 } // namespace
