@@ -2,6 +2,7 @@
 // the twin in double over the values that were stored, on every instruction set of this machine.
 #include "attention_cases.hpp"
 
+#include "ops/cpu/byte_attention.hpp"
 #include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "runtime/kv_cache/kv_storage.hpp"
@@ -79,6 +80,25 @@ AttentionCase in_eight_bits(const AttentionCase &c, AttentionCase *twin = nullpt
     return packed;
 }
 
+// Every instruction set, and where keys meet queries as bytes also without that.
+template <typename Body> void for_each_way(const Body &body) {
+    for_each_isa([&] {
+        body();
+        if (ops::cpu::byte_attention() != nullptr) {
+            ops::cpu::allow_byte_attention(false);
+            body();
+            ops::cpu::allow_byte_attention(true);
+        }
+    });
+}
+
+// Two tokens of one list of two entries: one KV head, one query head, f32.
+AttentionCase two_by_two(int64_t d) {
+    AttentionCase c = attention_case(1, 2, 2, 1, 1, d, 1, kF32, kF32);
+    c.q = Tensor::create({2, 1, d}, kF32);
+    return c;
+}
+
 } // namespace
 
 TEST(kv_store_quantises_each_head_of_a_token) {
@@ -132,7 +152,7 @@ TEST(kv_store_leaves_other_slots_and_kv_load_reads_them_back) {
 }
 
 TEST(attention_over_eight_bits_matches_twin) {
-    for_each_isa([] {
+    for_each_way([] {
         for (const AttentionSizes &sizes : kAttentionSizes) {
             AttentionCase twin;
             const AttentionCase c = in_eight_bits(attention_case(sizes, kF32, kF32), &twin);
@@ -142,7 +162,7 @@ TEST(attention_over_eight_bits_matches_twin) {
 }
 
 TEST(attention_over_eight_bits_gives_a_token_the_same_bits_in_any_company) {
-    for_each_isa([] {
+    for_each_way([] {
         for (int64_t d : {24, 64}) { // in whole panels or not
             check_any_company(in_eight_bits(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kF32)));
         }
@@ -150,7 +170,7 @@ TEST(attention_over_eight_bits_gives_a_token_the_same_bits_in_any_company) {
 }
 
 TEST(attention_over_eight_bits_never_reads_what_a_token_does_not_see) {
-    for_each_isa([] {
+    for_each_way([] {
         AttentionCase real = attention_case(1, 100, 30, 4, 2, 16, 16, kF32, kF32);
         const Tensor out = run_attention(one_thread(), in_eight_bits(real));
         for (int64_t e = 85; e < 100; ++e) { // entries from 85 on: seen by tokens 15.. only
@@ -162,6 +182,49 @@ TEST(attention_over_eight_bits_never_reads_what_a_token_does_not_see) {
         const Tensor again = run_attention(one_thread(), in_eight_bits(real));
         CHECK(same_bits(out.slice(0, 0, 15), again.slice(0, 0, 15)));
         CHECK(std::isnan(get3(again, 29, 0, 0)));
+    });
+}
+
+// The largest sums of bytes that there are: all values at their limit, of one sign and of both.
+TEST(attention_over_eight_bits_does_not_overflow) {
+    for_each_way([] {
+        for (int64_t d : {1, 4, 5, 64, 511, 512, 513, 1023, 1024}) {
+            for (float sign : {1.0f, -1.0f}) {
+                AttentionCase c = two_by_two(d);
+                for (int64_t x = 0; x < 2 * d; ++x) { // scores of one sign for entry 1 alone
+                    set(c.q, x, sign * 3.0f / float(d));
+                }
+                for (int64_t x = 0; x < c.k.elements(); ++x) {
+                    set(c.k, x, x / d == slot_of(c.lists, 0, 1) ? sign : -sign);
+                }
+                AttentionCase twin;
+                const AttentionCase packed = in_eight_bits(c, &twin);
+                check_attention(twin, run_attention(one_thread(), packed));
+            }
+        }
+    });
+}
+
+TEST(attention_over_eight_bits_takes_any_query) {
+    for_each_way([] {
+        AttentionCase c = two_by_two(20);
+        for (int64_t x = 0; x < 20; ++x) {
+            set(c.q, x, 0.0f); // weighs everything it sees alike
+            set(c.q, 20 + x, x == 3 ? kNan : 1.0f);
+        }
+        AttentionCase twin;
+        const AttentionCase packed = in_eight_bits(c, &twin);
+        check_attention(tokens_of(twin, 0, 1),
+                        run_attention(one_thread(), tokens_of(packed, 0, 1)));
+        set(c.q, 7, 1e-37f); // far too small to matter
+        check_attention(tokens_of(twin, 0, 1),
+                        run_attention(one_thread(), tokens_of(in_eight_bits(c), 0, 1)));
+        for (float bad : {kNan, kInf, -kInf}) {
+            set(c.q, 20 + 3, bad);
+            const Tensor out = run_attention(two_threads(), in_eight_bits(c));
+            CHECK(std::isfinite(get3(out, 0, 0, 0)));
+            CHECK(std::isnan(get3(out, 1, 0, 0)));
+        }
     });
 }
 

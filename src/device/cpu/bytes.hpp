@@ -1,6 +1,7 @@
 // Vectors of bytes for quantised weights, on top of the vector abstraction of simd.hpp: kLanes lanes
 // of four bytes. A bytes_<isa>.hpp, included after its simd_<isa>.hpp, gives:
 //   vb; load_bytes, store_bytes (unaligned); low_nibbles, high_nibbles
+//   bytes_of, where attention takes keys as bytes: the bits of f32 lanes
 //   with_bits<shift, mask>(a, plane): a with the bits of `mask` taken from plane << shift (>> where
 //   shift is negative); those bits of a are zero
 //   sub_bytes<n>(a): every byte less n

@@ -14,6 +14,7 @@ constexpr int kByteOffset = 128;
 
 inline vb load_bytes(const std::byte *p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(std::byte *p, vb a) { _mm512_storeu_si512(p, a); }
+inline vb bytes_of(vf a) { return _mm512_castps_si512(a); }
 inline vb low_nibbles(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vb high_nibbles(vb a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
 template <int shift, int mask> vb with_bits(vb a, vb plane) {

@@ -4,6 +4,7 @@
 // same bits.
 #include "ops/attention/cpu.hpp"
 
+#include "ops/cpu/byte_attention.hpp"
 #include "ops/cpu/rows.hpp"
 
 #include <limits>
@@ -18,6 +19,7 @@ using cpu::AttentionTask;
 using cpu::kSpan;
 
 constexpr int64_t kRows = 128; // query rows of an item, about
+static_assert(kMaxQuantisedHead <= cpu::kMaxByteHead);
 
 // Consecutive query tokens of one list and the entries that any of them sees.
 struct Block {
@@ -41,10 +43,11 @@ struct Call {
     int64_t kv_heads;
     int64_t group; // query heads of one KV head
     int64_t d;
-    int64_t ldo;         // d in whole panels
-    int64_t max_rows;    // of one KV head in a block
-    int64_t heads;       // KV heads of an item at most
-    int64_t head_stride; // elements of the cache from one KV head to the next
+    int64_t ldo;                     // d in whole panels
+    int64_t max_rows;                // of one KV head in a block
+    int64_t heads;                   // KV heads of an item at most
+    int64_t head_stride;             // elements of the cache from one KV head to the next
+    const cpu::ByteAttention *bytes; // null: keys are widened
     int64_t head_groups() const { return (kv_heads + heads - 1) / heads; }
     int64_t heads_of(int64_t item) const {
         return std::min(heads, kv_heads - item % head_groups() * heads);
@@ -138,6 +141,9 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
                 cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32,
                              head_row(call, call.q, block, t, h, g), call.q.dtype(), call.d);
                 kernels.scale_in_place(row, call.scale, call.d);
+                if (call.bytes != nullptr) {
+                    call.bytes->prepare(row, call.d);
+                }
             }
         }
     }
@@ -166,10 +172,10 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     return task;
 }
 
-void span_of(const cpu::Kernels &kernels, const AttentionTask &task, const Block &block,
-             int64_t span, const AttentionState &state) {
-    kernels.attention_span(task, state, std::max(block.begin, span * kSpan),
-                           std::min(block.end, (span + 1) * kSpan));
+void span_of(const cpu::Kernels &kernels, const Call &call, const AttentionTask &task,
+             const Block &block, int64_t span, const AttentionState &state) {
+    const auto run = call.bytes != nullptr ? call.bytes->attention_span : kernels.attention_span;
+    run(task, state, std::max(block.begin, span * kSpan), std::min(block.end, (span + 1) * kSpan));
 }
 
 void merge(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
@@ -217,7 +223,7 @@ void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block,
     const AttentionTask task = make_task(kernels, call, block, item, q, q + q_floats(call));
     clear_state(call, total);
     for (int64_t s = 0; s < block.n_spans(); ++s) {
-        span_of(kernels, task, block, block.first_span() + s, part);
+        span_of(kernels, call, task, block, block.first_span() + s, part);
         merge(kernels, call, block, item, total, part);
     }
     write_out(kernels, call, block, item, total);
@@ -243,7 +249,7 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
         }
         float *q = memory + thread * per_thread;
         const AttentionTask task = make_task(kernels, call, block, item, q, q + q_floats(call));
-        span_of(kernels, task, block, block.first_span() + span,
+        span_of(kernels, call, task, block, block.first_span() + span,
                 state_at(call, states + chunk * state));
     });
     const int64_t work = n_spans * call.heads * call.max_rows * call.ldo;
@@ -295,7 +301,8 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  cpu::round_up(q.size(2), cpu::kPanel),
                  tokens * group,
                  1,
-                 kv.head_stride()};
+                 kv.head_stride(),
+                 kv.k.dtype() == LLAISYS_DTYPE_I8 ? cpu::byte_attention() : nullptr};
     make_blocks(call, blocks);
 
     device::ThreadPool &pool = device::pool_of(stream);

@@ -1,6 +1,6 @@
 // Attention of some rows over one span of a list, tile by tile, with a running maximum per row.
 // A few rows at a time go from scores to sums while a tile is in the first cache. Included after one
-// attention_*_keys.hpp, which gives load_keys and score_rows; weighted sums are register tiles,
+// attention_*_keys.hpp, which gives load_keys, score_rows and kScoresAreScaled; weighted sums are register tiles,
 // strictly along the entries. Compiled per instruction set.
 #pragma once
 
@@ -12,17 +12,17 @@ using ops::cpu::AttentionState;
 
 // The buffers of a call, cut out of the task's scratch.
 struct AttentionScratch {
-    float *keys;     // [d, kTile] or [kTile, d], as load_keys leaves them
+    float *keys;     // [d, kTile], [kTile, d] or bytes, as load_keys leaves them
     float *values;   // [kTile, ldo]
     float *scores;   // [kMaxTileRows, kTile]
-    float *k_scales; // [kTile], in eight bits
+    float *k_scales; // [kTile], in eight bits where keys are floats
     float *v_scales; // [kTile]
     float *weights;  // [rows of all heads, kLanes]: each row's l so far, a part in every lane
 
     explicit AttentionScratch(const AttentionTask &task) {
         static_assert(kMaxTileRows <= ops::cpu::kMaxRowTile && kLanes <= 16);
         keys = task.scratch;
-        values = keys + task.d * kTile;
+        values = keys + ops::cpu::attention_key_floats(task.d);
         scores = values + kTile * task.ldo;
         k_scales = scores + ops::cpu::kMaxRowTile * kTile;
         v_scales = k_scales + kTile;
@@ -49,7 +49,9 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
                       places.last - places.tile, task.d, task.ldo, scratch.values);
     }
     if (has_scales(task)) {
-        load_scales(task.k_cache, places, task.d, scratch.k_scales);
+        if constexpr (!kScoresAreScaled) {
+            load_scales(task.k_cache, places, task.d, scratch.k_scales);
+        }
         load_scales(task.v_cache, places, task.d, scratch.v_scales);
     }
 }
@@ -94,12 +96,14 @@ inline float largest_score(float *scores, Range seen, float m) {
     return reduce_max(best);
 }
 
-// scores = exp(scores - m); weights [kLanes] = weights * factor + their sum.
-inline void weigh_row(float *scores, float m, float factor, float *weights) {
+// scores = exp(scores - m) * v_scales, where there are any; weights [kLanes] = weights * factor + the
+// sum of what was multiplied with them.
+template <bool is_scaled>
+inline void weigh_row(float *scores, float m, float factor, const float *v_scales, float *weights) {
     vf sum = zero();
     for (int i = 0; i < kTile; i += kLanes) {
         const vf weight = exp_below_zero(sub(load(scores + i), set1(m)));
-        store(scores + i, weight);
+        store(scores + i, is_scaled ? mul(weight, load(v_scales + i)) : weight);
         sum = add(sum, weight);
     }
     store(weights, fma(load(weights), set1(factor), sum));
@@ -125,7 +129,9 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
     for (int64_t r = 0; r < rows.n; ++r) {
         const int64_t row = rows.first + r;
         fetch.step(kWeighSteps);
-        weigh_row(scratch.scores + r * kTile, new_m[r], factor[r], scratch.weights + row * kLanes);
+        const auto weigh = has_scales(task) ? weigh_row<true> : weigh_row<false>;
+        weigh(scratch.scores + r * kTile, new_m[r], factor[r], scratch.v_scales,
+              scratch.weights + row * kLanes);
         if (factor[r] != 1.0f) {
             scale_in_place(state.o + row * task.ldo, factor[r], task.ldo);
         }
@@ -213,13 +219,10 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
             const RowTile rows(task, places.tile, token * task.group + first, n);
             score_rows(task, places, scratch.keys, task.q + rows.first * task.ldq, n,
                        scratch.scores, fetch);
-            if (has_scales(task)) {
+            if (!kScoresAreScaled && has_scales(task)) {
                 scale_rows(scratch.scores, n, scratch.k_scales);
             }
             weigh_rows(task, scratch, state, rows, fetch);
-            if (has_scales(task)) {
-                scale_rows(scratch.scores, n, scratch.v_scales);
-            }
             sum_rows(task, scratch, state, places, rows, fetch);
         };
         const int64_t n = (end - token) * task.group;

@@ -6,6 +6,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
+constexpr bool kScoresAreScaled = false; // by the scales of keys in eight bits
 // Keys that are read together by n rows: so many that the sums fill half of the registers.
 constexpr int64_t kMaxKeys = 4;
 constexpr int keys_together(int64_t n) { return n <= 4 ? int(kMaxKeys) : 2; }

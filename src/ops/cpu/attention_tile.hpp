@@ -114,6 +114,12 @@ template <typename T> struct SpacedKeys {
     SpacedKeys from(int64_t j) const { return {row(j), stride}; }
 };
 
+// The same memory as f32: pairs of bf16 and four bytes are transposed like one f32.
+template <typename Keys> struct AsFloats {
+    const Keys &keys;
+    const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
+};
+
 // Few rows take keys and values straight from the cache; many share a widened copy of the tile.
 inline bool is_direct(const AttentionTask &task) {
     return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;

@@ -7,6 +7,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
+constexpr bool kScoresAreScaled = false; // by the scales of keys in eight bits
 constexpr int64_t kTransposeSteps = 4; // of the fetch: to transpose kLanes keys takes about as long
 
 // Steps of the fetch that load_keys and score_rows take for n rows.
@@ -14,13 +15,6 @@ inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
 inline int64_t score_steps(int64_t n, int64_t d) {
     return kTile / kPanel * tiles_across(n) * (d / 4);
 }
-
-// The same memory as f32: pairs of bf16 and four bytes are transposed like one f32 and widened
-// afterwards.
-template <typename Keys> struct AsFloats {
-    const Keys &keys;
-    const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
-};
 
 // Columns [i, i + n) of kLanes keys, widened and transposed, into rows i.. of out.
 template <typename Keys>

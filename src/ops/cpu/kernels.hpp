@@ -62,7 +62,8 @@ constexpr int64_t kQueryStride = 144;
 // Query tokens of one list and the query heads that share one KV head: row t * group + g. Several
 // neighbouring KV heads may be taken together: they lie side by side in the cache.
 struct AttentionTask {
-    const float *q; // [n_heads, n_tokens * group, ldq], already scaled
+    const float
+        *q; // [n_heads, n_tokens * group, ldq], already scaled (and prepared: ByteAttention)
     int64_t ldq;
     int64_t n_heads; // KV heads
     int64_t n_tokens;
@@ -89,8 +90,10 @@ constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / un
 constexpr int64_t kMaxRowTile = 16; // rows of a register tile at most, on any instruction set
 
 // Scratch of one attention kernel call, in floats; rows over all heads.
+constexpr int64_t attention_key_floats(int64_t d) { return kTile * (d < 5 ? 5 : d); }
 constexpr int64_t attention_scratch(int64_t rows, int64_t d) {
-    return kTile * d + kTile * round_up(d, kPanel) + kMaxRowTile * kTile + 2 * kTile + rows * 16;
+    return attention_key_floats(d) + kTile * round_up(d, kPanel) + kMaxRowTile * kTile + 2 * kTile +
+           rows * 16;
 }
 
 struct Kernels {

@@ -1,0 +1,15 @@
+// Attention over keys in eight bits for AVX-512 with VNNI.
+#define LLAISYS_CPU_NS cpu_avx512vnni
+#include "device/cpu/simd_avx512.hpp"
+
+#include "device/cpu/bytes_avx512vnni.hpp"
+
+#include "ops/cpu/attention_byte_keys.hpp"
+#include "ops/cpu/attention_kernel.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+extern const ops::cpu::ByteAttention byte_attention;
+constexpr ops::cpu::ByteAttention byte_attention = {prepare_query, attention_span};
+
+} // namespace llaisys::LLAISYS_CPU_NS
