@@ -7,34 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from gguf_blocks import HALVES, kind_of, random_blocks
 from native_helpers import Array, Natives, array, handle_array, op
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import LinearWeight, Tensor
 from llaisys.models.native import tensor_from_blocks
-
-# Where the f16 numbers of a block stand.
-HALVES = {
-    "q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2],
-    "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "q2_k": [80, 82], "q3_k": [108], "iq4_nl": [0],
-}  # fmt: skip
-
-
-def kind_of(dtype: str) -> GGMLQuantizationType:
-    return GGMLQuantizationType[dtype.upper()]
-
-
-def random_blocks(dtype: str, rows: int, columns: int) -> Array:
-    """uint8 [rows, bytes of a row] with small scales."""
-    rng = np.random.default_rng([len(dtype), rows, columns])
-    elements, size = GGML_QUANT_SIZES[kind_of(dtype)]
-    blocks = rng.integers(0, 256, (rows, columns // elements, size), np.uint8)
-    for offset in HALVES[dtype]:
-        scales = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype("<f2")
-        blocks[:, :, offset : offset + 2] = scales[..., None].view(np.uint8)
-    return blocks.reshape(rows, -1)
 
 
 def linear(x: Array, blocks: Array, dtype: str) -> Array:

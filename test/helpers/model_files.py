@@ -86,11 +86,12 @@ def write_hf_model(
     shards: int = 1,
     seed: int = 0,
     tokenizer: bool = True,
+    weights: dict[str, Array] | None = None,
 ) -> dict[str, Array]:
-    """A complete model directory; returns the f32 weights."""
+    """A complete model directory; returns the f32 weights, random ones unless they are given."""
     directory.mkdir(parents=True, exist_ok=True)
     config = config or tiny_config()
-    weights = tiny_weights(config, seed)
+    weights = weights or tiny_weights(config, seed)
     (directory / "config.json").write_text(json.dumps(config))
     if tokenizer:
         write_tiny_tokenizer(directory)
@@ -178,6 +179,7 @@ def write_gguf(
     config: Mapping[str, Any] | None = None,
     *,
     kind: str = "F32",
+    blocks: Callable[[str, tuple[int, ...]], tuple[str, Array]] | None = None,
     seed: int = 0,
     extra: Mapping[str, Array] | None = None,
     metadata: Mapping[str, str | int | float] | None = None,
@@ -185,6 +187,8 @@ def write_gguf(
 ) -> dict[str, Array]:
     """A GGUF file by the gguf library, matrices as `kind`; returns the f32 weights (HF order).
 
+    `blocks(name, shape)` gives matrices instead: (kind, uint8 rows of blocks); what is returned is
+    then what the gguf library reads in them.
     `add_tokenizer(writer, config)` writes another tokenizer than the usual byte-level one.
     """
     import gguf
@@ -213,16 +217,21 @@ def write_gguf(
             writer.add_uint32(key, value)
         else:
             writer.add_float32(key, value)
-    qtype = gguf.GGMLQuantizationType[kind]
     for name, values in weights.items():
+        kind_of_this, stored = "F32" if values.ndim == 1 else kind, values
+        if values.ndim == 2 and blocks is not None:
+            kind_of_this, stored = blocks(name, values.shape)
+        qtype = gguf.GGMLQuantizationType[kind_of_this]
+        if stored is not values:
+            weights[name] = np.asarray(gguf.dequantize(stored, qtype), np.float32)
+        elif kind_of_this != "F32":
+            stored = gguf.quantize(values, qtype)
         if arch == "llama" and ".q_proj." in name:
-            values = permute_rows(values, config["num_attention_heads"])
+            stored = permute_rows(stored, config["num_attention_heads"])
         if arch == "llama" and ".k_proj." in name:
-            values = permute_rows(values, config["num_key_value_heads"])
-        if values.ndim == 1 or kind == "F32":
-            writer.add_tensor(gguf_name(name), values)
-        else:
-            writer.add_tensor(gguf_name(name), gguf.quantize(values, qtype), raw_dtype=qtype)
+            stored = permute_rows(stored, config["num_key_value_heads"])
+        is_plain = kind_of_this == "F32"
+        writer.add_tensor(gguf_name(name), stored, raw_dtype=None if is_plain else qtype)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_blocks import random_blocks
 from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
@@ -43,6 +44,36 @@ def test_a_quantised_model_is_near_its_widened_self(
         shared = expected.keys() & got.keys()
         assert len(shared) >= 15
         assert max(abs(expected[i] - got[i]) for i in shared) < 0.05
+
+
+def q4_k_m(name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
+    """As llama.cpp mixes them: more bits for the head, half of the values and down projections."""
+    is_wide = "embed" in name or "layers.0.self_attn.v" in name or "layers.0.mlp.down" in name
+    kind = "q6_k" if is_wide else "q5_0" if "layers.1.mlp.up" in name else "q4_k"
+    return kind.upper(), random_blocks(kind, *shape, largest=1e-2 if kind == "q5_0" else 1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_a_file_of_several_formats_is_what_its_blocks_say(model_type: str, tmp_path: Path) -> None:
+    config = tiny_config(
+        model_type, hidden_size=256, intermediate_size=256, tie_word_embeddings=True
+    )
+    weights = write_gguf(tmp_path / "model.gguf", config, blocks=q4_k_m)
+    write_hf_model(tmp_path / "wide", config, weights=weights)
+    with LLM(tmp_path / "wide") as llm:
+        wide = best_logprobs(llm, PROMPTS)
+    with LLM(tmp_path / "model.gguf", dtype="f32") as llm:
+        assert best_logprobs(llm, PROMPTS) == wide
+    with LLM(tmp_path / "model.gguf") as llm:
+        quantised = best_logprobs(llm, PROMPTS)
+        assert best_logprobs(llm, PROMPTS[1:2]) == quantised[1:2]
+    for expected, got in zip(wide, quantised, strict=True):
+        shared = expected.keys() & got.keys()
+        assert len(shared) >= 15
+        assert 0 < max(abs(expected[i] - got[i]) for i in shared) < 0.2
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
+        kinds = {checkpoint.block_type(name) for name in weights}
+        assert kinds == {"Q4_K", "Q5_0", "Q6_K", None}
 
 
 def test_a_sequence_keeps_its_bits_in_any_company(tmp_path: Path) -> None:
