@@ -261,3 +261,6 @@ def test_templates_see_plain_data_only() -> None:
         deep = [deep]
     with pytest.raises(InvalidInputError, match="nested"):
         ChatTemplate("").render([{"role": "user", "content": deep}])
+    with pytest.raises(InvalidInputError, match="chat template: no") as told:
+        ChatTemplate("{{ raise_exception('no') }}").render(chat)
+    assert told.value.field == "messages"

@@ -30,7 +30,9 @@ class VectorForm:
     def check(self, info: ModelInfo) -> int:
         """The numbers of a vector. Raises InvalidInputError when the model has fewer."""
         if not info.hidden_size:
-            raise InvalidInputError("this model gives no hidden states: it has no embeddings")
+            raise InvalidInputError(
+                "this model gives no hidden states: it has no embeddings", field="model"
+            )
         if self.dimensions is None:
             return info.hidden_size
         return check_int("dimensions", self.dimensions, 1, info.hidden_size)

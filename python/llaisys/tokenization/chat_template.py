@@ -146,11 +146,11 @@ class ChatTemplate:
         except OutOfBudget:
             raise
         except LimitExceeded as error:
-            raise InvalidInputError(f"chat template: stopped: {error}") from error
+            raise _refused(f"stopped: {error}") from error
         except _Raised as error:
-            raise InvalidInputError(f"chat template: {error.message}") from error
+            raise _refused(error.message) from error
         except Exception as error:
-            raise InvalidInputError(f"chat template: {_describe(error)}") from error
+            raise _refused(_describe(error)) from error
         finally:
             current_meter.reset(token)
 
@@ -166,6 +166,10 @@ def _literal_text(tree: nodes.Template) -> str:
     pieces = [node.data for node in tree.find_all(nodes.TemplateData)]
     pieces += [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
     return "\0".join(pieces)
+
+
+def _refused(why: object) -> InvalidInputError:
+    return InvalidInputError(f"chat template: {why}", field="messages")
 
 
 def _describe(error: BaseException) -> str:
