@@ -7,8 +7,12 @@ import socket
 from pathlib import Path
 
 import httpx
+import pytest
 from server_helpers import PACKAGE, ROOT, Gate, ServerProcess
 from terminal import Terminal
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.http_server import bind
 
 PROGRAM = (str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve")
 
@@ -79,3 +83,11 @@ def test_health_is_red_until_the_model_is_there(tmp_path: Path) -> None:
         server.wait_ready()
         assert health() == (200, {"status": "ok"})
         assert httpx.get(f"{url}/live").status_code == 200
+
+
+def test_a_port_takes_connections_and_refuses_other_servers_from_the_start() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
+        with pytest.raises(InvalidInputError, match=f"cannot listen on 127.0.0.1 port {port}"):
+            bind("127.0.0.1", port)

@@ -29,6 +29,7 @@ __all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
 logger = logging.getLogger("llaisys.server")
 
 OWN_FILES = 64  # beside connections: the engine's sockets, the database, what libraries open
+BACKLOG = 2048  # connections that the server has not taken yet
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -81,12 +82,14 @@ def fit_connections(config: ServerConfig) -> ServerConfig:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The one socket that listens."""
+    """The one socket that listens, from here on: who connects before the server runs waits, and a
+    port that another server has bound meanwhile is refused here."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
         return listener
     except OSError as error:
         raise InvalidInputError(
