@@ -21,6 +21,7 @@ int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
     int32_t code = LLAISYS_OK;
     try {
         code = model->runner().step(input);
+        model->group->CheckResults();
     } catch (const Error &error) {
         if (error.status() != LLAISYS_ERROR_INVALID) {
             model->group->Abort(text("rank ", model->group->rank(), ": ", error.what()));
@@ -167,7 +168,11 @@ float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i) {
         return nullptr;
     }
     float *row = nullptr;
-    guard([&] { row = model->runner().host_rows() + i * model->runner().output().row_size(); });
+    guard([&] {
+        float *rows = model->runner().host_rows();
+        model->group->CheckResults();
+        row = rows + i * model->runner().output().row_size();
+    });
     return row;
 }
 
@@ -192,6 +197,7 @@ int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *s
                            int32_t *ids) {
     return guard([&] {
         not_null(model, "model")->runner().sample(checked(sampling), not_null(ids, "ids"));
+        model->group->CheckResults();
     });
 }
 

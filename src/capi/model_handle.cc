@@ -24,7 +24,8 @@ int32_t device_of(const LlaisysModelCreateParams &params) {
 }
 
 // The ranks that hold the other parts of the model.
-std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params) {
+std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params,
+                                                 const device::Stream &stream) {
     parallel::GroupOptions options;
     options.name = text_or(params.tp_group_name, "TP0");
     options.init_method = text_or(params.init_method, "");
@@ -40,6 +41,11 @@ std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams 
     }
     const std::string executor = text_or(params.distributed_executor_backend, "uni");
     const char *backend = executor == "uni" ? "threads" : executor == "mp" ? "shm" : "tcp";
+    if (params.device == LLAISYS_DEVICE_NVIDIA) {
+        options.host_backend = backend;
+        options.stream = &stream;
+        backend = "nccl";
+    }
     return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
 }
 
@@ -158,7 +164,7 @@ const char *OwnedParams::keep(const char *given, const char *otherwise) {
 
 LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
     : params(given), stream(given.device, capi::device_of(params.get()), given.n_threads),
-      group(capi::group_of(params.get())),
+      group(capi::group_of(params.get(), stream)),
       model(models::create_model(given.model_type, given.meta,
                                  {stream.type(), stream.device_id(), group,
                                   given.vocab_parallel_head != 0, given.replicate_kv_heads != 0})),

@@ -37,6 +37,7 @@ struct Runtime {
     void *(*create_stream)(int device_id, int n_threads);
     void (*destroy_stream)(void *stream);
     void (*synchronize)(void *stream);
+    void *(*handle_of)(void *stream); // by which libraries of the device's maker know it
 
     // An event is done once all work that was on its stream when it was recorded is done.
     void *(*create_event)(int device_id);

@@ -67,6 +67,9 @@ public:
     virtual void put_mail(int to, const CallTag &tag, const void *data, int64_t bytes) = 0;
     virtual void take_mail(int from, const CallTag &tag, void *data, int64_t bytes) = 0;
 
+    // Throws when the exchange is broken or another rank is gone; waits for nothing.
+    virtual void check_peers() = 0;
+
     // Everyone's present and future calls fail with this reason. The first reason stays. Any thread.
     virtual void abort(const std::string &reason) noexcept = 0;
 

@@ -1,5 +1,6 @@
 #include "parallel/process_group.hpp"
 
+#include "parallel/process_group_nccl.hpp"
 #include "parallel/process_group_shared.hpp"
 #include "parallel/utils.hpp"
 
@@ -100,6 +101,9 @@ ProcessGroupFactory::ProcessGroupFactory() : one_(std::make_shared<ProcessGroupO
 namespace {
 
 std::shared_ptr<ProcessGroup> create(const std::string &backend, const GroupOptions &options) {
+    if (backend == "nccl") {
+        return std::make_shared<ProcessGroupNCCL>(options);
+    }
     if (options.ranks.size() == 1) {
         return std::make_shared<ProcessGroupOne>(options);
     }

@@ -2,8 +2,9 @@
 // they get. One object per rank; a rank is a thread or a process with a device of its own.
 //
 // Every rank makes the same calls with the same sizes in the same order. A call that is not
-// asynchronous has finished when it returns and throws when it failed; an asynchronous one reports
-// through its Work, runs behind those before it, and keeps the tensors alive until it is over.
+// asynchronous has finished when it returns and throws when it failed (on a GPU: it is on the
+// caller's stream, and CheckResults throws); an asynchronous one reports through its Work, runs
+// behind those before it, and keeps the tensors alive until it is over.
 // Every error text names the call, the group, the rank and the device. After a failure of
 // communication the group is broken: every call of every rank fails with the first reason.
 //
@@ -35,6 +36,9 @@ struct GroupOptions {
     int rank = 0;              // the global rank of the caller
     DeviceType device = LLAISYS_DEVICE_CPU;
     int device_id = 0;
+    // Of a GPU: what the caller computes on; and the backend over which its ranks find each other.
+    const device::Stream *stream = nullptr;
+    std::string host_backend;
     // How long a rank is waited for in a call; 0: as long as it lives.
     std::chrono::milliseconds timeout{300000};
 };
@@ -93,6 +97,11 @@ public:
 
     // This rank cannot go on: breaks the group with the reason. Any thread.
     virtual void Abort(const std::string &reason) const noexcept = 0;
+    // Throws the reason when the group broke while calls were on a stream: what they gave is
+    // worthless. Calls that keep the host have thrown by themselves.
+    virtual void CheckResults() const {}
+    // Throws when the group is broken or another rank is gone; waits for nothing.
+    virtual void CheckPeers() const {}
 
     // Of the calls that are not asynchronous, since the beginning or the last reset.
     const GroupTimes &times() const { return times_; }
@@ -142,8 +151,9 @@ class ProcessGroupFactory {
 public:
     static ProcessGroupFactory &Instance();
 
-    // `backend`: "threads" (ranks are threads of this process), "shm" (processes of this machine) or
-    // "tcp" (processes of any machine); a group of one needs none. Throws LLAISYS_ERROR_UNSUPPORTED for another one.
+    // `backend`: "threads" (ranks are threads of this process), "shm" (processes of this machine),
+    // "tcp" (processes of any machine), of which a group of one needs none, or "nccl" (GPUs). Throws
+    // LLAISYS_ERROR_UNSUPPORTED for another one.
     std::shared_ptr<ProcessGroup> GetOrCreate(const std::string &backend,
                                               const GroupOptions &options);
     // The group named "default" of this thread's process that was made first and still lives;

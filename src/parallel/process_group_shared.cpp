@@ -117,6 +117,8 @@ void ProcessGroupShared::Abort(const std::string &reason) const noexcept {
     exchange_->abort(reason);
 }
 
+void ProcessGroupShared::CheckPeers() const { exchange_->check_peers(); }
+
 // Runs the body here when nothing is queued before it, else behind that. `call` outlives it.
 template <typename Body>
 std::shared_ptr<Work> ProcessGroupShared::submit(const char *call, bool async_op, Body body) const {

@@ -48,6 +48,7 @@ public:
     std::shared_ptr<Work> Send(const tensor_t &tensor, int dest_rank, bool async_op) const override;
     std::shared_ptr<Work> Recv(const tensor_t &tensor, int src_rank, bool async_op) const override;
     void Abort(const std::string &reason) const noexcept override;
+    void CheckPeers() const override; // while no call is under way
 
 protected:
     ProcessGroupShared(const GroupOptions &options, std::unique_ptr<Exchange> exchange);

@@ -282,4 +282,14 @@ void SharedExchange::take_mail(int from, const CallTag &tag, void *data, int64_t
     }
 }
 
+void SharedExchange::check_peers() {
+    check_usable();
+    for (int peer = 0; peer < world(); ++peer) {
+        if (seat(peer).state.load() == kLeft) {
+            give_up(text("rank ", peer, " has left the group"));
+        }
+        check_alive(peer);
+    }
+}
+
 } // namespace llaisys::parallel

@@ -34,6 +34,7 @@ public:
     // A second message to the same rank waits until the first is taken.
     void put_mail(int to, const CallTag &tag, const void *data, int64_t bytes) override;
     void take_mail(int from, const CallTag &tag, void *data, int64_t bytes) override;
+    void check_peers() override;
     void abort(const std::string &reason) noexcept override;
 
     // Returns when all ranks have joined; throws when one of them dies or time is up.

@@ -265,6 +265,21 @@ void SocketExchange::take_mail(int from, const CallTag &tag, void *data, int64_t
 
 // ---- the end -------------------------------------------------------------------------------------
 
+void SocketExchange::check_peers() {
+    const std::lock_guard<std::mutex> lock(io_mutex_);
+    check_usable();
+    for (int i = 0; i < world(); ++i) {
+        Peer *peer = peers_[size_t(i)].get();
+        if (peer == nullptr) {
+            continue;
+        }
+        read_some(i);
+        if (peer->is_gone) {
+            give_up(peer->last_words.empty() ? text("rank ", i, " is gone") : peer->last_words);
+        }
+    }
+}
+
 void SocketExchange::check_usable() const {
     if (is_broken_.load()) {
         const std::lock_guard<std::mutex> lock(reason_mutex_);

@@ -29,6 +29,7 @@ public:
     // Does not wait for the receiver as long as the system has room for what was sent.
     void put_mail(int to, const CallTag &tag, const void *data, int64_t bytes) override;
     void take_mail(int from, const CallTag &tag, void *data, int64_t bytes) override;
+    void check_peers() override;
     void abort(const std::string &reason) noexcept override;
 
 private:

@@ -45,13 +45,14 @@ def choose_library(device: str) -> None:
             f"device is {device!r}: this installation has no {CUDA_LIBRARY}; build it where nvcc "
             "is installed, or use device 'cpu'"
         )
-    _preload_cublas()
+    _preload("libcublasLt.so")
+    _preload("libnccl.so")
 
 
-def _preload_cublas() -> None:
-    """Bring in cuBLASLt from the `nvidia-cublas` wheel, where the toolkit's is not on the path."""
+def _preload(name: str) -> None:
+    """Bring in a library from an `nvidia-*` wheel, where the toolkit's is not on the path."""
     for folder in map(Path, sys.path):
-        for path in sorted(folder.glob("nvidia/*/lib/libcublasLt.so.*"), reverse=True):
+        for path in sorted(folder.glob(f"nvidia/*/lib/{name}.*"), reverse=True):
             try:
                 ctypes.CDLL(str(path))
             except OSError:

@@ -64,6 +64,7 @@ void *create_stream(int, int n_threads) {
 
 void destroy_stream(void *stream) { delete static_cast<ThreadPool *>(stream); }
 void synchronize(void *) {}
+void *handle_of(void *stream) { return stream; }
 
 void *create_event(int) { return nullptr; }
 void destroy_event(void *) {}
@@ -101,6 +102,7 @@ const Runtime &cpu_runtime() {
         table.create_stream = create_stream;
         table.destroy_stream = destroy_stream;
         table.synchronize = synchronize;
+        table.handle_of = handle_of;
         table.create_event = create_event;
         table.destroy_event = destroy_event;
         table.record_event = record_event;

@@ -124,6 +124,8 @@ void synchronize(void *stream) {
     LLAISYS_CUDA(cudaStreamSynchronize(raw(stream)));
 }
 
+void *handle_of(void *stream) { return raw(stream); }
+
 void *create_event(int device_id) {
     LLAISYS_CUDA(cudaSetDevice(device_id));
     cudaEvent_t event = nullptr;
@@ -210,6 +212,7 @@ const Runtime &cuda_runtime() {
         table.create_stream = create_stream;
         table.destroy_stream = destroy_stream;
         table.synchronize = synchronize;
+        table.handle_of = handle_of;
         table.create_event = create_event;
         table.destroy_event = destroy_event;
         table.record_event = record_event;
