@@ -134,7 +134,7 @@ py-test: $(VENV)/.test $(VENV)/.installed $(CLIENTS)/.installed ## Python tests 
 test-ray: $(VENV)/.test $(VENV)/.installed ## the tests of Ray, which is installed for them
 	@$(call requirements,ray) > build/requirements-ray.txt
 	$(PIP) install -r build/requirements-ray.txt
-	$(PY) -m pytest test/engine/test_ray.py $(PYTEST_ARGS)
+	$(PY) -m pytest test/engine/test_ray.py test/server/test_ray_replicas.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, clang-format, layer check
 	$(BIN)/ruff check .

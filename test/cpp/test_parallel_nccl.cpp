@@ -213,7 +213,6 @@ TEST(the_real_library_serves_a_group_of_one_gpu) {
     RowParallelLinear layer(3, 2, false, true, true, false, false, group);
     const tensor_t weight = on_gpu({1, 2, 3, 4, 5, 6}, {2, 3});
     layer.Load(gpu, weight, nullptr);
-    CHECK(back(layer.Forward({on_gpu({1, 1, 1}, {1, 3})}).front()) ==
-          std::vector<float>({6, 15}));
+    CHECK(back(layer.Forward({on_gpu({1, 1, 1}, {1, 3})}).front()) == std::vector<float>({6, 15}));
     group->CheckResults();
 }

@@ -9,13 +9,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_helpers import reply
 from server_helpers import Gate, ServerProcess, alive
 from wire_helpers import sse_events
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.numa import numa_nodes, share_of_cores
+from llaisys.engine.config import EngineConfig
+from llaisys.server.config import ServerConfig
+from llaisys.server.models.entries import ModelEntry
 
 COMPLETIONS = "/v1/completions"
 STEP = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
@@ -183,3 +188,17 @@ def test_the_number_is_checked() -> None:
     with ServerProcess("--data-parallel-size", "0") as server:
         assert server.process.wait(30) == 1
         assert any("data_parallel_size is 0" in line for line in server.log)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "n_threads is 0"),
+        ({"models": (ModelEntry(("a",), EngineConfig.of(model="mock")),)}, "several models"),
+    ],
+)
+def test_replicas_on_a_cluster_say_what_they_need(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        ServerConfig(data_parallel_backend="ray", **options)
+    with pytest.raises(InvalidInputError, match="data_parallel_backend is 'k8s'"):
+        ServerConfig(data_parallel_backend="k8s")

@@ -28,6 +28,7 @@ from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
 from llaisys.server.models.entries import ModelEntry
 
 MAX_REPLICAS = 64
+REPLICA_BACKENDS = ("local", "ray")
 MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"
 
@@ -136,6 +137,7 @@ class ServerConfig:
     models: tuple[ModelEntry, ...] = ()  # when there are several
     model_limits: ModelLimits = field(default_factory=ModelLimits)
     data_parallel_size: int = 1  # engine processes with the same model
+    data_parallel_backend: str = "local"  # where they run: this machine, or a Ray cluster
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     served_model_names: tuple[str, ...] = ()  # () : the model's own name
@@ -166,8 +168,14 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_int("port", self.port, 0, 65535)
         check_int("data_parallel_size", self.data_parallel_size, 1, MAX_REPLICAS)
+        check_choice("data_parallel_backend", self.data_parallel_backend, REPLICA_BACKENDS)
+        on_ray = self.data_parallel_backend == "ray"
         if self.models and self.data_parallel_size > 1:
             raise refuse("data_parallel_size", self.data_parallel_size, "1 with several models")
+        if self.models and on_ray:
+            raise refuse("data_parallel_backend", "ray", "local with several models")
+        if on_ray and not self.engine.n_threads:
+            raise refuse("n_threads", 0, "the CPUs of an engine when engines are on a Ray cluster")
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
         object.__setattr__(self, "api_keys", named_keys(self.api_keys))

@@ -20,7 +20,7 @@ from llaisys.engine.config import (
     engine_options,
     given_engine_options,
 )
-from llaisys.server.config import Health, Limits, ModelLimits, ServerConfig
+from llaisys.server.config import REPLICA_BACKENDS, Health, Limits, ModelLimits, ServerConfig
 from llaisys.server.config_file import fill_from_file
 from llaisys.server.keys.api_key import ApiKey, read_key_file
 from llaisys.server.models.entries import ModelEntry, entries_of, model_tables, read_models_file
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="engine processes with this model; each takes its share of the requests and cores",
+    )
+    group.add_argument(
+        "--data-parallel-backend",
+        choices=REPLICA_BACKENDS,
+        help="where those run: on this machine (local) or on a Ray cluster, with --threads CPUs "
+        "each (ray)",
     )
     group.add_argument("--served-model-name", nargs="+", metavar="NAME")
     group.add_argument(
@@ -128,7 +134,7 @@ AS_THEY_ARE = (
     *("host", "port", "api_key_file", "share_prefix_cache", "ssl_certfile", "ssl_keyfile"),
     *("ssl_keyfile_password", "session_file", "webui", "strict_fields", "drain_timeout"),
     *("otlp_traces_endpoint", "log_level", "log_format", "tool_call_parser", "reasoning_parser"),
-    "data_parallel_size",
+    *("data_parallel_size", "data_parallel_backend"),
 )
 
 

@@ -38,7 +38,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     cache_salt: str
     owner: str
     job: str
-    arrival_time: float  # time.monotonic(), the same clock in both processes
+    arrival_time: float  # time.monotonic() of the server
     queue_timeout: float | None  # seconds until it must have been scheduled
     tells_progress: bool = False  # of its first choice
 
@@ -136,7 +136,9 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     num_prompt_done: int = 0
 
     @classmethod
-    def of(cls, update: TokenUpdate) -> Update:
+    def of(cls, update: TokenUpdate, clock_ahead: float = 0.0) -> Update:
+        """With times of the server, whose clock ours is ahead of."""
+        scheduled = update.scheduled_time
         logprobs = None if update.logprobs is None else to_wire(update.logprobs)
         scores = update.prompt_logprobs
         return cls(
@@ -144,7 +146,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             update.token_ids,
             update.status.value,
             update.num_cached_tokens,
-            update.scheduled_time,
+            None if scheduled is None else scheduled - clock_ahead,
             update.stop_reason,
             update.error,
             logprobs,
@@ -313,6 +315,7 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
     ask_first: bool = False  # before the model is loaded; see `Needs`
     replica: int = 0  # its number, of `replicas`
     replicas: int = 1
+    clock_ahead: float = 0.0  # seconds by which this machine's time.monotonic() is ahead
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_wire(self.engine)

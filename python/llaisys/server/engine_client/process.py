@@ -89,12 +89,14 @@ class EngineLoop:
         outputs: zmq.Socket[bytes],
         clock: EngineClock,
         max_failed_steps: int,
+        clock_ahead: float = 0.0,
     ) -> None:
         self.core = core
         self.inputs = inputs
         self.outputs = outputs
         self.clock = clock
         self.max_failed_steps = max_failed_steps
+        self.clock_ahead = clock_ahead  # of the server's
         self._closing = False
         self._profiled = 0.0  # when the worker was last asked
         self._stage_seconds: dict[str, float] = {}
@@ -114,7 +116,9 @@ class EngineLoop:
                 updates += self.core.step()
             self.clock.stats = stats = self._stats()
             if updates:
-                message = Outputs([Update.of(update) for update in updates], stats)
+                message = Outputs(
+                    [Update.of(update, self.clock_ahead) for update in updates], stats
+                )
                 self.outputs.send(encode(message))
             self._check_faults()
 
@@ -137,6 +141,7 @@ class EngineLoop:
                 self._closing = True
 
     def _submit(self, message: Submit) -> None:
+        message.arrival_time += self.clock_ahead
         deadline = None
         if message.queue_timeout is not None:
             deadline = message.arrival_time + message.queue_timeout
@@ -229,7 +234,8 @@ def serve_engine(setup: EngineSetup) -> int:
         clock.loading = None
         clock.stats = EngineStats.at_start(core.model_info)
         outputs.send(encode(Ready.of(core.model_info)))
-        EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps).run()
+        ahead = setup.clock_ahead
+        EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps, ahead).run()
         status = 0
     except NotWanted:
         status = 0

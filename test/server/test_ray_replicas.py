@@ -1,0 +1,98 @@
+"""Replicas on a Ray cluster of two nodes, behind one server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_files import tiny_config, write_hf_model
+from server_helpers import ServerProcess, alive, wait_for
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'llaisys[ray]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    # Ray gives its processes 30 s to start, and cannot be told otherwise.
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made.add_node(**NODE)
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("ray") / "model"
+    write_hf_model(path, tiny_config())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Any, model: str) -> Iterator[ServerProcess]:
+    replicas = ("--data-parallel-size", "2", "--data-parallel-backend", "ray", "--threads", "1")
+    env = {"RAY_ADDRESS": cluster.address}
+    with ServerProcess(model, *replicas, real=True, env=env) as process:
+        yield process.wait_ready()
+
+
+def ask(server: ServerProcess, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with server.client() as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def engine_pids() -> list[int]:
+    """The engine processes under the actors."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # processes end, and not all are folders
+            pid = int(folder.name)
+            parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            if (Path("/proc") / parent / "cmdline").read_bytes().startswith(b"ray::RayEngine"):
+                found.append(pid)
+    return found
+
+
+def up(server: ServerProcess) -> list[float]:
+    with server.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith("llaisys:replica_up{")]
+
+
+def test_replicas_of_a_cluster_answer_as_one_engine_does(server: ServerProcess, model: str) -> None:
+    wait_for(lambda: up(server) == [1.0, 1.0], "both replicas")
+    with ServerProcess(model, real=True) as alone:
+        alone.wait_ready()
+        prompts = [f"question {i} " * (i + 1) for i in range(6)]
+        assert [ask(server, prompt) for prompt in prompts] == [ask(alone, p) for p in prompts]
+
+
+def test_an_engine_that_is_killed_comes_back(server: ServerProcess) -> None:
+    wait_for(lambda: up(server) == [1.0, 1.0], "both replicas")
+    expected = ask(server, "hello")
+    os.kill(engine_pids()[0], signal.SIGKILL)
+    wait_for(lambda: sum(up(server)) == 1, "one replica to be down")
+    assert ask(server, "hello") == expected
+    wait_for(lambda: up(server) == [1.0, 1.0], "it to be up again", seconds=120)
+
+
+def test_engines_end_with_a_server_that_is_killed(server: ServerProcess) -> None:
+    """The last one."""
+    engines = engine_pids()
+    assert len(engines) == 2
+    server.process.kill()
+    wait_for(lambda: not any(alive(pid) for pid in engines), "the engines to end", seconds=60)
