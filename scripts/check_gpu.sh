@@ -42,15 +42,16 @@ finish() {
 
 run_pytest=("$python" -m pytest -q --no-header -p no:cacheprovider)
 [ -n "$dry" ] || mkdir -p "$build"
-stage configure 120 cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=OFF \
+stage configure 120 cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=ON \
   -DLLAISYS_CUDA_ARCHITECTURES="${ARCHITECTURES:-90a}" -DCMAKE_BUILD_TYPE=Release || finish
-stage build 1200 cmake --build "$build" || finish
+stage build 1200 cmake --build "$build" --target llaisys llaisys_cuda test_parallel_nccl_cuda || finish
 if [ -z "$dry" ]; then
   mkdir -p python/llaisys/lib
   ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 fi
 export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 stage environment 60 "$python" -m llaisys env
+stage "groups over NCCL" 120 "$build/test/cpp/test_parallel_nccl_cuda"
 stage tests 900 "${run_pytest[@]}" test/cuda
 # The sanitizers slow kernels down a hundredfold and more: every operator, at small shapes only.
 for tool in memcheck synccheck racecheck; do
