@@ -15,6 +15,7 @@ import pytest
 from chat_templates import QWEN_TOKENS
 from model_files import tiny_config, write_gguf, write_hf_model, write_tiny_tokenizer
 from schema_maker import SchemaMaker
+from test_speculative import NothingCosts
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError
@@ -207,6 +208,7 @@ def test_small_chunks_change_nothing(model: Path, expected: list[list[int]]) -> 
 def test_drafts_change_nothing(model: Path, expected: list[list[int]]) -> None:
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6}
     with LLM(str(model), max_num_seqs=16, max_model_len=512, speculative_config=drafts) as llm:
+        llm._client.core.speculator.costs = NothingCosts()  # type: ignore[union-attr]
         pairs = zip(PROMPTS, MIXED, strict=True)
         assert [tokens(llm.generate([p], given))[0] for p, given in pairs] == expected
         repeating = params({"regex": "(ab){60}"}, max_tokens=200)
