@@ -109,7 +109,7 @@ def test_a_prompt_that_fills_the_context_is_scored(directory: Path, model: Any) 
     prompt = random_tokens(64, TINY.vocab, seed=9)
     with LLM(str(directory), max_model_len=64) as llm:
         (output,) = llm.generate([prompt], SCORING)
-        with pytest.raises(InvalidInputError, match="at most 63 and one new token"):
+        with pytest.raises(InvalidInputError, match="at most 63, as max_model_len holds"):
             llm.generate([prompt], SCORING.clone(max_tokens=1))
         with pytest.raises(InvalidInputError, match="at most 64"):
             llm.generate([[*prompt, 1]], SCORING)
