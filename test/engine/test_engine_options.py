@@ -44,7 +44,7 @@ OTHER: dict[str, Any] = {
     "master_addr": "10.0.0.7",
     "master_port": 1234, "tp_group_name": "G", "init_method": "tcp://there:1",
     "tensor_parallel_device_ids": (3, 4),
-    "vocab_parallel_head": True, "replicate_kv_heads": True, "numa": True,
+    "vocab_parallel_head": False, "replicate_kv_heads": True, "numa": True,
 }  # fmt: skip
 # Only these values are implemented.
 FIXED = {
@@ -94,6 +94,7 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
             continue
         wanted[name] = {**OTHER, **FIXED}[name]
         flag = {"n_threads": "--threads", "warmup": "--no-warmup",
+                "vocab_parallel_head": "--no-vocab-parallel-head",
                 "enable_prefix_caching": "--no-prefix-caching"}.get(name)  # fmt: skip
         arguments.append(flag or "--" + name.replace("_", "-"))
         if isinstance(wanted[name], tuple):
@@ -131,7 +132,7 @@ def test_every_create_parameter_reaches_the_library():
     """The 23 parameters of 002 section 6, set in Python and read back from the model."""
     parallel = ParallelConfig(
         master_addr="10.0.0.7", master_port=1234, init_method="tcp://there:1", tp_group_name="G",
-        vocab_parallel_head=True, replicate_kv_heads=True,
+        vocab_parallel_head=False, replicate_kv_heads=True,
     )  # fmt: skip
     options = AdapterOptions(
         kv_cache_layout="block", kv_cache_block_size=8, kv_cache_capacity_tokens=64,

@@ -47,7 +47,7 @@ class ParallelConfig:
         None, Integers(), "a device for each rank, like 0,1; None: 0, 1, 2, .."
     )
     vocab_parallel_head: bool = option(
-        False, Switch(), "cut the head by the vocabulary too: each rank computes its logits"
+        True, Switch(), "every rank has the whole head, and computes all logits"
     )
     replicate_kv_heads: bool = option(
         False, Switch(), "allow more ranks than key/value heads: ranks that share one copy it"
