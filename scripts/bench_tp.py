@@ -147,7 +147,9 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-vocab-parallel-head", dest="vocab_parallel_head", action="store_false")
+    parser.add_argument(
+        "--no-vocab-parallel-head", dest="vocab_parallel_head", action="store_false"
+    )
     parser.add_argument("--replicate-kv-heads", action="store_true")
     parser.add_argument("--numa", action="store_true")
     parser.add_argument("--json", action="store_true", help="all runs as JSON at the end")

@@ -224,6 +224,7 @@ def test_a_full_server_refuses_and_a_hang_up_makes_room(
 def test_a_failed_step_has_a_status_and_the_next_request_is_served(
     gated: Gated, door: Door, stream: bool
 ) -> None:
+    gated.server.wait_idle()  # no step of an earlier request may be the one that fails
     gated.gate.order("raise once")
     with gated.server.client() as client:
         response = client.post(door.path, json=door.of(9, stream=stream))

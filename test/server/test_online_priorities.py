@@ -62,8 +62,13 @@ def test_lower_values_are_answered_first_and_take_the_seat(
         texts = {answer.result(60).json()["choices"][0]["text"] for answer in answers}
     assert len(texts) == 1  # who had to give way has lost nothing
     names = [name for name, _ in asks]
-    ended = [event.get("request_id") for event in server.events()]
-    assert [name for name in ended if name in names] == ["urgent", "first", "equal", "later"]
+
+    def ended() -> list[str]:
+        found = [event.get("request_id") for event in server.events()]
+        return [name for name in found if name in names]
+
+    server.wait_for(lambda: len(ended()) == len(names), "a line in the log for each")
+    assert ended() == ["urgent", "first", "equal", "later"]
 
 
 def test_a_timeout_ends_what_waits_and_what_has_not_begun_is_a_504(
