@@ -1,8 +1,8 @@
 #include "parallel/process_group_nccl.hpp"
 
 #include "parallel/utils.hpp"
+#include "parallel/work_nccl.hpp"
 
-#include <atomic>
 #include <cstring>
 
 namespace llaisys::parallel {
@@ -14,7 +14,6 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kWatchEvery{100};
-constexpr milliseconds kPollEvery{1};
 // A call that is under way has this long to end before its communicator is taken from it.
 constexpr milliseconds kLetCallEnd{2000};
 
@@ -66,83 +65,11 @@ Bytes bytes_of(const tensor_t &tensor) { return {tensor.data(), size_t(tensor.by
 
 } // namespace
 
-struct ProcessGroupNCCL::State {
-    std::atomic<bool> is_broken{false};
-    std::atomic<int> calls{0}; // under way in NCCL
-    std::mutex mutex;
-    std::string reason; // once broken
-
-    void throw_if_broken() {
-        if (is_broken.load()) {
-            std::lock_guard<std::mutex> lock(mutex);
-            fail(LLAISYS_ERROR_INTERNAL, reason);
-        }
-    }
-};
-
-// A call that was put on the group's stream.
-class WorkNccl final : public Work {
-public:
-    WorkNccl(const GroupOptions &options, std::shared_ptr<ProcessGroupNCCL::State> state,
-             std::vector<tensor_t> tensors)
-        : runtime_(device::runtime_of(options.device)), stream_(*options.stream),
-          state_(std::move(state)), tensors_(std::move(tensors)),
-          ready_(runtime_.create_event(options.device_id)),
-          done_(runtime_.create_event(options.device_id)) {}
-    ~WorkNccl() override {
-        runtime_.destroy_event(ready_);
-        runtime_.destroy_event(done_);
-    }
-
-    bool WaitBlocking(milliseconds timeout) override {
-        const auto start = steady_clock::now();
-        while (!IsCompleted()) {
-            if (timeout.count() > 0 && steady_clock::now() - start > timeout) {
-                return false;
-            }
-            std::this_thread::sleep_for(kPollEvery);
-        }
-        return IsSuccess();
-    }
-    bool WaitNonBlocking() override {
-        runtime_.wait_event(done_, stream_.native());
-        return !state_->is_broken.load();
-    }
-    bool IsCompleted() const override {
-        return state_->is_broken.load() || runtime_.query_event(done_);
-    }
-    bool IsSuccess() const override {
-        return !state_->is_broken.load() && runtime_.query_event(done_);
-    }
-    void Synchronize() const override {
-        const_cast<WorkNccl *>(this)->WaitBlocking(milliseconds::zero());
-        state_->throw_if_broken();
-    }
-    std::exception_ptr exception() const override {
-        try {
-            state_->throw_if_broken();
-        } catch (...) {
-            return std::current_exception();
-        }
-        return nullptr;
-    }
-    void *ready_event() const override { return ready_; }
-    void *done_event() const override { return done_; }
-
-private:
-    const device::Runtime &runtime_;
-    const device::Stream &stream_; // the caller's
-    std::shared_ptr<ProcessGroupNCCL::State> state_;
-    std::vector<tensor_t> tensors_; // alive until it is over
-    void *ready_;
-    void *done_;
-};
-
 // ---- coming and going ----------------------------------------------------------------------------
 
 ProcessGroupNCCL::ProcessGroupNCCL(const GroupOptions &options)
     : ProcessGroup(options), nccl_(nccl_library()), runtime_(device::runtime_of(options.device)),
-      state_(std::make_shared<State>()) {
+      state_(std::make_shared<NcclState>()) {
     require(options.stream != nullptr && options.stream->type() == options.device &&
                 options.stream->device_id() == options.device_id,
             "group ", name(), ": its calls need a stream of device ", options.device_id);
@@ -246,7 +173,7 @@ void ProcessGroupNCCL::Abort(const std::string &reason) const noexcept {
     }
     const auto start = steady_clock::now();
     while (state_->calls.load() > 0 && steady_clock::now() - start < kLetCallEnd) {
-        std::this_thread::sleep_for(kPollEvery);
+        std::this_thread::sleep_for(kNcclPoll);
     }
     nccl_.CommAbort(comm_);
 }

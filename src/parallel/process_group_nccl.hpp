@@ -14,6 +14,8 @@
 
 namespace llaisys::parallel {
 
+struct NcclState;
+
 class ProcessGroupNCCL final : public ProcessGroup {
 public:
     // Returns when all ranks have come: they find each other over a group on the CPU, which is made
@@ -40,9 +42,6 @@ public:
     void CheckResults() const override;
 
 private:
-    struct State;
-    friend class WorkNccl;
-
     // The names of 002 section 2.2.
     void InitStreams();
     void InitSingleProcess(); // a group of one
@@ -60,7 +59,7 @@ private:
     std::shared_ptr<const ProcessGroup> host_; // null: a group of one
     NcclComm comm_ = nullptr;
     std::unique_ptr<device::Stream> own_stream_; // of asynchronous calls
-    std::shared_ptr<State> state_;               // shared with works, which may outlive the group
+    std::shared_ptr<NcclState> state_;           // shared with works, which may outlive the group
     std::shared_ptr<Work> queued_; // what calls on the caller's stream return: over with the last
     mutable std::deque<std::shared_ptr<Work>> begun_; // asynchronous and maybe not over, in order
 

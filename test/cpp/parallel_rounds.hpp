@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace rounds {
@@ -268,6 +270,29 @@ inline std::string run_async_rounds(const ProcessGroup &group, uint64_t seed, in
         }
     }
     return "";
+}
+
+// Runs body(rank) in a thread per rank; what each threw or returned.
+inline std::vector<std::string> run_ranks(int world, const std::function<std::string(int)> &body) {
+    std::vector<std::string> results(static_cast<size_t>(world));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world; ++rank) {
+        threads.emplace_back([&, rank] {
+            try {
+                results[size_t(rank)] = body(rank);
+            } catch (const std::exception &error) {
+                results[size_t(rank)] = error.what();
+            }
+        });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+    return results;
+}
+
+inline bool contains(const std::string &text, const char *part) {
+    return text.find(part) != std::string::npos;
 }
 
 } // namespace rounds

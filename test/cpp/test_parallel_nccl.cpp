@@ -6,7 +6,6 @@
 #include "parallel/tensor_parallel.hpp"
 #include "parallel_rounds.hpp"
 
-#include <functional>
 #include <thread>
 
 namespace {
@@ -14,6 +13,8 @@ namespace {
 using namespace llaisys;
 using namespace llaisys::parallel;
 using function::ReduceOpType;
+using rounds::contains;
+using rounds::run_ranks;
 using std::chrono::milliseconds;
 
 const device::Stream &stream() {
@@ -36,25 +37,6 @@ GroupOptions options_of(const std::string &name, int world, int rank) {
     return options;
 }
 
-// Runs body(rank) in a thread per rank; what each threw or returned.
-std::vector<std::string> run_ranks(int world, const std::function<std::string(int)> &body) {
-    std::vector<std::string> results(static_cast<size_t>(world));
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < world; ++rank) {
-        threads.emplace_back([&, rank] {
-            try {
-                results[size_t(rank)] = body(rank);
-            } catch (const std::exception &error) {
-                results[size_t(rank)] = error.what();
-            }
-        });
-    }
-    for (std::thread &thread : threads) {
-        thread.join();
-    }
-    return results;
-}
-
 // The text of the failure that CheckResults comes to tell; "" when none came for a long time.
 std::string failure_of(const ProcessGroup &group) {
     for (int i = 0; i < 6000; ++i) {
@@ -66,10 +48,6 @@ std::string failure_of(const ProcessGroup &group) {
         std::this_thread::sleep_for(milliseconds(10));
     }
     return "";
-}
-
-bool contains(const std::string &text, const char *part) {
-    return text.find(part) != std::string::npos;
 }
 
 } // namespace

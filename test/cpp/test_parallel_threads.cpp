@@ -12,6 +12,8 @@ namespace {
 using namespace llaisys;
 using namespace llaisys::parallel;
 using function::ReduceOpType;
+using rounds::contains;
+using rounds::run_ranks;
 using std::chrono::milliseconds;
 
 GroupOptions options_of(const std::string &name, int world, int rank) {
@@ -27,33 +29,10 @@ GroupOptions options_of(const std::string &name, int world, int rank) {
     return options;
 }
 
-// Runs body(rank) in a thread per rank; what each threw or returned.
-std::vector<std::string> run_ranks(int world, const std::function<std::string(int)> &body) {
-    std::vector<std::string> results(static_cast<size_t>(world));
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < world; ++rank) {
-        threads.emplace_back([&, rank] {
-            try {
-                results[size_t(rank)] = body(rank);
-            } catch (const std::exception &error) {
-                results[size_t(rank)] = error.what();
-            }
-        });
-    }
-    for (std::thread &thread : threads) {
-        thread.join();
-    }
-    return results;
-}
-
 tensor_t ones(int64_t n) {
     Tensor tensor = Tensor::create({n}, LLAISYS_DTYPE_F32);
     std::fill(tensor.as<float>(), tensor.as<float>() + n, 1.0f);
     return tensor;
-}
-
-bool contains(const std::string &text, const char *part) {
-    return text.find(part) != std::string::npos;
 }
 
 } // namespace

@@ -1,0 +1,86 @@
+// A call of a group over NCCL that was put on the group's stream, and what it shares with the group.
+#pragma once
+
+#include "parallel/process_group.hpp"
+
+#include <atomic>
+#include <thread>
+
+namespace llaisys::parallel {
+
+constexpr std::chrono::milliseconds kNcclPoll{1};
+
+// What a group and its works know of its end.
+struct NcclState {
+    std::atomic<bool> is_broken{false};
+    std::atomic<int> calls{0}; // under way in NCCL
+    std::mutex mutex;
+    std::string reason; // once broken
+
+    void throw_if_broken() {
+        if (is_broken.load()) {
+            std::lock_guard<std::mutex> lock(mutex);
+            fail(LLAISYS_ERROR_INTERNAL, reason);
+        }
+    }
+};
+
+// A call that was put on the group's stream.
+class WorkNccl final : public Work {
+public:
+    WorkNccl(const GroupOptions &options, std::shared_ptr<NcclState> state,
+             std::vector<tensor_t> tensors)
+        : runtime_(device::runtime_of(options.device)), stream_(*options.stream),
+          state_(std::move(state)), tensors_(std::move(tensors)),
+          ready_(runtime_.create_event(options.device_id)),
+          done_(runtime_.create_event(options.device_id)) {}
+    ~WorkNccl() override {
+        runtime_.destroy_event(ready_);
+        runtime_.destroy_event(done_);
+    }
+
+    bool WaitBlocking(std::chrono::milliseconds timeout) override {
+        const auto start = std::chrono::steady_clock::now();
+        while (!IsCompleted()) {
+            if (timeout.count() > 0 && std::chrono::steady_clock::now() - start > timeout) {
+                return false;
+            }
+            std::this_thread::sleep_for(kNcclPoll);
+        }
+        return IsSuccess();
+    }
+    bool WaitNonBlocking() override {
+        runtime_.wait_event(done_, stream_.native());
+        return !state_->is_broken.load();
+    }
+    bool IsCompleted() const override {
+        return state_->is_broken.load() || runtime_.query_event(done_);
+    }
+    bool IsSuccess() const override {
+        return !state_->is_broken.load() && runtime_.query_event(done_);
+    }
+    void Synchronize() const override {
+        const_cast<WorkNccl *>(this)->WaitBlocking(std::chrono::milliseconds::zero());
+        state_->throw_if_broken();
+    }
+    std::exception_ptr exception() const override {
+        try {
+            state_->throw_if_broken();
+        } catch (...) {
+            return std::current_exception();
+        }
+        return nullptr;
+    }
+    void *ready_event() const override { return ready_; }
+    void *done_event() const override { return done_; }
+
+private:
+    const device::Runtime &runtime_;
+    const device::Stream &stream_; // the caller's
+    std::shared_ptr<NcclState> state_;
+    std::vector<tensor_t> tensors_; // alive until it is over
+    void *ready_;
+    void *done_;
+};
+
+} // namespace llaisys::parallel
