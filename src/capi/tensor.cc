@@ -24,8 +24,10 @@ int32_t llaisysTensorCreate(const int64_t *shape, int32_t ndim, llaisysDataType_
                             llaisysTensor_t *tensor) {
     return guard([&] {
         *not_null(tensor, "tensor") = nullptr;
+        // Most are weights that a model packs and lets go at once.
         return give(tensor, "tensor",
-                    Tensor::create(shape_from(shape, ndim), dtype, device, device_id));
+                    Tensor::create(shape_from(shape, ndim), dtype, device, device_id,
+                                   device::Lifetime::passing));
     });
 }
 

@@ -16,6 +16,10 @@ struct DeviceMemory {
     int64_t total;
 };
 
+// How long memory is wanted. What passes lies by itself where the device packs blocks together: in
+// between those that last it would leave a hole.
+enum class Lifetime { lasting, passing };
+
 enum class CopyKind { host_to_host, host_to_device, device_to_host, device_to_device };
 
 struct Runtime {
@@ -25,8 +29,8 @@ struct Runtime {
     int (*device_count)();
 
     // Zeroed memory aligned to at least 64 bytes, never null; throws LLAISYS_ERROR_MEMORY.
-    void *(*allocate)(int device_id, size_t bytes);
-    void (*release)(int device_id, void *memory, size_t bytes);
+    void *(*allocate)(int device_id, size_t bytes, Lifetime lifetime);
+    void (*release)(int device_id, void *memory, size_t bytes, Lifetime lifetime);
 
     // In order with the work of `stream`: what is read from the host has been read when it returns,
     // the rest is done after synchronize(stream). stream null: done when it returns, in order with

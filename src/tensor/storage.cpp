@@ -12,21 +12,23 @@
 
 namespace llaisys {
 
-Storage::Storage(DeviceType device, int device_id, int64_t bytes)
-    : runtime_(&device::runtime_of(device)), device_id_(device_id), bytes_(bytes) {
+Storage::Storage(DeviceType device, int device_id, int64_t bytes, device::Lifetime lifetime)
+    : runtime_(&device::runtime_of(device)), device_id_(device_id), bytes_(bytes),
+      lifetime_(lifetime) {
     const int count = runtime_->device_count();
     require(device_id >= 0 && device_id < count, "device_id must be in [0, ", count, "), got ",
             device_id);
-    data_ = static_cast<std::byte *>(runtime_->allocate(device_id, size_t(bytes)));
+    data_ = static_cast<std::byte *>(runtime_->allocate(device_id, size_t(bytes), lifetime));
 }
 
 Storage::Storage(std::shared_ptr<FileMapping> file, uint64_t offset, int64_t bytes)
     : runtime_(&device::cpu_runtime()), device_id_(0), bytes_(bytes),
-      data_(const_cast<std::byte *>(file->data()) + offset), file_(std::move(file)) {}
+      lifetime_(device::Lifetime::lasting), data_(const_cast<std::byte *>(file->data()) + offset),
+      file_(std::move(file)) {}
 
 Storage::~Storage() {
     if (!file_) {
-        runtime_->release(device_id_, data_, size_t(bytes_));
+        runtime_->release(device_id_, data_, size_t(bytes_), lifetime_);
     }
 }
 

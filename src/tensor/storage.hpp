@@ -14,7 +14,8 @@ class FileMapping;
 class Storage {
 public:
     // Zeroed memory.
-    Storage(DeviceType device, int device_id, int64_t bytes);
+    Storage(DeviceType device, int device_id, int64_t bytes,
+            device::Lifetime lifetime = device::Lifetime::lasting);
     // [offset, offset + bytes) of a mapped file, used in place.
     Storage(std::shared_ptr<FileMapping> file, uint64_t offset, int64_t bytes);
     ~Storage();
@@ -35,6 +36,7 @@ private:
     const device::Runtime *runtime_;
     int device_id_;
     int64_t bytes_;
+    device::Lifetime lifetime_;
     std::byte *data_;
     std::shared_ptr<FileMapping> file_;
 };

@@ -84,9 +84,10 @@ Tensor::Tensor(std::shared_ptr<Storage> storage, std::byte *data, const Shape &s
     : storage_(std::move(storage)), data_(data), shape_(shape), strides_(strides),
       elements_(shape.elements()), dtype_(dtype) {}
 
-Tensor Tensor::create(const Shape &shape, DType dtype, DeviceType device, int device_id) {
+Tensor Tensor::create(const Shape &shape, DType dtype, DeviceType device, int device_id,
+                      device::Lifetime lifetime) {
     const int64_t bytes = dense_bytes(shape, dtype);
-    auto storage = std::make_shared<Storage>(device, device_id, bytes);
+    auto storage = std::make_shared<Storage>(device, device_id, bytes, lifetime);
     return on(std::move(storage), 0, shape, dtype);
 }
 

@@ -53,9 +53,9 @@ public:
     CountedAllocations() {
         count_ = 0;
         table_ = device::cpu_runtime();
-        table_.allocate = [](int device_id, size_t bytes) {
+        table_.allocate = [](int device_id, size_t bytes, device::Lifetime lifetime) {
             ++count_;
-            return device::cpu_runtime().allocate(device_id, bytes);
+            return device::cpu_runtime().allocate(device_id, bytes, lifetime);
         };
         device::use_runtime(LLAISYS_DEVICE_CPU, &table_);
     }

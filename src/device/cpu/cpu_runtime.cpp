@@ -26,10 +26,10 @@ constexpr size_t kHugeFrom = kHugeMemoryFrom;
 int device_count() { return 1; }
 
 // Zeroed. Large blocks are real only where they are touched: a KV cache costs what is used of it.
-void *allocate(int, size_t bytes) {
+void *allocate(int, size_t bytes, Lifetime lifetime) {
     void *memory = nullptr;
     if (bytes >= kHugeFrom) {
-        memory = allocate_huge(bytes);
+        memory = lifetime == Lifetime::lasting ? allocate_huge(bytes) : allocate_apart(bytes);
     } else {
         const size_t size = (bytes == 0 ? 1 : bytes) + kAlignment - 1;
         memory = std::aligned_alloc(kAlignment, size / kAlignment * kAlignment);
@@ -43,9 +43,9 @@ void *allocate(int, size_t bytes) {
     return memory;
 }
 
-void release(int, void *memory, size_t bytes) {
+void release(int, void *memory, size_t bytes, Lifetime lifetime) {
     if (bytes >= kHugeFrom) {
-        release_huge(memory, bytes);
+        lifetime == Lifetime::lasting ? release_huge(memory, bytes) : release_apart(memory, bytes);
     } else {
         std::free(memory);
     }

@@ -85,19 +85,21 @@ void release_in_slab(void *memory, size_t bytes) {
 
 } // namespace
 
+void *allocate_apart(size_t bytes) {
+    return bytes > SIZE_MAX / 2 ? nullptr : map_aligned(round_up(bytes, page_bytes()), kHugePage);
+}
+
+void release_apart(void *memory, size_t bytes) { munmap(memory, round_up(bytes, page_bytes())); }
+
 void *allocate_huge(size_t bytes) {
-    if (bytes > SIZE_MAX / 2) {
-        return nullptr;
-    }
-    return bytes <= kLargest ? allocate_in_slab(bytes)
-                             : map_aligned(round_up(bytes, page_bytes()), kHugePage);
+    return bytes <= kLargest ? allocate_in_slab(bytes) : allocate_apart(bytes);
 }
 
 void release_huge(void *memory, size_t bytes) {
     if (bytes <= kLargest) {
         release_in_slab(memory, bytes);
     } else {
-        munmap(memory, round_up(bytes, page_bytes()));
+        release_apart(memory, bytes);
     }
 }
 

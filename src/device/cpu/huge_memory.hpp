@@ -15,6 +15,11 @@ constexpr size_t kHugeMemoryFrom = size_t(64) << 10;
 void *allocate_huge(size_t bytes);
 void release_huge(void *memory, size_t bytes);
 
+// The same in a mapping of its own, for a block that goes before its neighbours would: a hole in a
+// slab splits the huge pages that reach into it, and what lies on them is read more slowly.
+void *allocate_apart(size_t bytes);
+void release_apart(void *memory, size_t bytes);
+
 // Small pages for a block on which nothing was written yet: the first value then takes one of these,
 // not 2 MiB. Blocks below kHugeMemoryFrom are left alone.
 void use_small_pages(void *memory, size_t bytes);

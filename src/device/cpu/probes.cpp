@@ -94,7 +94,7 @@ size_t cold_bytes() {
 double measure_read(ThreadPool &pool) {
     const Runtime &runtime = cpu_runtime();
     const size_t bytes = cold_bytes();
-    float *data = static_cast<float *>(runtime.allocate(0, bytes));
+    float *data = static_cast<float *>(runtime.allocate(0, bytes, Lifetime::passing));
     const size_t n = bytes / sizeof(float);
     std::fill(data, data + n, 1.0f); // touched, and not the one shared page of zeros
     const int64_t n_chunks = int64_t(pool.size()) * 16;
@@ -102,7 +102,7 @@ double measure_read(ThreadPool &pool) {
     const double seconds = best_seconds(pool, n_chunks, [&](int64_t chunk) {
         keep(kernels().read(data + size_t(chunk) * part, part));
     });
-    runtime.release(0, data, bytes);
+    runtime.release(0, data, bytes, Lifetime::passing);
     return double(part * size_t(n_chunks) * sizeof(float)) / seconds;
 }
 

@@ -72,9 +72,11 @@ int device_count() {
     return count;
 }
 
-void *allocate(int device_id, size_t bytes) { return CudaAllocator::of(device_id).allocate(bytes); }
+void *allocate(int device_id, size_t bytes, Lifetime) {
+    return CudaAllocator::of(device_id).allocate(bytes);
+}
 
-void release(int device_id, void *memory, size_t bytes) {
+void release(int device_id, void *memory, size_t bytes, Lifetime) {
     CudaAllocator::of(device_id).release(memory, bytes);
 }
 
