@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from engine_fakes import FakeAdapter, FakeTokenizer, expected_tokens, greedy
+from model_files import write_hf_model
 from test_offline import adapter_of, is_idle, make_llm
 
 import llaisys
@@ -199,6 +200,24 @@ def test_bad_settings_are_refused_before_anything_loads():
         make_llm(max_num_seqs=0)
     with pytest.raises(InvalidInputError, match="adapter_class: a class cannot be sent"):
         make_llm(distributed_executor_backend="ray")
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"num_kv_blocks": 1 << 22}, 1 << 22),
+        ({"max_model_len": 10**6}, 10**6),
+        ({"tensor_parallel_size": 65}, 65),
+        ({"tensor_parallel_size": 3}, 3),
+        ({"device": "abacus"}, "abacus"),
+    ],
+)
+def test_settings_that_the_library_would_refuse_are_refused_by_name(tmp_path, options, value):
+    write_hf_model(tmp_path, tokenizer=False)
+    with pytest.raises(InvalidInputError) as caught:
+        LLM(str(tmp_path), **options)
+    error = caught.value
+    assert (error.field, error.value) == (next(iter(options)), value) and error.limit
 
 
 def test_text_needs_a_tokenizer():

@@ -111,6 +111,18 @@ def test_preempted_requests_go_on_where_they_were(
         assert llm.stats()["num_preemptions"] > 0
 
 
+def test_two_sums_a_layer_and_one_gather_of_the_head_are_all_that_ranks_exchange(
+    model: Path,
+) -> None:
+    params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0)
+    for is_cut in (False, True):
+        with open_llm(model, 2, "uni", vocab_parallel_head=is_cut, warmup=False) as llm:
+            llm.generate([[1, 2, 3]], params)
+            profile = llm._client.core.executor.profile()
+            counts, layers = profile["counts"], tiny_config()["num_hidden_layers"]
+            assert counts["native_collective"] == profile["steps"] * (2 * layers + is_cut)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("backend", "tp_size"), [("uni", 2), ("mp", 2), ("uni", 4)])
 def test_a_head_that_is_cut_by_the_vocabulary_gives_the_same_bits(
@@ -189,6 +201,7 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_numbers(
         text = str(caught.value)
         assert f"tp_size={tp_size} tp_rank=" in text
         assert f"global_nkvh={kv_heads} local_nkvh={kv_heads // tp_size} device_id=0" in text
+        assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", tp_size)
 
 
 def test_the_start_says_who_is_where(model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import llaisys
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import (
@@ -95,3 +98,27 @@ def test_a_long_value_is_cut_and_a_long_list_only_counted():
     assert str(refuse("x", "a" * 1000, "short")) == f"x is '{'a' * 76}...; it must be short"
     assert str(refuse("x", [1] * 81, "short")) == "x is a list of 81; it must be short"
     assert str(refuse("x", [1, 2], "short")) == "x is [1, 2]; it must be short"
+
+
+def test_every_refusal_names_its_field() -> None:
+    """An InvalidInputError is made with `field=`, but for those to which a path is added later."""
+    added_later = {
+        "libllaisys/library.py",  # of the native library: its callers checked what users set
+        "server/openai/base_schema.py",
+        "server/openai/schemas.py",
+    }
+    package = Path(llaisys.__file__).parent
+    made, without = InvalidInputError.__name__, set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_made = isinstance(node, ast.Call) and getattr(node.func, "id", "") == made
+            if is_made and "field" not in {keyword.arg for keyword in node.keywords}:
+                without.add(path.relative_to(package).as_posix())
+    assert without == added_later
+
+
+def test_an_error_with_its_place_keeps_its_facts() -> None:
+    error = refuse("n", 129, "at most 128", code="too_many").at("jobs.jsonl:3: ")
+    assert str(error) == "jobs.jsonl:3: n is 129; it must be at most 128"
+    assert (error.field, error.value, error.limit) == ("n", 129, "at most 128")
+    assert error.code == "too_many"

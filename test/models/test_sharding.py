@@ -11,9 +11,11 @@ from model_files import tiny_config, write_gguf, write_hf_model, write_safetenso
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.parallel import ParallelConfig
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import DecoderAdapter
 from llaisys.models.families import expected_tensors, open_checkpoint
 from llaisys.models.loading.part import Part
-from llaisys.models.sharding import CUT_DIMENSIONS, head_part, part_of
+from llaisys.models.sharding import CUT_DIMENSIONS, check_shares, head_part, part_of
 
 LAYER = "model.layers.0."
 # Hugging Face name -> (slot, shape that a rank of two holds) with the sizes of `wide_config`.
@@ -160,3 +162,33 @@ def test_a_cut_that_is_not_even_is_refused_with_the_numbers(
     text = str(caught.value)
     assert f"weight_name=layers.3.w global_shape={list(shape)} local_shape=" in text
     assert text.endswith("tp_size=4 tp_rank=1")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "value"),
+    [((6, 4, 8), "nh", 6), ((8, 2, 8), "nkvh", 2), ((8, 4, 90), "di", 90), ((8, 3, 8), "nkvh", 3)],
+)
+def test_sizes_that_ranks_cannot_share_evenly_are_refused_with_the_numbers(
+    sizes: tuple[int, int, int], name: str, value: int
+) -> None:
+    parallel = ParallelConfig(tensor_parallel_size=4, rank=2, local_rank=2)
+    options = AdapterOptions(device_ids=(0, 1, 2, 3), parallel=parallel)
+    with pytest.raises(InvalidInputError) as caught:
+        check_shares(*sizes, options)
+    assert str(caught.value).endswith(
+        f"tp_size=4 tp_rank=2 global_{name}={value} local_{name}={value // 4} device_id=2"
+    )
+    assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", 4)
+    check_shares(8, 4, 8, options)
+
+
+def test_a_rank_keeps_keys_and_values_of_its_own_heads_only(tmp_path: Path) -> None:
+    write_hf_model(tmp_path, tiny_config(num_attention_heads=8, num_key_value_heads=8))
+    with open_checkpoint(tmp_path) as checkpoint:
+        alone, half, quarter = (
+            DecoderAdapter.kv_bytes_per_token(
+                checkpoint, AdapterOptions(parallel=ParallelConfig(tensor_parallel_size=size))
+            )
+            for size in (1, 2, 4)
+        )
+    assert (half, quarter) == (alone // 2, alone // 4)

@@ -4,6 +4,8 @@ User faults derive from `ValueError` and carry the field, the value and the limi
 their text; faults of the machine or of the engine derive from `RuntimeError`.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 
@@ -36,6 +38,17 @@ class InvalidInputError(LlaisysError, ValueError):
         self.value = value
         self.limit = limit
         self.is_choice = is_choice
+
+    def at(self, place: str) -> InvalidInputError:
+        """The same with its place before the text."""
+        return InvalidInputError(
+            f"{place}{self}",
+            field=self.field,
+            code=self.code,
+            value=self.value,
+            limit=self.limit,
+            is_choice=self.is_choice,
+        )
 
 
 # Codes that more than one layer names.

@@ -15,6 +15,7 @@ from llaisys.common.options import (
 )
 from llaisys.common.validation import check_int, refuse, refuse_count
 
+MAX_RANKS = 64  # that the native library takes
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 
 
@@ -24,7 +25,7 @@ class ParallelConfig:
     ones."""
 
     pipeline_parallel_size: int = option(1, Integer(1), "stages of layers; only 1", flag=None)
-    tensor_parallel_size: int = option(1, Integer(1, 1024), "ranks that share each layer")
+    tensor_parallel_size: int = option(1, Integer(1, MAX_RANKS), "ranks that share each layer")
     distributed_executor_backend: str = option(
         "uni",
         Choice(EXECUTOR_BACKENDS),

@@ -84,13 +84,13 @@ class InputProcessor:
         """Token ids of a chat, the generation prompt included."""
         if isinstance(messages, (str, Mapping)) or not messages:
             raise refuse("messages", messages, "a list of {'role', 'content'}, not empty")
-        tokenizer = self._needs_tokenizer("chat")
+        tokenizer = self._needs_tokenizer("chat", "messages")
         plain = [plain_message(message, number) for number, message in enumerate(messages)]
         ids: list[int] = tokenizer.encode_chat(plain, **options)
         return ids
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._needs_tokenizer("a text prompt").encode(text)
+        ids: list[int] = self._needs_tokenizer("a text prompt", "prompt").encode(text)
         return ids
 
     def process(
@@ -150,9 +150,9 @@ class InputProcessor:
         ]
         return ProcessedInput(request_id, text, token_ids, sampling, requests)
 
-    def _needs_tokenizer(self, what: str) -> Any:
+    def _needs_tokenizer(self, what: str, field: str) -> Any:
         if self.tokenizer is None:
-            raise InvalidInputError(f"{what} needs a tokenizer; this model has none")
+            raise InvalidInputError(f"{what} needs a tokenizer; this model has none", field=field)
         return self.tokenizer
 
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
@@ -165,9 +165,9 @@ class InputProcessor:
         for token_id in params.logit_bias or ():
             check_int("logit_bias", token_id, 0, last, called=BIAS_KEY)
         if params.stop or params.bad_words:
-            self._needs_tokenizer("stop strings and bad_words")
+            self._needs_tokenizer("stop strings and bad_words", "stop")
         if params.structured_outputs is not None:
-            self._needs_tokenizer("structured_outputs")
+            self._needs_tokenizer("structured_outputs", "structured_outputs")
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each word, at the start of a text and after a space."""
@@ -205,7 +205,7 @@ class InputProcessor:
     def _thinking_tokens(self) -> tuple[int, ...]:
         """The token that opens reasoning (-1: there is none), the one that closes it, and the line
         breaks that follow."""
-        tokenizer = self._needs_tokenizer("thinking_budget")
+        tokenizer = self._needs_tokenizer("thinking_budget", "thinking_budget")
         start, end = (tokenizer.token_id(mark) for mark in self.reasoning_marks)
         if end is None or end >= self.info.vocab_size:
             raise InvalidInputError(

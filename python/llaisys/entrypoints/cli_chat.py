@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.entrypoints.cli_options import (
     SEED,
     add_model_options,
@@ -67,6 +67,10 @@ def _ask() -> str | None:
     return None if text == "/exit" else text
 
 
+class _FailedAnswerError(LlaisysError):
+    """The engine could not go on with an answer."""
+
+
 class Chat:
     """The conversation so far. A turn that fails leaves it as it was."""
 
@@ -93,12 +97,12 @@ class Chat:
                     parts.append(part.text)
                     print(part.text, end="", flush=True)
                     if part.finish_reason == "error" and part.output is not None:
-                        raise InvalidInputError(str(part.output.outputs[0].error))
+                        raise _FailedAnswerError(str(part.output.outputs[0].error))
             except KeyboardInterrupt:
                 stream.close()
                 print(" [stopped]", end="")
             print()
-        except InvalidInputError as error:  # the context is full, mostly
+        except (InvalidInputError, _FailedAnswerError) as error:  # the context is full, mostly
             print(f"{error}\n/reset starts again.")
             return
         self.turns += [question, {"role": "assistant", "content": "".join(parts)}]

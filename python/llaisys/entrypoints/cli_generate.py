@@ -81,7 +81,10 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}") from error
+        raise InvalidInputError(
+            f"{path} cannot be read: {error}",
+            field="file", value=str(path), limit="a file with UTF-8 text",
+        ) from error  # fmt: skip
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -100,7 +103,7 @@ def _generate(options: argparse.Namespace) -> int:
                 chosen = sampling_of(options, **form | job)
                 params.append(chosen.with_defaults(llm.default_sampling))
             except InvalidInputError as error:
-                raise InvalidInputError(f"{where}{error}") from error
+                raise error.at(where) from error
         one_text = len(jobs) == 1 and params[0].n == 1 and not options.json
         if one_text and options.output is None and sys.stdout.isatty():
             outputs = [_print_as_it_comes(llm.stream(prompts[0], params[0]))]
@@ -146,7 +149,10 @@ def _sort_positions(options: argparse.Namespace) -> None:
     if given and options.model is None:
         options.model = given.pop(0)
     if given:
-        raise InvalidInputError(f"{given[-1]!r} is one too many: give MODEL once, and one PROMPT")
+        raise InvalidInputError(
+            f"{given[-1]!r} is one too many: give MODEL once, and one PROMPT",
+            field="model", value=given[-1], limit="given once",
+        )  # fmt: skip
 
 
 def _prompt_of(job: dict[str, Any], llm: LLM, raw: bool) -> Any:
@@ -192,9 +198,15 @@ def _read_jobs(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
         try:
             job = json.loads(line)
         except json.JSONDecodeError as error:
-            raise InvalidInputError(f"{options.file}:{number}: not JSON: {error}") from error
+            raise InvalidInputError(
+                f"{options.file}:{number}: not JSON: {error}",
+                field="file", value=str(options.file), limit="lines of JSON",
+            ) from error  # fmt: skip
         if not isinstance(job, dict) or ("prompt" in job) == ("messages" in job):
-            raise InvalidInputError(f"{options.file}:{number}: needs either 'prompt' or 'messages'")
+            raise InvalidInputError(
+                f"{options.file}:{number}: needs either 'prompt' or 'messages'",
+                field="file", value=str(options.file), limit="objects with a prompt or messages",
+            )  # fmt: skip
         yield f"{options.file}:{number}: ", job
 
 

@@ -321,7 +321,7 @@ class LLM(VectorCalls, Closing):
     def _need_tokenizer(self) -> Any:
         tokenizer = self._open().tokenizer
         if tokenizer is None:
-            raise InvalidInputError("this model has no tokenizer")
+            raise InvalidInputError("this model has no tokenizer", field="tokenizer")
         return tokenizer
 
 

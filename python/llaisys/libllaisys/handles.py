@@ -23,7 +23,10 @@ def _sizes(values: Sequence[int]) -> Any:
     try:
         return (ctypes.c_int64 * len(values))(*values)
     except (TypeError, ctypes.ArgumentError) as error:
-        raise InvalidInputError(f"shape is {list(values)!r}; it must be integers") from error
+        raise InvalidInputError(
+            f"shape is {list(values)!r}; it must be integers",
+            field="shape", value=list(values), limit="integers",
+        ) from error  # fmt: skip
 
 
 def _unknown(field: str, value: str, known: Iterable[str]) -> InvalidInputError:
@@ -230,8 +233,9 @@ class Tensor(Handle):
     def permute(self, order: Sequence[int]) -> Tensor:
         if len(order) != len(self.shape):
             raise InvalidInputError(
-                f"order has {len(order)} entries; it must have {len(self.shape)}"
-            )
+                f"order has {len(order)} entries; it must have {len(self.shape)}",
+                field="order", value=len(order), limit=str(len(self.shape)),
+            )  # fmt: skip
         return self._derived("llaisysTensorPermute", (ctypes.c_int32 * len(order))(*order))
 
     def contiguous(self) -> Tensor:

@@ -33,20 +33,23 @@ def choose_library(device: str) -> None:
         return
     if lib.cache_info().currsize:
         if lib().llaisysDeviceCount(types.DEVICE_NVIDIA) == 0:
-            raise InvalidInputError(
-                f"device is {device!r}: the library of the CPU is loaded in this process already, "
-                "or there is no usable GPU"
-            )
+            why = "its library is loaded in this process already, or there is no usable GPU"
+            raise _only_the_cpu(device, why)
         return
     _chosen = CUDA_LIBRARY
     if not library_path().is_file():
         _chosen = CPU_LIBRARY
-        raise InvalidInputError(
-            f"device is {device!r}: this installation has no {CUDA_LIBRARY}; build it where nvcc "
-            "is installed, or use device 'cpu'"
-        )
+        why = f"this installation has no {CUDA_LIBRARY}; build it where nvcc is installed"
+        raise _only_the_cpu(device, why)
     _preload("libcublasLt.so")
     _preload("libnccl.so")
+
+
+def _only_the_cpu(device: str, why: str) -> InvalidInputError:
+    limit = f"cpu: {why}"
+    return InvalidInputError(
+        f"device is {device!r}; it must be {limit}", field="device", value=device, limit=limit
+    )
 
 
 def _preload(name: str) -> None:

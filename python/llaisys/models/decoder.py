@@ -27,7 +27,7 @@ from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.part import Part
 from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from, tensor_from_blocks
 from llaisys.models.quantising import CHOICES, quantise, quantised_dtype
-from llaisys.models.sharding import head_part, part_of
+from llaisys.models.sharding import check_shares, head_part, part_of
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
 _READ_AHEAD = 4  # tensors that wait at most: bounds the memory
@@ -70,12 +70,13 @@ class DecoderAdapter(NativeAdapter):
         check_coverage(checkpoint)
         _check_quantization(checkpoint, options)
         config = decoder_config(checkpoint)
+        meta = decoder_meta(config, dtype_of(config, options), options.max_model_len)
+        if options.max_model_len > meta.maxseq:
+            limit = f"at most {meta.maxseq}, the positions that the model knows"
+            raise refuse("max_model_len", options.max_model_len, limit)
+        check_shares(config.num_heads, config.num_kv_heads, config.intermediate_size, options)
         has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
-        adapter = cls(
-            config.model_type if has_own_type else "decoder",
-            decoder_meta(config, dtype_of(config, options), options.max_model_len),
-            options,
-        )
+        adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
         adapter.eos_token_ids = config.eos_token_ids
         return adapter
 

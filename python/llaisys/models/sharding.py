@@ -10,6 +10,7 @@ shorter.
 from __future__ import annotations
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.models.base import AdapterOptions
 from llaisys.models.loading.part import Part
 
 # Slot of LlaisysQwen2Weights -> the dimension that is cut.
@@ -43,9 +44,32 @@ def part_of(
         raise InvalidInputError(
             f"a weight cannot be cut evenly: weight_name={weight_name} "
             f"global_shape={list(global_shape)} local_shape={list(part.shape_in(global_shape))} "
-            f"tp_size={tp_size} tp_rank={tp_rank}"
+            f"tp_size={tp_size} tp_rank={tp_rank}",
+            field="tensor_parallel_size",
+            value=tp_size,
+            limit=f"a divisor of {global_shape[dim]}, dimension {dim} of {weight_name}",
         )
     return part
+
+
+def check_shares(heads: int, kv_heads: int, width: int, options: AdapterOptions) -> None:
+    """Every rank gets as many of these; as the library checks it, with what was set here."""
+    parallel, size = options.parallel, options.parallel.tensor_parallel_size
+    for name, what, count in (
+        ("nh", "attention heads", heads),
+        ("nkvh", "key/value heads", kv_heads * parallel.kv_copies(kv_heads)),
+        ("di", "columns between the products of an MLP", width),
+    ):
+        if count % size:
+            limit = f"a divisor of the model's {count} {what}"
+            raise InvalidInputError(
+                f"tensor_parallel_size is {size}; it must be {limit}: tp_size={size} "
+                f"tp_rank={parallel.rank} global_{name}={count} local_{name}={count // size} "
+                f"device_id={options.device_ids[parallel.local_rank]}",
+                field="tensor_parallel_size",
+                value=size,
+                limit=limit,
+            )
 
 
 def head_part(vocab_size: int, tp_size: int, tp_rank: int) -> Part:
@@ -54,6 +78,9 @@ def head_part(vocab_size: int, tp_size: int, tp_rank: int) -> Part:
     if vocab_size <= (tp_size - 1) * chunk:
         raise InvalidInputError(
             f"vocab_parallel_head: a vocabulary of {vocab_size} in runs of {chunk} leaves the last "
-            f"of tensor_parallel_size={tp_size} ranks without a row"
+            f"of tensor_parallel_size={tp_size} ranks without a row",
+            field="vocab_parallel_head",
+            value=True,
+            limit=f"off for {tp_size} ranks and a vocabulary of {vocab_size}",
         )
     return Part(0, tp_rank * chunk, min(vocab_size, (tp_rank + 1) * chunk))

@@ -66,7 +66,7 @@ def fill_from_file(
         name = given.replace("-", "_")
         try:
             if name not in names:
-                raise InvalidInputError(unknown_name("option", given, names))
+                raise InvalidInputError(unknown_name("option", given, names), field=given)
             action = names[name]
             checked = _checked(given, value, action, kinds.get(action.dest))
         except InvalidInputError as error:

@@ -171,8 +171,9 @@ class Tokenizer:
             token_id = next(i for i in ids if i in self._control_ids)
             raise InvalidInputError(
                 f"text: cannot be encoded without control token "
-                f"{self._full.id_to_token(token_id)!r}"
-            )
+                f"{self._full.id_to_token(token_id)!r}",
+                field="text", limit="a text that needs no control token",
+            )  # fmt: skip
         return ids
 
     def render_chat(
@@ -334,7 +335,10 @@ def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
         # encode() keeps the GIL for as long as it takes, encode_batch() lets other threads run.
         return list(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
     except Exception as error:
-        raise InvalidInputError(f"text: the tokenizer fails on it: {str(error)[:200]}") from error
+        raise InvalidInputError(
+            f"text: the tokenizer fails on it: {str(error)[:200]}",
+            field="text", limit="a text that the tokenizer can express",
+        ) from error  # fmt: skip
 
 
 def _compile(source: str) -> ChatTemplate | ModelLoadError:

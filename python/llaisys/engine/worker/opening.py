@@ -15,7 +15,7 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.types import ModelInfo
-from llaisys.common.validation import refuse
+from llaisys.common.validation import check_int, refuse
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
 DEFAULT_KV_SHARE = 0.4  # of the memory that is available
 MAX_GPU_BLOCKS = 1 << 16  # books are kept for every block, and counted when the engine is idle
+MAX_KV_SLOTS = 1 << 25  # that the native library keeps books of
 MODELS_WITHOUT_FILES = ("mock",)
 
 
@@ -265,8 +266,9 @@ def _affordable_blocks(
 ) -> int:
     """KV blocks that were asked for, or that this rank has the memory for."""
     cache = config.cache
+    most = MAX_KV_SLOTS // cache.block_size
     if cache.num_kv_blocks is not None:
-        return cache.num_kv_blocks
+        return check_int("num_kv_blocks", cache.num_kv_blocks, 1, most)
     block_bytes = max(1, bytes_per_token) * cache.block_size
     if cache.kv_cache_memory is not None:
         name, asked, available = "kv_cache_memory", cache.kv_cache_memory, available_memory()
@@ -275,7 +277,7 @@ def _affordable_blocks(
         if asked < block_bytes:
             limit = f"at least {block_bytes}, one block of {cache.block_size} tokens"
             raise refuse(name, asked, limit)
-        return asked // block_bytes
+        return min(asked // block_bytes, most)
     length = config.max_model_len or 0
     if checkpoint is not None and not length:
         length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)

@@ -174,7 +174,7 @@ class AsyncLLMEngine:
 
     def tokenizer_or_refuse(self) -> Any:
         if self.inputs.tokenizer is None:
-            raise InvalidInputError("text needs a tokenizer; this model has none")
+            raise InvalidInputError("text needs a tokenizer; this model has none", field="text")
         return self.inputs.tokenizer
 
     # ---- requests ------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
         raise refuse(name, table, "a table")
     for key in table:
         if key not in KNOWN:
-            raise InvalidInputError(unknown_name("option", key, KNOWN))
+            raise InvalidInputError(unknown_name("option", key, KNOWN), field=key)
     own = dict(table)
     aliases = own.pop("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(item, str) for item in aliases):
