@@ -147,8 +147,10 @@ def run_llaisys(directory: Path, dtype: str, threads: int) -> dict[str, Any]:
     from llaisys import LLM, __version__
     from llaisys.bench.latency import LatencyOptions, run_latency
     from llaisys.bench.throughput import run_throughput
+    from llaisys.engine.config import EngineConfig
 
-    latency = run_latency(LatencyOptions(model=str(directory), dtype=dtype, threads=threads))
+    engine = EngineConfig.of(model=str(directory), dtype=dtype, n_threads=threads)
+    latency = run_latency(LatencyOptions(engine))
     with LLM(str(directory), dtype=dtype, n_threads=threads, max_model_len=2048) as llm:
         runs = run_throughput(llm, [8, 32], CONTEXT, NEW_TOKENS, repeats=1)["runs"]
     return {

@@ -109,7 +109,19 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
     assert EngineConfig.of(**given).scheduler == SchedulerConfig(9, 99, 7, 33, True)
 
 
-@pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["bench", "throughput"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve"],
+        ["generate"],
+        ["chat"],
+        ["bench", "throughput"],
+        ["bench", "speculative"],
+        ["bench", "structured"],
+        ["bench", "latency"],
+        ["bench", "perplexity", "--file", "text.txt"],
+    ],
+)
 def test_commands_take_the_same_engine_options(command):
     flags = ["--device", "cpu", "--dtype", "f32", "--threads", "2", "--tensor-parallel-size", "1",
              "--distributed-executor-backend", "uni", "--prefix-cache-min-match", "4",

@@ -63,7 +63,7 @@ def test_a_reference_is_held_against_the_model(
     ("arguments", "words"),
     [
         (["--file", "nowhere.txt"], "nowhere.txt"),
-        (["--context", "300"], "fewer than 300 tokens"),
+        (["--context", "300"], "a text of at least 300 tokens"),
         (["--context", "1"], "context is 1"),
     ],
 )

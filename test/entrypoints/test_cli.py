@@ -243,6 +243,12 @@ def test_generate_reads_standard_input(
         (["bench", "speculative", "--concurrency", "0"], "concurrency is '0'; it must be"),
         (["generate", "x", "--speculative-config", "{"], "speculative_config is '{'"),
         (["bench", "ops", "--dtype", "int3"], "dtype is 'int3'; it must be"),
+        (["bench", "ops", "--threads", "-1"], "n_threads is -1; it must be an integer from 0"),
+        (["bench", "ops", "--device", "cuda"], "device is 'cuda'; it must be left out: this runs"),
+        (["bench", "latency", "--tensor-parallel-size", "2"], "tensor_parallel_size is 2; it must"),
+        (["bench", "latency", "--no-prefix-caching"], "enable_prefix_caching is False; it must be"),
+        (["bench", "latency", "MODEL", "--max-model-len", "9"], "max_model_len is 9; it must be"),
+        (["bench", "perplexity", "--file", "x", "--seed", "1"], "seed is 1; it must be left out"),
     ],
 )
 def test_user_faults_are_one_line_and_status_1(
@@ -250,6 +256,7 @@ def test_user_faults_are_one_line_and_status_1(
 ) -> None:
     if arguments[0] == "generate":
         arguments = [*arguments, "--model", model]
+    arguments = [model if argument == "MODEL" else argument for argument in arguments]
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")

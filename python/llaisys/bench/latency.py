@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import ModelStepInput, SamplingMetadata
+from llaisys.common.validation import check_int
+from llaisys.engine.config import EngineConfig
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions, ModelAdapter
@@ -48,13 +50,8 @@ class LatencyResult:
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    model: str | None = None  # a model, or
-    shape: str | None = None  # a shape with random weights
-    device: str = "cpu"
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    quantization: str | None = None
-    threads: int = 0
+    engine: EngineConfig = field(default_factory=EngineConfig)  # of which a bare model's are used
+    shape: str | None = None  # random weights of this shape instead of the engine's model
     prompt_tokens: int = 512  # of the prefill measurement
     context: int = 128  # tokens before the first decoded one
     new_tokens: int = 64
@@ -62,6 +59,7 @@ class LatencyOptions:
 
 
 def run_latency(options: LatencyOptions) -> dict[str, Any]:
+    engine = options.engine
     path = _model_path(options)
     base_rss = resident_bytes()
     start = time.perf_counter()
@@ -74,7 +72,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         weights = family.memory_needs(checkpoint, adapter_options, 1).weights
         kv_bytes = family.kv_bytes_per_token(checkpoint, adapter_options)
         kv_bytes *= adapter.kv_capacity_tokens
-        dtype = checkpoint.config.dtype if options.dtype == "auto" else options.dtype
+        dtype = engine.dtype if engine.dtype != "auto" else checkpoint.config.dtype
     bandwidth = 0.0
     try:
         run = _Run(adapter)
@@ -86,7 +84,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
         )
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        with Stream(n_threads=options.threads) as stream:  # in turn: the machine may be shared
+        with Stream(n_threads=engine.n_threads) as stream:  # in turn: the machine may be shared
             threads = stream.n_threads
             for _ in range(options.repeats):
                 bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
@@ -96,7 +94,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         adapter.close()
     return asdict(
         LatencyResult(
-            model=options.shape or str(options.model or path.name),
+            model=options.shape or str(engine.model or path.name),
             dtype=dtype,
             threads=threads,
             load_s=round(load_s, 3),
@@ -136,20 +134,24 @@ def shape_model_path(shape: str, dtype: str) -> Path:
 
 def _model_path(options: LatencyOptions) -> Path:
     if options.shape is not None:
-        return shape_model_path(options.shape, options.dtype)
-    return resolve_model(options.model or DEFAULT_MODEL)
+        return shape_model_path(options.shape, options.engine.dtype)
+    return resolve_model(options.engine.model or DEFAULT_MODEL)
 
 
 def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> AdapterOptions:
-    length = max(options.prompt_tokens, options.context + options.new_tokens)
+    engine = options.engine
+    length = max(options.prompt_tokens, options.context + options.new_tokens) + 1
+    limit = checkpoint.config.max_position_embeddings
+    if engine.max_model_len is not None:
+        check_int("max_model_len", engine.max_model_len, min(length, limit), limit)
     return AdapterOptions(
-        device=options.device,
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
+        device=engine.device,
+        dtype=engine.dtype,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.cache.kv_cache_dtype,
         kv_cache_layout="slot",
-        max_model_len=min(checkpoint.config.max_position_embeddings, length + 1),
-        n_threads=options.threads,
+        max_model_len=engine.max_model_len or min(limit, length),
+        n_threads=engine.n_threads,
     )
 
 

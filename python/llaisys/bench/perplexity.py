@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import ModelStepInput
+from llaisys.common.validation import refuse, refuse_count
+from llaisys.engine.config import EngineConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
@@ -40,15 +42,11 @@ MakeEncoder = Callable[[Any], Encoder]  # from the tokenizer source of a checkpo
 @dataclass(frozen=True, slots=True)
 class PerplexityOptions:
     file: Path
-    model: str | None = None
-    reference: str | None = None  # a model to be held against; else `model` itself
+    engine: EngineConfig = field(default_factory=EngineConfig)  # of which a bare model's are used
+    reference: str | None = None  # a model to be held against; else the engine's
     reference_dtype: str | None = None  # what the reference computes in; neither: no reference
     context: int = 512
     chunks: int = 0  # 0: all of the text
-    dtype: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    threads: int = 0
 
 
 @dataclass(slots=True)
@@ -96,17 +94,18 @@ def run_perplexity(
     progress: Callable[[int, int, float], None],
 ) -> dict[str, Any]:
     """`progress` hears (chunks done, chunks in all, perplexity so far)."""
-    model = options.model or DEFAULT_MODEL
+    engine = options.engine
+    model = engine.model or DEFAULT_MODEL
     has_reference = options.reference is not None or options.reference_dtype is not None
     with ExitStack() as stack:
         keep = stack.enter_context
         own = AdapterOptions(
-            dtype=options.dtype,
-            quantization=options.quantization,
-            kv_cache_dtype=options.kv_cache_dtype,
+            dtype=engine.dtype,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.cache.kv_cache_dtype,
             kv_cache_layout="slot",
             max_model_len=options.context,
-            n_threads=options.threads,
+            n_threads=engine.n_threads,
         )
         encoder, adapter = _load(model, own, make_encoder)
         models = [keep(closing(adapter))]
@@ -116,20 +115,18 @@ def run_perplexity(
                 dtype=dtype,
                 kv_cache_layout="slot",
                 max_model_len=options.context,
-                n_threads=options.threads,
+                n_threads=engine.n_threads,
             )
             models.append(keep(closing(_load(options.reference or model, plain, make_encoder)[1])))
             if models[1].vocab_size != models[0].vocab_size:
-                raise InvalidInputError(
-                    f"--reference has a vocabulary of {models[1].vocab_size} tokens, the model one "
-                    f"of {models[0].vocab_size}"
+                raise refuse_count(
+                    *("reference", models[1].vocab_size, "tokens in its vocabulary"),
+                    f"those of the model, {models[0].vocab_size}",
                 )
         chunks = cut(encoder, _read(options.file), options.context)[: options.chunks or None]
         if not len(chunks):
-            raise InvalidInputError(
-                f"--file {options.file} has fewer than {options.context} tokens, one chunk of "
-                "--context"
-            )
+            limit = f"a text of at least {options.context} tokens, one chunk of --context"
+            raise refuse("file", str(options.file), limit)
         score = Score()
         for done, chunk in enumerate(chunks, 1):
             for start, stop in pieces_of(len(chunk)):
@@ -147,7 +144,9 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"--file {file}: {error}") from error
+        raise InvalidInputError(
+            f"--file {file}: {error}", field="file", value=str(file), limit="a text in UTF-8"
+        ) from error
 
 
 def _load(

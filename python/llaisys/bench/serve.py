@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llaisys.bench.http_client import ConnectionPool, Endpoint, HttpError
-from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.errors import LlaisysError
+from llaisys.common.validation import refuse
 
 MAX_REQUESTS = 1_000_000
 MAX_CONCURRENCY = 10_000
@@ -68,7 +69,7 @@ class ServeOptions:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 option = "--" + name.replace("_", "-")
-                raise InvalidInputError(f"{option} is {value}; it must be from {low} to {high}")
+                raise refuse(name, value, f"from {low} to {high}", called=option)
 
 
 @dataclass(slots=True)

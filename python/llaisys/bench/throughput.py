@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
+from llaisys.common.validation import refuse
 from llaisys.entrypoints.llm import LLM
 
 SHARED_PREFIX = 512  # tokens that the requests of the prefix cache measurement have in common
@@ -61,10 +61,12 @@ def _check_room(llm: LLM, concurrency: int, tokens: int) -> None:
     info = llm.model_info
     blocks = concurrency * -(-tokens // info.block_size)
     if blocks > info.num_blocks:
-        raise InvalidInputError(
-            f"{concurrency} requests of {tokens} tokens need {blocks} KV blocks, the cache has "
-            f"{info.num_blocks}: raise --kv-cache-memory to at least "
-            f"{blocks * info.block_size * info.kv_bytes_per_token} bytes"
+        raise refuse(
+            "concurrency",
+            concurrency,
+            f"so that requests of {tokens} tokens fit into the KV cache: they need {blocks} blocks "
+            f"of {info.num_blocks}; raise --kv-cache-memory to at least "
+            f"{blocks * info.block_size * info.kv_bytes_per_token} bytes",
         )
 
 

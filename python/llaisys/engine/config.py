@@ -272,24 +272,28 @@ def engine_parameters() -> list[inspect.Parameter]:
     ] + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in _OBJECTS]
 
 
-def add_engine_flags(
-    parser: Any, *, only: tuple[str, ...] = (), without: tuple[str, ...] = ()
-) -> None:
-    """A flag for every engine option, or for some of them."""
+def add_engine_flags(parser: Any, *, without: tuple[str, ...] = ()) -> None:
+    """A flag for every engine option; `without`: those that mean something else here."""
     group = parser.add_argument_group("engine")
     add_flags(
         group,
         [
             (name, about, default)
             for _, name, about, default in engine_options()
-            if name not in without and (not only or name in only)
+            if name not in without
         ],
     )
 
 
-def given_engine_options(options: Any) -> dict[str, Any]:
-    """What was given on the command line, for `EngineConfig.of` or `LLM`; the model is apart."""
+def given_engine_options(
+    options: Any, *, only: tuple[str, ...] = (), because: str = ""
+) -> dict[str, Any]:
+    """What was given on the command line, for `EngineConfig.of` or `LLM`; the model is apart.
+    `only`: any other is refused by its name, `because` saying why."""
     owners = (EngineConfig, *_SECTIONS.values())
     given = {name: v for owner in owners for name, v in given_flags(options, owner).items()}
     given.pop("model", None)
+    for name, value in given.items():
+        if only and name not in only:
+            raise refuse(name, value, f"left out: {because}")
     return given

@@ -20,16 +20,25 @@ if TYPE_CHECKING:
     from llaisys.bench.ops import Result
 
 
+# Of the engine's options those that mean something without an engine; the others are refused.
+OF_A_MODEL = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
+NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
+
+
 def add_commands(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure operators, a model, the engine or a server")
     kinds = bench.add_subparsers(dest="kind", metavar="KIND", required=True)
 
     ops = kinds.add_parser("ops", help="every kernel as a fraction of this machine's limits")
-    ops.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
-    ops.add_argument("--model", action="append", help="shapes of this model only; may be repeated")
-    ops.add_argument("--dtype", action="append", help="f32, bf16, q4_0, ...; may be repeated")
+    ops.add_argument(
+        "--model", dest="models", action="append", help="shapes of this model only; may be repeated"
+    )
+    ops.add_argument(
+        "--dtype", dest="dtypes", action="append", help="f32, bf16, q4_0, ...; may be repeated"
+    )
     ops.add_argument("--quick", action="store_true", help="fewer row counts")
     ops.add_argument("--json", action="store_true")
+    add_engine_flags(ops, without=("dtype",))
     ops.set_defaults(run=_ops)
 
     latency = kinds.add_parser("latency", help="one sequence: load, first token, prefill, decode")
@@ -39,8 +48,7 @@ def add_commands(commands: Any) -> None:
     latency.add_argument("--new-tokens", type=int, default=64)
     latency.add_argument("--profile", action="store_true", help="with the time of each stage")
     latency.add_argument("--json", action="store_true")
-    kept = ("device", "dtype", "quantization", "kv_cache_dtype", "n_threads")
-    add_engine_flags(latency, only=kept)
+    add_engine_flags(latency)
     latency.set_defaults(run=_latency)
 
     throughput = kinds.add_parser("throughput", help="many requests at once")
@@ -84,7 +92,7 @@ def _add_perplexity(kinds: Any) -> None:
         "--reference-dtype", choices=["f32", "f16", "bf16"], help="what the reference computes in"
     )
     parser.add_argument("--json", action="store_true")
-    add_engine_flags(parser, only=("dtype", "quantization", "kv_cache_dtype", "n_threads"))
+    add_engine_flags(parser)
     parser.set_defaults(run=_perplexity)
 
 
@@ -114,8 +122,15 @@ def _ops(options: argparse.Namespace) -> int:
     from llaisys.bench.cases import run
     from llaisys.bench.machine import print_machine
 
+    given = given_engine_options(
+        options, only=("n_threads",), because=NO_ENGINE.format("operators on the CPU")
+    )
     machine, results = run(
-        options.threads, options.model, options.dtype, options.quick, _show_progress
+        EngineConfig.of(**given).n_threads,
+        options.models,
+        options.dtypes,
+        options.quick,
+        _show_progress,
     )
     if options.json:
         document = {"machine": machine.as_json(), "results": [asdict(r) for r in results]}
@@ -141,16 +156,15 @@ def _line_of(result: Result) -> str:
 def _latency(options: argparse.Namespace) -> int:
     from llaisys.bench.latency import LatencyOptions, run_latency
 
-    engine = EngineConfig.of(model=options.model, **given_engine_options(options))
+    given = given_engine_options(
+        options,
+        only=(*OF_A_MODEL, "device", "max_model_len"),
+        because=NO_ENGINE.format("one sequence of a model"),
+    )
     result = run_latency(
         LatencyOptions(
-            model=options.model,
+            engine=EngineConfig.of(model=options.model, **given),
             shape=options.shape,
-            device=engine.device,
-            dtype=engine.dtype,
-            kv_cache_dtype=engine.cache.kv_cache_dtype,
-            quantization=engine.quantization,
-            threads=engine.n_threads,
             prompt_tokens=options.prompt_tokens,
             new_tokens=options.new_tokens,
         )
@@ -242,19 +256,17 @@ def _perplexity(options: argparse.Namespace) -> int:
     from llaisys.bench.perplexity import PerplexityOptions, run_perplexity
     from llaisys.tokenization import Tokenizer
 
-    engine = EngineConfig.of(model=options.model, **given_engine_options(options))
+    given = given_engine_options(
+        options, only=OF_A_MODEL, because=NO_ENGINE.format("a model on the CPU")
+    )
     result = run_perplexity(
         PerplexityOptions(
             file=Path(options.file),
-            model=options.model,
+            engine=EngineConfig.of(model=options.model, **given),
             reference=options.reference,
             reference_dtype=options.reference_dtype,
             context=check_int("context", options.context, 4, 1 << 20),
             chunks=check_int("chunks", options.chunks, 0, 1 << 40),
-            dtype=engine.dtype,
-            quantization=engine.quantization,
-            kv_cache_dtype=engine.cache.kv_cache_dtype,
-            threads=engine.n_threads,
         ),
         Tokenizer.from_source,
         lambda done, total, value: print(
