@@ -1,8 +1,8 @@
 """Heads that draft, as they are published: EAGLE and EAGLE-3 directories, and MTP layers, which lie
 in the model's own files or in a directory.
 
-What a head does not bring, the model gives: the embedding, and the output matrix of a head that
-drafts from the whole vocabulary. Which kind it is, its tensors say.
+What a head does not bring, the model gives: the embedding, and the output matrix, its rows as d2t
+picks them. Which kind it is, its tensors say.
 """
 
 from __future__ import annotations
@@ -82,10 +82,7 @@ class DraftHeadFiles:
         `dtype`, vectors as f32."""
         prefix, hidden = _PREFIXES[self.kind], self.config.hidden_size
         yield "in_embed", self._reader(EMBEDDING, "embed_tokens.weight", dtype), False
-        own, shared = "lm_head.weight", OUTPUT
-        if decoder_config(self.model).tie_word_embeddings:
-            shared = EMBEDDING
-        yield "out_embed", self._reader(shared, own, dtype), False
+        yield "out_embed", self._output(dtype), False
         for slot, name in _NORMS[self.kind].items():
             yield slot, self._vector(f"{name}.weight"), True
         for slot, name in _LINEARS.items():
@@ -117,6 +114,15 @@ class DraftHeadFiles:
         if self.has(own) and self.files is not self.model:
             return self._matrix(own, dtype)
         return lambda: self.model.read(shared, dtype)
+
+    def _output(self, dtype: str) -> Callable[[], Array]:
+        """The head's own rows, else the model's, of the tokens that it drafts."""
+        tied = decoder_config(self.model).tie_word_embeddings
+        shared, own = EMBEDDING if tied else OUTPUT, "lm_head.weight"
+        read, ids = self._reader(shared, own, dtype), self.token_ids
+        if ids is None or (self.has(own) and self.files is not self.model):
+            return read
+        return lambda: np.ascontiguousarray(read()[ids])
 
     def _matrix(self, name: str, dtype: str) -> Callable[[], Array]:
         return lambda: self.files.read(name, dtype)
@@ -161,7 +167,9 @@ def _head_of(files: Checkpoint, model: Checkpoint, values: dict[str, Any]) -> Dr
     if kind == "eagle3":
         layers = _feature_layers(Fields(values, files.where), target.num_layers, n_features)
     has_own = files is not model and "lm_head.weight" in names
-    vocab = files.shape("lm_head.weight")[0] if has_own else target.vocab_size
+    vocab = target.vocab_size
+    if has_own or "d2t" in names:
+        vocab = files.shape("lm_head.weight" if has_own else "d2t")[0]
     token_ids = _token_ids(files, vocab, target.vocab_size) if "d2t" in names else None
     if token_ids is None and vocab != target.vocab_size:
         raise ModelLoadError(
