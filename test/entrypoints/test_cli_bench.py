@@ -78,6 +78,24 @@ def test_bench_speculative_sets_drafts_against_none(
     assert sum(run["draft_tokens"] for run in runs) > 0
 
 
+def test_bench_speculative_simulates_drafts_of_a_given_quality(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "speculative", model, "--json", "--concurrency", "1,2"]
+    arguments += ["--new-tokens", "40"]
+    assert main([*arguments, "--simulate", "1"]) == 0
+    runs = json.loads(capsys.readouterr().out)
+    assert [(run["concurrency"], run["drafts_per_step"]) for run in runs] == [(1, 4), (2, 4)]
+    for run in runs:
+        assert run["same_tokens"] and run["acceptance"] == 1.0 and run["tokens_per_step"] > 4
+    assert main([*arguments, "--simulate", "0"]) == 0
+    assert {run["tokens_per_step"] for run in json.loads(capsys.readouterr().out)} == {1.0}
+    assert main([*arguments, "--simulate", "2"]) != 0
+    assert "simulate" in capsys.readouterr().err
+    assert main([*arguments, "--shape", "qwen2.5-7b"]) != 0
+    assert "left out without --simulate" in capsys.readouterr().err
+
+
 def test_bench_throughput_refuses_what_the_cache_cannot_hold(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Of the engine's options those that mean something without an engine; the others are refused.
 OF_A_MODEL = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
 NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
+SIMULATED_PROMPT = 128  # tokens
 
 
 def add_commands(commands: Any) -> None:
@@ -58,6 +59,10 @@ def add_commands(commands: Any) -> None:
     _add_load(throughput, _throughput, concurrency="1,8,32", new_tokens=64, repeats=5)
     speculative = kinds.add_parser("speculative", help="the same requests with drafts and without")
     _add_load(speculative, _speculative, concurrency="1,8", new_tokens=128, repeats=3)
+    speculative.add_argument(
+        "--simulate", type=float, help="drafts that are right with this chance; MODEL or --shape"
+    )
+    speculative.add_argument("--shape", help="with --simulate: random weights of this shape")
     structured = kinds.add_parser("structured", help="requests with a JSON schema and without")
     _add_load(structured, _structured, concurrency="1,8", new_tokens=128, repeats=5)
     _add_perplexity(kinds)
@@ -231,6 +236,10 @@ def _speculative(options: argparse.Namespace) -> int:
     from llaisys.bench.speculative import run_speculative
 
     concurrencies = _concurrencies(options)
+    if options.simulate is not None:
+        return _simulated(options, concurrencies)
+    if options.shape is not None:
+        raise refuse("shape", options.shape, "left out without --simulate")
     if options.speculative_config is None:
         options.speculative_config = {}
     with open_llm(options) as drafted:
@@ -239,6 +248,26 @@ def _speculative(options: argparse.Namespace) -> int:
             runs = run_speculative(
                 drafted, plain, concurrencies, options.new_tokens, options.repeats
             )
+    _print_runs(runs, options.json)
+    return 0 if all(run["same_tokens"] for run in runs) else 1
+
+
+def _simulated(options: argparse.Namespace, concurrencies: list[int]) -> int:
+    from llaisys.bench.simulated import run_simulated
+
+    model = options.model
+    if options.shape is not None:
+        from llaisys.bench.latency import shape_model_path
+
+        model = str(shape_model_path(options.shape, options.dtype or "auto"))
+    runs = run_simulated(
+        model,
+        given_engine_options(options),
+        options.simulate,
+        concurrencies,
+        SIMULATED_PROMPT,
+        options.new_tokens,
+    )
     _print_runs(runs, options.json)
     return 0 if all(run["same_tokens"] for run in runs) else 1
 

@@ -1,0 +1,172 @@
+"""`llaisys bench speculative --simulate RATE`: what a step with drafts costs, whoever makes them.
+
+The drafts are what the model said without any, each of them spoilt with the chance 1 - RATE: so the
+cost of verification can be measured on random weights, whose text nobody can guess.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.request import Request
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import SchedulerOutputs, StepOutput
+from llaisys.common.validation import refuse
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.llm_engine import LLMEngine
+from llaisys.engine.speculative import Proposer, Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    concurrency: int
+    drafts_per_step: int  # of a request
+    acceptance: float  # of a draft whose forerunners were accepted
+    plain_step_ms: float
+    step_ms: float  # with drafts for every request
+    step_cost: float  # step_ms / plain_step_ms
+    tokens_per_step: float  # of a request
+    speedup: float
+    same_tokens: bool
+
+
+class Reciter(Proposer):
+    """Knows the answers, and says some of their tokens wrong."""
+
+    def __init__(self, rate: float, count: int, vocab_size: int) -> None:
+        self.answers: dict[str, list[int]] = {}  # request id -> prompt and answer
+        self._rate, self._count, self._vocab_size = rate, count, vocab_size
+        self._random = random.Random(1)
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
+        return [self._recited(r, min(self._count, n)) for r, n in zip(requests, counts, strict=True)]
+
+    def _recited(self, request: Request, count: int) -> list[int]:
+        known = request.num_tokens
+        return [
+            token if self._random.random() < self._rate else (token + 1) % self._vocab_size
+            for token in self.answers[request.request_id][known : known + count]
+        ]
+
+    def forget(self, seq_id: int) -> None:
+        pass
+
+
+class EveryStep(Speculator):
+    """Drafts of one length for every request in every step: nothing is learned."""
+
+    def propose(self, running: Sequence[Request]) -> None:
+        asked = [r for r in running if r.num_tokens - r.num_computed_tokens == 1]
+        rooms = [max(0, r.max_total_tokens - r.num_tokens - 1) for r in asked]
+        drafts = self.proposer.propose(asked, rooms)
+        for request, draft in zip(asked, drafts, strict=True):
+            request.draft_token_ids = list(draft)
+
+    def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float) -> None:
+        for seq_id, draft in plan.draft_token_ids.items():
+            self._count(len(draft), max(0, len(output.sampled.get(seq_id, ())) - 1))
+
+
+@dataclass(slots=True)
+class _Timed:
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    steps: list[float] = field(default_factory=list)  # seconds of those in which all decode
+    drawn: int = 0  # tokens of those steps
+    seconds: float = 0.0  # of the same
+
+
+def run_simulated(
+    model: str,
+    options: dict[str, Any],  # of the engine, by name; speculative_config apart
+    rate: float,
+    concurrencies: list[int],
+    prompt_tokens: int,
+    new_tokens: int,
+) -> list[dict[str, Any]]:
+    """An engine without drafts first, then one with them: two models are never loaded at once."""
+    if not 0 <= rate <= 1:
+        raise refuse("simulate", rate, "a chance from 0 to 1")
+    given = {"num_speculative_tokens": 4, **(options.pop("speculative_config", None) or {})}
+    given |= {"method": "ngram", "disable_by_batch_size": 1 << 16}
+    config = EngineConfig.of(model=model, **options)
+    plain: dict[int, _Timed] = {}
+    prompts: dict[int, list[list[int]]] = {}
+    engine = LLMEngine(config)
+    try:
+        vocab_size, rng = engine.model_info.vocab_size, np.random.default_rng(0)
+        for count in concurrencies:
+            prompts[count] = rng.integers(0, vocab_size, (count, prompt_tokens)).tolist()
+            _timed(engine, prompts[count], 8)  # the first steps of a size prepare it
+            plain[count] = _timed(engine, prompts[count], new_tokens)
+    finally:
+        engine.close()
+    engine = LLMEngine(EngineConfig.of(model=model, speculative_config=given, **options))
+    try:
+        speculative = engine.core.speculator
+        assert speculative is not None
+        drafts = speculative.config.num_speculative_tokens
+        reciter = Reciter(rate, drafts, vocab_size)
+        results = []
+        for count in concurrencies:
+            every = engine.core.speculator = EveryStep(speculative.config, reciter, vocab_size)
+            reciter.answers = {
+                name: [*prompt, *plain[count].tokens[name]]
+                for name, prompt in zip(_names(count), prompts[count], strict=True)
+            }
+            _timed(engine, prompts[count], 8)
+            drafted = _timed(engine, prompts[count], new_tokens)
+            shares = every.stats.num_accepted_tokens, every.stats.num_draft_tokens
+            results.append(asdict(_summary(count, drafts, plain[count], drafted, shares)))
+        return results
+    finally:
+        engine.close()
+
+
+def _names(count: int) -> list[str]:
+    return [f"r{index}" for index in range(count)]
+
+
+def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> _Timed:
+    params = SamplingParams(
+        max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
+    )
+    for name, prompt in zip(_names(len(prompts)), prompts, strict=True):
+        engine.submit(prompt, params, name, stream=True)
+    timed = _Timed({name: [] for name in _names(len(prompts))})
+    while engine.has_unfinished():
+        is_decoding = all(timed.tokens.values())
+        begin = time.perf_counter()
+        outputs = engine.step()
+        seconds = time.perf_counter() - begin
+        for output in outputs:
+            timed.tokens[output.request_id] += output.token_ids
+        if is_decoding and {o.request_id for o in outputs if o.token_ids} == set(timed.tokens):
+            timed.steps.append(seconds)
+            timed.drawn += sum(len(output.token_ids) for output in outputs)
+            timed.seconds += seconds
+    return timed
+
+
+def _summary(
+    count: int, drafts: int, plain: _Timed, drafted: _Timed, shares: tuple[int, int]
+) -> SimulatedRun:
+    before, after = statistics.median(plain.steps), statistics.median(drafted.steps)
+    speeds = [run.drawn / run.seconds for run in (plain, drafted)]
+    return SimulatedRun(
+        concurrency=count,
+        drafts_per_step=drafts,
+        acceptance=round(shares[0] / max(1, shares[1]), 3),
+        plain_step_ms=round(1e3 * before, 4),
+        step_ms=round(1e3 * after, 4),
+        step_cost=round(after / before, 4),
+        tokens_per_step=round(drafted.drawn / (count * len(drafted.steps)), 3),
+        speedup=round(speeds[1] / speeds[0], 3),
+        same_tokens=plain.tokens == drafted.tokens,
+    )
