@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Train heads that draft for a model, on what the model itself says.
 
-    scripts/train_draft_head.py --out heads                          the default model, an EAGLE head
+    scripts/train_draft_head.py --out heads                         the default model, an EAGLE head
     scripts/train_draft_head.py --kinds eagle,eagle3,mtp --device cuda --out heads
 
 The model answers prompts, in torch; then a layer is trained to say what the model said next. Needs
 torch, and a GPU to be done in minutes; the library need not be built. Written are, for each kind,
-OUT/KIND/model.safetensors and config.json, which `--speculative-config '{"method": "eagle", "model":
-"heads/eagle"}'` opens, and README.md, which says what the head was trained on and how often its
+OUT/KIND/model.safetensors and config.json, which `--speculative-config '{"method": "eagle",
+"model": "heads/eagle"}'` opens, and README.md, which says what the head was trained on and how often its
 drafts are right. docs/speculative.md has the recipe.
 """
 
@@ -109,12 +109,12 @@ def card_of(
     model = DEFAULT_MODEL if options.model is None else Path(options.model).name
     return (
         f"# A draft head ({kind}) for {model}\n\n"
-        "Drafts tokens for that model and no other. Trained by `scripts/train_draft_head.py` on what "
-        f"the model itself answered to {len(answers.lens)} prompts ({source}), {tokens} tokens, half "
-        f"of them greedy and half at temperature {TEMPERATURE}; no other text was used. The output "
-        "matrix is the model's own.\n\n"
-        f"- {len(losses)} steps of {options.batch} answers, chains of {options.depth}, learning rate "
-        f"{options.rate}, seed {options.seed}\n"
+        "Drafts tokens for that model and no other. Trained by `scripts/train_draft_head.py` on "
+        f"what the model itself answered to {len(answers.lens)} prompts ({source}), {tokens} "
+        f"tokens, half of them greedy and half at temperature {TEMPERATURE}; no other text was "
+        "used. The output matrix is the model's own.\n\n"
+        f"- {len(losses)} steps of {options.batch} answers, chains of {options.depth}, learning "
+        f"rate {options.rate}, seed {options.seed}\n"
         f"- drafts from {options.draft_vocab} tokens, which are {covered:.1%} of the answers; "
         f"intermediate size {options.intermediate}\n"
         f"- loss: first {losses[0]:.3f}, last {losses[-1]:.3f}\n"
@@ -159,7 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
         card = card_of(options, kind, answers, losses[kind], covered, rates)
         size = head.write(options.out / kind, token_ids, layers, card)
         shown = " ".join(f"{rate:.3f}" for rate in rates)
-        print(f"{options.out / kind}: {size / 1e6:.1f} MB; right up to draft n: {shown}", flush=True)
+        print(
+            f"{options.out / kind}: {size / 1e6:.1f} MB; right up to draft n: {shown}", flush=True
+        )
     return losses
 
 

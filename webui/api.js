@@ -110,7 +110,7 @@ export const writeSession = (id, title, messages) => call(`v1/sessions/${id}`, {
 
 export const deleteSession = (id) => call(`v1/sessions/${id}`, { method: "DELETE" });
 
-/** Name -> number, without prefix, summed over labels. Histograms' buckets are left out. */
+/** Name -> number, without prefix, summed over labels; with a label `position` also name.position. Histograms' buckets are left out. */
 export async function metrics() {
 	const text = await (await call("metrics")).text();
 	const values = {};
@@ -118,7 +118,9 @@ export async function metrics() {
 		if (!line.startsWith(PREFIX) || line.includes("_bucket{")) continue;
 		const end = line.search(/[{ ]/);
 		const name = line.slice(PREFIX.length, end);
-		values[name] = (values[name] ?? 0) + Number(line.slice(line.lastIndexOf(" ") + 1));
+		const value = Number(line.slice(line.lastIndexOf(" ") + 1));
+		const position = /[{,]position="(\d+)"/.exec(line)?.[1];
+		for (const key of position === undefined ? [name] : [name, `${name}.${position}`]) values[key] = (values[key] ?? 0) + value;
 	}
 	return values;
 }

@@ -69,6 +69,7 @@ export class DebugBar {
 			["Waiting", count(server.num_requests_waiting)],
 			["KV in use", server.kv_cache_usage_perc === undefined ? null : percent(server.kv_cache_usage_perc)],
 		];
+		if (drafts) facts.splice(7, 0, ["Tokens of a step", lengths(server)], ["Right by place", places(server)]);
 		const memory = server.gpu_memory_total_bytes; // nothing of it on a CPU
 		if (memory) facts.push(["GPU memory", percent(server.gpu_memory_used_bytes / memory)]);
 		if (server.gpu_usage_perc !== undefined) facts.push(["GPU busy", percent(server.gpu_usage_perc)]);
@@ -80,3 +81,20 @@ export class DebugBar {
 const time = (ms) => ms === undefined || ms === null ? null : ms < 1000 ? `${ms} ms` : `${(ms / 1000).toFixed(2)} s`;
 const count = (value, unit = "") => Number.isFinite(value) ? `${value} ${unit}`.trim() : null;
 const percent = (part) => Number.isFinite(part) ? `${(100 * part).toFixed(part > 0 && part < 0.1 ? 1 : 0)} %` : "0 %";
+
+/** Tokens that a step with drafts brings a request, the drawn one included. */
+function lengths(server) {
+	const asked = server.spec_decode_num_drafts_total;
+	return asked ? (1 + (server.spec_decode_num_accepted_tokens_total ?? 0) / asked).toFixed(2) : null;
+}
+
+/** How many of the drafts were right up to their first, second .. token; places that none reached are left out. */
+function places(server) {
+	const asked = server.spec_decode_num_drafts_total, shares = [];
+	for (let place = 0; asked; place++) {
+		const accepted = server[`spec_decode_num_accepted_tokens_per_pos_total.${place}`];
+		if (!accepted) break;
+		shares.push(Math.round(100 * accepted / asked));
+	}
+	return shares.length ? `${shares.join(" · ")} %` : null;
+}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from draft_training.teacher import norm, rotated, rotation
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from draft_training.teacher import norm, rotated, rotation
 from llaisys.models.families.model_config import ModelConfig
 
 PREFIXES = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": "model.mtp_layers.0."}
@@ -91,9 +91,11 @@ class Head(nn.Module):
 
     # ---- a chain of drafts ---------------------------------------------------------------------
 
-    def forward(self, embedded: Tensor, features: Tensor, depth: int, output: Tensor) -> list[Tensor]:
+    def forward(
+        self, embedded: Tensor, features: Tensor, depth: int, output: Tensor
+    ) -> list[Tensor]:
         """Logits of the drafts 1 .. depth behind each row: [batch, n, hidden], [batch, n, features]
-        -> depth times [batch, n, draft vocabulary]; row r of draft j is right about token r + 2 when
+        -> depth times [batch, n, draft vocabulary]; row r of draft j is about token r + 2, given that
         the drafts before it are the true tokens. The first j - 1 rows of draft j mean nothing.
         `output`: the model's rows of the tokens that can be drafted."""
         chain: list[tuple[Tensor, Tensor]] = []  # keys and values of each draft's rows
@@ -116,7 +118,9 @@ class Head(nn.Module):
             drafts.append(functional.linear(x, output))
         return drafts
 
-    def _fused(self, embedded: Tensor, features: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _fused(
+        self, embedded: Tensor, features: Tensor, own: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """(residual, what attention sees) of tokens and hidden states, the model's or its `own`."""
         if self.kind == "eagle":
             given = (features if own is None else own) * self.scale.reciprocal()
@@ -124,9 +128,7 @@ class Head(nn.Module):
             x = functional.linear(torch.cat([token, given.to(token.dtype)], -1), self.get("fc"))
             return x, x
         if self.kind == "mtp":
-            hidden = self._norm(
-                features if own is None else own, f"{self.prefix}hidden_layernorm"
-            )
+            hidden = self._norm(features if own is None else own, f"{self.prefix}hidden_layernorm")
             token = self._norm(embedded, f"{self.prefix}token_layernorm")
             x = functional.linear(torch.cat([hidden, token], -1), self.layer("input_proj"))
             return x, self._norm(x, f"{self.prefix}input_layernorm")
@@ -142,8 +144,9 @@ class Head(nn.Module):
         """Adds this draft's keys and values to the chain."""
         config, (batch, n, _) = self.config, inner.shape
         q, k, v = (
-            functional.linear(inner, self.layer(f"self_attn.{letter}_proj"))
-            .view(batch, n, -1, config.head_dim)
+            functional.linear(inner, self.layer(f"self_attn.{letter}_proj")).view(
+                batch, n, -1, config.head_dim
+            )
             for letter in "qkv"
         )
         cos, sin = (p[:, None] for p in rotation(torch.arange(n, device=inner.device), config))
@@ -191,7 +194,9 @@ class Head(nn.Module):
             if self.kind == "eagle":
                 fc[:, : -len(self.scale)] /= self.token_scale
             tensors["fc.weight"] = fc
-        tensors = {name: value.to("cpu", torch.float16).contiguous() for name, value in tensors.items()}
+        tensors = {
+            name: value.to("cpu", torch.float16).contiguous() for name, value in tensors.items()
+        }
         tensors["d2t"] = torch.from_numpy(token_ids - np.arange(len(token_ids)))
         save_file(tensors, directory / "model.safetensors")
         config = self.config

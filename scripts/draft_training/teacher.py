@@ -91,8 +91,8 @@ class Teacher:
     def _run(
         self, tokens: Tensor, start: int, cache: Tensor | None, kept: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """Tokens [batch, n] at positions from `start` on: the hidden states behind the last norm, and
-        the inputs of the layers in `kept`. With a `cache`, n is 1 and keys and values go to
+        """Tokens [batch, n] at positions from `start` on: the hidden states behind the last norm,
+        and the inputs of the layers in `kept`. With a `cache`, n is 1 and keys and values go to
         [layers, 2, batch, kv heads, room, head_dim]; without, the rows are whole sequences."""
         config, (batch, n) = self.config, tokens.shape
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -149,8 +149,8 @@ class Teacher:
         seconds: float,
         seed: int,
     ) -> Answers:
-        """What follows each prompt, up to the model's end token; as many prompts, from the first on,
-        as fit into the time."""
+        """What follows each prompt, up to the model's end token; as many prompts, from the first
+        on, as fit into the time."""
         generator = torch.Generator(self.device).manual_seed(seed)
         begin, parts = time.monotonic(), []
         longest = max(len(prompt) for prompt in prompts) + new_tokens

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from draft_training.head import Head
-from draft_training.teacher import Answers, Teacher
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+
+from draft_training.head import Head
+from draft_training.teacher import Answers, Teacher
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Rows:
 
 
 def frequent_tokens(answers: Answers, vocab: int, count: int) -> tuple[NDArray[np.int64], float]:
-    """The `count` that answers have most, rising, and their share of all; the lowest ids where there
-    are not so many."""
+    """The `count` that answers have most, rising, and their share of all; the lowest ids where
+    there are not so many."""
     counts = token_counts(answers, vocab)
     order = np.argsort(-counts, kind="stable")[:count]
     return np.sort(order).astype(np.int64), float(counts[order].sum() / counts.sum())

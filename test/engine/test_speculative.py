@@ -39,6 +39,9 @@ class NothingCosts(DraftCosts):
     def price(self, running: int) -> float:
         return 0.0
 
+    def first_price(self, running: int) -> float:
+        return 0.0
+
     def wants_plain_step(self, running: int) -> bool:
         return False
 

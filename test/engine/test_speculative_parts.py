@@ -109,6 +109,22 @@ def test_the_price_is_learned_from_the_steps():
     assert costs.wants_plain_step(1)
 
 
+def test_catching_up_is_in_the_price_of_the_first_draft():
+    costs = DraftCosts()
+    costs.note(2, 0, 0.010)
+    assert costs.first_price(2) == costs.price(2) and costs.first_price(1) == costs.price(1)
+    costs.note_catching_up(0.64)  # 10 ms for each of the drafts that are hoped for, 2 tokens
+    assert costs.first_price(2) == pytest.approx(costs.price(2) + 2)
+    for _ in range(100):
+        costs.note_drafts(8)  # many drafts for it: a small share of each
+    assert costs.first_price(2) < costs.price(2) + 0.1
+    costs.note_catching_up(64.0)
+    assert costs.first_price(2) > 1
+    for _ in range(5000):
+        costs.note(2, 0, 0.010)  # believed less and less while nobody pays it
+    assert costs.first_price(2) < 1
+
+
 class Ones(NgramProposer):
     """One answer for everybody."""
 

@@ -64,7 +64,8 @@ def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServe
     assert re.fullmatch(r"[\d.]+ tok/s", facts["Speed"])
     assert facts["Answer"] == "30 tokens" and facts["Prompt"] == "80 tokens"
     assert facts["Cached"] == "60 (75 %)" and facts["Prefix hits"] == "75 %"
-    assert facts["Drafts right"] == "75 %"
+    assert facts["Drafts right"] == "75 %" and facts["Tokens of a step"] == "2.50"
+    assert facts["Right by place"] == "90 · 60 %"
     assert facts["Running"] == "2" and facts["Waiting"] == "1" and facts["KV in use"] == "25 %"
     assert "GPU memory" not in facts
     before = dict(fake.metrics)

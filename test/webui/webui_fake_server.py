@@ -89,8 +89,12 @@ class FakeServer(ThreadingHTTPServer):
             "kv_cache_usage_perc": 0.25,
             "prefix_cache_queries_total": 200.0,
             "prefix_cache_hits_total": 150.0,
+            "spec_decode_num_drafts_total": 20.0,
             "spec_decode_num_draft_tokens_total": 40.0,
             "spec_decode_num_accepted_tokens_total": 30.0,
+            'spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"}': 18.0,
+            'spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="1"}': 12.0,
+            'spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="2"}': 0.0,
         }
 
     @property
@@ -159,7 +163,11 @@ class Handler(BaseHTTPRequestHandler):
         elif (name := path.removeprefix("/v1/sessions/")) in self.server.sessions:
             self._json({"id": name, **self.server.sessions[name]})
         elif path == "/metrics":
-            lines = [f'llaisys:{k}{{model_name="m"}} {v}' for k, v in self.server.metrics.items()]
+            labels = '{model_name="m"}'
+            lines = [
+                f"llaisys:{name}{'' if '{' in name else labels} {value}"
+                for name, value in self.server.metrics.items()
+            ]
             self._send(200, "\n".join(lines).encode(), "text/plain")
         else:
             self._refuse(404, f"no route {path}")

@@ -46,7 +46,9 @@ class Reciter(Proposer):
         self._random = random.Random(1)
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
-        return [self._recited(r, min(self._count, n)) for r, n in zip(requests, counts, strict=True)]
+        return [
+            self._recited(r, min(self._count, n)) for r, n in zip(requests, counts, strict=True)
+        ]
 
     def _recited(self, request: Request, count: int) -> list[int]:
         known = request.num_tokens

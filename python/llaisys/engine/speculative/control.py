@@ -8,6 +8,7 @@ and then, more and more rarely.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -91,15 +92,20 @@ class Speculator:
             course = self._courses.get(request.seq_id)
             if course is None:
                 course = self._courses[request.seq_id] = _Course()
-            length = course.next_length(price, most)
+                length = course.next_length(self.costs.first_price(count), most)
+            else:
+                length = course.next_length(price, most)
             if length:
                 requests.append(request)
                 counts.append(min(room, length))
         if not requests:
             return
+        begin = time.perf_counter()
         drafts = self.proposer.propose(requests, counts)
-        for request, count, draft in zip(requests, counts, drafts, strict=True):
-            request.draft_token_ids = self._usable(draft, count)
+        if self.proposer.is_catching_up:
+            self.costs.note_catching_up(time.perf_counter() - begin)
+        for request, wanted, draft in zip(requests, counts, drafts, strict=True):
+            request.draft_token_ids = self._usable(draft, wanted)
 
     def _usable(self, draft: Sequence[int], count: int) -> list[int]:
         """The tokens before the first that the model does not have."""
@@ -120,6 +126,7 @@ class Speculator:
             accepted = len(output.sampled.get(seq_id, ())) - 1
             if accepted >= 0:  # else nothing could be drawn, and the request ends
                 self._count(len(draft), accepted)
+                self.costs.note_drafts(len(draft))
                 self._courses[seq_id].learn(len(draft), accepted)
         if not plan.num_prefill_tokens and not self.proposer.is_catching_up:
             drafts = plan.num_decode_tokens - plan.batch_size
