@@ -7,8 +7,8 @@
 The model answers prompts, in torch; then a layer is trained to say what the model said next. Needs
 torch, and a GPU to be done in minutes; the library need not be built. Written are, for each kind,
 OUT/KIND/model.safetensors and config.json, which `--speculative-config '{"method": "eagle",
-"model": "heads/eagle"}'` opens, and README.md, which says what the head was trained on and how often its
-drafts are right. docs/speculative.md has the recipe.
+"model": "heads/eagle"}'` opens, and README.md, which says what the head was trained on and how
+often its drafts are right. docs/speculative.md has the recipe.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from draft_training.answers import Answers, answer_all
 from draft_training.head import PREFIXES, Head
 from draft_training.prompts import Message, make_conversations
-from draft_training.teacher import Answers, Teacher
+from draft_training.teacher import Teacher
 from draft_training.training import (
     Recipe,
+    Training,
     acceptance,
     feature_scale,
     frequent_tokens,
@@ -32,6 +34,7 @@ from draft_training.training import (
     token_counts,
     train,
 )
+from numpy.typing import NDArray
 
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
@@ -39,6 +42,7 @@ from llaisys.tokenization.tokenizer import Tokenizer
 
 TEMPERATURE = 0.7  # of the answers that are not greedy
 HELD_OUT = 0.03  # share of the answers that only test the heads
+SAVED = 20  # seconds of training after which a head is written, as it is
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -79,17 +83,15 @@ def conversations(options: argparse.Namespace) -> list[list[Message]]:
 def answers_of(options: argparse.Namespace, teacher: Teacher, tokenizer: Tokenizer) -> Answers:
     """Half of them greedy."""
     begin = time.monotonic()
-    prompts = [tokenizer.encode_chat(messages) for messages in conversations(options)]
-    print(f"{len(prompts)} prompts, {time.monotonic() - begin:.0f} s", flush=True)
-    heat = [TEMPERATURE * (index % 2) for index in range(len(prompts))]
-    begin = time.monotonic()
-    answers = teacher.answer(
-        prompts,
-        heat,
+    asked = conversations(options)
+    answers = answer_all(
+        teacher,
+        len(asked),
+        lambda index: tokenizer.encode_chat(asked[index]),
+        lambda index: TEMPERATURE * (index % 2),
         options.new_tokens,
         options.answer_batch,
         options.answer_seconds,
-        options.seed,
     )
     seconds, tokens = time.monotonic() - begin, int((answers.lens - answers.prompt_lens).sum())
     print(f"{len(answers.lens)} answers, {tokens} tokens, {seconds:.0f} s", flush=True)
@@ -113,13 +115,13 @@ def card_of(
         f"what the model itself answered to {len(answers.lens)} prompts ({source}), {tokens} "
         f"tokens, half of them greedy and half at temperature {TEMPERATURE}; no other text was "
         "used. The output matrix is the model's own.\n\n"
-        f"- {len(losses)} steps of {options.batch} answers, chains of {options.depth}, learning "
-        f"rate {options.rate}, seed {options.seed}\n"
+        f"- steps of {options.batch} answers for {options.seconds:g} s, chains of {options.depth}, "
+        f"learning rate {options.rate}, seed {options.seed}\n"
         f"- drafts from {options.draft_vocab} tokens, which are {covered:.1%} of the answers; "
         f"intermediate size {options.intermediate}\n"
-        f"- loss: first {losses[0]:.3f}, last {losses[-1]:.3f}\n"
+        f"- loss: {f'first {losses[0]:.3f}, last {losses[-1]:.3f}' if losses else 'unfinished'}\n"
         "- answers that it was not trained on: drafts 1 .. n all right in "
-        f"{', '.join(f'{rate:.1%}' for rate in rates)} of the places\n"
+        f"{', '.join(f'{rate:.1%}' for rate in rates) or 'an unknown part'} of the places\n"
     )
 
 
@@ -138,30 +140,52 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     shares = np.sort(token_counts(answers, vocab))[::-1].cumsum()
     for count in (1024, 2048, 4096, 8192):
         print(f"{count} tokens cover {shares[min(count, vocab) - 1] / shares[-1]:.1%}")
-    token_ids, covered = frequent_tokens(answers, vocab, min(options.draft_vocab, vocab))
     order = rng.permutation(len(answers.lens))
+    return {kind: one_kind(options, kind, teacher, answers, order, rng) for kind in options.kinds}
+
+
+def one_kind(
+    options: argparse.Namespace,
+    kind: str,
+    teacher: Teacher,
+    answers: Answers,
+    order: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> list[float]:
+    """Train a head and write it; its losses. Every SAVED seconds what there is is written."""
+    vocab = teacher.config.vocab_size
+    token_ids, covered = frequent_tokens(answers, vocab, min(options.draft_vocab, vocab))
     held = max(1, int(HELD_OUT * len(order)))
-    rows = make_rows(answers, order[held:], teacher, token_ids)
-    test = make_rows(answers, order[:held], teacher, token_ids)
+    layers = tuple(map(int, options.layers.split(","))) if kind == "eagle3" else (-1,)
+    begin = time.monotonic()
+    rows, test = (
+        make_rows(answers, chosen, teacher, token_ids, layers)
+        for chosen in (order[held:], order[:held])
+    )
+    print(f"hidden states, {time.monotonic() - begin:.0f} s", flush=True)
     recipe = Recipe(options.steps, options.seconds, options.batch, options.rate, options.depth)
-    losses: dict[str, list[float]] = {}
-    for kind in options.kinds:
-        layers = tuple(map(int, options.layers.split(","))) if kind == "eagle3" else (-1,)
-        scale = feature_scale(rows, teacher, layers)
-        token_scale = float(teacher.embedding.float().pow(2).mean().sqrt())
-        head = Head(
-            kind, teacher.config, options.intermediate, scale, token_scale, teacher.last_norm
-        )
-        losses[kind] = train(
-            head, rows, teacher, layers, recipe, rng, lambda text: print(text, flush=True)
-        )
-        rates = acceptance(head, test, teacher, layers, options.depth + 1, options.batch)
-        card = card_of(options, kind, answers, losses[kind], covered, rates)
-        size = head.write(options.out / kind, token_ids, layers, card)
-        shown = " ".join(f"{rate:.3f}" for rate in rates)
-        print(
-            f"{options.out / kind}: {size / 1e6:.1f} MB; right up to draft n: {shown}", flush=True
-        )
+    token_scale = float(teacher.embedding.float().pow(2).mean().sqrt())
+    scale = feature_scale(rows)
+    head = Head(kind, teacher.config, options.intermediate, scale, token_scale, teacher.last_norm)
+    training = Training(head, rows, teacher, recipe)
+    saved = 0.0
+
+    def write(losses: list[float], rates: list[float]) -> int:
+        card = card_of(options, kind, answers, losses, covered, rates)
+        return head.write(options.out / kind, token_ids, layers, card)
+
+    def show(text: str, seconds: float) -> None:
+        nonlocal saved
+        print(text, flush=True)
+        if seconds - saved > SAVED:
+            saved = seconds
+            write([], [])
+
+    losses = train(training, rng, show)
+    rates = acceptance(head, test, options.depth + 1, options.batch)
+    size = write(losses, rates)
+    shown = " ".join(f"{rate:.3f}" for rate in rates)
+    print(f"{options.out / kind}: {size / 1e6:.1f} MB; right up to draft n: {shown}", flush=True)
     return losses
 
 

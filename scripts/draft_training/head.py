@@ -95,8 +95,8 @@ class Head(nn.Module):
         self, embedded: Tensor, features: Tensor, depth: int, output: Tensor
     ) -> list[Tensor]:
         """Logits of the drafts 1 .. depth behind each row: [batch, n, hidden], [batch, n, features]
-        -> depth times [batch, n, draft vocabulary]; row r of draft j is about token r + 2, given that
-        the drafts before it are the true tokens. The first j - 1 rows of draft j mean nothing.
+        -> depth times [batch, n, draft vocabulary]; row r of draft j is about token r + 2, given
+        that the drafts before it are the true tokens. The first j - 1 rows of draft j mean nothing.
         `output`: the model's rows of the tokens that can be drafted."""
         chain: list[tuple[Tensor, Tensor]] = []  # keys and values of each draft's rows
         own: Tensor | None = None
@@ -149,7 +149,7 @@ class Head(nn.Module):
             )
             for letter in "qkv"
         )
-        cos, sin = (p[:, None] for p in rotation(torch.arange(n, device=inner.device), config))
+        cos, sin = rotation(torch.arange(n, device=inner.device), config)
         groups = config.num_heads // config.num_kv_heads
         q, k = rotated(q, cos, sin).transpose(1, 2), rotated(k, cos, sin).transpose(1, 2)
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v.transpose(1, 2)))

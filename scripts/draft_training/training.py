@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from draft_training.answers import Answers, repeatable
 from draft_training.head import Head
-from draft_training.teacher import Answers, Teacher
+from draft_training.teacher import Teacher
+
+SKIPPED = 24  # rows that a head does not see at the beginning, at most: a known prefix
+WARMING = 0.03  # share of the training in which the rate rises
 
 
 @dataclass(frozen=True)
@@ -29,55 +33,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences on the device, rising by length, and what the head may draft of them."""
+    """Sequences and the model's hidden states of them, on the device."""
 
     tokens: Tensor  # [n, longest]
     prompt_lens: Tensor  # [n]
     lens: Tensor  # [n]
+    last: Tensor  # [n, longest, hidden]: behind the last norm
+    features: Tensor  # [n, longest, features]: what the head sees
     rank: Tensor  # [vocabulary]: the row of the draft vocabulary, or -1
     output: Tensor  # [draft vocabulary, hidden]: the model's rows
-
-
-def frequent_tokens(answers: Answers, vocab: int, count: int) -> tuple[NDArray[np.int64], float]:
-    """The `count` that answers have most, rising, and their share of all; the lowest ids where
-    there are not so many."""
-    counts = token_counts(answers, vocab)
-    order = np.argsort(-counts, kind="stable")[:count]
-    return np.sort(order).astype(np.int64), float(counts[order].sum() / counts.sum())
-
-
-def token_counts(answers: Answers, vocab: int) -> NDArray[np.int64]:
-    places = np.arange(answers.tokens.shape[1])[None]
-    is_answer = (places >= answers.prompt_lens[:, None]) & (places < answers.lens[:, None])
-    return np.bincount(answers.tokens[is_answer], minlength=vocab)
-
-
-def make_rows(
-    answers: Answers, chosen: NDArray[np.int64], teacher: Teacher, token_ids: NDArray[np.int64]
-) -> Rows:
-    chosen = chosen[answers.lens[chosen] - answers.prompt_lens[chosen] >= 3]
-    chosen = chosen[np.argsort(answers.lens[chosen], kind="stable")]
-    ids = torch.from_numpy(token_ids).to(teacher.device)
-    rank = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
-    rank[ids] = torch.arange(len(token_ids), device=teacher.device)
-
-    def on_device(values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values[chosen]).to(teacher.device)
-
-    return Rows(
-        on_device(answers.tokens),
-        on_device(answers.prompt_lens),
-        on_device(answers.lens),
-        rank,
-        teacher.output[ids],
-    )
-
-
-def feature_scale(rows: Rows, teacher: Teacher, layers: Sequence[int]) -> Tensor:
-    """How large each number of the hidden states is on average, [features]."""
-    longest = int(rows.lens[-1])
-    features = teacher.hidden(rows.tokens[-32:, :longest], layers).float()
-    return features.pow(2).mean((0, 1)).sqrt().clamp_min(1e-3)
+    embedding: Tensor  # [vocabulary, hidden]
 
 
 @dataclass(frozen=True)
@@ -89,74 +54,135 @@ class Batch:
     counts: Tensor  # [batch, n]: whether token r + 2 is of an answer
 
 
-def batches(
-    rows: Rows, teacher: Teacher, layers: Sequence[int], size: int, rng: np.random.Generator
-) -> Iterator[Batch]:
-    """Once through all sequences, those of similar length together, in any order."""
-    starts = np.arange(0, len(rows.lens), size)
-    for start in rng.permutation(starts):
-        part = slice(int(start), int(start) + size)
-        yield make_batch(rows, teacher, layers, part, int(rng.integers(0, 24)))
+def token_counts(answers: Answers, vocab: int) -> NDArray[np.int64]:
+    places = np.arange(answers.tokens.shape[1])[None]
+    is_answer = (places >= answers.prompt_lens[:, None]) & (places < answers.lens[:, None])
+    return np.bincount(answers.tokens[is_answer], minlength=vocab)
+
+
+def frequent_tokens(answers: Answers, vocab: int, count: int) -> tuple[NDArray[np.int64], float]:
+    """The `count` that answers have most, rising, and their share of all; the lowest ids where
+    there are not so many."""
+    counts = token_counts(answers, vocab)
+    order = np.argsort(-counts, kind="stable")[:count]
+    return np.sort(order).astype(np.int64), float(counts[order].sum() / counts.sum())
+
+
+def make_rows(
+    answers: Answers,
+    chosen: NDArray[np.int64],
+    teacher: Teacher,
+    token_ids: NDArray[np.int64],
+    layers: Sequence[int],
+    batch: int = 256,
+) -> Rows:
+    """`batch`: sequences whose hidden states are computed together."""
+    chosen = chosen[answers.lens[chosen] - answers.prompt_lens[chosen] >= 3]
+    ids = torch.from_numpy(token_ids).to(teacher.device)
+    rank = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
+    rank[ids] = torch.arange(len(token_ids), device=teacher.device)
+    tokens, prompt_lens, lens = (
+        torch.from_numpy(values[chosen]).to(teacher.device)
+        for values in (answers.tokens, answers.prompt_lens, answers.lens)
+    )
+    parts = [
+        teacher.hidden(tokens[first : first + batch], layers)
+        for first in range(0, len(tokens), batch)
+    ]
+    last = torch.cat([part[0] for part in parts])
+    features = last if tuple(layers) == (-1,) else torch.cat([part[1] for part in parts])
+    output = teacher.output[ids]
+    return Rows(tokens, prompt_lens, lens, last, features, rank, output, teacher.embedding)
+
+
+def feature_scale(rows: Rows) -> Tensor:
+    """How large each number of the hidden states is on average, [features]."""
+    return rows.features[:32].float().pow(2).mean((0, 1)).sqrt().clamp_min(1e-3)
 
 
 @torch.no_grad()
-def make_batch(
-    rows: Rows, teacher: Teacher, layers: Sequence[int], part: slice, skipped: int
-) -> Batch:
-    """The head does not see the first `skipped` rows: so it is behind a known prefix."""
-    lens = rows.lens[part]
-    longest = int(lens.max())
-    skipped = min(skipped, longest // 4)
-    tokens = rows.tokens[part, :longest]
-    last = teacher.hidden(tokens, (-1,))
-    features = last if tuple(layers) == (-1,) else teacher.hidden(tokens, layers)
-    likely = functional.linear(last[:, skipped + 1 : -1], rows.output).float().softmax(-1)
-    places = torch.arange(skipped + 2, longest, device=tokens.device)[None]
-    wanted = rows.rank[tokens[:, skipped + 2 :]]
-    counts = (places >= rows.prompt_lens[part, None]) & (places < lens[:, None])
-    embedded = teacher.embedding[tokens[:, skipped + 1 : -1]]
-    return Batch(embedded, features[:, skipped:-2], wanted, likely, counts)
+def make_batch(rows: Rows, chosen: Tensor, skipped: Tensor, count: int) -> Batch:
+    """`count` rows of each of the sequences `chosen` [batch], from row `skipped` [1] on."""
+    at = skipped + torch.arange(count, device=chosen.device)
+    tokens = rows.tokens.index_select(0, chosen)
+    after = rows.last.index_select(0, chosen).index_select(1, at + 1)
+    places = (at + 2)[None]
+    prompt_lens, lens = (x.index_select(0, chosen)[:, None] for x in (rows.prompt_lens, rows.lens))
+    return Batch(
+        embedded=rows.embedding[tokens.index_select(1, at + 1)],
+        features=rows.features.index_select(0, chosen).index_select(1, at),
+        wanted=rows.rank[tokens.index_select(1, at + 2)],
+        likely=functional.linear(after, rows.output).float().softmax(-1),
+        counts=(places >= prompt_lens) & (places < lens),
+    )
+
+
+class Training:
+    """One step after the other, each over its own sequences; on a GPU it is one graph."""
+
+    def __init__(self, head: Head, rows: Rows, teacher: Teacher, recipe: Recipe) -> None:
+        self.head, self.rows, self.recipe = head.to(teacher.device).train(), rows, recipe
+        self.is_cuda = teacher.is_cuda
+        device, longest = teacher.device, rows.tokens.shape[1]
+        self.skipped_below = max(1, min(SKIPPED, longest // 4))
+        self.count = longest - 1 - self.skipped_below
+        self.batch = min(recipe.batch, len(rows.lens))
+        self.chosen = torch.zeros(self.batch, dtype=torch.long, device=device)
+        self.skipped = torch.zeros(1, dtype=torch.long, device=device)
+        self.loss = torch.zeros((), device=device)
+        self.rate: float | Tensor = recipe.rate
+        if self.is_cuda:  # a graph reads it from memory
+            self.rate = torch.tensor(1e-9, device=device)
+        self.optimizer = torch.optim.AdamW(
+            head.parameters(), lr=self.rate, betas=(0.9, 0.95), capturable=self.is_cuda
+        )
+        self._step = repeatable(self._learn, self.is_cuda)
+
+    def step(self, chosen: NDArray[np.int64], skipped: int, rate: float) -> None:
+        """`loss` is the step's then."""
+        self.chosen.copy_(torch.from_numpy(chosen))
+        self.skipped.fill_(skipped)
+        if isinstance(self.rate, Tensor):
+            self.rate.fill_(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+        self._step()
+
+    def _learn(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        batch = make_batch(self.rows, self.chosen, self.skipped, self.count)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.is_cuda, cache_enabled=False):
+            loss = _loss(self.head, batch, self.recipe, self.rows.output)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
 
 
 def train(
-    head: Head,
-    rows: Rows,
-    teacher: Teacher,
-    layers: Sequence[int],
-    recipe: Recipe,
-    rng: np.random.Generator,
-    show: Callable[[str], None] = print,
+    training: Training, rng: np.random.Generator, show: Callable[[str, float], None]
 ) -> list[float]:
-    """The loss of every step: how far each draft's distribution is from the model's, over the
-    tokens that the head can draft. The rate falls with the steps or the time, whichever ends
-    first."""
-    head.to(teacher.device).train()
-    optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.rate, betas=(0.9, 0.95))
-    is_cuda = teacher.device.startswith("cuda")
-    losses: list[float] = []
-    kept: list[Tensor] = []
-    begin = time.monotonic()
-    done = 0.0
+    """The loss now and then, which `show` is told with the number of steps: how far each draft's
+    distribution is from the model's, over the tokens that the head can draft. The rate falls with
+    the steps or the time, whichever ends first."""
+    recipe, losses, step, done = training.recipe, [], 0, 0.0
+    begin, shown = time.monotonic(), 0.0
+    order = rng.permutation(len(training.rows.lens))
     while done < 1:
-        for batch in batches(rows, teacher, layers, recipe.batch, rng):
-            done = max(len(kept) / recipe.steps, (time.monotonic() - begin) / recipe.seconds)
-            if done >= 1:
-                break
-            rate = recipe.rate * min(1.0, 0.1 + done / 0.03) * (1 + np.cos(np.pi * done)) / 2
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            with torch.autocast("cuda", torch.bfloat16, enabled=is_cuda):
-                loss = _loss(head, batch, recipe, rows.output)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-            optimizer.step()
-            kept.append(loss.detach())
-            if len(kept) % 100 == 1:
-                seconds = time.monotonic() - begin
-                show(f"step {len(kept)}: loss {float(kept[-1]):.3f}, {seconds:.0f} s")
-    losses = [float(loss) for loss in kept]
-    show(f"{len(losses)} steps, {time.monotonic() - begin:.0f} s, loss {losses[-1]:.3f}")
+        if len(order) < training.batch:
+            order = rng.permutation(len(training.rows.lens))
+        chosen, order = order[: training.batch], order[training.batch :]
+        rate = recipe.rate * min(1.0, done / WARMING + 0.01) * (1 + np.cos(np.pi * done)) / 2
+        training.step(chosen, int(rng.integers(0, training.skipped_below)), rate)
+        step += 1
+        if not training.is_cuda or step % 8 == 0:  # the device is not left behind
+            losses.append(float(training.loss))
+            seconds = time.monotonic() - begin
+            done = max(step / recipe.steps, seconds / recipe.seconds)
+            if seconds - shown > 5 or done >= 1:
+                shown = seconds
+                show(f"step {step}, {seconds:.0f} s: loss {losses[-1]:.3f}", seconds)
     return losses
 
 
@@ -165,27 +191,27 @@ def _loss(head: Head, batch: Batch, recipe: Recipe, output: Tensor) -> Tensor:
     noise = recipe.noise * size * torch.randn_like(batch.features, dtype=torch.float32)
     features = (batch.features + noise).to(batch.features.dtype)
     total, weight = torch.zeros((), device=output.device), 1.0
+    is_counted = batch.counts & (batch.wanted >= 0)
     for j, logits in enumerate(head(batch.embedded, features, recipe.depth, output)):
-        is_counted = batch.counts & (batch.wanted >= 0)
-        is_counted[:, :j] = False
-        log_chances = functional.log_softmax(logits.float(), -1)
-        errors = -(batch.likely * log_chances).sum(-1)
-        total = total + weight * (errors * is_counted).sum() / is_counted.sum().clamp_min(1)
+        counted = is_counted[:, j:]
+        log_chances = functional.log_softmax(logits[:, j:].float(), -1)
+        errors = -(batch.likely[:, j:] * log_chances).sum(-1)
+        total = total + weight * (errors * counted).sum() / counted.sum().clamp_min(1)
         weight *= recipe.fading
     return total
 
 
 @torch.no_grad()
-def acceptance(
-    head: Head, rows: Rows, teacher: Teacher, layers: Sequence[int], depth: int, size: int
-) -> list[float]:
+def acceptance(head: Head, rows: Rows, depth: int, size: int) -> list[float]:
     """The share of rows whose drafts 1 .. j are all what the answer has, for j = 1 .. depth."""
-    head.to(teacher.device).eval()
-    accepted, total = torch.zeros(depth, device=teacher.device), 0
-    is_cuda = teacher.device.startswith("cuda")
-    for start in range(0, len(rows.lens), size):
-        batch = make_batch(rows, teacher, layers, slice(start, start + size), 0)
-        with torch.autocast("cuda", torch.bfloat16, enabled=is_cuda):
+    device = rows.tokens.device
+    head.to(device).eval()
+    accepted, total = torch.zeros(depth, device=device), 0
+    start = torch.zeros(1, dtype=torch.long, device=device)
+    for first in range(0, len(rows.lens), size):
+        chosen = torch.arange(first, min(first + size, len(rows.lens)), device=device)
+        batch = make_batch(rows, chosen, start, rows.tokens.shape[1] - 2)
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
             drafts = head(batch.embedded, batch.features, depth, rows.output)
         right = batch.counts
         for j, logits in enumerate(drafts):
