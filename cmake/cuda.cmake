@@ -22,6 +22,11 @@ target_link_libraries(llaisys_cuda_objects PRIVATE llaisys_build_flags Threads::
 set_target_properties(llaisys_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON
                                                       CUDA_VISIBILITY_PRESET hidden)
 
+# Kernels on wgmma are compiled for 90a alone; what chooses kernels must know whether they are there.
+if("90a" IN_LIST LLAISYS_CUDA_ARCHITECTURES OR "90a-real" IN_LIST LLAISYS_CUDA_ARCHITECTURES)
+  target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_HAVE_SM90A)
+endif()
+
 # cuBLASLt is loaded when a model is opened (from the toolkit or from the nvidia-cublas wheel); to
 # compile its use, the header must be there.
 find_path(LLAISYS_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
@@ -41,3 +46,20 @@ add_library(llaisys_cuda SHARED ${LLAISYS_SHARED_OBJECTS})
 target_link_libraries(llaisys_cuda PRIVATE llaisys_cuda_objects CUDA::cudart_static Threads::Threads
                                            ${CMAKE_DL_LIBS} llaisys_build_flags)
 llaisys_shared_library(llaisys_cuda)
+
+# Programs that check and time single kernels on a GPU machine: scripts/check_kernels.sh.
+option(LLAISYS_CUDA_CHECKS "Build the programs of test/cuda/native" OFF)
+if(LLAISYS_CUDA_CHECKS)
+  file(GLOB LLAISYS_CUDA_CHECK_SOURCES CONFIGURE_DEPENDS
+       "${PROJECT_SOURCE_DIR}/test/cuda/native/check_*.cu")
+  foreach(source IN LISTS LLAISYS_CUDA_CHECK_SOURCES)
+    get_filename_component(name "${source}" NAME_WE)
+    add_executable(${name} "${source}" ${LLAISYS_SHARED_OBJECTS})
+    target_compile_definitions(${name} PRIVATE LLAISYS_HAVE_CUDA LLAISYS_HAVE_SM90A)
+    target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/include"
+                                               "${PROJECT_SOURCE_DIR}/src")
+    target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(${name} PRIVATE llaisys_cuda_objects CUDA::cudart_static Threads::Threads
+                                          ${CMAKE_DL_LIBS} llaisys_build_flags)
+  endforeach()
+endif()

@@ -40,6 +40,7 @@ CudaStream::CudaStream(int id) : device_id(id), scratch(id), counters(id) {
     LLAISYS_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
     require(major >= 8, "GPU ", id, " has compute capability ", major,
             ".x; this build needs 8.0 or more");
+    compute_major = major;
     has_early_launch = major >= 9;
     LLAISYS_CUDA(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, id));
     LLAISYS_CUDA(

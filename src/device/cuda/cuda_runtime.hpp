@@ -44,6 +44,7 @@ struct CudaStream {
     CudaStream &operator=(const CudaStream &) = delete;
 
     int device_id;
+    int compute_major; // of the compute capability
     int n_processors;
     int max_shared_bytes;                     // that a block can ask for
     bool has_early_launch;                    // compute capability 9: programmatic dependent launch

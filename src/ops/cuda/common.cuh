@@ -210,7 +210,9 @@ __device__ __forceinline__ void allow_next() {
 #endif
 }
 
-// Queues a kernel; `early`: it calls wait_for_input() and may start before the one before it ends.
+// Queues a kernel; `early`: it calls wait_for_input() and may start before the one before it ends. All
+// of these ask for the same split of shared memory and first-level cache: a processor that has to
+// change it waits until it is empty.
 template <typename... Parameters, typename... Arguments>
 void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, bool early, Arguments... arguments) {
@@ -219,11 +221,13 @@ void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream.stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = early && stream.has_early_launch ? 1 : 0;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    config.attrs = attributes;
+    config.numAttrs = early && stream.has_early_launch ? 2 : 0;
     LLAISYS_CUDA(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 

@@ -1,21 +1,15 @@
-// Products with few rows: out[m, n] = x[m, k] * w[n, k]^T for m <= 16, bound by reading w.
+// Products with up to 16 rows of x (few_rows_types.cuh): bound by reading the weights once. Where each
+// kernel for few rows is the fastest is said in few_rows.cuh.
 //
-// The weights are the 16-row operand of the tensor cores and the rows of x its 8 columns. One block
-// a processor walks through units of up to 16 weight rows, two groups of 8 that may lie anywhere
-// (gate and up, the two halves of a head); its 16 warps share k in chunks of 32, and their sums are
-// added in shared memory in the order of the warps. A lane copies 16 bytes of a row at a time into a
-// ring of its own in shared memory (cp.async) and is the one that reads them back: k is dealt to the
+// One block a processor walks through the units; its 16 warps share k in chunks of 32, and their sums
+// are added in shared memory in the order of the warps. A lane copies 16 bytes of a row at a time into
+// a ring of its own in shared memory (cp.async) and is the one that reads them back: k is dealt to the
 // operands in an order of its own, the same for both. About 96 KB a processor are always on their
 // way, also across units; the first weights before the kernel waits for its input. One row of x lies
 // in shared memory as a whole, several go through the ring with the weights.
-//
-// What a unit is and what becomes of its sums is up to `Use`:
-//   const T *weights(unit, group)        first row of a group
-//   int rows(unit, group)                how many of its 8 rows exist
-//   void store(unit, i, row, low, high)  sums of row i of both groups and row `row` of x
 #pragma once
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/few_rows_types.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -48,19 +42,6 @@ __host__ __device__ constexpr int ring_bytes(SkinnyRows rows) {
     return kSkinnyWarps * ring_depth(rows) * ring_chunk_bytes(rows);
 }
 
-// The rows of x: either 16-bit rows, or one f32 row that is normalised on the way in.
-struct SkinnyInput {
-    const void *x; // T [m, k], null when `residual` is given
-    int64_t ldx;
-    int m;
-    int k;                 // a multiple of 8
-    const float *residual; // f32 [.., k]
-    int64_t ld_residual;
-    const int32_t *rows; // which row of residual, null: the first
-    const float *norm_weight;
-    float epsilon;
-};
-
 // 16 bytes past the first-level cache; zeros when p is null.
 __device__ __forceinline__ void copy_or_zero(uint32_t shared, const void *p) {
     if (p != nullptr) {
@@ -72,10 +53,9 @@ __device__ __forceinline__ void copy_or_zero(uint32_t shared, const void *p) {
 
 // Normalises one f32 row into shared memory; all threads of the block.
 template <typename T>
-__device__ __forceinline__ void norm_row(T *to, const SkinnyInput &in, float *scratch,
+__device__ __forceinline__ void norm_row(T *to, const FewRowsInput &in, float *scratch,
                                          const float4 (&scale)[kNormVectors]) {
-    const float4 *from = reinterpret_cast<const float4 *>(
-        in.residual + (in.rows != nullptr ? int64_t(*in.rows) * in.ld_residual : 0));
+    const auto *from = reinterpret_cast<const float4 *>(in.residual_row(0));
     float4 values[kNormVectors];
     float sum = 0;
 #pragma unroll
@@ -102,7 +82,7 @@ __device__ __forceinline__ void norm_row(T *to, const SkinnyInput &in, float *sc
 }
 
 // Brings the one row of x into shared memory; all threads of the block.
-template <typename T> __device__ __forceinline__ void copy_row(T *to, const SkinnyInput &in) {
+template <typename T> __device__ __forceinline__ void copy_row(T *to, const FewRowsInput &in) {
     for (int i = threadIdx.x; i < in.k / 8; i += kSkinnyThreads) {
         reinterpret_cast<uint4 *>(to)[i] = static_cast<const uint4 *>(in.x)[i];
     }
@@ -111,7 +91,7 @@ template <typename T> __device__ __forceinline__ void copy_row(T *to, const Skin
 
 template <typename T, SkinnyRows Rows, typename Use>
 __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 : 2)
-    skinny_kernel(SkinnyInput in, Use use, int n_units) {
+    skinny_kernel(FewRowsInput in, Use use, int n_units) {
     constexpr bool kIsOne = Rows == SkinnyRows::norm || Rows == SkinnyRows::one;
     constexpr int kTiles = Rows == SkinnyRows::many ? 2 : 1;
     constexpr int kColumns = kIsOne ? 1 : 8 * kTiles; // that are kept
@@ -136,14 +116,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 :
     const T *low_row = nullptr;
     const T *high_row = nullptr;
     const auto find_rows = [&] {
-        const int i = lane / 4;
         const bool is_unit = next_unit < n_units;
-        low_row = is_unit && i < use.rows(next_unit, 0)
-                      ? use.weights(next_unit, 0) + int64_t(i) * in.k
-                      : nullptr;
-        high_row = is_unit && i < use.rows(next_unit, 1)
-                       ? use.weights(next_unit, 1) + int64_t(i) * in.k
-                       : nullptr;
+        low_row = is_unit ? use.row(next_unit, 0, lane / 4) : nullptr;
+        high_row = is_unit ? use.row(next_unit, 1, lane / 4) : nullptr;
     };
     const auto fetch_weights = [&](uint32_t to) {
         const bool is_inside = next_k < in.k;
@@ -226,7 +201,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 :
                 total[0] += sums[parity][w][i % 8][i / 8];
                 total[1] += sums[parity][w][i % 8 + 8][i / 8];
             }
-            use.store(unit, i % 8, i / 8, total[0], total[1]);
+            use.store(unit, i % 8, i / 8, total[0], total[1], use.hold(unit, i % 8, i / 8));
         }
         parity ^= 1;
     };
@@ -270,76 +245,29 @@ __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 :
 }
 
 template <typename T, SkinnyRows Rows, typename Use>
-void launch_skinny(const device::CudaStream &stream, SkinnyInput in, const Use &use, int n_units) {
+void launch_skinny(const device::CudaStream &stream, const FewRowsInput &in, const Use &use) {
     constexpr bool kIsOne = Rows == SkinnyRows::norm || Rows == SkinnyRows::one;
     const auto kernel = skinny_kernel<T, Rows, Use>;
     const size_t bytes = ring_bytes(Rows) + (kIsOne ? size_t(in.k) * sizeof(T) : 0);
     allow_shared(kernel, bytes);
+    const int n_units = int((use.count() + use.items - 1) / use.items);
     const int rounds = (n_units + stream.n_processors - 1) / stream.n_processors;
     const int grid = (n_units + rounds - 1) / rounds;
     launch(stream, kernel, unsigned(grid), kSkinnyThreads, bytes, true, in, use, n_units);
 }
 
 template <typename T, typename Use>
-void run_skinny(const device::CudaStream &stream, const SkinnyInput &in, const Use &use,
-                int n_units) {
+void run_skinny(const device::CudaStream &stream, const FewRowsInput &in, const Use &use) {
     constexpr int64_t kLongestRow = 48 << 10; // values of one row that fit beside the ring
     if (in.residual != nullptr) {
-        launch_skinny<T, SkinnyRows::norm>(stream, in, use, n_units);
+        launch_skinny<T, SkinnyRows::norm>(stream, in, use);
     } else if (in.m == 1 && in.k <= kLongestRow) {
-        launch_skinny<T, SkinnyRows::one>(stream, in, use, n_units);
+        launch_skinny<T, SkinnyRows::one>(stream, in, use);
     } else if (in.m <= 8) {
-        launch_skinny<T, SkinnyRows::few>(stream, in, use, n_units);
+        launch_skinny<T, SkinnyRows::few>(stream, in, use);
     } else {
-        launch_skinny<T, SkinnyRows::many>(stream, in, use, n_units);
+        launch_skinny<T, SkinnyRows::many>(stream, in, use);
     }
 }
-
-// Whether a row of this length can be normalised inside the product.
-inline bool can_norm_inside(int64_t m, int64_t k) {
-    return m == 1 && k % 8 == 0 && k <= int64_t(kSkinnyThreads) * 4 * kNormVectors;
-}
-
-// Rows of a unit, at most 16, so that all processors have as much to do.
-inline int rows_of_unit(const device::CudaStream &stream, int64_t n) {
-    const int64_t rounds = (n + 16 * stream.n_processors - 1) / (16 * stream.n_processors);
-    const int64_t rows = (n + rounds * stream.n_processors - 1) / (rounds * stream.n_processors);
-    return int(rows < 2 ? 2 : (rows + 1) / 2 * 2);
-}
-
-// out (+)= sums + bias: units of `unit_rows` neighbouring outputs, an even number up to 16.
-template <typename T> struct StoreRows {
-    const T *w; // [n, k]
-    int64_t n, k;
-    Reals bias; // data null: none
-    Reals out;
-    int64_t ldo;
-    bool adds;
-    int unit_rows;
-
-    __device__ __forceinline__ int64_t first(int unit, int group) const {
-        return int64_t(unit) * unit_rows + group * (unit_rows / 2);
-    }
-    __device__ __forceinline__ const T *weights(int unit, int group) const {
-        return w + first(unit, group) * k;
-    }
-    __device__ __forceinline__ int rows(int unit, int group) const {
-        const int64_t left = n - first(unit, group);
-        return left < unit_rows / 2 ? int(left) : unit_rows / 2;
-    }
-    __device__ __forceinline__ void store_one(int64_t at, int row, float value) const {
-        value += bias.data != nullptr ? bias.load(at) : 0.0f;
-        value += adds ? out.load(row * ldo + at) : 0.0f;
-        out.store(row * ldo + at, value);
-    }
-    __device__ __forceinline__ void store(int unit, int i, int row, float low, float high) const {
-        if (i < rows(unit, 0)) {
-            store_one(first(unit, 0) + i, row, low);
-        }
-        if (i < rows(unit, 1)) {
-            store_one(first(unit, 1) + i, row, high);
-        }
-    }
-};
 
 } // namespace llaisys::ops::cuda

@@ -1,13 +1,13 @@
 // Chooses the kernel of a product:
 //
 //   16-bit rows and weights of one dtype, k a multiple of 8
-//     up to 16 rows      ops/cuda/skinny.cuh, bound by reading the weights
-//     more               cuBLASLt; without it, skinny.cuh for 16 rows at a time
+//     up to 16 rows      ops/cuda/few_rows.cuh, bound by reading the weights
+//     more               cuBLASLt; without it, few_rows.cuh for 16 rows at a time
 //   everything else      linear_plain_kernel below: 16 x 16 outputs a block, f32 arithmetic; tests
 #include "ops/linear/cuda.hpp"
 
 #include "device/cuda/matrix_products.hpp"
-#include "ops/cuda/skinny.cuh"
+#include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/visit.cuh"
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
@@ -89,20 +89,23 @@ void run_plain(const device::CudaStream &stream, const Product &p) {
 }
 
 template <typename T>
-void run_skinny(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
-    for (int64_t first = 0; first < p.m; first += cuda::kSkinnyRows) {
-        cuda::SkinnyInput in{};
+void run_few(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    for (int64_t first = 0; first < p.m; first += cuda::kFewRows) {
+        cuda::FewRowsInput in{};
         in.x = static_cast<const T *>(x) + first * ldx;
         in.ldx = ldx;
-        in.m = int(std::min<int64_t>(cuda::kSkinnyRows, p.m - first));
+        in.m = int(std::min<int64_t>(cuda::kFewRows, p.m - first));
         in.k = int(p.k);
-        cuda::Reals out = p.out;
-        out.data = static_cast<std::byte *>(out.data) + bytes_of(out.dtype, first * p.ldo);
-        const T *w = reinterpret_cast<const T *>(p.weight);
-        const int unit_rows = cuda::rows_of_unit(stream, p.n);
-        const cuda::StoreRows<T> use{w,   p.n,   p.k,    cuda::reals(p.bias),
-                                     out, p.ldo, p.adds, unit_rows};
-        cuda::run_skinny<T>(stream, in, use, int((p.n + unit_rows - 1) / unit_rows));
+        cuda::StoreRows<T> use{};
+        use.w = reinterpret_cast<const T *>(p.weight);
+        use.n = p.n;
+        use.k = p.k;
+        use.bias = cuda::reals(p.bias);
+        use.out = p.out;
+        use.out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
+        use.ldo = p.ldo;
+        use.adds = p.adds;
+        cuda::run_few_rows<T>(stream, in, use);
     }
 }
 
@@ -148,10 +151,10 @@ void run(device::CudaStream &stream, const Product &p) {
         x = gathered;
         ldx = p.k;
     }
-    if (p.m > cuda::kSkinnyRows && run_large(stream, p, x, ldx)) {
+    if (p.m > cuda::kFewRows && run_large(stream, p, x, ldx)) {
         return;
     }
-    cuda::visit_half(p.dtype, [&](auto type) { run_skinny<decltype(type)>(stream, p, x, ldx); });
+    cuda::visit_half(p.dtype, [&](auto type) { run_few<decltype(type)>(stream, p, x, ldx); });
 }
 
 // Part b begins where part a ends, in memory and in the columns of the output.

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Checks and times the CUDA kernels one by one on a GPU machine, each in its own program of
+# test/cuda/native: first against a naive twin (PASS and FAIL lines), then as a fraction of what memory or
+# tensor cores allow.
+#
+#   scripts/check_kernels.sh [BUILD_DIR] [STAGE...]     default build/gpu and the stages check time
+#
+# Stages: check, time, tune (sizes of row_ring's ring), sanitize (memcheck and synccheck of the checks),
+# profile (ncu: where the kernels wait). Builds first, for the architecture 90a. Exit status 1 if
+# anything failed; every stage is run all the same.
+set -u
+cd "$(dirname "$0")/.."
+build=${1:-build/gpu}
+shift || true
+[ $# -gt 0 ] || set -- check time
+failed=0
+
+if ! { cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=OFF \
+  -DLLAISYS_CUDA_CHECKS=ON -DLLAISYS_CUDA_ARCHITECTURES=90a -DCMAKE_BUILD_TYPE=Release &&
+  cmake --build "$build"; } > "$build.log" 2>&1; then
+  tail -n 40 "$build.log"
+  echo "FAIL build"
+  exit 1
+fi
+programs=("$build"/check_row_ring "$build"/check_prefill)
+
+run() { # seconds, command...
+  local limit=$1 status=0
+  shift
+  echo "== $*"
+  timeout --kill-after=5 "$limit" "$@" || status=$?
+  if [ "$status" -ne 0 ]; then
+    echo "FAIL $* (status $status)"
+    failed=1
+  fi
+}
+
+for stage in "$@"; do
+  case $stage in
+    check | time)
+      for program in "${programs[@]}"; do
+        # What passed is only counted; what failed, the notes and the tables are shown.
+        run 150 "$program" "$stage" > "$build.stage" 2>&1
+        echo "$program $stage: $(grep -c '^PASS' "$build.stage") passed"
+        grep -v '^PASS' "$build.stage"
+        tail -n 1 "$build.stage"
+      done
+      ;;
+    tune) run 150 "$build"/check_row_ring tune ;;
+    sanitize)
+      for tool in memcheck synccheck; do
+        for program in "${programs[@]}"; do
+          run 200 compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 "$program" small
+        done
+      done
+      ;;
+    profile)
+      # Registers and shared memory, how much of the bandwidth or the tensor pipes, and why warps wait.
+      sections=(--section SpeedOfLight --section LaunchStats --section WarpStateStats
+        --section MemoryWorkloadAnalysis)
+      run 120 ncu --clock-control none --kernel-name regex:row_ring_kernel --launch-count 6 \
+        "${sections[@]}" "$build"/check_row_ring profile
+      run 120 ncu --clock-control none --kernel-name regex:attention_wgmma_kernel --launch-count 2 \
+        "${sections[@]}" "$build"/check_prefill profile
+      ;;
+    *)
+      echo "no stage '$stage': check, time, tune, sanitize, profile"
+      exit 2
+      ;;
+  esac
+done
+exit "$failed"

@@ -1,0 +1,30 @@
+// Products with few rows: which kernel is the fastest where.
+//
+//   compute capability 9 and above, 1 to 8 rows    row_ring.cuh, also with the norm inside
+//   otherwise, up to 16 rows                       skinny.cuh, the norm inside for one row
+#pragma once
+
+#include "ops/cuda/row_ring.cuh"
+#include "ops/cuda/skinny.cuh"
+
+namespace llaisys::ops::cuda {
+
+constexpr int kFewRows = kSkinnyRows; // most rows of x
+
+// Whether m rows of k values can be normalised inside the product.
+inline bool can_norm_inside(const device::CudaStream &stream, int64_t m, int64_t k) {
+    return can_ring(stream, m, k, true) ||
+           (m == 1 && k % 8 == 0 && k <= int64_t(kSkinnyThreads) * 4 * kNormVectors);
+}
+
+template <typename T, typename Use>
+void run_few_rows(const device::CudaStream &stream, const FewRowsInput &in, Use use) {
+    use.items = items_of_unit(stream, use.count());
+    if (can_ring(stream, in.m, in.k, in.residual != nullptr)) {
+        run_row_ring<T>(stream, in, use);
+    } else {
+        run_skinny<T>(stream, in, use);
+    }
+}
+
+} // namespace llaisys::ops::cuda

@@ -1,0 +1,98 @@
+// Products with few rows, out[m, n] = x[m, k] * w[n, k]^T: what their kernels are given.
+//
+// The weights are the 16-row operand of the tensor cores and the rows of x its 8 columns. A kernel
+// works through units of two groups of up to 8 weight rows that may lie anywhere (gate and up, the two
+// halves of a head). What a unit is and what becomes of its sums is up to `Use`:
+//
+//   int items                            rows of a group in a unit, 1 to 8
+//   int64_t count() const                of a group in all
+//   const T *row(unit, group, i)         where a weight row begins; null where there is none
+//   Held hold(unit, i, row)              what store needs of memory, read while the sums are made
+//   void store(unit, i, row, low, high, held)
+//                                        sums of row i of both groups with row `row` of x
+#pragma once
+
+#include "ops/cuda/common.cuh"
+
+namespace llaisys::ops::cuda {
+
+// The rows of x: either 16-bit rows, or f32 rows that are normalised on the way in.
+struct FewRowsInput {
+    const void *x; // T [m, k], null when `residual` is given
+    int64_t ldx;
+    int m;
+    int k;                 // a multiple of 8
+    const float *residual; // f32 [.., k]
+    int64_t ld_residual;
+    const int32_t *rows; // which rows of residual, null: the first
+    const float *norm_weight;
+    float epsilon;
+
+    __device__ __forceinline__ const float *residual_row(int row) const {
+        return residual + (rows != nullptr ? int64_t(rows[row]) : int64_t(row)) * ld_residual;
+    }
+};
+
+struct NothingHeld {};
+
+// Items of a unit, 1 to 8, with which the processor that has most to do has least. Depends on nothing
+// but sizes, never on the rows of x.
+inline int items_of_unit(const device::CudaStream &stream, int64_t count) {
+    int best = 8;
+    int64_t least = INT64_MAX;
+    for (int items = 8; items >= 4; --items) {
+        const int64_t units = (count + items - 1) / items;
+        const int64_t rounds = (units + stream.n_processors - 1) / stream.n_processors;
+        if (rounds * items < least) {
+            least = rounds * items;
+            best = items;
+        }
+    }
+    return count < best ? int(count < 1 ? 1 : count) : best;
+}
+
+// out (+)= sums + bias; a unit is 2 * items neighbouring outputs.
+template <typename T> struct StoreRows {
+    using Held = float2;
+
+    const T *w; // [n, k]
+    int64_t n, k;
+    Reals bias; // data null: none
+    Reals out;
+    int64_t ldo;
+    bool adds;
+    int items;
+
+    __host__ __device__ int64_t count() const { return (n + 1) / 2; }
+    __device__ __forceinline__ int64_t output(int unit, int group, int i) const {
+        return (int64_t(unit) * 2 + group) * items + i;
+    }
+    __device__ __forceinline__ const T *row(int unit, int group, int i) const {
+        const int64_t at = output(unit, group, i);
+        return i < items && at < n ? w + at * k : nullptr;
+    }
+    __device__ __forceinline__ float hold_one(int64_t at, int row) const {
+        if (at >= n) {
+            return 0.0f;
+        }
+        const float addend = bias.data != nullptr ? bias.load(at) : 0.0f;
+        return addend + (adds ? out.load(row * ldo + at) : 0.0f);
+    }
+    __device__ __forceinline__ Held hold(int unit, int i, int row) const {
+        if (i >= items || (bias.data == nullptr && !adds)) {
+            return {0.0f, 0.0f};
+        }
+        return {hold_one(output(unit, 0, i), row), hold_one(output(unit, 1, i), row)};
+    }
+    __device__ __forceinline__ void store(int unit, int i, int row, float low, float high,
+                                          Held held) const {
+        if (i < items && output(unit, 0, i) < n) {
+            out.store(row * ldo + output(unit, 0, i), low + held.x);
+        }
+        if (i < items && output(unit, 1, i) < n) {
+            out.store(row * ldo + output(unit, 1, i), high + held.y);
+        }
+    }
+};
+
+} // namespace llaisys::ops::cuda

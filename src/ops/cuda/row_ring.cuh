@@ -1,0 +1,358 @@
+// Products with 1 to 8 rows of x (few_rows_types.cuh) on compute capability 9: bound by reading the
+// weights once.
+//
+// One block a processor, 8 warps that compute and one that copies. A slot of the ring holds 512 values
+// of every weight row of a unit, one bulk copy each (1 KB, given up by the second-level cache first),
+// and the same 512 of the rows of x where these have 16 bits; a barrier says when a slot is full,
+// another when its readers are done. Rows are 1,088 bytes apart, so that the 8 lanes of a 16-byte read
+// meet different banks. A warp takes 64 of the 512 values; k is dealt to the operands in an order of
+// its own, the same for both (a lane's 16 bytes). Sums: two chains a warp, then the warps in order, in
+// shared memory. f32 rows are normalised into shared memory by each block for itself.
+//
+// Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
+// kernel before has copies of its own under way. 113 KB a block leave room for the next kernel beside
+// it. A row's bits depend on n and k alone, not on how many rows there are.
+#pragma once
+
+#include "ops/cuda/bulk.cuh"
+#include "ops/cuda/few_rows_types.cuh"
+
+#include <algorithm>
+
+namespace llaisys::ops::cuda {
+
+constexpr int kRingRows = 8; // most rows of x
+constexpr int kRingWarps = 8;
+constexpr int kRingThreads = kRingWarps * kWarp; // that compute
+constexpr int kRingChunk = 512;                  // of k, a slot
+constexpr int kRingWarpChunk = kRingChunk / kRingWarps;
+constexpr uint32_t kRingStride = kRingChunk * 2 + 64; // bytes from row to row of a slot
+constexpr int kRingLeastSlots = 4;
+constexpr int kRingMostSlots = 16;
+constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that is normalised inside
+
+// What may be tried out; the defaults are what runs.
+struct RingTuning {
+    size_t block_bytes = 233472 / 2 - 1024; // two blocks a processor, less what the system takes
+    size_t early_bytes = 32 << 10;
+};
+
+// Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
+struct RingShape {
+    int n_slots, early_slots;
+    uint32_t slot_bytes, x_at, x_stride, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
+};
+
+inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
+                            const RingTuning &tuning) {
+    const bool norms = in.residual != nullptr;
+    const auto m = uint32_t(in.m);
+    RingShape s{};
+    s.slot_bytes = (2 * uint32_t(items) + (norms ? 0 : m)) * kRingStride;
+    s.x_stride = uint32_t(in.k * 2 + 127) / 128 * 128 + 64;
+    const uint32_t x_bytes = norms ? m * s.x_stride : 0;
+    s.sums_pitch = m == 1 ? 1 : m + 1;
+    const uint32_t sums_bytes = 2 * kRingWarps * 16 * s.sums_pitch * 4;
+    constexpr uint32_t kScratchBytes = 2 * kRingWarps * 4 * 4;
+    constexpr uint32_t kBarrierBytes = 2 * kRingMostSlots * 8;
+    const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
+    const int wanted = most_units * ((in.k + kRingChunk - 1) / kRingChunk);
+    const int room =
+        tuning.block_bytes > rest ? int((tuning.block_bytes - rest) / s.slot_bytes) : 0;
+    s.n_slots = std::min({std::max(room, kRingLeastSlots), wanted, kRingMostSlots});
+    s.early_slots =
+        std::clamp(int(tuning.early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
+    s.x_at = uint32_t(s.n_slots) * s.slot_bytes;
+    s.sums_at = s.x_at + x_bytes;
+    s.scratch_at = s.sums_at + sums_bytes;
+    s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
+    s.bytes = s.barriers_at + kBarrierBytes;
+    return s;
+}
+
+// Fills the ring, one warp: lanes 0 to 15 copy the weight rows of a slot, lanes 16 to 23 those of x.
+template <typename T, bool Streams, typename Use>
+__device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use, int own_units,
+                                          const RingShape &shape, uint32_t slots, uint32_t full,
+                                          uint32_t empty) {
+    const int lane = threadIdx.x % kWarp;
+    const int group = lane / 8;
+    const int i = lane % 8;
+    const bool is_x = Streams && group == 2 && i < in.m;
+    const bool is_weight = group < 2 && i < use.items;
+    const uint32_t to = slots + uint32_t((is_x ? 2 : group) * use.items + i) * kRingStride;
+    const uint64_t policy = is_x ? read_often() : read_once();
+    const int chunks = (in.k + kRingChunk - 1) / kRingChunk;
+    const int total = own_units * chunks;
+    const auto copy = [&](const T *from, int chunk, int slot) {
+        const int first = chunk * kRingChunk;
+        copy_bulk(to + uint32_t(slot) * shape.slot_bytes, from + first,
+                  uint32_t(min(kRingChunk, in.k - first)) * 2, full + uint32_t(slot) * 8, policy);
+    };
+    int unit = blockIdx.x;
+    int chunk = 0;
+    int slot = 0;
+    uint32_t round = 0;
+    const T *from = nullptr;
+    if (is_x) {
+        from = static_cast<const T *>(in.x) + i * in.ldx;
+    } else if (is_weight) {
+        from = use.row(unit, group, i);
+    }
+    const int n_early = min(shape.early_slots, total); // at most n_slots
+    for (int s = 0; s < total; ++s) {
+        if (s == n_early) { // what the first slots still lack
+            wait_for_input();
+            for (int e = 0; is_x && e < n_early; ++e) {
+                copy(from, e % chunks, e);
+            }
+        }
+        if (round > 0) {
+            barrier_wait(empty + uint32_t(slot) * 8, (round - 1) & 1);
+        }
+        const unsigned present = __ballot_sync(kAll, from != nullptr);
+        if (lane == 0) {
+            const int values = min(kRingChunk, in.k - chunk * kRingChunk);
+            barrier_arrive_expecting(full + uint32_t(slot) * 8,
+                                     uint32_t(__popc(present) * values) * 2);
+        }
+        __syncwarp();
+        if (from != nullptr && (!is_x || s >= n_early)) {
+            copy(from, chunk, slot);
+        }
+        if (++chunk == chunks) {
+            chunk = 0;
+            unit += gridDim.x;
+            if (is_weight) {
+                from = s + 1 < total ? use.row(unit, group, i) : nullptr;
+            }
+        }
+        if (++slot == shape.n_slots) {
+            slot = 0;
+            ++round;
+        }
+    }
+    if (total == n_early) {
+        wait_for_input();
+        for (int e = 0; is_x && e < n_early; ++e) {
+            copy(from, e % chunks, e);
+        }
+    }
+}
+
+// Normalises the rows of the residual stream into shared memory; the threads that compute. Every
+// thread has the same values of a row whatever the number of rows.
+template <typename T, int Vectors>
+__device__ __forceinline__ void norm_rows_inside(unsigned char *to, uint32_t stride,
+                                                 const FewRowsInput &in, float *scratch,
+                                                 const float4 (&scale)[Vectors]) {
+    constexpr int kBatch = Vectors == 2 ? 4 : 2; // rows whose loads are under way together
+    const int lane = threadIdx.x % kWarp;
+    const int warp = threadIdx.x / kWarp;
+    for (int first = 0; first < in.m; first += kBatch) {
+        float4 values[kBatch][Vectors];
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) {
+            const bool is_row = first + r < in.m;
+            const float4 *from =
+                reinterpret_cast<const float4 *>(is_row ? in.residual_row(first + r) : nullptr);
+#pragma unroll
+            for (int j = 0; j < Vectors; ++j) {
+                const int at = threadIdx.x + j * kRingThreads;
+                values[r][j] = is_row && at < in.k / 4 ? from[at] : make_float4(0, 0, 0, 0);
+            }
+        }
+        float *sums = scratch + (first / kBatch & 1) * kRingWarps * 4;
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) {
+            float sum = 0;
+#pragma unroll
+            for (int j = 0; j < Vectors; ++j) {
+                const float4 v = values[r][j];
+                sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) {
+                sums[warp * 4 + r] = sum;
+            }
+        }
+        meet<1, kRingThreads>();
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) {
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < kRingWarps; ++w) {
+                sum += sums[w * 4 + r];
+            }
+            const float factor = 1.0f / sqrtf(sum / float(in.k) + in.epsilon);
+            auto *row = reinterpret_cast<uint2 *>(to + uint32_t(first + r) * stride);
+#pragma unroll
+            for (int j = 0; j < Vectors; ++j) {
+                const int at = threadIdx.x + j * kRingThreads;
+                const float4 v = values[r][j];
+                const float4 w = scale[j];
+                if (first + r < in.m && at < in.k / 4) {
+                    row[at] = make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
+                                         pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
+                }
+            }
+        }
+    }
+    meet<1, kRingThreads>();
+}
+
+// NormVectors: of 4 values that a thread has of a row that is normalised; 0: x has 16 bits.
+template <typename T, int NormVectors, typename Use>
+__global__ void __launch_bounds__(kRingThreads + kWarp, 2)
+    row_ring_kernel(FewRowsInput in, Use use, int n_units, RingShape shape) {
+#if __CUDA_ARCH__ >= 900
+    constexpr bool kStreams = NormVectors == 0;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const uint32_t full = shared_address(shared) + shape.barriers_at;
+    const uint32_t empty = full + uint32_t(shape.n_slots) * 8;
+    const int lane = threadIdx.x % kWarp;
+    const int warp = threadIdx.x / kWarp;
+    const int own_units = (n_units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
+
+    allow_next();
+    if (warp == kRingWarps) {
+        if (lane == 0) {
+            for (int slot = 0; slot < shape.n_slots; ++slot) {
+                barrier_init(full + uint32_t(slot) * 8, 1);
+                barrier_init(empty + uint32_t(slot) * 8, kRingWarps);
+            }
+            barriers_are_made();
+        }
+        __syncthreads();
+        fill_ring<T, kStreams>(in, use, own_units, shape, shared_address(shared), full, empty);
+        return;
+    }
+    const unsigned char *rows_of_x = shared + shape.x_at;
+    if constexpr (kStreams) {
+        __syncthreads();
+        wait_for_input();
+    } else {
+        float4 scale[NormVectors]; // a weight: it may be read early
+#pragma unroll
+        for (int j = 0; j < NormVectors; ++j) {
+            const int at = threadIdx.x + j * kRingThreads;
+            scale[j] = at < in.k / 4 ? reinterpret_cast<const float4 *>(in.norm_weight)[at]
+                                     : make_float4(0, 0, 0, 0);
+        }
+        __syncthreads();
+        wait_for_input();
+        norm_rows_inside<T>(shared + shape.x_at, shape.x_stride, in,
+                            reinterpret_cast<float *>(shared + shape.scratch_at), scale);
+    }
+
+    const int chunks = (in.k + kRingChunk - 1) / kRingChunk;
+    const int g = lane / 4;
+    const int own_k = warp * kRingWarpChunk + lane % 4 * 8; // in a chunk
+    // Rows of a group that a unit does not have: any other's, their sums are dropped.
+    const uint32_t low_at = uint32_t(min(g, use.items - 1)) * kRingStride;
+    const uint32_t high_at = low_at + uint32_t(use.items) * kRingStride;
+    const bool has_row = g < in.m;
+    const bool stores = threadIdx.x < 8 * in.m;
+    auto *sums = reinterpret_cast<float *>(shared + shape.sums_at);
+    int slot = 0;
+    uint32_t parity = 0;
+    int buffer = 0;
+    for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        typename Use::Held held{};
+        if (stores) {
+            held = use.hold(unit, threadIdx.x % 8, threadIdx.x / 8);
+        }
+        float acc[2][4] = {};
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            barrier_wait(full + uint32_t(slot) * 8, parity);
+            const unsigned char *at = shared + uint32_t(slot) * shape.slot_bytes;
+#pragma unroll
+            for (int step = 0; step < kRingWarpChunk / 32; ++step) {
+                const int k = own_k + step * 32;
+                const bool is_inside = chunk * kRingChunk + k < in.k;
+                uint4 low{}, high{}, x{};
+                if (is_inside) {
+                    low = *reinterpret_cast<const uint4 *>(at + low_at + k * 2);
+                    high = *reinterpret_cast<const uint4 *>(at + high_at + k * 2);
+                }
+                if (is_inside && has_row) {
+                    const unsigned char *row =
+                        kStreams ? at + uint32_t(2 * use.items + g) * kRingStride + k * 2
+                                 : rows_of_x + uint32_t(g) * shape.x_stride +
+                                       (chunk * kRingChunk + k) * 2;
+                    x = *reinterpret_cast<const uint4 *>(row);
+                }
+                const uint32_t a0[4] = {low.x, high.x, low.y, high.y};
+                const uint32_t a1[4] = {low.z, high.z, low.w, high.w};
+                mma<T>(acc[step & 1], a0, x.x, x.y);
+                mma<T>(acc[step & 1], a1, x.z, x.w);
+            }
+            __syncwarp();
+            if (lane == 0) {
+                barrier_arrive(empty + uint32_t(slot) * 8);
+            }
+            if (++slot == shape.n_slots) {
+                slot = 0;
+                parity ^= 1;
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int column = lane % 4 * 2 + (c & 1);
+            if (column < in.m) {
+                sums[((buffer * kRingWarps + warp) * 16 + g + (c >> 1) * 8) * shape.sums_pitch +
+                     column] = acc[0][c] + acc[1][c];
+            }
+        }
+        meet<1, kRingThreads>(); // the buffer of the unit after the next is free once all are here again
+        if (stores) {
+            const int i = threadIdx.x % 8;
+            const int row = threadIdx.x / 8;
+            float low = 0;
+            float high = 0;
+#pragma unroll
+            for (int w = 0; w < kRingWarps; ++w) {
+                const float *of_warp =
+                    sums + ((buffer * kRingWarps + w) * 16 + i) * shape.sums_pitch + row;
+                low += of_warp[0];
+                high += of_warp[8 * shape.sums_pitch];
+            }
+            use.store(unit, i, row, low, high, held);
+        }
+        buffer ^= 1;
+    }
+#endif
+}
+
+// Whether this device and these rows have it; a row that is to be normalised must fit as well.
+inline bool can_ring(const device::CudaStream &stream, int64_t m, int64_t k, bool norms) {
+    return has_bulk_copies(stream) && m >= 1 && m <= kRingRows && k % 8 == 0 &&
+           (!norms || k <= kRingLongestNorm);
+}
+
+template <typename T, int NormVectors, typename Use>
+void launch_row_ring(const device::CudaStream &stream, const FewRowsInput &in, const Use &use,
+                     const RingTuning &tuning) {
+    const int n_units = int((use.count() + use.items - 1) / use.items);
+    const int rounds = (n_units + stream.n_processors - 1) / stream.n_processors;
+    const int grid = (n_units + rounds - 1) / rounds;
+    const RingShape shape = ring_shape(in, use.items, rounds, tuning);
+    const auto kernel = row_ring_kernel<T, NormVectors, Use>;
+    allow_shared(kernel, size_t(stream.max_shared_bytes)); // a recorded launch may have had more
+    launch(stream, kernel, unsigned(grid), kRingThreads + kWarp, shape.bytes, true, in, use,
+           n_units, shape);
+}
+
+template <typename T, typename Use>
+void run_row_ring(const device::CudaStream &stream, const FewRowsInput &in, const Use &use,
+                  const RingTuning &tuning = {}) {
+    if (in.residual == nullptr) {
+        launch_row_ring<T, 0>(stream, in, use, tuning);
+    } else if (in.k <= 2 * 4 * kRingThreads) {
+        launch_row_ring<T, 2>(stream, in, use, tuning);
+    } else {
+        launch_row_ring<T, 4>(stream, in, use, tuning);
+    }
+}
+
+} // namespace llaisys::ops::cuda

@@ -1,0 +1,174 @@
+// Products of a warpgroup (four warps, 64 rows) on the tensor cores of compute capability 9.0: wgmma,
+// which needs the architecture 90a. Compiled for anything else these do nothing and must not be run.
+//
+// Operands in shared memory are tiles of 64 columns of 16-bit values: rows of 128 bytes, 8 rows an
+// atom of 1,024 bytes on a multiple of 1,024, the 16-byte chunk c of row r at chunk c ^ (r % 8) (the
+// swizzle over 128 bytes). The same tile serves in two ways:
+//
+//   k runs along a row      descriptor_along(tile + 2 * k bytes): atoms of 8 rows 1,024 bytes apart
+//   k runs down the rows    descriptor_down(tile + 128 * k bytes, step): likewise; the next 64 columns
+//                           are `step` bytes further
+//
+// Sums lie as in mma.m16n8k16: lane l of warp w has rows 16 w + l / 4 (sums[4 j], sums[4 j + 1]) and 8
+// more (sums[4 j + 2], sums[4 j + 3]), columns 8 j + l % 4 * 2 and the next.
+#pragma once
+
+#include "ops/cuda/common.cuh"
+
+namespace llaisys::ops::cuda {
+
+// Whether this build and device have them.
+inline bool has_wgmma(const device::CudaStream &stream) {
+#if defined(LLAISYS_HAVE_SM90A)
+    return stream.compute_major == 9;
+#else
+    (void)stream;
+    return false;
+#endif
+}
+
+// Byte offset of 16-byte chunk `chunk` (0 to 7) of row `row` in a tile of 64 columns.
+__device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
+    return uint32_t(row * 128 + ((chunk ^ (row & 7)) << 4));
+}
+
+__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading,
+                                               uint32_t stride) {
+    constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t((leading & 0x3ffff) >> 4) << 16 |
+           uint64_t((stride & 0x3ffff) >> 4) << 32 | kSwizzle128;
+}
+__device__ __forceinline__ uint64_t descriptor_along(uint32_t address) {
+    return descriptor(address, 16, 1024); // the first distance is not looked at
+}
+__device__ __forceinline__ uint64_t descriptor_down(uint32_t address, uint32_t step) {
+    return descriptor(address, step, 1024);
+}
+
+// Before the first product after its registers were written, all four warps.
+__device__ __forceinline__ void products_begin() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void products_end_group() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Waits until at most so many groups are under way.
+template <int Pending> __device__ __forceinline__ void products_wait() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+#endif
+}
+// Keeps the compiler from moving what is done with sums to before the wait.
+template <int N> __device__ __forceinline__ void settle(float (&sums)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        asm volatile("" : "+f"(sums[i])::"memory");
+    }
+}
+// What this thread wrote to shared memory is seen by the tensor cores, once a barrier was passed.
+__device__ __forceinline__ void show_to_products() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// Registers of a thread from here on; every warp of a warpgroup.
+template <int Count> __device__ __forceinline__ void take_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+#endif
+}
+template <int Count> __device__ __forceinline__ void give_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+#endif
+}
+
+#define LLAISYS_NAMES_32 \
+    "%0,%1,%2,%3,%4,%5,%6,%7," \
+    "%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23," \
+    "%24,%25,%26,%27,%28,%29,%30,%31"
+#define LLAISYS_NAMES_64 \
+    "%0,%1,%2,%3,%4,%5,%6,%7," \
+    "%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23," \
+    "%24,%25,%26,%27,%28,%29,%30,%31," \
+    "%32,%33,%34,%35,%36,%37,%38,%39," \
+    "%40,%41,%42,%43,%44,%45,%46,%47," \
+    "%48,%49,%50,%51,%52,%53,%54,%55," \
+    "%56,%57,%58,%59,%60,%61,%62,%63"
+#define LLAISYS_SUMS_32(d) \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), \
+    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
+    "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), \
+    "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
+    "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define LLAISYS_SUMS_64(d) \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), \
+    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
+    "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), \
+    "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
+    "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), \
+    "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
+    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), \
+    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
+    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), \
+    "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
+    "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), \
+    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+
+template <typename T> struct Wgmma;
+
+// along:  sums[64, 128] (+)= a[64, 16] * b[128, 16]^T, both in shared memory, k along the rows
+// down:   sums[64, N] += a[64, 16] * b[16, N], a in registers (as of mma.m16n8k16), k down the rows
+#define LLAISYS_WGMMA(Type, NAME)                                                                  \
+    template <> struct Wgmma<Type> {                                                               \
+        static __device__ __forceinline__ void along(float (&d)[64], uint64_t a, uint64_t b,       \
+                                                     int adds) {                                   \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME              \
+                         " {" LLAISYS_NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                    \
+                         : LLAISYS_SUMS_64(d)                                                      \
+                         : "l"(a), "l"(b), "r"(adds));                                             \
+        }                                                                                          \
+        static __device__ __forceinline__ void down(float (&d)[64], const uint32_t *a,             \
+                                                    uint64_t b) {                                  \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME              \
+                         " {" LLAISYS_NAMES_64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n}"           \
+                         : LLAISYS_SUMS_64(d)                                                      \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                    \
+        }                                                                                          \
+        static __device__ __forceinline__ void down(float (&d)[32], const uint32_t *a,             \
+                                                    uint64_t b) {                                  \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                              \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME              \
+                         " {" LLAISYS_NAMES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1;\n}"           \
+                         : LLAISYS_SUMS_32(d)                                                      \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                    \
+        }                                                                                          \
+    };
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+LLAISYS_WGMMA(bf16, "bf16")
+LLAISYS_WGMMA(f16, "f16")
+#endif
+
+#undef LLAISYS_WGMMA
+#undef LLAISYS_NAMES_32
+#undef LLAISYS_NAMES_64
+#undef LLAISYS_SUMS_32
+#undef LLAISYS_SUMS_64
+
+} // namespace llaisys::ops::cuda

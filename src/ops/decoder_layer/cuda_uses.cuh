@@ -1,0 +1,145 @@
+// What becomes of the products of a decoder layer with few rows (ops/cuda/few_rows_types.cuh), and of
+// pairs of queries and keys after any product.
+#pragma once
+
+#include "ops/cuda/few_rows_types.cuh"
+
+namespace llaisys::ops::cuda {
+
+// The q, k and v sections one behind the other, in heads.
+struct Sections {
+    int n_heads, kv_heads, d;
+    Reals biases[3]; // data null: none
+    const int64_t *positions;
+    const float *inv_freq;
+    const int32_t *slots;
+    int64_t n_slots;
+
+    __host__ __device__ int heads() const { return n_heads + 2 * kv_heads; }
+    __device__ __forceinline__ int section_of(int head) const {
+        return head < n_heads ? 0 : (head < n_heads + kv_heads ? 1 : 2);
+    }
+    __device__ __forceinline__ int first_head(int section) const {
+        return section == 0 ? 0 : n_heads + (section - 1) * kv_heads;
+    }
+};
+
+// Where pairs (i, i + d/2) of a head belong, and what is done to them on the way.
+template <typename T> struct PairStore {
+    Sections s;
+    T *q;
+    int64_t q_row;
+    T *k_cache, *v_cache;
+
+    // The first value of a pair; null: a row that only fills the graph up.
+    __device__ __forceinline__ T *place(int head, int pair, int row) const {
+        const int section = s.section_of(head);
+        const int own = head - s.first_head(section);
+        if (section == 0) {
+            return q + row * q_row + own * s.d + pair;
+        }
+        const int64_t slot = s.slots[row];
+        if (slot < 0 || slot >= s.n_slots) {
+            return nullptr;
+        }
+        return (section == 1 ? k_cache : v_cache) + (slot * s.kv_heads + own) * s.d + pair;
+    }
+    __device__ __forceinline__ float bias(int head, int i) const {
+        const int section = s.section_of(head);
+        const Reals &bias = s.biases[section];
+        return bias.data != nullptr ? bias.load((head - s.first_head(section)) * s.d + i) : 0.0f;
+    }
+    __device__ __forceinline__ void angle(int pair, int row, float *sin, float *cos) const {
+        turn_of(s.positions[row], s.inv_freq[pair], sin, cos);
+    }
+    // Queries and keys are turned, values are not.
+    __device__ __forceinline__ void turn(int head, float sin, float cos, float *low,
+                                         float *high) const {
+        if (s.section_of(head) < 2) {
+            const float turned = *low * cos - *high * sin;
+            *high = *high * cos + *low * sin;
+            *low = turned;
+        }
+    }
+};
+
+// Pairs of heads: a row of the first half and one of the second.
+template <typename T> struct QkvUse {
+    // All that the sums of a pair need: none of it waits for them.
+    struct Held {
+        float low, high; // biases
+        float sin, cos;
+        T *to; // null: nowhere
+    };
+
+    PairStore<T> pairs;
+    const T *w[3]; // [heads * d, k] each
+    int64_t k;
+    int items;
+
+    __host__ __device__ int64_t count() const { return int64_t(pairs.s.heads()) * (pairs.s.d / 2); }
+    __device__ __forceinline__ const T *row(int unit, int group, int i) const {
+        const int half = pairs.s.d / 2;
+        const int at = unit * items + i;
+        const int head = at / half;
+        if (i >= items || head >= pairs.s.heads()) {
+            return nullptr;
+        }
+        const int section = pairs.s.section_of(head);
+        const int row = (head - pairs.s.first_head(section)) * pairs.s.d + group * half + at % half;
+        const T *weights = section == 0 ? w[0] : (section == 1 ? w[1] : w[2]);
+        return weights + int64_t(row) * k;
+    }
+    __device__ __forceinline__ Held hold(int unit, int i, int row) const {
+        const int half = pairs.s.d / 2;
+        const int at = unit * items + i;
+        const int head = at / half;
+        const int pair = at % half;
+        if (i >= items || head >= pairs.s.heads()) {
+            return Held{0.0f, 0.0f, 0.0f, 1.0f, nullptr};
+        }
+        Held held{pairs.bias(head, pair), pairs.bias(head, pair + half), 0.0f, 1.0f,
+                  pairs.place(head, pair, row)};
+        pairs.angle(pair, row, &held.sin, &held.cos);
+        return held;
+    }
+    __device__ __forceinline__ void store(int unit, int i, int, float low, float high,
+                                          const Held &held) const {
+        if (held.to == nullptr) {
+            return;
+        }
+        const int half = pairs.s.d / 2;
+        low += held.low;
+        high += held.high;
+        pairs.turn((unit * items + i) / half, held.sin, held.cos, &low, &high);
+        held.to[0] = from_float<T>(low);
+        held.to[half] = from_float<T>(high);
+    }
+};
+
+// Outputs of gate and the same of up.
+template <typename T> struct SwigluUse {
+    using Held = NothingHeld;
+
+    const T *gate, *up; // [n, k] each
+    int64_t n, k;
+    T *out;
+    int64_t ldo;
+    int items;
+
+    __host__ __device__ int64_t count() const { return n; }
+    __device__ __forceinline__ const T *row(int unit, int group, int i) const {
+        const int64_t at = int64_t(unit) * items + i;
+        return i < items && at < n ? (group == 0 ? gate : up) + at * k : nullptr;
+    }
+    __device__ __forceinline__ Held hold(int, int, int) const { return {}; }
+    __device__ __forceinline__ void store(int unit, int i, int row, float low, float high,
+                                          Held) const {
+        const int64_t at = int64_t(unit) * items + i;
+        if (i < items && at < n) {
+            out[row * ldo + at] = from_float<T>(high * low / (1.0f + expf(-low)));
+        }
+    }
+};
+
+} // namespace llaisys::ops::cuda
