@@ -1,7 +1,8 @@
 // Chooses the attention kernel:
 //
 //   16-bit values, head size 64 or 128, at most 16 query heads a group
-//     runs of tokens of one list        cuda_prefill.cuh
+//     runs of tokens of one list        cuda_prefill_wgmma.cuh on compute capability 9.0,
+//                                       otherwise cuda_prefill.cuh
 //     single tokens                     cuda_decode.cuh, split over the list when there are few
 //   everything else (f32, odd sizes)    attention_plain_kernel below: a block for each token and
 //                                       head, a warp for every fourth key; for tests
@@ -9,6 +10,7 @@
 
 #include "ops/attention/cuda_decode.cuh"
 #include "ops/attention/cuda_prefill.cuh"
+#include "ops/attention/cuda_prefill_wgmma.cuh"
 #include "ops/cuda/visit.cuh"
 
 #include <algorithm>
@@ -130,6 +132,16 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
                  splits);
 }
 
+void run_prefill(const device::CudaStream &stream,
+                 void (*kernel)(AttentionArgs, const int32_t *), int rows, int threads,
+                 int shared_bytes, const AttentionArgs &args, const AttentionRuns &runs) {
+    cuda::allow_shared(kernel, size_t(shared_bytes));
+    const dim3 grid(cuda::blocks_for(runs.longest, rows / args.group), unsigned(args.kv_heads),
+                    unsigned(runs.n_runs));
+    cuda::launch(stream, kernel, grid, unsigned(threads), size_t(shared_bytes), false, args,
+                 runs.runs.as<int32_t>());
+}
+
 template <typename T, int D>
 void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
               const AttentionRuns &runs) {
@@ -140,15 +152,12 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
     } else if (n_singles > 0) {
         run_decode<T, D, 2>(stream, args, singles, n_singles);
     }
-    if (runs.n_runs > 0) {
-        const auto kernel = cuda::attention_prefill_kernel<T, D>;
-        constexpr int kBytes = cuda::prefill_shared_bytes<D>();
-        cuda::allow_shared(kernel, kBytes);
-        const int64_t tile_tokens = cuda::kPrefillRows / args.group;
-        const dim3 grid(cuda::blocks_for(runs.longest, tile_tokens), unsigned(args.kv_heads),
-                        unsigned(runs.n_runs));
-        cuda::launch(stream, kernel, grid, cuda::kPrefillThreads, kBytes, false, args,
-                     runs.runs.as<int32_t>());
+    if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
+        run_prefill(stream, cuda::attention_wgmma_kernel<T, D>, cuda::kWgmmaRows,
+                       cuda::kWgmmaThreads, cuda::wgmma_shared_bytes<D>(), args, runs);
+    } else if (runs.n_runs > 0) {
+        run_prefill(stream, cuda::attention_prefill_kernel<T, D>, cuda::kPrefillRows,
+                       cuda::kPrefillThreads, cuda::prefill_shared_bytes<D>(), args, runs);
     }
 }
 

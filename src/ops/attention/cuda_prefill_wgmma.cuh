@@ -1,0 +1,352 @@
+// Runs of neighbouring query tokens of one list on compute capability 9.0: 128 rows (token, head of the
+// group) a block against tiles of 128 keys, on wgmma.
+//
+// Grid (tile of the run, key/value head, run). Two warpgroups compute, 64 rows each; a third copies
+// keys and values, row by row through the block table (cp.async, 16 bytes a lane), into a ring of 5
+// tiles that alternate: keys, values, keys, .. Queries lie in shared memory; scores, weights and the
+// output of a warpgroup stay in registers. The scores of a tile are under way while the values of the
+// one before are added, and the softmax runs beside that. Tiles count from entry 0 of the list, so that a
+// token's sums do not depend on the run it came in.
+//
+// Bound by the tensor cores: 4 * 128 * 128 * D operations a tile for 4 * 128 * D bytes from the
+// second-level cache, 128 operations a byte.
+#pragma once
+
+#include "ops/attention/cuda_args.cuh"
+#include "ops/cuda/bulk.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+namespace llaisys::ops::cuda {
+
+constexpr int kWgmmaRows = 128; // of a block
+constexpr int kWgmmaKeys = 128; // of a tile
+constexpr int kWgmmaGroup = 128; // threads of a warpgroup
+constexpr int kWgmmaThreads = 3 * kWgmmaGroup;
+constexpr int kWgmmaSlots = 5;   // tiles in the ring
+constexpr int kWgmmaLag = 2;     // tiles of which a copying thread waits for the oldest
+constexpr uint32_t kColumnBytes = kWgmmaKeys * 128; // of 64 columns of a tile of keys or values
+
+template <int D> __host__ __device__ constexpr uint32_t wgmma_tile_bytes() { return kWgmmaKeys * D * 2; }
+template <int D> constexpr int wgmma_shared_bytes() {
+    return 1024 + int(wgmma_tile_bytes<D>()) * kWgmmaSlots + kWgmmaRows * D * 2;
+}
+
+// What a block works on.
+struct WgmmaSpan {
+    int token0, n_tokens; // of its rows
+    int low_begin, high_begin, low_end, high_end; // smallest and largest begin and end of these
+    int first_tile, last_tile;
+};
+
+// The rows of a lane: g and g + 8 of its warp's 16.
+struct WgmmaRowsSeen {
+    int begin[2], end[2];
+    int64_t out_at[2]; // -1: no such row
+};
+
+// Turns a tile of scores into weights; max and sum go along, fade is what the sums before are worth.
+__device__ __forceinline__ void weigh_tile(float (&s)[64], float (&max)[2], float (&sum)[2],
+                                           float (&fade)[2], const WgmmaRowsSeen &rows, int first,
+                                           bool is_whole, float scale) {
+    const int lane = threadIdx.x % kWarp;
+    if (!is_whole) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            const int e = first + i / 4 * 8 + lane % 4 * 2 + (i & 1);
+            const int r = i >> 1 & 1;
+            if (e < rows.begin[r] || e >= rows.end[r]) {
+                s[i] = -INFINITY;
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+        }
+        top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
+        const float now = fmaxf(max[r], top * scale); // the scale is positive
+        const float safe = now == -INFINITY ? 0.0f : now;
+        fade[r] = exp2f(max[r] - safe);
+        max[r] = now;
+        float added = 0;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            float &low = s[4 * j + 2 * r];
+            float &high = s[4 * j + 2 * r + 1];
+            low = exp2f(fmaf(low, scale, -safe));
+            high = exp2f(fmaf(high, scale, -safe));
+            added += low + high;
+        }
+        sum[r] = sum[r] * fade[r] + added;
+    }
+}
+
+// Copies this block's tiles into the ring; one warpgroup.
+template <typename T, int D>
+__device__ __forceinline__ void copy_tiles(const AttentionArgs &args, const WgmmaSpan &span,
+                                           int kv_head, uint32_t ring, uint32_t full,
+                                           uint32_t empty) {
+    constexpr int kChunks = D / 8;               // of 16 bytes, a row
+    constexpr int kTogether = kWarp / kChunks;   // rows that a warp copies at a time
+    const int lane = threadIdx.x % kWarp;
+    const int key0 = threadIdx.x / kWarp % 4 * kWarp; // this warp's first of a tile
+    const int chunk = lane % kChunks;
+    const int32_t *table = args.table_of(span.token0);
+    const auto slot_at = [&](int tile) { // of key key0 + lane; -1: nobody looks at it
+        const int e = tile * kWgmmaKeys + key0 + lane;
+        return tile < span.last_tile && e >= span.low_begin && e < span.high_end
+                   ? int(args.slot_of(table, e))
+                   : -1;
+    };
+    const int n_items = 2 * (span.last_tile - span.first_tile);
+    int next = slot_at(span.first_tile);
+    int slot_of_key = -1;
+    for (int item = 0; item < n_items + kWgmmaLag; ++item) {
+        if (item < n_items) {
+            if (item % 2 == 0) {
+                slot_of_key = next;
+                next = slot_at(span.first_tile + item / 2 + 1);
+            }
+            const uint32_t place = uint32_t(item % kWgmmaSlots);
+            if (item >= kWgmmaSlots) {
+                barrier_wait(empty + place * 8, uint32_t(item / kWgmmaSlots - 1) & 1);
+            }
+            const T *from = static_cast<const T *>(item % 2 == 0 ? args.k : args.v) +
+                            int64_t(kv_head) * D + chunk * 8;
+            const uint32_t to =
+                ring + place * wgmma_tile_bytes<D>() + uint32_t(chunk / 8) * kColumnBytes;
+#pragma unroll 4
+            for (int i = 0; i < kWarp; i += kTogether) {
+                const int row = i + lane / kChunks;
+                const int slot = __shfl_sync(kAll, slot_of_key, row);
+                copy_async(to + swizzled(key0 + row, chunk % 8),
+                           from + int64_t(slot < 0 ? 0 : slot) * args.kv_heads * D, slot >= 0);
+            }
+        }
+        copies_end_group(); // empty at the end
+        if (item >= kWgmmaLag) {
+            copies_wait<kWgmmaLag>();
+            show_to_products();
+            barrier_arrive(full + uint32_t((item - kWgmmaLag) % kWgmmaSlots) * 8);
+        }
+    }
+}
+
+// Puts the queries of a warpgroup into shared memory: tiles of 64 rows and 64 columns.
+template <typename T, int D>
+__device__ __forceinline__ void put_queries(const AttentionArgs &args, const WgmmaSpan &span,
+                                            int kv_head, int row0, unsigned char *to) {
+    constexpr int kChunks = D / 8;
+    for (int c = threadIdx.x % kWgmmaGroup; c < 64 * kChunks; c += kWgmmaGroup) {
+        const int own = c / kChunks;
+        const int chunk = c % kChunks;
+        const int row = row0 + own;
+        uint4 value = make_uint4(0, 0, 0, 0);
+        if (row < span.n_tokens * args.group) {
+            const int token = span.token0 + row / args.group;
+            const int head = kv_head * args.group + row % args.group;
+            value = *reinterpret_cast<const uint4 *>(static_cast<const T *>(args.q) +
+                                                     token * args.q_token + head * args.q_head +
+                                                     chunk * 8);
+        }
+        *reinterpret_cast<uint4 *>(to + chunk / 8 * (64 * 128) + swizzled(own, chunk % 8)) = value;
+    }
+    show_to_products();
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// One warpgroup: its 64 rows against all tiles.
+template <typename T, int D>
+__device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const WgmmaSpan &span,
+                                             const WgmmaRowsSeen &rows, uint32_t queries,
+                                             uint32_t ring, uint32_t full, uint32_t empty,
+                                             float (&out)[D / 2], float (&sum)[2]) {
+    const int n = span.last_tile - span.first_tile;
+    float max[2] = {-INFINITY, -INFINITY};
+    float fade[2];
+    float s[64];
+    uint32_t p[32];
+    const auto tile_of = [&](int item) {
+        return ring + uint32_t(item % kWgmmaSlots) * wgmma_tile_bytes<D>();
+    };
+    const auto wait = [&](int item) {
+        barrier_wait(full + uint32_t(item % kWgmmaSlots) * 8, uint32_t(item / kWgmmaSlots) & 1);
+    };
+    const auto release = [&](int item) {
+        if (threadIdx.x % kWarp == 0) {
+            barrier_arrive(empty + uint32_t(item % kWgmmaSlots) * 8);
+        }
+    };
+    const auto multiply_keys = [&](int item) {
+        const uint32_t keys = tile_of(item);
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step) {
+            const uint32_t inside = uint32_t(step % 4) * 32;
+            Wgmma<T>::along(s, descriptor_along(queries + uint32_t(step / 4) * (64 * 128) + inside),
+                            descriptor_along(keys + uint32_t(step / 4) * kColumnBytes + inside),
+                            step > 0);
+        }
+        products_end_group();
+    };
+    const auto add_values = [&](int item) {
+        const uint32_t values = tile_of(item);
+#pragma unroll
+        for (int step = 0; step < kWgmmaKeys / 16; ++step) {
+            Wgmma<T>::down(out, p + 4 * step,
+                           descriptor_down(values + uint32_t(step) * 16 * 128, kColumnBytes));
+        }
+        products_end_group();
+    };
+    const auto weigh = [&](int i) {
+        const int first = (span.first_tile + i) * kWgmmaKeys;
+        const bool is_whole = first >= span.high_begin && first + kWgmmaKeys <= span.low_end;
+        weigh_tile(s, max, sum, fade, rows, first, is_whole, args.scale_log2);
+    };
+    const auto pack = [&] {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            p[i] = pack_pair<T>(s[2 * i], s[2 * i + 1]);
+        }
+    };
+
+    wait(0);
+    products_begin();
+    multiply_keys(0);
+    products_wait<0>();
+    settle(s);
+    release(0);
+    weigh(0);
+    pack();
+    for (int i = 1; i < n; ++i) {
+        wait(2 * i);
+        products_begin();
+        multiply_keys(2 * i);
+        wait(2 * i - 1);
+        add_values(2 * i - 1);
+        products_wait<1>();
+        settle(s);
+        release(2 * i);
+        weigh(i);
+        products_wait<0>();
+        settle(out);
+        release(2 * i - 1);
+#pragma unroll
+        for (int j = 0; j < D / 2; ++j) {
+            out[j] *= fade[j >> 1 & 1];
+        }
+        pack();
+    }
+    wait(2 * n - 1);
+    products_begin();
+    add_values(2 * n - 1);
+    products_wait<0>();
+    settle(out);
+}
+#endif
+
+template <typename T, int D>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    attention_wgmma_kernel(AttentionArgs args, const int32_t *runs) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) unsigned char dynamic[];
+    __shared__ WgmmaSpan span_of_block;
+    __shared__ __align__(8) uint64_t barriers[2 * kWgmmaSlots];
+    const uint32_t to_1024 = (0u - shared_address(dynamic)) & 1023u;
+    unsigned char *shared = dynamic + to_1024;
+
+    const int first_token = runs[2 * blockIdx.z];
+    const int run_tokens = runs[2 * blockIdx.z + 1];
+    const int tile_tokens = kWgmmaRows / args.group;
+    const int from_token = (int(gridDim.x) - 1 - int(blockIdx.x)) * tile_tokens; // longest first
+    if (from_token >= run_tokens) {
+        return;
+    }
+    const int kv_head = blockIdx.y;
+    const int lane = threadIdx.x % kWarp;
+    const int group = threadIdx.x / kWgmmaGroup; // of warps
+    const uint32_t ring = shared_address(shared);
+    const uint32_t full = shared_address(barriers);
+    const uint32_t empty = full + kWgmmaSlots * 8;
+
+    if (threadIdx.x < kWarp) {
+        WgmmaSpan span{};
+        span.token0 = first_token + from_token;
+        span.n_tokens = min(tile_tokens, run_tokens - from_token);
+        span.low_begin = span.low_end = INT32_MAX;
+        for (int t = lane; t < span.n_tokens; t += kWarp) {
+            const int begin = args.begin[span.token0 + t];
+            const int end = args.end[span.token0 + t];
+            span.low_begin = min(span.low_begin, begin);
+            span.high_begin = max(span.high_begin, begin);
+            span.low_end = min(span.low_end, end);
+            span.high_end = max(span.high_end, end);
+        }
+        span.low_begin = __reduce_min_sync(kAll, span.low_begin);
+        span.high_begin = __reduce_max_sync(kAll, span.high_begin);
+        span.low_end = __reduce_min_sync(kAll, span.low_end);
+        span.high_end = __reduce_max_sync(kAll, span.high_end);
+        span.first_tile = span.low_begin / kWgmmaKeys;
+        span.last_tile = (span.high_end + kWgmmaKeys - 1) / kWgmmaKeys;
+        if (lane == 0) {
+            span_of_block = span;
+            for (int i = 0; i < kWgmmaSlots; ++i) {
+                barrier_init(full + i * 8, kWgmmaGroup);
+                barrier_init(empty + i * 8, 2 * kWgmmaGroup / kWarp);
+            }
+            barriers_are_made();
+        }
+    }
+    __syncthreads();
+    const WgmmaSpan span = span_of_block;
+    if (group == 2) {
+        give_registers<56>();
+        if (span.last_tile > span.first_tile) {
+            copy_tiles<T, D>(args, span, kv_head, ring, full, empty);
+        }
+    } else {
+        take_registers<224>();
+        unsigned char *queries =
+            shared + wgmma_tile_bytes<D>() * kWgmmaSlots + uint32_t(group) * (64 * D * 2);
+        put_queries<T, D>(args, span, kv_head, group * 64, queries);
+        WgmmaRowsSeen rows;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = threadIdx.x / kWarp * 16 + r * 8 + lane / 4;
+            const int token = span.token0 + row / args.group;
+            const int head = kv_head * args.group + row % args.group;
+            const bool is_there = row < span.n_tokens * args.group;
+            rows.begin[r] = is_there ? args.begin[token] : 0;
+            rows.end[r] = is_there ? args.end[token] : 0;
+            rows.out_at[r] = is_there ? token * args.out_token + head * args.out_head : -1;
+        }
+        group == 0 ? meet<1, kWgmmaGroup>() : meet<2, kWgmmaGroup>();
+        float out[D / 2] = {};
+        float sum[2] = {};
+        if (span.last_tile > span.first_tile) {
+            attend_tiles<T, D>(args, span, rows, shared_address(queries), ring, full, empty, out,
+                               sum);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float total = sum[r];
+            total += __shfl_xor_sync(kAll, total, 1);
+            total += __shfl_xor_sync(kAll, total, 2);
+            const float factor = total > 0 ? 1.0f / total : 0.0f;
+            if (rows.out_at[r] >= 0) {
+                T *to = static_cast<T *>(args.out) + rows.out_at[r] + lane % 4 * 2;
+#pragma unroll
+                for (int j = 0; j < D / 8; ++j) {
+                    *reinterpret_cast<uint32_t *>(to + j * 8) = pack_pair<T>(
+                        out[4 * j + 2 * r] * factor, out[4 * j + 2 * r + 1] * factor);
+                }
+            }
+        }
+    }
+#endif
+}
+
+} // namespace llaisys::ops::cuda
