@@ -4,6 +4,8 @@
 
 #include "device/runtime.hpp"
 
+#include <atomic>
+
 namespace fake {
 
 using namespace llaisys;
@@ -67,6 +69,35 @@ public:
 
 private:
     inline static int64_t count_ = 0;
+    device::Runtime table_;
+};
+
+// While it lives, an event of the CPU is over when a later one was recorded, or after open(): as on a
+// device that works through a queue.
+class LateEvents {
+public:
+    LateEvents() {
+        recorded_ = 0;
+        is_open_ = false;
+        table_ = device::cpu_runtime();
+        table_.create_event = [](int) -> void * { return new std::atomic<int64_t>(0); };
+        table_.destroy_event = [](void *event) { delete number_of(event); };
+        table_.record_event = [](void *event, void *) { *number_of(event) = ++recorded_; };
+        table_.query_event = [](void *event) { return is_open_ || *number_of(event) < recorded_; };
+        device::use_runtime(LLAISYS_DEVICE_CPU, &table_);
+    }
+    ~LateEvents() { device::use_runtime(LLAISYS_DEVICE_CPU, nullptr); }
+    LateEvents(const LateEvents &) = delete;
+    LateEvents &operator=(const LateEvents &) = delete;
+
+    void open() { is_open_ = true; }
+
+private:
+    static std::atomic<int64_t> *number_of(void *event) {
+        return static_cast<std::atomic<int64_t> *>(event);
+    }
+    inline static std::atomic<int64_t> recorded_{0};
+    inline static std::atomic<bool> is_open_{false};
     device::Runtime table_;
 };
 

@@ -1,4 +1,5 @@
 // Launched steps: their order, tokens that the step before draws, failures and what is behind them.
+#include "fake_device.hpp"
 #include "fake_model.hpp"
 
 #include "runtime/runner/step_pipeline.hpp"
@@ -53,6 +54,76 @@ TEST(a_step_takes_the_token_that_the_one_before_it_draws) {
     CHECK_EQ(pipe.collect(ticket), 20);
     CHECK(pipe.model.seen.back().visible[0] ==
           Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
+}
+
+TEST(a_step_is_queued_while_the_one_before_it_is_on_the_device) {
+    LateEvents events;
+    Pipe pipe;
+    const Draw draw(1);
+    const Step first = tokens({7, 8}), next = tokens({-1});
+    int64_t ticket = pipe.launch(first, draw);
+    for (int64_t expected = 9; expected < 20; ++expected) {
+        const int64_t behind = pipe.launch(next, draw);
+        CHECK_EQ(pipe.collect(ticket), expected); // its event waits for the step behind it
+        ticket = behind;
+    }
+    events.open();
+    CHECK_EQ(pipe.collect(ticket), 20);
+    CHECK(pipe.model.seen.back().visible[0] ==
+          Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
+}
+
+TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
+    LateEvents events;
+    Pipe pipe;
+    Draw two(2), turned(2);
+    const std::vector<int32_t> rows = {1, 0};
+    turned.sampling.rows = rows.data();
+    Step first = tokens({3, 30});
+    first.seq_ids = {0, 1};
+    first.logits = {1, 1};
+    Step crossed = first;
+    crossed.tokens = {-2, -1};
+    const Step third = tokens({-3});
+    const Draw one(1);
+    pipe.launch(first, turned); // draws 31, 4
+    const int64_t ticket = pipe.launch(crossed, two);
+    const int64_t unknown = pipe.launch(third, one); // the step before draws two
+    events.open();
+    int32_t ids[2] = {};
+    CHECK_EQ(pipe.pipeline.collect(ticket, ids), LLAISYS_DECODE_OK);
+    CHECK(ids[0] == 5 && ids[1] == 32);
+    CHECK_THROWS(pipe.pipeline.collect(unknown, ids), "token_ids[0] is -3", "drew 2 ids");
+}
+
+TEST(a_step_that_cannot_be_queued_leaves_the_one_before_it_alone) {
+    LateEvents events;
+    Pipe pipe;
+    const Draw draw(1);
+    pipe.model.forwards_until_failure = 2;
+    const Step first = tokens({7}), next = tokens({-1}), other = tokens({20});
+    const int64_t good = pipe.launch(first, draw);
+    const int64_t bad = pipe.launch(next, draw);
+    const int64_t behind = pipe.launch(other, draw);
+    events.open();
+    int32_t id = -1;
+    CHECK_EQ(pipe.collect(good), 8);
+    CHECK_THROWS(pipe.pipeline.collect(bad, &id), "the fake forward failed");
+    CHECK_EQ(pipe.pipeline.collect(behind, &id), LLAISYS_DECODE_ABORTED);
+    CHECK_EQ(pipe.collect(pipe.launch(other, draw)), 21);
+}
+
+TEST(a_draw_for_the_host_waits_for_the_queued_one) {
+    LateEvents events;
+    Pipe pipe;
+    const Draw draw(1), with_logprobs(1, 2);
+    const Step first = tokens({7}), next = tokens({-1});
+    const int64_t a = pipe.launch(first, draw);
+    const int64_t b = pipe.launch(next, with_logprobs);
+    events.open();
+    CHECK_EQ(pipe.collect(a), 8);
+    CHECK_EQ(pipe.collect(b), 9);
+    CHECK_EQ(pipe.pipeline.logprobs(0).n, 3);
 }
 
 TEST(ids_are_counted_in_the_order_of_the_draws) {

@@ -60,6 +60,24 @@ def test_a_second_run_gives_the_same_tokens(directory: Path, dtype: str) -> None
     assert tokens(directory, "cuda", dtype) == tokens(directory, "cuda", dtype)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_tokens_that_stay_on_the_device_are_the_same(directory: Path, dtype: str) -> None:
+    steps = {on: tokens(directory, "cuda", dtype, async_stepping=on) for on in ("on", "off")}
+    assert steps["on"] == steps["off"]
+
+
+def test_a_seed_draws_from_the_best_of_a_row_what_the_cpu_draws(directory: Path) -> None:
+    params = SamplingParams(
+        max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=7, ignore_eos=True,
+        detokenize=False,
+    )  # fmt: skip
+    drawn = {}
+    for device in ("cpu", "cuda"):
+        with LLM(str(directory), device=device, dtype="f32", num_kv_blocks=200) as llm:
+            drawn[device] = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    assert drawn["cuda"] == drawn["cpu"]
+
+
 def test_a_seed_draws_the_tokens_of_the_cpu(directory: Path) -> None:
     params = SamplingParams(
         max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=7, ignore_eos=True,

@@ -221,7 +221,8 @@ def test_swiglu_softmax_topk_rearrange(streams: dict[str, Stream], dtype: str) -
 LINEAR = (
     (1, 1, 1), (1, 8, 31), (2, 7, 33), (3, 64, 32), (5, 16, 64), (7, 136, 65), (8, 1536, 100),
     (9, 72, 48), (16, 2056, 4100), (17, 256, 34), (33, 257, 1), (100, 320, 56), (300, 64, 40),
-    (1, 1536, 5000), (1, 8960, 96), (64, 512, 1000),
+    (1, 1536, 5000), (1, 8960, 96), (64, 512, 1000), (1, 520, 7), (4, 1032, 523), (6, 4104, 77),
+    (8, 8960, 40),
 )  # fmt: skip
 if IS_SMALL:
     LINEAR = tuple((m, k, n) for m, k, n in LINEAR if m * k * n < 200_000)
@@ -259,6 +260,48 @@ def test_linear(streams: dict[str, Stream], x_dtype: str, w_dtype: str, out_dtyp
         compare(streams, body, out_dtype, scale=16 if out_dtype == "f32" else 2)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_row_of_few_has_the_bits_it_has_alone(streams: dict[str, Stream], dtype: str) -> None:
+    for k, n in ((520, 33), (1536, 257)):
+        x = normal(8, k) / np.sqrt(k)
+        with Side("cuda", streams["cuda"]) as side:
+            weight = side.weight(normal(n, k, seed=1), dtype)
+
+            def product(
+                rows: Array, side: Side = side, weight: LinearWeight = weight, n: int = n
+            ) -> Array:
+                out = side.empty((len(rows), n), "f32")
+                side.run(
+                    "Linear", side.tensor(rows, dtype), None, 1, handle_array([weight]), None,
+                    handle_array([out]),
+                )  # fmt: skip
+                return side.array(out)
+
+            together = product(x)
+            for i in range(8):
+                np.testing.assert_array_equal(product(x[i : i + 1])[0], together[i])
+
+
+def test_the_256_best_of_rows_with_ties_and_nan(streams: dict[str, Stream]) -> None:
+    for rows, n, k, grain in (
+        (1, 300, 256, 8), (3, 5000, 256, 64), (2, 5000, 1000, 1), (2, 40001, 256, 1024),
+        (1, 70000, 256, 0.01), (1, 5000, 1500, 1),
+    ):  # fmt: skip
+        if IS_SMALL and n > 5000:
+            continue
+        values = np.round(normal(rows, n) * grain) / grain
+        values[np.random.default_rng(n).random(values.shape) < 0.1] = np.nan
+        values[0, :7] = (np.inf, -np.inf, 0.0, -0.0, np.nan, 3.0, 3.0)
+
+        def body(side: Side, values: Array = values, k: int = k) -> Array:
+            index = side.empty((len(values), k), "i32")
+            value = side.empty((len(values), k), "f32")
+            side.run("TopK", index, value, side.tensor(values, "f32"))
+            return np.concatenate([side.array(index), side.array(value)])
+
+        compare(streams, body, "f32", exact=True)
+
+
 ATTENTION = [
     # lengths of the lists, query tokens of each, heads, kv heads, d, block size, window
     ((1,), 1, 1, 1, 64, 1, 0),
@@ -271,6 +314,9 @@ ATTENTION = [
     ((512, 90), 64, 28, 4, 128, 1, 0),
     ((40, 7), 3, 5, 5, 10, 4, 0),
     ((33,), 2, 40, 2, 64, 16, 0),
+    ((127, 128, 129), 129, 12, 2, 128, 16, 0),
+    ((1031,), 500, 7, 1, 128, 16, 0),
+    ((900,), 300, 16, 1, 64, 16, 333),
 ]
 if IS_SMALL:
     ATTENTION = [case for case in ATTENTION if sum(case[0]) * case[1] * case[2] < 3000]

@@ -1,6 +1,12 @@
-// The k largest of each row, largest first. One block a row; each of the k rounds finds the best
-// value after the one before in the order (falling value, rising index). k passes over a row that
-// stays in the second-level cache: meant for the small k of a sampler's tests and logprobs.
+// The k largest of each row, largest first, the lower index first among equals.
+//
+//   k up to 1024    radix_topk_kernel: one block a row. A histogram of the leading 11 bits of the values
+//                   (as integers of the same order) says from which value on the k largest lie; while
+//                   that leaves more than 2048 candidates, the next 11 and the last 10 bits follow.
+//                   The candidates are collected and sorted in shared memory. Two passes over a row as
+//                   a rule, which comes from the second-level cache: bound by what one processor
+//                   reads from there, about 10 us a pass over 151,936 values.
+//   more            topk_kernel: each of the k rounds finds the best value after the one before.
 #include "ops/topk/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -12,6 +18,10 @@ namespace llaisys::ops {
 namespace {
 
 constexpr int kThreads = 512;
+constexpr int kRadixThreads = 1024;
+constexpr int kRadixBins = 2048;
+constexpr int kCandidates = 2048;
+constexpr int kMostSelected = 1024;
 
 struct Entry {
     float value; // never NaN
@@ -67,14 +77,174 @@ __global__ void topk_kernel(int32_t *index, float *value, const float *values, i
     }
 }
 
+// Rises with the value; NaN is -inf, and both zeros are one value.
+__device__ __forceinline__ uint32_t key_of(float x) {
+    const uint32_t bits = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
+    return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
+}
+__device__ __forceinline__ float value_of(uint32_t key) {
+    return __uint_as_float(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
+}
+
+// What is known of the k-th largest: its leading bits, and how many keys lie above these.
+struct Cut {
+    uint32_t prefix, mask;
+    int above, inside;
+};
+
+// Finds the bin, from the top, in which the k-th largest lies; one warp.
+__device__ __forceinline__ void narrow(Cut *cut, const int *histogram, int bins, int shift, int k) {
+    const int lane = threadIdx.x % cuda::kWarp;
+    const int own = bins / cuda::kWarp;
+    int sum = 0;
+    for (int i = 0; i < own; ++i) {
+        sum += histogram[lane * own + i];
+    }
+    int above = cut->above; // and all lanes above this one
+    for (int other = cuda::kWarp - 1; other > 0; --other) {
+        const int theirs = __shfl_sync(cuda::kAll, sum, other);
+        above += other > lane ? theirs : 0;
+    }
+    __syncwarp();
+    if (above < k && above + sum >= k) {
+        int bin = lane * own + own - 1;
+        for (; above + histogram[bin] < k; --bin) {
+            above += histogram[bin];
+        }
+        cut->prefix |= uint32_t(bin) << shift;
+        cut->mask |= uint32_t(bins - 1) << shift;
+        cut->above = above;
+        cut->inside = histogram[bin];
+    }
+}
+
+// Falling; n a power of two. All threads of the block.
+__device__ __forceinline__ void sort_falling(uint64_t *list, int n) {
+    for (int size = 2; size <= n; size *= 2) {
+        for (int step = size / 2; step > 0; step /= 2) {
+            for (int i = threadIdx.x; i < n / 2; i += kRadixThreads) {
+                const int low = 2 * i - (i & (step - 1));
+                const bool falls = (low & size) == 0;
+                const uint64_t a = list[low];
+                const uint64_t b = list[low + step];
+                if ((a < b) == falls) {
+                    list[low] = b;
+                    list[low + step] = a;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+__global__ void __launch_bounds__(kRadixThreads)
+    radix_topk_kernel(int32_t *index, float *value, const float *values, int64_t n, int k) {
+    __shared__ int histogram[kRadixBins];
+    __shared__ uint64_t list[kCandidates]; // key, then the index with its bits turned round
+    __shared__ Cut cut;
+    __shared__ int n_listed;
+    cuda::wait_for_input();
+    cuda::allow_next();
+    const float *row = values + int64_t(blockIdx.x) * n;
+    index += int64_t(blockIdx.x) * k;
+    value += int64_t(blockIdx.x) * k;
+    if (threadIdx.x == 0) {
+        cut = {0, 0, 0, 0};
+        n_listed = 0;
+    }
+    constexpr int kShifts[] = {21, 10, 0};
+    constexpr int kBins[] = {2048, 2048, 1024};
+#pragma unroll
+    for (int round = 0; round < 3; ++round) {
+        for (int i = threadIdx.x; i < kRadixBins; i += kRadixThreads) {
+            histogram[i] = 0;
+        }
+        __syncthreads();
+        const Cut known = cut;
+        if (round > 0 && known.above + known.inside <= kCandidates) {
+            break;
+        }
+#pragma unroll 8
+        for (int64_t i = threadIdx.x; i < n; i += kRadixThreads) {
+            const uint32_t key = key_of(row[i]);
+            if ((key & known.mask) == known.prefix) {
+                atomicAdd(histogram + (key >> kShifts[round] & uint32_t(kBins[round] - 1)), 1);
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < cuda::kWarp) {
+            narrow(&cut, histogram, kBins[round], kShifts[round], k);
+        }
+        __syncthreads();
+    }
+    const Cut found = cut;
+    // Too many that equal the k-th: the lowest of their indices are looked for at the end.
+    const bool are_many = found.above + found.inside > kCandidates;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < n; i += kRadixThreads) {
+        const uint32_t key = key_of(row[i]);
+        const uint32_t leading = key & found.mask;
+        if (are_many ? leading > found.prefix : leading >= found.prefix) {
+            list[atomicAdd(&n_listed, 1)] = uint64_t(key) << 32 | uint32_t(~uint32_t(i));
+        }
+    }
+    __syncthreads();
+    const int count = n_listed;
+    int n_sorted = 2;
+    while (n_sorted < count) {
+        n_sorted *= 2;
+    }
+    for (int i = count + int(threadIdx.x); i < n_sorted; i += kRadixThreads) {
+        list[i] = 0;
+    }
+    __syncthreads();
+    sort_falling(list, n_sorted);
+    for (int i = threadIdx.x; i < min(count, k); i += kRadixThreads) {
+        index[i] = int32_t(~uint32_t(list[i]));
+        value[i] = value_of(uint32_t(list[i] >> 32));
+    }
+    if (!are_many) {
+        return;
+    }
+    // In the order of indices, a block's width at a time.
+    const int warp = threadIdx.x / cuda::kWarp;
+    const unsigned lower = (1u << threadIdx.x % cuda::kWarp) - 1;
+    for (int64_t first = 0, placed = count; first < n && placed < k; first += kRadixThreads) {
+        const int64_t i = first + threadIdx.x;
+        const bool is_equal = i < n && key_of(row[i]) == found.prefix;
+        const unsigned equals = __ballot_sync(cuda::kAll, is_equal);
+        __syncthreads(); // the histogram is the warps' counts now
+        if (threadIdx.x % cuda::kWarp == 0) {
+            histogram[warp] = __popc(equals);
+        }
+        __syncthreads();
+        int64_t at = placed + __popc(equals & lower);
+        for (int w = 0; w < kRadixThreads / cuda::kWarp; ++w) {
+            at += w < warp ? histogram[w] : 0;
+            placed += histogram[w];
+        }
+        if (is_equal && at < k) {
+            index[at] = int32_t(i);
+            value[at] = value_of(found.prefix);
+        }
+    }
+}
+
 } // namespace
 
 void topk_cuda(const device::Stream &stream, const Tensor &index, const Tensor &value,
                const Tensor &values) {
-    if (values.size(0) > 0) {
-        cuda::launch(device::cuda_stream_of(stream), topk_kernel, unsigned(values.size(0)),
-                     kThreads, 0, true, index.as<int32_t>(), value.as<float>(), values.as<float>(),
-                     values.size(1), value.size(1));
+    if (values.size(0) == 0) {
+        return;
+    }
+    const device::CudaStream &on = device::cuda_stream_of(stream);
+    const auto rows = unsigned(values.size(0));
+    if (value.size(1) <= kMostSelected) {
+        cuda::launch(on, radix_topk_kernel, rows, kRadixThreads, 0, true, index.as<int32_t>(),
+                     value.as<float>(), values.as<float>(), values.size(1), value.size(1));
+    } else {
+        cuda::launch(on, topk_kernel, rows, kThreads, 0, true, index.as<int32_t>(),
+                     value.as<float>(), values.as<float>(), values.size(1), value.size(1));
     }
 }
 

@@ -1,47 +1,80 @@
 #include "runtime/runner/device_draw.hpp"
 
 #include "ops/argmax/op.hpp"
+#include "ops/topk/op.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 namespace llaisys::runtime {
 
-DeviceDraw::~DeviceDraw() {
-    if (host_ != nullptr) {
-        stream_.runtime().release_host(host_);
+DeviceDraw::DeviceDraw(const device::Stream &stream) : stream_(stream) {
+    for (Draw &draw : draws_) {
+        draw.is_done = stream.runtime().create_event(stream.device_id());
     }
 }
 
-void DeviceDraw::reserve(int64_t n_rows) {
-    if (n_rows <= capacity_) {
+DeviceDraw::~DeviceDraw() {
+    for (const Room *room : {&draws_[0].room, &draws_[1].room, &best_}) {
+        if (room->host != nullptr) {
+            stream_.runtime().release_host(room->host);
+        }
+    }
+    for (const Draw &draw : draws_) {
+        stream_.runtime().destroy_event(draw.is_done);
+    }
+}
+
+void DeviceDraw::reserve(Room *room, int64_t bytes) {
+    if (bytes <= room->bytes) {
         return;
     }
-    if (host_ != nullptr) {
-        stream_.runtime().release_host(host_);
-        host_ = nullptr;
+    if (room->host != nullptr) {
+        stream_.synchronize(); // a copy into it may be under way
+        stream_.runtime().release_host(room->host);
+        room->host = nullptr;
     }
-    capacity_ = std::max<int64_t>(n_rows, 64);
-    const int64_t index_bytes = bytes_of(LLAISYS_DTYPE_I64, capacity_);
-    const int64_t bytes = index_bytes + bytes_of(LLAISYS_DTYPE_F32, capacity_);
-    const auto memory = std::make_shared<Storage>(stream_.type(), stream_.device_id(), bytes);
-    index_ = Tensor::on(memory, 0, {capacity_}, LLAISYS_DTYPE_I64);
-    value_ = Tensor::on(memory, index_bytes, {capacity_}, LLAISYS_DTYPE_F32);
-    host_ = static_cast<std::byte *>(stream_.runtime().allocate_host(size_t(bytes)));
+    room->device = std::make_shared<Storage>(stream_.type(), stream_.device_id(), bytes);
+    room->host = static_cast<std::byte *>(stream_.runtime().allocate_host(size_t(bytes)));
+    room->bytes = bytes;
 }
 
-void DeviceDraw::queue(const Tensor &logits) {
-    const int64_t n = logits.size(0);
-    reserve(n);
-    ops::argmax(stream_, index_.slice(0, 0, n), value_.slice(0, 0, n), logits);
-    stream_.runtime().copy(host_, index_.data(), size_t(index_.bytes() + value_.bytes()),
+void DeviceDraw::bring(const Room &room, int64_t bytes) {
+    stream_.runtime().copy(room.host, room.device->data(), size_t(bytes),
                            device::CopyKind::device_to_host, stream_.native());
 }
 
-bool DeviceDraw::finish(const LlaisysSamplingMetadata &sampling, int32_t *ids) const {
-    stream_.synchronize();
-    const auto *indices = reinterpret_cast<const int64_t *>(host_);
-    const auto *values = reinterpret_cast<const float *>(host_ + index_.bytes());
+int DeviceDraw::queue(const Tensor &logits) {
+    last_ = 1 - last_;
+    Draw &draw = draws_[last_];
+    const int64_t n = logits.defined() ? logits.size(0) : 0;
+    constexpr int64_t kRowBytes = sizeof(int64_t) + sizeof(float);
+    if (n > draw.capacity) {
+        draw.capacity = std::max<int64_t>(n, 64);
+        reserve(&draw.room, draw.capacity * kRowBytes);
+    }
+    if (n > 0) {
+        const int64_t value_at = draw.capacity * int64_t(sizeof(int64_t));
+        drawn_ = Tensor::on(draw.room.device, 0, {n}, LLAISYS_DTYPE_I64);
+        ops::argmax(stream_, drawn_,
+                    Tensor::on(draw.room.device, value_at, {n}, LLAISYS_DTYPE_F32), logits);
+        bring(draw.room, draw.capacity * kRowBytes);
+    }
+    stream_.runtime().record_event(draw.is_done, stream_.native());
+    return last_;
+}
+
+bool DeviceDraw::is_over(int place) const {
+    return stream_.runtime().query_event(draws_[place].is_done);
+}
+
+bool DeviceDraw::finish(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids) const {
+    while (!is_over(place)) {
+    }
+    const Draw &draw = draws_[place];
+    const auto *indices = reinterpret_cast<const int64_t *>(draw.room.host);
+    const auto *values = reinterpret_cast<const float *>(draw.room.host +
+                                                         draw.capacity * int64_t(sizeof(int64_t)));
     const auto row_of = [&](int32_t r) { return sampling.rows != nullptr ? sampling.rows[r] : r; };
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         if (!(values[row_of(r)] > -INFINITY)) {
@@ -52,6 +85,19 @@ bool DeviceDraw::finish(const LlaisysSamplingMetadata &sampling, int32_t *ids) c
         ids[r] = int32_t(indices[row_of(r)]);
     }
     return true;
+}
+
+DeviceDraw::Best DeviceDraw::best_of(const Tensor &logits) {
+    const int64_t n = logits.size(0);
+    const int64_t k = most_best(logits.size(1));
+    const int64_t id_bytes = n * k * int64_t(sizeof(int32_t));
+    reserve(&best_, 2 * id_bytes);
+    ops::topk(stream_, Tensor::on(best_.device, 0, {n, k}, LLAISYS_DTYPE_I32),
+              Tensor::on(best_.device, id_bytes, {n, k}, LLAISYS_DTYPE_F32), logits);
+    bring(best_, 2 * id_bytes);
+    stream_.synchronize();
+    return {reinterpret_cast<const int32_t *>(best_.host),
+            reinterpret_cast<const float *>(best_.host + id_bytes), k};
 }
 
 } // namespace llaisys::runtime

@@ -1,6 +1,9 @@
 #include "runtime/runner/model_runner.hpp"
 
+#include "ops/fill_drawn/op.hpp"
+
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace llaisys::runtime {
@@ -58,14 +61,14 @@ void ModelRunner::reserve_largest_step() {
     const int64_t width = std::min(options_.max_positions, options_.n_slots);
     const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
     const int64_t tokens = 2 * StepArena::bytes_for(largest, sizeof(int64_t)) +
-                           StepArena::bytes_for(largest, sizeof(int32_t));
+                           2 * StepArena::bytes_for(largest, sizeof(int32_t));
     arena_.begin(tokens + metadata_.most_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const Profile::Scope scope = profile_.prepare();
     clear_output();
-    is_drawn_ = false;
+    place_ = -1;
     model_.prepare_weights(stream_);
     if (input.n_tokens > options_.n_slots) { // more than will ever fit: its arrays are not read
         require(cells_.has_value(), "n_tokens must be at most the ", options_.n_slots,
@@ -167,6 +170,9 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
     if (step.embd != nullptr) {
         values += StepArena::bytes_for(n_padded * step.embd_size, sizeof(float));
     }
+    if (sources_ != nullptr) {
+        values += StepArena::bytes_for(n_padded, sizeof(int32_t));
+    }
     return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
            StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
            StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
@@ -237,7 +243,16 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         input = put_input(step, range, n_padded);
         // Settled: a captured step begins when all before it is done.
         metadata = metadata_.put(&arena_, n_padded, bucket > 0);
+        Tensor sources; // behind all that a recorded step looks at
+        if (sources_ != nullptr) {
+            int32_t *to = arena_.take<int32_t>({n_padded}, &sources);
+            std::copy_n(sources_ + range.first, range.n, to);
+            std::fill(to + range.n, to + n_padded, -1);
+        }
         arena_.upload();
+        if (sources_ != nullptr) {
+            ops::fill_drawn(stream_, input.token_ids, device_draw_.drawn(), sources);
+        }
     }
     metadata.kv = storage_.layers().data();
     models::ForwardOutput output;
@@ -274,8 +289,7 @@ void ModelRunner::keep_hidden(const std::vector<int32_t> &layers) {
 uint64_t ModelRunner::memory_version() const {
     uint64_t hash = model_.weights_version();
     for (const uint64_t part : {uint64_t(arena_.generation()), uint64_t(workspace_.allocations()),
-                                uint64_t(output_.capacity()), uint64_t(kept_.capacity()),
-                                uint64_t(device_draw_.memory_version())}) {
+                                uint64_t(output_.capacity()), uint64_t(kept_.capacity())}) {
         hash = (hash ^ part) * 1099511628211u;
     }
     return hash;
@@ -283,17 +297,59 @@ uint64_t ModelRunner::memory_version() const {
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample();
-    if (device_draw_.is_there() && sampler_.takes_best(sampling, output_.n_rows())) {
-        if (!is_drawn_) {
-            device_draw_.queue(output_.rows());
-            is_drawn_ = true;
+    const int32_t needed =
+        device_draw_.is_there() ? sampler_.best_needed(sampling, output_.n_rows()) : 0;
+    if (needed == 1) {
+        if (place_ < 0) {
+            place_ = device_draw_.queue(output_.rows());
         }
-        if (device_draw_.finish(sampling, ids)) {
+        if (device_draw_.finish(place_, sampling, ids)) {
             sampler_.note_drawn(sampling.n_rows);
+            return;
+        }
+    } else if (needed > 1 && needed <= DeviceDraw::most_best(sampler_.vocab())) {
+        const DeviceDraw::Best best = device_draw_.best_of(output_.rows());
+        if (sampler_.sample_best(best.ids, best.values, best.k, sampling, ids)) {
             return;
         }
     }
     sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
+}
+
+bool ModelRunner::can_queue(const LlaisysSamplingMetadata &sampling) const {
+    // How many outputs there are is checked when they are there.
+    return sampling.n_rows == 0 ||
+           sampler_.best_needed(sampling, std::numeric_limits<int32_t>::max()) == 1;
+}
+
+int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
+                                const LlaisysSamplingMetadata &sampling, const int32_t *sources,
+                                int *place) {
+    sources_ = sources;
+    int32_t status = LLAISYS_DECODE_OK;
+    try {
+        status = step(input);
+    } catch (...) {
+        sources_ = nullptr;
+        throw;
+    }
+    sources_ = nullptr;
+    if (status == LLAISYS_DECODE_OK) {
+        const Profile::Scope scope = profile_.sample();
+        sampler_.best_needed(sampling, output_.n_rows()); // throws for rows that are not there
+        place_ = device_draw_.queue(sampling.n_rows > 0 ? output_.rows() : Tensor());
+        *place = place_;
+    }
+    return status;
+}
+
+bool ModelRunner::finish_draw(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    const Profile::Scope scope = profile_.sample();
+    const bool is_drawn = device_draw_.finish(place, sampling, ids);
+    if (is_drawn) {
+        sampler_.note_drawn(sampling.n_rows);
+    }
+    return is_drawn;
 }
 
 int32_t ModelRunner::execute_step(const LlaisysStepInput &input,

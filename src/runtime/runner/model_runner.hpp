@@ -48,6 +48,19 @@ public:
                          int32_t *ids);
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
+    // A step and its draw that are only queued, for sampling in which every row takes its most likely
+    // token: the next step may be queued before this one's ids are known.
+    bool can_queue(const LlaisysSamplingMetadata &sampling) const;
+    // As step; *place: of the draw, good until the next but one is queued. sources i32 [n_tokens]: for a
+    // token that the draw queued before makes, the row of that draw; otherwise -1. The ids of the
+    // former in `input` are not looked at, but must be some token's. Null: no such tokens.
+    int32_t queue_step(const LlaisysStepInput &input, const LlaisysSamplingMetadata &sampling,
+                       const int32_t *sources, int *place);
+    bool is_drawn(int place) const { return device_draw_.is_over(place); }
+    // Waits for the draw. False where a row has no largest logit; sample says why, as long as no other
+    // step was queued.
+    bool finish_draw(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids);
+
     // A step of more tokens is refused without a look at its arrays.
     int64_t n_slots() const { return options_.n_slots; }
     const OutputBuffer &output() const { return output_; }
@@ -123,7 +136,8 @@ private:
 
     StepArena arena_; // inputs of a forward
     DeviceDraw device_draw_;
-    bool is_drawn_ = false;           // device_draw_ holds the rows of this step
+    int place_ = -1;                  // where device_draw_ holds the rows of this step; -1: nowhere
+    const int32_t *sources_ = nullptr; // of the step that is being queued
     std::vector<int32_t> local_rows_; // scratch
     std::vector<SlotPlan> plans_;
     std::vector<Ubatch> ubatches_;

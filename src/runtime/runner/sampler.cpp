@@ -42,16 +42,37 @@ void Sampler::sample(const float *logits, int32_t n_outputs,
     std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);
 }
 
-bool Sampler::takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
+int32_t Sampler::best_needed(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
+    int32_t most = sampling.n_rows > 0 ? 1 : 0;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         const RowParams params = row_params(sampling, numbers, r);
-        if (params.mask != nullptr || params.n_bias > 0 || params.n_logprobs >= 0 ||
-            !chain_takes_best(params)) {
+        const int32_t needed = runtime::best_needed(params);
+        if (params.mask != nullptr || params.n_bias > 0 || params.n_logprobs >= 0 || needed == 0) {
+            return 0;
+        }
+        most = std::max(most, needed);
+    }
+    return most;
+}
+
+bool Sampler::sample_best(const int32_t *best_ids, const float *best, int64_t k,
+                          const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    const NumberColumns numbers(sampling);
+    reserve_results(sampling, numbers);
+    pool_.run(sampling.n_rows, [&](int64_t r, int thread) {
+        const int64_t at = entry_or(sampling.rows, int32_t(r), int32_t(r)) * k;
+        status_[size_t(r)] = workers_[size_t(thread)].draw_best(
+            best_ids + at, best + at, k, row_params(sampling, numbers, int32_t(r)), &ids_[size_t(r)]);
+    });
+    for (int32_t r = 0; r < sampling.n_rows; ++r) {
+        if (status_[size_t(r)] != RowStatus::ok) {
             return false;
         }
     }
-    return sampling.n_rows > 0;
+    std::copy(ids_.begin(), ids_.begin() + sampling.n_rows, ids);
+    note_drawn(sampling.n_rows);
+    return true;
 }
 
 void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling,

@@ -35,9 +35,15 @@ public:
     void sample(const float *logits, int32_t n_outputs, const LlaisysSamplingMetadata &sampling,
                 int32_t *ids);
 
-    // Whether every row is the most likely token of its logits as they are, with nothing else asked
-    // for: no more than an argmax. Checks everything as sample does.
-    bool takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
+    // With how many of the best logits of each row, as they are, the draw can be made: 1 where every row
+    // takes its most likely token, 0 where some row needs more than the best. Checks everything as
+    // sample does.
+    int32_t best_needed(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
+    // Draws as sample does, from the k best logits of each output row: ids and logits [n_outputs, k],
+    // largest first, the lower id first among equals; k is at least best_needed. False, and nothing is
+    // drawn, where sample would raise.
+    bool sample_best(const int32_t *best_ids, const float *best, int64_t k,
+                     const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
     LlaisysLogprobs logprobs(int32_t i) const;

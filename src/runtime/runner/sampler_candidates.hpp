@@ -15,6 +15,9 @@ public:
     // All of logits [vocab], which must outlive the row and are never written to.
     void begin(const float *logits, int64_t vocab);
 
+    // The best n of a row, in any order; ids are distinct.
+    void begin_best(const int32_t *ids, const float *logits, int64_t n);
+
     // In the order of ids: logit x()[i] of token id_of(i), 0 <= i < size().
     int64_t size() const { return n_; }
     const float *x() const { return x_; }

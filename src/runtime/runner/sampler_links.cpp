@@ -248,7 +248,21 @@ bool takes_best_from(int32_t first, const RowParams &params) {
 
 } // namespace
 
-bool chain_takes_best(const RowParams &params) { return takes_best_from(0, params); }
+int32_t best_needed(const RowParams &params) {
+    if (takes_best_from(0, params)) {
+        return 1;
+    }
+    for (int32_t i = 0; i < params.n_chain; ++i) {
+        const Link &link = kLinks[params.chain[i]];
+        // A temperature changes no order; it is applied to what is left at the end.
+        if (link.is_neutral(params) ||
+            (link.kind == LLAISYS_SAMPLER_TEMPERATURE && params.temperature != 0)) {
+            continue;
+        }
+        return link.kind == LLAISYS_SAMPLER_TOP_K ? params.top_k : 0;
+    }
+    return 0;
+}
 
 std::pair<const uint8_t *, int32_t> default_chain() {
     return {kDefaultChain, int32_t(std::size(kDefaultChain))};

@@ -11,8 +11,9 @@ namespace llaisys::runtime {
 // The chain of a row that gives none, and its length.
 std::pair<const uint8_t *, int32_t> default_chain();
 
-// Whether the chain takes the most likely token, whatever the logits.
-bool chain_takes_best(const RowParams &params);
+// How many of the best logits of a row are enough to run the chain on, whatever the logits: 1 when it
+// takes the most likely token, 0 when it needs them all.
+int32_t best_needed(const RowParams &params);
 
 // Applies the links of params.chain to what is left of a row. May throw std::bad_alloc.
 void run_chain(Candidates *left, const RowParams &params);

@@ -51,6 +51,22 @@ RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &
     }
 }
 
+RowStatus RowSampler::draw_best(const int32_t *ids, const float *logits, int64_t n,
+                                const RowParams &params, int32_t *id) noexcept {
+    try {
+        left_.begin_best(ids, logits, n);
+        run_chain(&left_, params);
+        const int64_t index = pick_of(&left_, params);
+        if (index < 0) {
+            return RowStatus::nothing_left;
+        }
+        *id = left_.id_of(index);
+        return RowStatus::ok;
+    } catch (const std::bad_alloc &) {
+        return RowStatus::no_memory;
+    }
+}
+
 RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t drawn, int32_t n,
                                int32_t *ids, float *values, int32_t *count,
                                int32_t *rank) noexcept {

@@ -17,6 +17,11 @@ public:
     RowStatus draw(const float *logits, int64_t vocab, const RowParams &params,
                    int32_t *id) noexcept;
 
+    // The same from the n best of a row, largest first, the lower id first among equals; n is at least
+    // best_needed(params), and there is neither mask nor bias. nothing_left also when all are NaN.
+    RowStatus draw_best(const int32_t *ids, const float *logits, int64_t n, const RowParams &params,
+                        int32_t *id) noexcept;
+
     // The log-probabilities of logits [vocab]: ids[0] = the drawn token, then up to n best that are
     // above -inf. *count: entries written, at most 1 + n. *rank: 1 + the tokens before it in the
     // order of the best. Never throws.

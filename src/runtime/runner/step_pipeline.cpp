@@ -38,6 +38,7 @@ int64_t StepPipeline::launch(const LlaisysStepInput &input,
     job->ticket = next_ticket_;
     job->is_behind = !jobs_.empty() && jobs_.back()->ticket + 1 == next_ticket_;
     jobs_.push_back(std::move(job));
+    newest_ = next_ticket_;
     ++n_waiting_;
     changed_.notify_all();
     return next_ticket_++;
@@ -84,51 +85,165 @@ void StepPipeline::wait() {
 void StepPipeline::work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
+        const int64_t n_queued = queued_ != nullptr ? 1 : 0;
         changed_.wait(lock, [&] { return n_waiting_ > 0 || is_stopping_; });
         if (is_stopping_) {
+            lock.unlock();
+            finish_queued(true);
             return;
         }
-        Job *job = jobs_[jobs_.size() - size_t(n_waiting_)].get(); // stays where it is until done
-        lock.unlock();
-        run(job);
+        if (n_waiting_ > n_queued) {
+            Job *job = jobs_[jobs_.size() - size_t(n_waiting_ - n_queued)].get();
+            lock.unlock();
+            start(job); // it stays where it is until done
+        } else { // whatever comes first: its end, or a step to be queued behind it
+            const int64_t ticket = queued_->ticket;
+            lock.unlock();
+            while (!runner_.is_drawn(queued_->place) && newest_ == ticket && !is_stopping_) {
+                std::this_thread::yield();
+            }
+            if (newest_ == ticket) {
+                finish_queued(true);
+            }
+        }
         lock.lock();
-        job->is_done = true;
-        --n_waiting_;
-        changed_.notify_all();
     }
 }
 
+void StepPipeline::start(Job *job) {
+    if (queued_ != nullptr && runner_.is_drawn(queued_->place)) {
+        finish_queued(true); // its ids need not wait for this step to be queued
+    }
+    if (queued_ == nullptr && job->is_behind && !is_last_good_) {
+        job->code = LLAISYS_DECODE_ABORTED;
+        return end(job);
+    }
+    if (!queue(job)) {
+        finish_queued(true);
+        job->is_behind && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
+        return end(job);
+    }
+    const bool is_out = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
+    finish_queued(!is_out);
+    if (!is_out) {
+        return end(job);
+    }
+    queued_ = job;
+    if (runner_.is_drawn(job->place)) {
+        finish_queued(true);
+    }
+}
+
+// False where the draw must be known at once. A step that could not be queued has its code or status.
+bool StepPipeline::queue(Job *job) {
+    try {
+        if (!runner_.can_queue(job->sampling)) {
+            return false;
+        }
+    } catch (const Error &) {
+        return false; // the draw says what is wrong with it, after the step
+    }
+    guard(job, [&] {
+        if (!is_bound_) {
+            stream_.synchronize(); // a device that counts threads gets to know this one
+            is_bound_ = true;
+        }
+        std::vector<int32_t> sources;
+        if (queued_ != nullptr) {
+            sources = sources_of(job);
+        } else {
+            fill_in_tokens(job);
+        }
+        job->code = runner_.queue_step(job->input, job->sampling,
+                                       sources.empty() ? nullptr : sources.data(), &job->place);
+    });
+    return true;
+}
+
 void StepPipeline::run(Job *job) {
+    guard(job, [&] {
+        if (!is_bound_) {
+            stream_.synchronize();
+            is_bound_ = true;
+        }
+        fill_in_tokens(job);
+        std::vector<int32_t> ids(size_t(job->sampling.n_rows));
+        job->code = runner_.execute_step(job->input, job->sampling, ids.data());
+        if (job->code == LLAISYS_DECODE_OK) {
+            job->ids = std::move(ids);
+            keep_logprobs(job);
+            append_to_histories(*job);
+        }
+    });
+}
+
+// is_newest: no other step was queued behind it, its logits are there.
+void StepPipeline::finish_queued(bool is_newest) {
+    Job *job = queued_;
+    if (job == nullptr) {
+        return;
+    }
+    queued_ = nullptr;
     if (job->is_behind && !is_last_good_) {
         job->code = LLAISYS_DECODE_ABORTED;
-    } else {
-        try {
-            if (!is_bound_) {
-                stream_.synchronize(); // a device that counts threads gets to know this one
-                is_bound_ = true;
-            }
-            fill_in_tokens(job);
-            std::vector<int32_t> ids(size_t(job->sampling.n_rows));
-            job->code = runner_.execute_step(job->input, job->sampling, ids.data());
-            if (job->code == LLAISYS_DECODE_OK) {
-                job->ids = std::move(ids);
-                keep_logprobs(job);
-                append_to_histories(*job);
-            }
-        } catch (const Error &error) {
-            job->status = error.status();
-            job->error = error.what();
-        } catch (const std::bad_alloc &) {
-            job->status = LLAISYS_ERROR_MEMORY;
-            job->error = "out of memory";
-        } catch (const std::exception &error) {
-            job->status = LLAISYS_ERROR_INTERNAL;
-            job->error = error.what();
-        }
+        return end(job);
     }
+    guard(job, [&] {
+        std::vector<int32_t> ids(size_t(job->sampling.n_rows));
+        if (!runner_.finish_draw(job->place, job->sampling, ids.data())) {
+            ensure(is_newest, "a row of the step has no largest logit");
+            runner_.sample(job->sampling, ids.data());
+        }
+        job->ids = std::move(ids);
+        append_to_histories(*job);
+    });
+    end(job);
+}
+
+void StepPipeline::end(Job *job) {
     is_last_good_ = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
     last_ticket_ = job->ticket;
     last_ids_ = job->ids;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    job->is_done = true;
+    --n_waiting_;
+    changed_.notify_all();
+}
+
+// The job's status and error are those of what body throws.
+template <typename Body> void StepPipeline::guard(Job *job, const Body &body) {
+    try {
+        body();
+    } catch (const Error &error) {
+        job->status = error.status();
+        job->error = error.what();
+    } catch (const std::bad_alloc &) {
+        job->status = LLAISYS_ERROR_MEMORY;
+        job->error = "out of memory";
+    } catch (const std::exception &error) {
+        job->status = LLAISYS_ERROR_INTERNAL;
+        job->error = error.what();
+    }
+}
+
+// Behind queued_: the row of its draw for each token that it makes, and some token in its place;
+// empty when there are none.
+std::vector<int32_t> StepPipeline::sources_of(Job *job) const {
+    const LlaisysSamplingMetadata &drawn = queued_->sampling;
+    const int64_t n = job->ticket == queued_->ticket + 1 ? drawn.n_rows : 0;
+    std::vector<int32_t> sources;
+    for (size_t i = 0; i < job->token_ids.size(); ++i) {
+        int64_t &token = job->token_ids[i];
+        if (token < 0) {
+            require(token >= -n, "token_ids[", i, "] is ", token,
+                    "; the step launched before drew ", n, " ids");
+            sources.resize(job->token_ids.size(), -1);
+            const auto j = int32_t(-1 - token);
+            sources[i] = drawn.rows != nullptr ? drawn.rows[j] : j;
+            token = 0;
+        }
+    }
+    return sources;
 }
 
 // -1 - j becomes the j-th id that the step launched before drew.

@@ -2,6 +2,9 @@
 // were launched, on a thread of the pipeline's own. A step may name tokens that the one launched
 // before it will draw.
 //
+// Where every row takes its most likely token, a step is queued on the device before the one in front of
+// it has ended: its tokens go from draw to step without coming to the host.
+//
 //   launch(n)  launch(n + 1)  collect(n)  launch(n + 2)  collect(n + 1) ..
 //
 // A step that fails has drawn nothing, and those behind it that were launched before its failure was
@@ -10,6 +13,7 @@
 
 #include "runtime/runner/model_runner.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -65,13 +69,23 @@ private:
         std::vector<int64_t> token_ids; // with those that are drawn filled in
         std::vector<int32_t> ids;
         std::vector<RowLogprobs> logprobs; // empty: none were asked for
+        int place = -1;                    // of the draw, while it is queued
         int32_t code = LLAISYS_DECODE_OK;
         llaisysStatus_t status = LLAISYS_OK; // of the exception
         std::string error;
     };
 
     void work();
+    // Runs a job, or queues it and leaves it in queued_.
+    void start(Job *job);
     void run(Job *job);
+    bool queue(Job *job);
+    // Waits for queued_, if there is one.
+    void finish_queued(bool is_newest);
+    // Keeps what the next step may ask for and tells who waits.
+    void end(Job *job);
+    template <typename Body> static void guard(Job *job, const Body &body);
+    std::vector<int32_t> sources_of(Job *job) const;
     void fill_in_tokens(Job *job) const;
     void append_to_histories(const Job &job);
     void keep_logprobs(Job *job);
@@ -85,11 +99,13 @@ private:
     std::deque<std::unique_ptr<Job>> jobs_; // not collected, by ticket
     int64_t next_ticket_ = 1;
     int64_t n_waiting_ = 0; // of jobs_, not done
-    bool is_stopping_ = false;
+    std::atomic<bool> is_stopping_{false};
+    std::atomic<int64_t> newest_{0}; // ticket that was launched last
 
     std::unique_ptr<Job> collected_; // the caller's
     // The thread's: whether it works on the stream's device, and of the step that ran last.
     bool is_bound_ = false;
+    Job *queued_ = nullptr; // on the device; of jobs_
     int64_t last_ticket_ = 0;
     bool is_last_good_ = false;
     std::vector<int32_t> last_ids_;
