@@ -50,6 +50,7 @@ if [ -z "$dry" ]; then
   ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 fi
 export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
+stage kernels 600 scripts/check_kernels.sh "$build" check time
 stage environment 60 "$python" -m llaisys env
 stage "groups over NCCL" 120 "$build/test/cpp/test_parallel_nccl_cuda"
 stage tests 900 "${run_pytest[@]}" test/cuda

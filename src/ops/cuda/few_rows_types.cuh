@@ -35,16 +35,17 @@ struct FewRowsInput {
 
 struct NothingHeld {};
 
-// Items of a unit, 1 to 8, with which the processor that has most to do has least. Depends on nothing
-// but sizes, never on the rows of x.
+// Items of a unit, 1 to 8, with which the processor that has most to do has least; the end of a unit
+// counts for half an item.
 inline int items_of_unit(const device::CudaStream &stream, int64_t count) {
     int best = 8;
     int64_t least = INT64_MAX;
     for (int items = 8; items >= 4; --items) {
         const int64_t units = (count + items - 1) / items;
         const int64_t rounds = (units + stream.n_processors - 1) / stream.n_processors;
-        if (rounds * items < least) {
-            least = rounds * items;
+        const int64_t cost = rounds * (2 * items + 1);
+        if (cost < least) {
+            least = cost;
             best = items;
         }
     }

@@ -11,7 +11,7 @@
 //
 // Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
 // kernel before has copies of its own under way. 113 KB a block leave room for the next kernel beside
-// it. A row's bits depend on n and k alone, not on how many rows there are.
+// it. A row's bits depend on k alone, neither on how many rows nor on how many outputs there are.
 #pragma once
 
 #include "ops/cuda/bulk.cuh"
