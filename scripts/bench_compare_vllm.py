@@ -74,7 +74,7 @@ def measure(generate: Any, repeats: int) -> dict[str, Any]:
     }
 
 
-def run_ours(model: Path, repeats: int) -> dict[str, Any]:
+def run_ours(model: Path, repeats: int, async_stepping: str) -> dict[str, Any]:
     start = time.perf_counter()
     from llaisys import LLM, SamplingParams
 
@@ -90,6 +90,7 @@ def run_ours(model: Path, repeats: int) -> dict[str, Any]:
         max_num_seqs=PROMPTS,
         max_num_batched_tokens=MAX_BATCHED_TOKENS,
         enable_prefix_caching=False,
+        async_stepping=async_stepping,
     ) as llm:
 
         def generate(requests: list[tuple[list[int], int]]) -> int:
@@ -140,6 +141,8 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))
     parser.add_argument("--engine", choices=("ours", "vllm", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--async-stepping", choices=("auto", "on", "off"), default="auto",
+                        help="of ours")  # fmt: skip
     options = parser.parse_args()
     from llaisys.models.synthetic import write_shape_model
 
@@ -149,14 +152,18 @@ def main() -> int:
         for engine in ("ours", "vllm"):
             ended = subprocess.run([sys.executable, __file__, "--shape", options.shape, "--models",
                             str(options.models), "--engine", engine, "--repeats",
-                            str(options.repeats)], check=False)  # fmt: skip
+                            str(options.repeats), "--async-stepping", options.async_stepping],
+                            check=False)  # fmt: skip
             status = status or ended.returncode
         return status
     if options.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         print(json.dumps({"engine": "vllm", "error": "not installed"}))
         return 0
-    run = run_ours if options.engine == "ours" else run_vllm
-    result = run(model, options.repeats)
+    if options.engine == "ours":
+        stepping = options.async_stepping
+        result = {"async_stepping": stepping, **run_ours(model, options.repeats, stepping)}
+    else:
+        result = run_vllm(model, options.repeats)
     print(json.dumps({"engine": options.engine, "shape": options.shape, **result}), flush=True)
     return 0
 

@@ -6,8 +6,9 @@
 #   scripts/check_kernels.sh [BUILD_DIR] [STAGE...]     default build/gpu and the stages check time
 #
 # Stages: check, time, tune (sizes of row_ring's ring), sanitize (memcheck and synccheck of the checks),
-# profile (ncu: where the kernels wait). Builds first, for the architecture 90a. Exit status 1 if
-# anything failed; every stage is run all the same.
+# profile (ncu: where the kernels wait), tests (test/cuda), engine (one sequence, 256 prompts and a prefill
+# of 4,000 on two shapes, steps ahead and not). Builds first, for the architecture 90a, unless PREBUILT is
+# set. Exit status 1 if anything failed; every stage is run all the same.
 set -u
 cd "$(dirname "$0")/.."
 build=${1:-build/gpu}
@@ -15,13 +16,20 @@ shift || true
 [ $# -gt 0 ] || set -- check time
 failed=0
 
-if ! { cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=OFF \
+python=${PYTHON:-python3}
+export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
+mkdir -p "$(dirname "$build")"
+if [ -n "${PREBUILT:-}" ]; then
+  echo "as built: $build"
+elif ! { cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=OFF \
   -DLLAISYS_CUDA_CHECKS=ON -DLLAISYS_CUDA_ARCHITECTURES=90a -DCMAKE_BUILD_TYPE=Release &&
   cmake --build "$build"; } > "$build.log" 2>&1; then
   tail -n 40 "$build.log"
   echo "FAIL build"
   exit 1
 fi
+mkdir -p python/llaisys/lib
+ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 programs=("$build"/check_row_ring "$build"/check_prefill)
 
 run() { # seconds, command...
@@ -63,8 +71,17 @@ for stage in "$@"; do
       run 120 ncu --clock-control none --kernel-name regex:attention_wgmma_kernel --launch-count 2 \
         "${sections[@]}" "$build"/check_prefill profile
       ;;
+    tests) run 400 "$python" -m pytest -q --no-header -p no:cacheprovider test/cuda ;;
+    engine)
+      for shape in qwen2.5-1.5b qwen2.5-7b; do
+        for stepping in on off; do
+          run 240 "$python" scripts/bench_compare_vllm.py --engine ours --shape "$shape" \
+            --async-stepping "$stepping"
+        done
+      done
+      ;;
     *)
-      echo "no stage '$stage': check, time, tune, sanitize, profile"
+      echo "no stage '$stage': check, time, tune, sanitize, profile, tests, engine"
       exit 2
       ;;
   esac

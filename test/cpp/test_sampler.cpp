@@ -278,7 +278,8 @@ TEST(a_row_needs_as_many_of_the_best_as_its_top_k_when_nothing_before_looks_at_a
         return sampler.best_needed(Columns({row, Row(row)}, {0xF}).view(4), 1);
     };
     CHECK_EQ(needed([](Row &) {}), 3);
-    CHECK_EQ(needed([](Row &row) { row.temperature = 0.7f, row.top_p = 0.5f, row.min_p = 0.1f; }), 3);
+    CHECK_EQ(needed([](Row &row) { row.temperature = 0.7f, row.top_p = 0.5f, row.min_p = 0.1f; }),
+             3);
     CHECK_EQ(needed([](Row &row) { row.temperature = 0; }), 1);
     CHECK_EQ(needed([](Row &row) { row.top_k = 0; }), 0);
     CHECK_EQ(needed([](Row &row) { row.chain = {kTopP, kTopK}, row.top_p = 0.5f; }), 0);

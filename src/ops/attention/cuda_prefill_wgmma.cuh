@@ -18,22 +18,24 @@
 
 namespace llaisys::ops::cuda {
 
-constexpr int kWgmmaRows = 128; // of a block
-constexpr int kWgmmaKeys = 128; // of a tile
+constexpr int kWgmmaRows = 128;  // of a block
+constexpr int kWgmmaKeys = 128;  // of a tile
 constexpr int kWgmmaGroup = 128; // threads of a warpgroup
 constexpr int kWgmmaThreads = 3 * kWgmmaGroup;
-constexpr int kWgmmaSlots = 5;   // tiles in the ring
-constexpr int kWgmmaLag = 2;     // tiles of which a copying thread waits for the oldest
+constexpr int kWgmmaSlots = 5; // tiles in the ring
+constexpr int kWgmmaLag = 2;   // tiles of which a copying thread waits for the oldest
 constexpr uint32_t kColumnBytes = kWgmmaKeys * 128; // of 64 columns of a tile of keys or values
 
-template <int D> __host__ __device__ constexpr uint32_t wgmma_tile_bytes() { return kWgmmaKeys * D * 2; }
+template <int D> __host__ __device__ constexpr uint32_t wgmma_tile_bytes() {
+    return kWgmmaKeys * D * 2;
+}
 template <int D> constexpr int wgmma_shared_bytes() {
     return 1024 + int(wgmma_tile_bytes<D>()) * kWgmmaSlots + kWgmmaRows * D * 2;
 }
 
 // What a block works on.
 struct WgmmaSpan {
-    int token0, n_tokens; // of its rows
+    int token0, n_tokens;                         // of its rows
     int low_begin, high_begin, low_end, high_end; // smallest and largest begin and end of these
     int first_tile, last_tile;
 };
@@ -90,8 +92,8 @@ template <typename T, int D>
 __device__ __forceinline__ void copy_tiles(const AttentionArgs &args, const WgmmaSpan &span,
                                            int kv_head, uint32_t ring, uint32_t full,
                                            uint32_t empty) {
-    constexpr int kChunks = D / 8;               // of 16 bytes, a row
-    constexpr int kTogether = kWarp / kChunks;   // rows that a warp copies at a time
+    constexpr int kChunks = D / 8;             // of 16 bytes, a row
+    constexpr int kTogether = kWarp / kChunks; // rows that a warp copies at a time
     const int lane = threadIdx.x % kWarp;
     const int key0 = threadIdx.x / kWarp % 4 * kWarp; // this warp's first of a tile
     const int chunk = lane % kChunks;
@@ -340,8 +342,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                 T *to = static_cast<T *>(args.out) + rows.out_at[r] + lane % 4 * 2;
 #pragma unroll
                 for (int j = 0; j < D / 8; ++j) {
-                    *reinterpret_cast<uint32_t *>(to + j * 8) = pack_pair<T>(
-                        out[4 * j + 2 * r] * factor, out[4 * j + 2 * r + 1] * factor);
+                    *reinterpret_cast<uint32_t *>(to + j * 8) =
+                        pack_pair<T>(out[4 * j + 2 * r] * factor, out[4 * j + 2 * r + 1] * factor);
                 }
             }
         }

@@ -1,7 +1,7 @@
 // Products with few rows: which kernel is the fastest where.
 //
-//   compute capability 9 and above, 1 to 8 rows    row_ring.cuh, also with the norm inside
-//   otherwise, up to 16 rows                       skinny.cuh, the norm inside for one row
+//   compute capability 9 and above    row_ring.cuh, also with the norm inside
+//   8                                 skinny.cuh, the norm inside for one row
 #pragma once
 
 #include "ops/cuda/row_ring.cuh"
@@ -13,8 +13,8 @@ constexpr int kFewRows = kSkinnyRows; // most rows of x
 
 // Whether m rows of k values can be normalised inside the product.
 inline bool can_norm_inside(const device::CudaStream &stream, int64_t m, int64_t k) {
-    return can_ring(stream, m, k, true) ||
-           (m == 1 && k % 8 == 0 && k <= int64_t(kSkinnyThreads) * 4 * kNormVectors);
+    return can_ring(stream, m, k, true) || (!has_bulk_copies(stream) && m == 1 && k % 8 == 0 &&
+                                            k <= int64_t(kSkinnyThreads) * 4 * kNormVectors);
 }
 
 template <typename T, typename Use>

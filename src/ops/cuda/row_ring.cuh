@@ -1,4 +1,4 @@
-// Products with 1 to 8 rows of x (few_rows_types.cuh) on compute capability 9: bound by reading the
+// Products with 1 to 16 rows of x (few_rows_types.cuh) on compute capability 9: bound by reading the
 // weights once.
 //
 // One block a processor, 8 warps that compute and one that copies. A slot of the ring holds 512 values
@@ -21,7 +21,7 @@
 
 namespace llaisys::ops::cuda {
 
-constexpr int kRingRows = 8; // most rows of x
+constexpr int kRingRows = 16; // most rows of x
 constexpr int kRingWarps = 8;
 constexpr int kRingThreads = kRingWarps * kWarp; // that compute
 constexpr int kRingChunk = 512;                  // of k, a slot
@@ -70,7 +70,7 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
     return s;
 }
 
-// Fills the ring, one warp: lanes 0 to 15 copy the weight rows of a slot, lanes 16 to 23 those of x.
+// Fills the ring, one warp: lanes 0 to 15 copy the weight rows of a slot, the others those of x.
 template <typename T, bool Streams, typename Use>
 __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use, int own_units,
                                           const RingShape &shape, uint32_t slots, uint32_t full,
@@ -78,9 +78,11 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
     const int lane = threadIdx.x % kWarp;
     const int group = lane / 8;
     const int i = lane % 8;
-    const bool is_x = Streams && group == 2 && i < in.m;
+    const int x_row = lane - 16;
+    const bool is_x = Streams && x_row >= 0 && x_row < in.m;
     const bool is_weight = group < 2 && i < use.items;
-    const uint32_t to = slots + uint32_t((is_x ? 2 : group) * use.items + i) * kRingStride;
+    const uint32_t to =
+        slots + uint32_t(is_x ? 2 * use.items + x_row : group * use.items + i) * kRingStride;
     const uint64_t policy = is_x ? read_often() : read_once();
     const int chunks = (in.k + kRingChunk - 1) / kRingChunk;
     const int total = own_units * chunks;
@@ -95,7 +97,7 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
     uint32_t round = 0;
     const T *from = nullptr;
     if (is_x) {
-        from = static_cast<const T *>(in.x) + i * in.ldx;
+        from = static_cast<const T *>(in.x) + x_row * in.ldx;
     } else if (is_weight) {
         from = use.row(unit, group, i);
     }
@@ -251,7 +253,6 @@ __global__ void __launch_bounds__(kRingThreads + kWarp, 2)
     // Rows of a group that a unit does not have: any other's, their sums are dropped.
     const uint32_t low_at = uint32_t(min(g, use.items - 1)) * kRingStride;
     const uint32_t high_at = low_at + uint32_t(use.items) * kRingStride;
-    const bool has_row = g < in.m;
     const bool stores = threadIdx.x < 8 * in.m;
     auto *sums = reinterpret_cast<float *>(shared + shape.sums_at);
     int slot = 0;
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(kRingThreads + kWarp, 2)
         if (stores) {
             held = use.hold(unit, threadIdx.x % 8, threadIdx.x / 8);
         }
-        float acc[2][4] = {};
+        float acc[2][2][4] = {}; // of 8 rows of x, and of the other 8; two chains each
         for (int chunk = 0; chunk < chunks; ++chunk) {
             barrier_wait(full + uint32_t(slot) * 8, parity);
             const unsigned char *at = shared + uint32_t(slot) * shape.slot_bytes;
@@ -270,22 +271,30 @@ __global__ void __launch_bounds__(kRingThreads + kWarp, 2)
             for (int step = 0; step < kRingWarpChunk / 32; ++step) {
                 const int k = own_k + step * 32;
                 const bool is_inside = chunk * kRingChunk + k < in.k;
-                uint4 low{}, high{}, x{};
+                uint4 low{}, high{};
                 if (is_inside) {
                     low = *reinterpret_cast<const uint4 *>(at + low_at + k * 2);
                     high = *reinterpret_cast<const uint4 *>(at + high_at + k * 2);
                 }
-                if (is_inside && has_row) {
-                    const unsigned char *row =
-                        kStreams ? at + uint32_t(2 * use.items + g) * kRingStride + k * 2
-                                 : rows_of_x + uint32_t(g) * shape.x_stride +
-                                       (chunk * kRingChunk + k) * 2;
-                    x = *reinterpret_cast<const uint4 *>(row);
-                }
                 const uint32_t a0[4] = {low.x, high.x, low.y, high.y};
                 const uint32_t a1[4] = {low.z, high.z, low.w, high.w};
-                mma<T>(acc[step & 1], a0, x.x, x.y);
-                mma<T>(acc[step & 1], a1, x.z, x.w);
+#pragma unroll
+                for (int tile = 0; tile < 2; ++tile) {
+                    if (tile * 8 >= in.m) {
+                        break;
+                    }
+                    const int row = tile * 8 + g;
+                    uint4 x{};
+                    if (is_inside && row < in.m) {
+                        const unsigned char *from =
+                            kStreams ? at + uint32_t(2 * use.items + row) * kRingStride + k * 2
+                                     : rows_of_x + uint32_t(row) * shape.x_stride +
+                                           (chunk * kRingChunk + k) * 2;
+                        x = *reinterpret_cast<const uint4 *>(from);
+                    }
+                    mma<T>(acc[tile][step & 1], a0, x.x, x.y);
+                    mma<T>(acc[tile][step & 1], a1, x.z, x.w);
+                }
             }
             __syncwarp();
             if (lane == 0) {
@@ -297,14 +306,17 @@ __global__ void __launch_bounds__(kRingThreads + kWarp, 2)
             }
         }
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const int column = lane % 4 * 2 + (c & 1);
+        for (int i = 0; i < 8; ++i) {
+            const int tile = i / 4;
+            const int c = i % 4;
+            const int column = tile * 8 + lane % 4 * 2 + (c & 1);
             if (column < in.m) {
                 sums[((buffer * kRingWarps + warp) * 16 + g + (c >> 1) * 8) * shape.sums_pitch +
-                     column] = acc[0][c] + acc[1][c];
+                     column] = acc[tile][0][c] + acc[tile][1][c];
             }
         }
-        meet<1, kRingThreads>(); // the buffer of the unit after the next is free once all are here again
+        // The buffer of the unit after the next is free once all are here again.
+        meet<1, kRingThreads>();
         if (stores) {
             const int i = threadIdx.x % 8;
             const int row = threadIdx.x / 8;

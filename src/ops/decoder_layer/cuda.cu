@@ -1,7 +1,7 @@
 // The steps of a decoder layer on 16-bit weights.
 //
-//   1 to 8 rows  norm inside the product, swiglu or rotation and cache in its epilogue (few_rows.cuh)
-//   to 16 rows   a norm kernel, then the same product
+//   to 16 rows   norm inside the product, swiglu or rotation and cache in its epilogue (few_rows.cuh);
+//                where few_rows.cuh does not norm, a norm kernel before
 //   more         norm, one cuBLASLt product over the weights that lie together, and for attention
 //                a kernel that adds the biases, turns queries and keys and fills the cache
 //
@@ -92,13 +92,12 @@ bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
 
 // What a product of few rows reads: the residual row itself, or normalised rows.
 cuda::FewRowsInput few_rows_input(const device::Stream &stream, const Tensor &residual,
-                               const Norm &norm) {
+                                  const Norm &norm) {
     cuda::FewRowsInput in{};
     in.m = int(residual.size(0));
     in.k = int(residual.size(1));
     if (cuda::can_norm_inside(device::cuda_stream_of(stream), in.m, in.k) &&
-        norm.weight.dtype() == LLAISYS_DTYPE_F32 &&
-        is_on_16_bytes(norm.weight)) {
+        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_on_16_bytes(norm.weight)) {
         in.residual = residual.as<float>();
         in.ld_residual = residual.stride(0);
         in.norm_weight = norm.weight.as<float>();

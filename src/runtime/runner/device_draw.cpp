@@ -56,8 +56,8 @@ int DeviceDraw::queue(const Tensor &logits) {
     if (n > 0) {
         const int64_t value_at = draw.capacity * int64_t(sizeof(int64_t));
         drawn_ = Tensor::on(draw.room.device, 0, {n}, LLAISYS_DTYPE_I64);
-        ops::argmax(stream_, drawn_,
-                    Tensor::on(draw.room.device, value_at, {n}, LLAISYS_DTYPE_F32), logits);
+        ops::argmax(stream_, drawn_, Tensor::on(draw.room.device, value_at, {n}, LLAISYS_DTYPE_F32),
+                    logits);
         bring(draw.room, draw.capacity * kRowBytes);
     }
     stream_.runtime().record_event(draw.is_done, stream_.native());
@@ -73,8 +73,8 @@ bool DeviceDraw::finish(int place, const LlaisysSamplingMetadata &sampling, int3
     }
     const Draw &draw = draws_[place];
     const auto *indices = reinterpret_cast<const int64_t *>(draw.room.host);
-    const auto *values = reinterpret_cast<const float *>(draw.room.host +
-                                                         draw.capacity * int64_t(sizeof(int64_t)));
+    const auto *values =
+        reinterpret_cast<const float *>(draw.room.host + draw.capacity * int64_t(sizeof(int64_t)));
     const auto row_of = [&](int32_t r) { return sampling.rows != nullptr ? sampling.rows[r] : r; };
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         if (!(values[row_of(r)] > -INFINITY)) {

@@ -136,9 +136,9 @@ private:
 
     StepArena arena_; // inputs of a forward
     DeviceDraw device_draw_;
-    int place_ = -1;                  // where device_draw_ holds the rows of this step; -1: nowhere
+    int place_ = -1; // where device_draw_ holds the rows of this step; -1: nowhere
     const int32_t *sources_ = nullptr; // of the step that is being queued
-    std::vector<int32_t> local_rows_; // scratch
+    std::vector<int32_t> local_rows_;  // scratch
     std::vector<SlotPlan> plans_;
     std::vector<Ubatch> ubatches_;
     KvUpdate update_;

@@ -63,7 +63,8 @@ bool Sampler::sample_best(const int32_t *best_ids, const float *best, int64_t k,
     pool_.run(sampling.n_rows, [&](int64_t r, int thread) {
         const int64_t at = entry_or(sampling.rows, int32_t(r), int32_t(r)) * k;
         status_[size_t(r)] = workers_[size_t(thread)].draw_best(
-            best_ids + at, best + at, k, row_params(sampling, numbers, int32_t(r)), &ids_[size_t(r)]);
+            best_ids + at, best + at, k, row_params(sampling, numbers, int32_t(r)),
+            &ids_[size_t(r)]);
     });
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         if (status_[size_t(r)] != RowStatus::ok) {

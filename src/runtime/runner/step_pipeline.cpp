@@ -96,7 +96,7 @@ void StepPipeline::work() {
             Job *job = jobs_[jobs_.size() - size_t(n_waiting_ - n_queued)].get();
             lock.unlock();
             start(job); // it stays where it is until done
-        } else { // whatever comes first: its end, or a step to be queued behind it
+        } else {        // whatever comes first: its end, or a step to be queued behind it
             const int64_t ticket = queued_->ticket;
             lock.unlock();
             while (!runner_.is_drawn(queued_->place) && newest_ == ticket && !is_stopping_) {

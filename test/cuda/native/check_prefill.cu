@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(128, 1)
     for (int step = 0; step < 8; ++step) {
         const uint32_t at = shared_address(of_v) + step * 16 * 128;
         Wgmma<T>::down(d, weights + 4 * step,
-                       exchanged ? descriptor(at, 1024, 128 * 128) : descriptor_down(at, 128 * 128));
+                       exchanged ? descriptor(at, 1024, 128 * 128)
+                                 : descriptor_down(at, 128 * 128));
     }
     products_end_group();
     products_wait<0>();
@@ -105,19 +106,20 @@ template <typename T> void check_products(CudaStream &stream) {
     for (const int exchanged : {0, 1}) {
         along.poison();
         down.poison();
-        launch(stream, products_kernel<T>, 1, 128, kBytes, false, on_a.get(), on_b.get(), on_p.get(),
-               on_v.get(), along.get(), down.get(), exchanged);
+        launch(stream, products_kernel<T>, 1, 128, kBytes, false, on_a.get(), on_b.get(),
+               on_p.get(), on_v.get(), along.get(), down.get(), exchanged);
         const Distance of_along = distance(along.host(), want_along);
         const Distance of_down = distance(down.host(), want_down);
         if (exchanged == 0) {
-            report(of_along.within(1e-5, 1e-4),
-                   line("wgmma %s, k along the rows: relative %.2e", name_of<T>(), of_along.relative));
-            report(of_down.within(1e-5, 1e-4),
-                   line("wgmma %s, k down the rows: relative %.2e", name_of<T>(), of_down.relative));
+            report(of_along.within(1e-5, 1e-4), line("wgmma %s, k along the rows: relative %.2e",
+                                                     name_of<T>(), of_along.relative));
+            report(of_down.within(1e-5, 1e-4), line("wgmma %s, k down the rows: relative %.2e",
+                                                    name_of<T>(), of_down.relative));
         } else {
-            std::printf("note wgmma %s, k down the rows, distances exchanged: relative %.2e (large is "
-                        "right)\n",
-                        name_of<T>(), of_down.relative);
+            std::printf(
+                "note wgmma %s, k down the rows, distances exchanged: relative %.2e (large is "
+                "right)\n",
+                name_of<T>(), of_down.relative);
         }
     }
 }
@@ -133,8 +135,8 @@ template <typename T> __global__ void naive_kernel(AttentionArgs args, int d, fl
     const T *q = static_cast<const T *>(args.q) + token * args.q_token + head * args.q_head;
     const int kv_head = head / args.group;
     for (int e = begin + int(threadIdx.x); e < end; e += blockDim.x) {
-        const T *k = static_cast<const T *>(args.k) +
-                     (args.slot_of(table, e) * args.kv_heads + kv_head) * d;
+        const T *k =
+            static_cast<const T *>(args.k) + (args.slot_of(table, e) * args.kv_heads + kv_head) * d;
         float sum = 0;
         for (int i = 0; i < d; ++i) {
             sum += to_float(q[i]) * to_float(k[i]);
@@ -275,11 +277,12 @@ template <typename T> void check_attention(CudaStream &stream, const Case &c) {
     const std::vector<T> whole = problem.out->host();
     const Distance found = distance(whole, want);
     const double limit = std::is_same_v<T, bf16> ? 6e-3 : 1e-3;
-    report(found.within(limit, 12 * limit),
-           line("prefill %s lists %zu of %d.. fresh %d heads %d/%d of %d block %d window %d: relative "
-                "%.2e, largest %.2e",
-                name_of<T>(), c.lengths.size(), c.lengths[0], c.fresh, c.heads, c.kv_heads, c.d,
-                c.block, c.window, found.relative, found.largest));
+    report(
+        found.within(limit, 12 * limit),
+        line("prefill %s lists %zu of %d.. fresh %d heads %d/%d of %d block %d window %d: relative "
+             "%.2e, largest %.2e",
+             name_of<T>(), c.lengths.size(), c.lengths[0], c.fresh, c.heads, c.kv_heads, c.d,
+             c.block, c.window, found.relative, found.largest));
     const Problem<T> cut(c, 37);
     cut.out->poison();
     cut.run(stream, true);
@@ -291,32 +294,33 @@ template <typename T> void check_attention(CudaStream &stream, const Case &c) {
 
 template <typename T> void check_all(CudaStream &stream) {
     check_products<T>(stream);
-    for (const Case &c : {Case{{2}, 2, 1, 1, 64, 1, 0}, Case{{5, 130, 17}, 9, 6, 2, 128, 16, 0},
-                          Case{{127, 128, 129}, 200, 12, 2, 128, 16, 0},
-                          Case{{700}, 130, 4, 4, 64, 32, 200}, Case{{512, 90}, 64, 28, 4, 128, 1, 0},
-                          Case{{1031}, 1031, 7, 1, 128, 16, 0}, Case{{1500}, 300, 16, 1, 64, 16, 333},
-                          Case{{2500}, 400, 14, 2, 128, 16, 0}, Case{{640}, 640, 5, 5, 64, 16, 0}}) {
+    for (const Case &c :
+         {Case{{2}, 2, 1, 1, 64, 1, 0}, Case{{5, 130, 17}, 9, 6, 2, 128, 16, 0},
+          Case{{127, 128, 129}, 200, 12, 2, 128, 16, 0}, Case{{700}, 130, 4, 4, 64, 32, 200},
+          Case{{512, 90}, 64, 28, 4, 128, 1, 0}, Case{{1031}, 1031, 7, 1, 128, 16, 0},
+          Case{{1500}, 300, 16, 1, 64, 16, 333}, Case{{2500}, 400, 14, 2, 128, 16, 0},
+          Case{{640}, 640, 5, 5, 64, 16, 0}}) {
         check_attention<T>(stream, c);
     }
 }
 
 void time_all(CudaStream &stream) {
     std::printf("\nprefill attention, bf16, microseconds (TFLOP/s, percent of 793)\n");
-    for (const Case &c : {Case{{4000}, 4000, 12, 2, 128, 16, 0}, Case{{4000}, 4000, 28, 4, 128, 16, 0},
-                          Case{{16000}, 16000, 28, 4, 128, 16, 0}, Case{{8000}, 1000, 12, 2, 128, 16, 0},
-                          Case{std::vector<int>(16, 560), 560, 12, 2, 128, 16, 0},
-                          Case{{4000}, 4000, 14, 2, 64, 16, 0}}) {
+    for (const Case &c :
+         {Case{{4000}, 4000, 12, 2, 128, 16, 0}, Case{{4000}, 4000, 28, 4, 128, 16, 0},
+          Case{{16000}, 16000, 28, 4, 128, 16, 0}, Case{{8000}, 1000, 12, 2, 128, 16, 0},
+          Case{std::vector<int>(16, 560), 560, 12, 2, 128, 16, 0},
+          Case{{4000}, 4000, 14, 2, 64, 16, 0}}) {
         const Problem<bf16> problem(c, 1 << 30);
         double seen = 0;
         for (size_t i = 0; i < problem.rows.size(); ++i) {
             seen += problem.end[i] - problem.begin[i];
         }
         const double operations = seen * c.heads * c.d * 4;
-        std::printf("%2zu lists of %5d, %5d fresh, heads %d/%d of %d:", c.lengths.size(), c.lengths[0],
-                    c.fresh, c.heads, c.kv_heads, c.d);
+        std::printf("%2zu lists of %5d, %5d fresh, heads %d/%d of %d:", c.lengths.size(),
+                    c.lengths[0], c.fresh, c.heads, c.kv_heads, c.d);
         for (const bool on_wgmma : {true, false}) {
-            const double us =
-                time_of(stream, 5, [&](int) { problem.run(stream, on_wgmma); }, 7);
+            const double us = time_of(stream, 5, [&](int) { problem.run(stream, on_wgmma); }, 7);
             std::printf("  %s %8.1f (%4.0f, %2.0f%%)", on_wgmma ? "wgmma" : "mma.sync", us,
                         operations / us / 1e6, 100 * operations / us * 1e6 / kPeak);
         }

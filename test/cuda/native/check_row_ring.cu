@@ -1,4 +1,4 @@
-// ops/cuda/row_ring.cuh against a naive twin (every use, dtype, 1 to 8 rows, odd sizes), whether a row's
+// ops/cuda/row_ring.cuh against a naive twin (every use, dtype, 1 to 16 rows, odd sizes), whether a row's
 // bits depend on the number of rows, whether launches stay early in a recorded graph, then times against the
 // bytes of the weights.
 //
@@ -39,8 +39,8 @@ template <typename T> struct Input {
         for (int r = 0; r < m; ++r) {
             chosen[size_t(r)] = (r * 5 + 1) % (2 * m);
         }
-        LLAISYS_CUDA(cudaMemcpy(on_chosen.get(), chosen.data(), size_t(m) * 4,
-                                cudaMemcpyHostToDevice));
+        LLAISYS_CUDA(
+            cudaMemcpy(on_chosen.get(), chosen.data(), size_t(m) * 4, cudaMemcpyHostToDevice));
         for (int r = 0; r < m; ++r) {
             const float *row = residual.data() + size_t(chosen[size_t(r)]) * k;
             double sum = 0;
@@ -120,19 +120,19 @@ void check_rows(CudaStream &stream, int m, int k, int n, bool norms, bool adds, 
     std::vector<double> expected = input.times(w, n);
     for (int r = 0; r < m; ++r) {
         for (int o = 0; o < n; ++o) {
-            expected[size_t(r) * n + o] +=
-                (has_bias ? double(bias[size_t(o)]) : 0.0) +
-                (adds ? double(before[size_t(r) * n + o]) : 0.0);
+            expected[size_t(r) * n + o] += (has_bias ? double(bias[size_t(o)]) : 0.0) +
+                                           (adds ? double(before[size_t(r) * n + o]) : 0.0);
         }
     }
     run_row_ring<T>(stream, input.few(0, m), use);
-    const Distance found = wide_out ? distance(out32.host(), expected)
-                                    : distance(out16.host(), expected);
+    const Distance found =
+        wide_out ? distance(out32.host(), expected) : distance(out16.host(), expected);
     const double limit = wide_out && !norms ? 2e-5 : rounding<T>();
     report(found.within(limit, 20 * limit),
-           line("row_ring %s m %d k %d n %d%s%s%s out %s: relative %.2e, largest %.2e", name_of<T>(),
-                m, k, n, norms ? " norm" : "", adds ? " adds" : "", has_bias ? " bias" : "",
-                wide_out ? "f32" : name_of<T>(), found.relative, found.largest));
+           line("row_ring %s m %d k %d n %d%s%s%s out %s: relative %.2e, largest %.2e",
+                name_of<T>(), m, k, n, norms ? " norm" : "", adds ? " adds" : "",
+                has_bias ? " bias" : "", wide_out ? "f32" : name_of<T>(), found.relative,
+                found.largest));
 
     // Each row alone has the same bits.
     if (wide_out && !adds) {
@@ -198,7 +198,7 @@ void check_qkv(CudaStream &stream, int m, int k, int heads, int kv_heads, int d)
     LLAISYS_CUDA(cudaMemset(keys.get(), 0, keys.size() * sizeof(T)));
     LLAISYS_CUDA(cudaMemset(values.get(), 0, values.size() * sizeof(T)));
     QkvUse<T> use{};
-    use.pairs.s = {heads, kv_heads, d, {}, on_positions.get(), on_frequencies.get(),
+    use.pairs.s = {heads,          kv_heads, d, {}, on_positions.get(), on_frequencies.get(),
                    on_slots.get(), n_slots};
     const int firsts[3] = {0, heads * d, (heads + kv_heads) * d};
     for (int s = 0; s < 3; ++s) {
@@ -254,7 +254,7 @@ void check_qkv(CudaStream &stream, int m, int k, int heads, int kv_heads, int d)
 }
 
 template <typename T> void check_all(CudaStream &stream) {
-    for (const int m : {1, 2, 3, 5, 8}) {
+    for (const int m : {1, 2, 3, 5, 8, 9, 16}) {
         for (const auto &[k, n] : {std::pair(8, 1), std::pair(64, 31), std::pair(520, 33),
                                    std::pair(1032, 100), std::pair(1536, 257)}) {
             check_rows<T>(stream, m, k, n, false, false, true, true);
@@ -312,7 +312,7 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {
-    {"1.5B qkv", 2048, 1536, true, false, false},   {"1.5B o", 1536, 1536, false, true, false},
+    {"1.5B qkv", 2048, 1536, true, false, false},    {"1.5B o", 1536, 1536, false, true, false},
     {"1.5B gate/up", 8960, 1536, true, false, true}, {"1.5B down", 1536, 8960, false, true, false},
     {"1.5B head", 151936, 1536, true, false, false}, {"7B qkv", 4608, 3584, true, false, false},
     {"7B o", 3584, 3584, false, true, false},        {"7B gate/up", 18944, 3584, true, false, true},
@@ -371,13 +371,15 @@ double floor_of(const Shape &shape) {
 }
 
 void time_all(CudaStream &stream) {
-    std::printf("\nmicroseconds in a recorded chain (percent of the floor: bytes over 4.39 TB/s)\n");
-    std::printf("%-14s %8s  ring m=1       2              4              8             skinny m=1     8\n",
-                "shape", "floor");
+    std::printf(
+        "\nmicroseconds in a recorded chain (percent of the floor: bytes over 4.39 TB/s)\n");
+    std::printf(
+        "%-14s %8s  ring m=1       4              8              16            skinny m=1     8\n",
+        "shape", "floor");
     for (const Shape &shape : kShapes) {
         const double floor = floor_of(shape);
         std::printf("%-14s %8.2f", shape.name, floor);
-        for (const int m : {1, 2, 4, 8}) {
+        for (const int m : {1, 4, 8, 16}) {
             const double us = time_shape(stream, shape, m, Kernel::ring, {});
             std::printf("  %7.2f (%2.0f%%)", us, 100 * floor / us);
         }
@@ -391,7 +393,8 @@ void time_all(CudaStream &stream) {
 }
 
 void tune(CudaStream &stream) {
-    std::printf("\nrow_ring m=1, microseconds by KB a block and KB before the input\n%-14s", "shape");
+    std::printf("\nrow_ring m=1, microseconds by KB a block and KB before the input\n%-14s",
+                "shape");
     constexpr int kBlocks[] = {72, 113, 150, 200};
     constexpr int kEarly[] = {1, 16, 32, 64, 200};
     for (const int block : kBlocks) {

@@ -133,8 +133,8 @@ Distance distance(const std::vector<T> &got, const std::vector<double> &expected
 }
 
 // The median of microseconds that one of `per_replay` launches takes inside a replayed graph.
-inline double time_of(const CudaStream &stream, int per_replay, const std::function<void(int)> &launch,
-                      int replays = 11) {
+inline double time_of(const CudaStream &stream, int per_replay,
+                      const std::function<void(int)> &launch, int replays = 11) {
     launch(0); // what is made the first time
     LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
     cudaGraph_t graph = nullptr;
