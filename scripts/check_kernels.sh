@@ -31,6 +31,7 @@ fi
 mkdir -p python/llaisys/lib
 ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 programs=("$build"/check_row_ring "$build"/check_prefill)
+chain="$build"/check_decode_chain
 
 run() { # seconds, command...
   local limit=$1 status=0
@@ -53,6 +54,7 @@ for stage in "$@"; do
         grep -v '^PASS' "$build.stage"
         tail -n 1 "$build.stage"
       done
+      if [ "$stage" = time ]; then run 120 "$chain" time; fi
       ;;
     tune) run 150 "$build"/check_row_ring tune ;;
     sanitize)

@@ -133,10 +133,12 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
 }
 
 void run_prefill(const device::CudaStream &stream, void (*kernel)(AttentionArgs, const int32_t *),
-                 int rows, int threads, int shared_bytes, const AttentionArgs &args,
-                 const AttentionRuns &runs) {
+                 int rows, int threads, int shared_bytes, bool heads_first,
+                 const AttentionArgs &args, const AttentionRuns &runs) {
     cuda::allow_shared(kernel, size_t(shared_bytes));
-    const dim3 grid(cuda::blocks_for(runs.longest, rows / args.group), unsigned(args.kv_heads),
+    const unsigned tiles = cuda::blocks_for(runs.longest, rows / args.group);
+    const auto heads = unsigned(args.kv_heads);
+    const dim3 grid(heads_first ? heads : tiles, heads_first ? tiles : heads,
                     unsigned(runs.n_runs));
     cuda::launch(stream, kernel, grid, unsigned(threads), size_t(shared_bytes), false, args,
                  runs.runs.as<int32_t>());
@@ -154,10 +156,10 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
     }
     if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
         run_prefill(stream, cuda::attention_wgmma_kernel<T, D>, cuda::kWgmmaRows,
-                    cuda::kWgmmaThreads, cuda::wgmma_shared_bytes<D>(), args, runs);
+                    cuda::kWgmmaThreads, cuda::wgmma_shared_bytes<D>(), true, args, runs);
     } else if (runs.n_runs > 0) {
         run_prefill(stream, cuda::attention_prefill_kernel<T, D>, cuda::kPrefillRows,
-                    cuda::kPrefillThreads, cuda::prefill_shared_bytes<D>(), args, runs);
+                    cuda::kPrefillThreads, cuda::prefill_shared_bytes<D>(), false, args, runs);
     }
 }
 

@@ -1,7 +1,7 @@
 // Runs of neighbouring query tokens of one list on compute capability 9.0: 128 rows (token, head of the
 // group) a block against tiles of 128 keys, on wgmma.
 //
-// Grid (tile of the run, key/value head, run). Two warpgroups compute, 64 rows each; a third copies
+// Grid (key/value head, tile of the run, run), the tiles with the longest lists first. Two warpgroups compute, 64 rows each; a third copies
 // keys and values, row by row through the block table (cp.async, 16 bytes a lane), into a ring of 5
 // tiles that alternate: keys, values, keys, .. Queries lie in shared memory; scores, weights and the
 // output of a warpgroup stay in registers. The scores of a tile are under way while the values of the
@@ -72,15 +72,15 @@ __device__ __forceinline__ void weigh_tile(float (&s)[64], float (&max)[2], floa
         top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
         const float now = fmaxf(max[r], top * scale); // the scale is positive
         const float safe = now == -INFINITY ? 0.0f : now;
-        fade[r] = exp2f(max[r] - safe);
+        fade[r] = exp2_fast(max[r] - safe);
         max[r] = now;
         float added = 0;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
             float &low = s[4 * j + 2 * r];
             float &high = s[4 * j + 2 * r + 1];
-            low = exp2f(fmaf(low, scale, -safe));
-            high = exp2f(fmaf(high, scale, -safe));
+            low = exp2_fast(fmaf(low, scale, -safe));
+            high = exp2_fast(fmaf(high, scale, -safe));
             added += low + high;
         }
         sum[r] = sum[r] * fade[r] + added;
@@ -263,11 +263,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     const int first_token = runs[2 * blockIdx.z];
     const int run_tokens = runs[2 * blockIdx.z + 1];
     const int tile_tokens = kWgmmaRows / args.group;
-    const int from_token = (int(gridDim.x) - 1 - int(blockIdx.x)) * tile_tokens; // longest first
+    const int from_token = (int(gridDim.y) - 1 - int(blockIdx.y)) * tile_tokens;
     if (from_token >= run_tokens) {
         return;
     }
-    const int kv_head = blockIdx.y;
+    const int kv_head = blockIdx.x;
     const int lane = threadIdx.x % kWarp;
     const int group = threadIdx.x / kWgmmaGroup; // of warps
     const uint32_t ring = shared_address(shared);

@@ -85,6 +85,13 @@ __device__ __forceinline__ void turn_of(int64_t position, float frequency, float
     sincospif(2.0f * float(turns - rint(turns)), sin, cos);
 }
 
+// 2^x to about 2 units in the last place, 0 where that is too small for a normal number.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Two neighbouring values as one register of the tensor cores' operands.
 template <typename T> __device__ __forceinline__ uint32_t pack_pair(float low, float high);
 template <> __device__ __forceinline__ uint32_t pack_pair<bf16>(float low, float high) {

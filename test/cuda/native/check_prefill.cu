@@ -243,7 +243,9 @@ template <typename T> struct Problem {
     void run(CudaStream &stream, bool on_wgmma) const {
         const auto start = [&](auto kernel, int tile_rows, int threads, int bytes) {
             allow_shared(kernel, size_t(bytes));
-            const dim3 grid(blocks_for(longest, tile_rows / args.group), unsigned(args.kv_heads),
+            const unsigned tiles = blocks_for(longest, tile_rows / args.group);
+            const auto heads = unsigned(args.kv_heads);
+            const dim3 grid(on_wgmma ? heads : tiles, on_wgmma ? tiles : heads,
                             unsigned(runs.size() / 2));
             launch(stream, kernel, grid, unsigned(threads), size_t(bytes), false, args,
                    static_cast<const int32_t *>(on_runs->get()));

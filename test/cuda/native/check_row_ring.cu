@@ -255,7 +255,7 @@ void check_qkv(CudaStream &stream, int m, int k, int heads, int kv_heads, int d)
 
 template <typename T> void check_all(CudaStream &stream) {
     for (const int m : {1, 2, 3, 5, 8, 9, 16}) {
-        for (const auto &[k, n] : {std::pair(8, 1), std::pair(64, 31), std::pair(520, 33),
+        for (const auto &[k, n] : {std::pair(8, 9), std::pair(64, 31), std::pair(520, 33),
                                    std::pair(1032, 100), std::pair(1536, 257)}) {
             check_rows<T>(stream, m, k, n, false, false, true, true);
             check_rows<T>(stream, m, k, n, true, false, false, true);
@@ -396,7 +396,7 @@ void tune(CudaStream &stream) {
     std::printf("\nrow_ring m=1, microseconds by KB a block and KB before the input\n%-14s",
                 "shape");
     constexpr int kBlocks[] = {72, 113, 150, 200};
-    constexpr int kEarly[] = {1, 16, 32, 64, 200};
+    constexpr int kEarly[] = {1, 36, 54, 72, 200};
     for (const int block : kBlocks) {
         for (const int early : kEarly) {
             std::printf(" %4d/%-3d", block, early);
