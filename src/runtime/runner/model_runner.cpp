@@ -3,7 +3,6 @@
 #include "ops/fill_drawn/op.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace llaisys::runtime {
@@ -293,72 +292,6 @@ uint64_t ModelRunner::memory_version() const {
         hash = (hash ^ part) * 1099511628211u;
     }
     return hash;
-}
-
-void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const Profile::Scope scope = profile_.sample();
-    const int32_t needed =
-        device_draw_.is_there() ? sampler_.best_needed(sampling, output_.n_rows()) : 0;
-    if (needed == 1) {
-        if (place_ < 0) {
-            place_ = device_draw_.queue(output_.rows());
-        }
-        if (device_draw_.finish(place_, sampling, ids)) {
-            sampler_.note_drawn(sampling.n_rows);
-            return;
-        }
-    } else if (needed > 1 && needed <= DeviceDraw::most_best(sampler_.vocab())) {
-        const DeviceDraw::Best best = device_draw_.best_of(output_.rows());
-        if (sampler_.sample_best(best.ids, best.values, best.k, sampling, ids)) {
-            return;
-        }
-    }
-    sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
-}
-
-bool ModelRunner::can_queue(const LlaisysSamplingMetadata &sampling) const {
-    // How many outputs there are is checked when they are there.
-    return sampling.n_rows == 0 ||
-           sampler_.best_needed(sampling, std::numeric_limits<int32_t>::max()) == 1;
-}
-
-int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
-                                const LlaisysSamplingMetadata &sampling, const int32_t *sources,
-                                int *place) {
-    sources_ = sources;
-    int32_t status = LLAISYS_DECODE_OK;
-    try {
-        status = step(input);
-    } catch (...) {
-        sources_ = nullptr;
-        throw;
-    }
-    sources_ = nullptr;
-    if (status == LLAISYS_DECODE_OK) {
-        const Profile::Scope scope = profile_.sample();
-        sampler_.best_needed(sampling, output_.n_rows()); // throws for rows that are not there
-        place_ = device_draw_.queue(sampling.n_rows > 0 ? output_.rows() : Tensor());
-        *place = place_;
-    }
-    return status;
-}
-
-bool ModelRunner::finish_draw(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const Profile::Scope scope = profile_.sample();
-    const bool is_drawn = device_draw_.finish(place, sampling, ids);
-    if (is_drawn) {
-        sampler_.note_drawn(sampling.n_rows);
-    }
-    return is_drawn;
-}
-
-int32_t ModelRunner::execute_step(const LlaisysStepInput &input,
-                                  const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const int32_t status = step(input);
-    if (status == LLAISYS_DECODE_OK) {
-        sample(sampling, ids);
-    }
-    return status;
 }
 
 // Does to the bytes what seq_add and seq_cp did to the books.

@@ -4,6 +4,16 @@
 
 namespace llaisys::runtime {
 
+namespace {
+
+// Token i names one of the n ids that the step launched before draws.
+void check_drawn(size_t i, int64_t token, int64_t n) {
+    require(token >= -n, "token_ids[", i, "] is ", token, "; the step launched before drew ", n,
+            " ids");
+}
+
+} // namespace
+
 StepPipeline::~StepPipeline() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -235,8 +245,7 @@ std::vector<int32_t> StepPipeline::sources_of(Job *job) const {
     for (size_t i = 0; i < job->token_ids.size(); ++i) {
         int64_t &token = job->token_ids[i];
         if (token < 0) {
-            require(token >= -n, "token_ids[", i, "] is ", token,
-                    "; the step launched before drew ", n, " ids");
+            check_drawn(i, token, n);
             sources.resize(job->token_ids.size(), -1);
             const auto j = int32_t(-1 - token);
             sources[i] = drawn.rows != nullptr ? drawn.rows[j] : j;
@@ -253,8 +262,7 @@ void StepPipeline::fill_in_tokens(Job *job) const {
     for (size_t i = 0; i < job->token_ids.size(); ++i) {
         int64_t &token = job->token_ids[i];
         if (token < 0) {
-            require(token >= -n, "token_ids[", i, "] is ", token,
-                    "; the step launched before drew ", n, " ids");
+            check_drawn(i, token, n);
             token = last_ids_[size_t(-1 - token)];
         }
     }

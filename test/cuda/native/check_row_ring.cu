@@ -3,7 +3,7 @@
 // bytes of the weights.
 //
 //   check_row_ring [check|small|time|tune|profile]      default: check and time
-#include "common.cuh"
+#include "few_rows_input.cuh"
 
 #include "ops/cuda/few_rows.cuh"
 #include "ops/decoder_layer/cuda_uses.cuh"
@@ -16,79 +16,6 @@ using namespace check;
 namespace {
 
 constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
-
-// x of a case: 16-bit rows, or f32 rows of which `chosen` are normalised.
-template <typename T> struct Input {
-    int m, k;
-    bool norms;
-    std::vector<float> residual; // [2 m, k]
-    std::vector<float> scale;    // [k]
-    std::vector<int32_t> chosen; // [m]
-    std::vector<T> x;            // [m, ldx]
-    int64_t ldx;
-    Array<float> on_residual, on_scale;
-    Array<int32_t> on_chosen;
-    Array<T> on_x;
-    std::vector<double> exact; // [m, k] what the product multiplies
-
-    Input(int m, int k, bool norms, unsigned seed)
-        : m(m), k(k), norms(norms), residual(normal<float>(size_t(2 * m) * k, seed)),
-          scale(normal<float>(size_t(k), seed + 1)), chosen(size_t(m)),
-          x(normal<T>(size_t(m) * (k + 8), seed + 2)), ldx(k + 8), on_residual(residual),
-          on_scale(scale), on_chosen(size_t(m)), on_x(x), exact(size_t(m) * k) {
-        for (int r = 0; r < m; ++r) {
-            chosen[size_t(r)] = (r * 5 + 1) % (2 * m);
-        }
-        LLAISYS_CUDA(
-            cudaMemcpy(on_chosen.get(), chosen.data(), size_t(m) * 4, cudaMemcpyHostToDevice));
-        for (int r = 0; r < m; ++r) {
-            const float *row = residual.data() + size_t(chosen[size_t(r)]) * k;
-            double sum = 0;
-            for (int i = 0; i < k; ++i) {
-                sum += double(row[i]) * row[i];
-            }
-            const float factor = 1.0f / std::sqrt(float(sum / k) + 1e-6f);
-            for (int i = 0; i < k; ++i) {
-                exact[size_t(r) * k + i] =
-                    norms ? double(host_float(host_value<T>(row[i] * factor * scale[size_t(i)])))
-                          : double(host_float(x[size_t(r * ldx) + i]));
-            }
-        }
-    }
-    FewRowsInput few(int first, int count) const {
-        FewRowsInput in{};
-        in.m = count;
-        in.k = k;
-        if (norms) {
-            in.residual = on_residual.get();
-            in.ld_residual = k;
-            in.rows = on_chosen.get() + first;
-            in.norm_weight = on_scale.get();
-            in.epsilon = 1e-6f;
-        } else {
-            in.x = on_x.get() + first * ldx;
-            in.ldx = ldx;
-        }
-        return in;
-    }
-    std::vector<double> times(const std::vector<T> &w, int n) const { // [m, n]
-        std::vector<float> wide(w.size());
-        for (size_t i = 0; i < w.size(); ++i) {
-            wide[i] = host_float(w[i]);
-        }
-        std::vector<double> out(size_t(m) * n);
-        for (int r = 0; r < m; ++r) {
-            for (int o = 0; o < n; ++o) {
-                double sum = 0;
-                for (int i = 0; i < k; ++i) {
-                    sum += exact[size_t(r) * k + i] * double(wide[size_t(o) * k + i]);
-                }
-                out[size_t(r) * n + o] = sum;
-            }
-        }
-        return out;
-    }
-};
 
 // A few values of a normalised row may round the other way: the factor is summed in another order.
 template <typename T> double rounding() { return std::is_same_v<T, bf16> ? 4e-3 : 6e-4; }
