@@ -34,7 +34,7 @@ constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that i
 // What may be tried out; the defaults are what runs.
 struct RingTuning {
     size_t block_bytes = 233472 / 2 - 1024; // two blocks a processor, less what the system takes
-    size_t early_bytes = 36 << 10; // two slots of a whole unit
+    size_t early_bytes = 36 << 10;          // two slots of a whole unit
 };
 
 // Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
