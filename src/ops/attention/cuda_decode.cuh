@@ -91,7 +91,7 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
         for (int d = 0; d < D / 16; ++d) {
             uint32_t a[4];
             const int row = (matrix >> 1) * 8 + lane % 8;
-            load_matrices_turned(a, values + tile_offset<D>(row, d * 2 + (matrix & 1)));
+            load_matrices_transposed(a, values + tile_offset<D>(row, d * 2 + (matrix & 1)));
 #pragma unroll
             for (int h = 0; h < HeadTiles; ++h) {
                 mma<T>(out[h][d], a, p[h][0], p[h][1]);

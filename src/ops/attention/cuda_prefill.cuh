@@ -93,7 +93,7 @@ template <typename T, int D> struct PrefillState {
             for (int d = 0; d < D / 16; ++d) {
                 uint32_t b[4];
                 const int row = pair * 16 + (matrix & 1) * 8 + lane % 8;
-                load_matrices_turned(b, values + tile_offset<D>(row, d * 2 + (matrix >> 1)));
+                load_matrices_transposed(b, values + tile_offset<D>(row, d * 2 + (matrix >> 1)));
                 mma<T>(out[2 * d], p, b[0], b[1]);
                 mma<T>(out[2 * d + 1], p, b[2], b[3]);
             }
