@@ -27,16 +27,6 @@ if("90a" IN_LIST LLAISYS_CUDA_ARCHITECTURES OR "90a-real" IN_LIST LLAISYS_CUDA_A
   target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_HAVE_SM90A)
 endif()
 
-# cuBLASLt is loaded when a model is opened (from the toolkit or from the nvidia-cublas wheel); to
-# compile its use, the header must be there.
-find_path(LLAISYS_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-if(LLAISYS_CUBLASLT_INCLUDE)
-  target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_HAVE_CUBLASLT)
-  target_include_directories(llaisys_cuda_objects SYSTEM PRIVATE "${LLAISYS_CUBLASLT_INCLUDE}")
-else()
-  message(STATUS "cublasLt.h was not found: large matrix products use our own kernels")
-endif()
-
 # The objects of libllaisys but those compiled again above.
 set(LLAISYS_SHARED_OBJECTS "$<TARGET_OBJECTS:llaisys_objects>")
 foreach(pattern "/src/ops/[^/]+/op\\.cpp\\." "/src/device/runtime\\.cpp\\.")

@@ -1,23 +1,18 @@
 #include "device/cuda/matrix_products.hpp"
 
 #include "base/dtype.hpp"
+#include "device/cuda/cublaslt.hpp"
 #include "device/cuda/cuda_runtime.hpp"
 
-#if defined(LLAISYS_HAVE_CUBLASLT)
-#include <cublasLt.h>
-#include <dlfcn.h>
-
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <vector>
-#endif
 
 namespace llaisys::device {
 
-#if defined(LLAISYS_HAVE_CUBLASLT)
-
 namespace {
+
+using cublaslt::Library;
 
 constexpr size_t kWorkspace = size_t(64) << 20;
 constexpr int kCandidates = 8;
@@ -25,50 +20,8 @@ constexpr int kTimedRuns = 3;
 constexpr int64_t kSearchUpTo = 1024; // rows: above, the first proposal is as good
 constexpr size_t kMaxPlans = 8192;
 
-// The functions that we use, by the names and types of the header.
-#define LLAISYS_CUBLASLT(X)                                                                        \
-    X(cublasLtCreate)                                                                              \
-    X(cublasLtDestroy)                                                                             \
-    X(cublasLtMatmul)                                                                              \
-    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
-    X(cublasLtMatmulDescCreate)                                                                    \
-    X(cublasLtMatmulDescDestroy)                                                                   \
-    X(cublasLtMatmulDescSetAttribute)                                                              \
-    X(cublasLtMatmulPreferenceCreate)                                                              \
-    X(cublasLtMatmulPreferenceDestroy)                                                             \
-    X(cublasLtMatmulPreferenceSetAttribute)                                                        \
-    X(cublasLtMatrixLayoutCreate)                                                                  \
-    X(cublasLtMatrixLayoutDestroy)
-
-struct Library {
-#define LLAISYS_MEMBER(name) decltype(&::name) name = nullptr;
-    LLAISYS_CUBLASLT(LLAISYS_MEMBER)
-#undef LLAISYS_MEMBER
-};
-
-const Library *load_library() {
-    static Library library;
-    static const bool is_loaded = [] {
-        void *file = nullptr;
-        for (const char *name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
-            file = file != nullptr ? file : dlopen(name, RTLD_NOW | RTLD_LOCAL);
-        }
-        if (file == nullptr) {
-            return false;
-        }
-        bool is_complete = true;
-#define LLAISYS_LOAD(name)                                                                         \
-    library.name = reinterpret_cast<decltype(library.name)>(dlsym(file, #name));                   \
-    is_complete = is_complete && library.name != nullptr;
-        LLAISYS_CUBLASLT(LLAISYS_LOAD)
-#undef LLAISYS_LOAD
-        return is_complete;
-    }();
-    return is_loaded ? &library : nullptr;
-}
-
-void check(cublasStatus_t status, const char *call) {
-    ensure(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: ", call, ": status ", int(status));
+void check(int status, const char *call) {
+    ensure(status == cublaslt::kSuccess, "cuBLASLt: ", call, ": status ", status);
 }
 
 cudaDataType_t type_of(DType dtype) {
@@ -90,37 +43,36 @@ class Plan {
 public:
     Plan(const Library &library, const MatrixProduct &p) : library_(library) {
         const cudaDataType_t type = type_of(p.dtype);
-        check(library.cublasLtMatmulDescCreate(&matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        check(library.MatmulDescCreate(&matmul, cublaslt::kCompute32F, CUDA_R_32F),
               "MatmulDescCreate");
-        const cublasOperation_t transposed = CUBLAS_OP_T;
-        check(library.cublasLtMatmulDescSetAttribute(matmul, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                     &transposed, sizeof transposed),
+        const int32_t transposed = cublaslt::kTransposed;
+        check(library.MatmulDescSetAttribute(matmul, cublaslt::kMatmulTransA, &transposed,
+                                             sizeof transposed),
               "MatmulDescSetAttribute");
         layout(&a, type, p.k, p.n, p.k);
         layout(&b, type, p.k, p.m, p.ldx);
         layout(&d, type_of(p.out_dtype), p.n, p.m, p.ldo);
     }
     ~Plan() {
-        library_.cublasLtMatrixLayoutDestroy(a);
-        library_.cublasLtMatrixLayoutDestroy(b);
-        library_.cublasLtMatrixLayoutDestroy(d);
-        library_.cublasLtMatmulDescDestroy(matmul);
+        library_.MatrixLayoutDestroy(a);
+        library_.MatrixLayoutDestroy(b);
+        library_.MatrixLayoutDestroy(d);
+        library_.MatmulDescDestroy(matmul);
     }
     Plan(const Plan &) = delete;
     Plan &operator=(const Plan &) = delete;
 
-    cublasLtMatmulDesc_t matmul = nullptr;
-    cublasLtMatrixLayout_t a = nullptr;
-    cublasLtMatrixLayout_t b = nullptr;
-    cublasLtMatrixLayout_t d = nullptr;
-    cublasLtMatmulAlgo_t algorithm{};
+    cublaslt::MatmulDesc matmul = nullptr;
+    cublaslt::MatrixLayout a = nullptr;
+    cublaslt::MatrixLayout b = nullptr;
+    cublaslt::MatrixLayout d = nullptr;
+    cublaslt::Algorithm algorithm{};
     bool is_possible = false;
 
 private:
-    void layout(cublasLtMatrixLayout_t *result, cudaDataType_t type, int64_t rows, int64_t columns,
+    void layout(cublaslt::MatrixLayout *result, cudaDataType_t type, int64_t rows, int64_t columns,
                 int64_t ld) {
-        check(library_.cublasLtMatrixLayoutCreate(result, type, uint64_t(rows), uint64_t(columns),
-                                                  ld),
+        check(library_.MatrixLayoutCreate(result, type, uint64_t(rows), uint64_t(columns), ld),
               "MatrixLayoutCreate");
     }
     const Library &library_;
@@ -130,7 +82,7 @@ class CublasLt final : public MatrixProducts {
 public:
     CublasLt(const Library &library, int device_id) : library_(library), device_id_(device_id) {
         LLAISYS_CUDA(cudaSetDevice(device_id));
-        check(library.cublasLtCreate(&handle_), "Create");
+        check(library.Create(&handle_), "Create");
         LLAISYS_CUDA(cudaMalloc(&workspace_, kWorkspace));
         LLAISYS_CUDA(cudaEventCreate(&begin_));
         LLAISYS_CUDA(cudaEventCreate(&end_));
@@ -141,7 +93,7 @@ public:
         cudaEventDestroy(begin_);
         cudaEventDestroy(end_);
         cudaFree(workspace_);
-        library_.cublasLtDestroy(handle_);
+        library_.Destroy(handle_);
     }
 
     bool run(cudaStream_t stream, const MatrixProduct &p) override {
@@ -156,13 +108,13 @@ public:
 private:
     using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
 
-    cublasStatus_t multiply(cudaStream_t stream, const MatrixProduct &p, const Plan &plan,
-                            const cublasLtMatmulAlgo_t &algorithm, void *out, bool accumulates) {
+    int multiply(cudaStream_t stream, const MatrixProduct &p, const Plan &plan,
+                 const cublaslt::Algorithm &algorithm, void *out, bool accumulates) {
         const float one = 1.0f;
         const float beta = accumulates ? 1.0f : 0.0f;
-        return library_.cublasLtMatmul(handle_, plan.matmul, &one, p.weight, plan.a, p.x, plan.b,
-                                       &beta, out, plan.d, out, plan.d, &algorithm, workspace_,
-                                       kWorkspace, stream);
+        return library_.Matmul(handle_, plan.matmul, &one, p.weight, plan.a, p.x, plan.b, &beta,
+                               out, plan.d, out, plan.d, &algorithm, workspace_, kWorkspace,
+                               stream);
     }
 
     Plan &plan_of(cudaStream_t stream, const MatrixProduct &p) {
@@ -180,22 +132,22 @@ private:
     }
 
     void choose(cudaStream_t stream, const MatrixProduct &p, Plan *plan) {
-        cublasLtMatmulPreference_t preference = nullptr;
-        check(library_.cublasLtMatmulPreferenceCreate(&preference), "MatmulPreferenceCreate");
+        cublaslt::Preference preference = nullptr;
+        check(library_.MatmulPreferenceCreate(&preference), "MatmulPreferenceCreate");
         const size_t limit = kWorkspace;
-        library_.cublasLtMatmulPreferenceSetAttribute(
-            preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &limit, sizeof limit);
-        cublasLtMatmulHeuristicResult_t found[kCandidates];
+        library_.MatmulPreferenceSetAttribute(preference, cublaslt::kPreferenceMaxWorkspace, &limit,
+                                              sizeof limit);
+        cublaslt::HeuristicResult found[kCandidates];
         int count = 0;
-        const cublasStatus_t status = library_.cublasLtMatmulAlgoGetHeuristic(
-            handle_, plan->matmul, plan->a, plan->b, plan->d, plan->d, preference, kCandidates,
-            found, &count);
-        library_.cublasLtMatmulPreferenceDestroy(preference);
-        if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
+        const int status =
+            library_.MatmulAlgoGetHeuristic(handle_, plan->matmul, plan->a, plan->b, plan->d,
+                                            plan->d, preference, kCandidates, found, &count);
+        library_.MatmulPreferenceDestroy(preference);
+        if (status != cublaslt::kSuccess || count == 0) {
             return;
         }
         plan->is_possible = true;
-        plan->algorithm = found[0].algo;
+        plan->algorithm = found[0].algorithm;
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         LLAISYS_CUDA(cudaStreamIsCapturing(stream, &capture));
         if (p.m <= kSearchUpTo && capture == cudaStreamCaptureStatusNone) {
@@ -205,7 +157,7 @@ private:
 
     // Times the candidates on memory of its own and keeps the fastest.
     void search(cudaStream_t stream, const MatrixProduct &p, Plan *plan,
-                const cublasLtMatmulHeuristicResult_t *found, int count) {
+                const cublaslt::HeuristicResult *found, int count) {
         void *scratch = nullptr;
         const size_t bytes = size_t(bytes_of(p.out_dtype, p.m * p.ldo));
         if (cudaMalloc(&scratch, bytes) != cudaSuccess) {
@@ -219,8 +171,8 @@ private:
                 if (run == 1) { // the first is a warm-up
                     LLAISYS_CUDA(cudaEventRecord(begin_, stream));
                 }
-                runs = multiply(stream, p, *plan, found[i].algo, scratch, false) ==
-                       CUBLAS_STATUS_SUCCESS;
+                runs = multiply(stream, p, *plan, found[i].algorithm, scratch, false) ==
+                       cublaslt::kSuccess;
             }
             LLAISYS_CUDA(cudaEventRecord(end_, stream));
             LLAISYS_CUDA(cudaEventSynchronize(end_));
@@ -228,7 +180,7 @@ private:
             LLAISYS_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
             if (runs && (best == 0 || milliseconds < best)) {
                 best = milliseconds;
-                plan->algorithm = found[i].algo;
+                plan->algorithm = found[i].algorithm;
             }
         }
         cudaFree(scratch);
@@ -236,7 +188,7 @@ private:
 
     const Library &library_;
     int device_id_;
-    cublasLtHandle_t handle_ = nullptr;
+    cublaslt::Handle handle_ = nullptr;
     void *workspace_ = nullptr;
     cudaEvent_t begin_ = nullptr;
     cudaEvent_t end_ = nullptr;
@@ -246,14 +198,8 @@ private:
 } // namespace
 
 std::unique_ptr<MatrixProducts> MatrixProducts::open(int device_id) {
-    const Library *library = load_library();
+    const Library *library = cublaslt::open();
     return library != nullptr ? std::make_unique<CublasLt>(*library, device_id) : nullptr;
 }
-
-#else
-
-std::unique_ptr<MatrixProducts> MatrixProducts::open(int) { return nullptr; }
-
-#endif
 
 } // namespace llaisys::device

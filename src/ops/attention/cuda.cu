@@ -24,7 +24,6 @@ namespace {
 using cuda::AttentionArgs;
 using cuda::kWarp;
 
-constexpr int kMaxSplits = 32;
 constexpr int kPlainWarps = 4;
 constexpr int kPlainColumns = 32; // values of a head that a lane keeps: heads of up to 1024
 
@@ -108,30 +107,6 @@ void run_plain(const device::CudaStream &stream, const AttentionArgs &args, cons
                  size_t(kPlainWarps * d) * sizeof(float), false, args, plain);
 }
 
-// Few tokens are split so that there are about four blocks a processor.
-int splits_for(const device::CudaStream &stream, int64_t n_tokens, int64_t kv_heads) {
-    const int64_t blocks = n_tokens * kv_heads;
-    return int(std::clamp<int64_t>(4 * stream.n_processors / blocks, 1, kMaxSplits));
-}
-
-template <typename T, int D, int HeadTiles>
-void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                int64_t n_tokens) {
-    cuda::DecodeSplits splits{};
-    splits.n = splits_for(stream, n_tokens, args.kv_heads);
-    const int64_t units = n_tokens * args.kv_heads;
-    splits.partial = static_cast<float *>(stream.scratch.at_least(
-        size_t(units * splits.n * 8 * HeadTiles * (D + 2)) * sizeof(float)));
-    splits.counters =
-        static_cast<int32_t *>(stream.counters.at_least(size_t(units) * sizeof(int32_t)));
-    const auto kernel = cuda::attention_decode_kernel<T, D, HeadTiles>;
-    constexpr int kBytes = cuda::decode_shared_bytes<D>();
-    cuda::allow_shared(kernel, kBytes);
-    const dim3 grid(unsigned(splits.n), unsigned(args.kv_heads), unsigned(n_tokens));
-    cuda::launch(stream, kernel, grid, cuda::kDecodeWarps * kWarp, kBytes, true, args, tokens,
-                 splits);
-}
-
 void run_prefill(const device::CudaStream &stream, void (*kernel)(AttentionArgs, const int32_t *),
                  int rows, int threads, int shared_bytes, bool heads_first,
                  const AttentionArgs &args, const AttentionRuns &runs) {
@@ -150,9 +125,9 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
     const int32_t *singles = runs.singles.defined() ? runs.singles.as<int32_t>() : nullptr;
     const int64_t n_singles = runs.are_all_single ? n : runs.n_singles;
     if (n_singles > 0 && args.group <= 8) {
-        run_decode<T, D, 1>(stream, args, singles, n_singles);
+        cuda::run_decode<T, D, 1>(stream, args, singles, n_singles);
     } else if (n_singles > 0) {
-        run_decode<T, D, 2>(stream, args, singles, n_singles);
+        cuda::run_decode<T, D, 2>(stream, args, singles, n_singles);
     }
     if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
         run_prefill(stream, cuda::attention_wgmma_kernel<T, D>, cuda::kWgmmaRows,

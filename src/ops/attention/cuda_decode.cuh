@@ -3,25 +3,21 @@
 //
 // Grid (split, key/value head, token), 4 warps. A warp streams tiles of 16 keys and values through a
 // ring of its own (3 slots of 2 * 16 * D values, cp.async) and keeps scores^T, a running maximum and
-// out^T [D, 8 heads] in registers. The warps are merged in shared memory, the splits by whichever
-// block of the token comes last, always in the order of the splits. Bound by memory: 2 blocks a
-// processor keep about 128 KB on their way.
+// out^T [D, 8 heads] in registers. The warps are merged in shared memory, the splits by
+// cuda_decode_merge.cuh, always in their order. Bound by memory: 2 blocks a processor keep about 128 KB
+// on their way.
 #pragma once
 
 #include "ops/attention/cuda_args.cuh"
+#include "ops/attention/cuda_decode_merge.cuh"
+
+#include <algorithm>
 
 namespace llaisys::ops::cuda {
 
-constexpr int kDecodeWarps = 4;
 constexpr int kDecodeStages = 3;
 constexpr int kDecodeKeys = 16;    // of a tile
 constexpr int kDecodeMinTiles = 8; // of a split: less does not pay for the merge
-
-struct DecodeSplits {
-    int n;             // at most so many splits
-    float *partial;    // [tokens, kv_heads, n, heads of 8 * HeadTiles, D + 2]: out, max, sum
-    int32_t *counters; // [tokens, kv_heads], zero between calls
-};
 
 template <int D> constexpr int decode_shared_bytes() {
     return kDecodeWarps * kDecodeStages * 2 * kDecodeKeys * D * 2;
@@ -84,8 +80,8 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
                     out[h][d][c + 2] *= fade;
                 }
             }
-            p[h][0] = turn_matrix(pack_pair<T>(weights[0], weights[1]));
-            p[h][1] = turn_matrix(pack_pair<T>(weights[2], weights[3]));
+            p[h][0] = transpose_matrix(pack_pair<T>(weights[0], weights[1]));
+            p[h][1] = transpose_matrix(pack_pair<T>(weights[2], weights[3]));
         }
 #pragma unroll
         for (int d = 0; d < D / 16; ++d) {
@@ -182,14 +178,13 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
 }
 
 template <typename T, int D, int HeadTiles>
-__global__ void __launch_bounds__(kDecodeWarps *kWarp, 2)
+__global__ void __launch_bounds__(kDecodeThreads, 2)
     attention_decode_kernel(AttentionArgs args, const int32_t *tokens, DecodeSplits splits) {
     constexpr int kHeads = 8 * HeadTiles;
-    constexpr int kThreads = kDecodeWarps * kWarp;
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ float max_of[kDecodeWarps][kHeads];
     __shared__ float sum_of[kDecodeWarps][kHeads];
-    __shared__ bool is_last;
+    __shared__ float top_of[kHeads], total_of[kHeads]; // of all warps
 
     allow_next();
     if (!args.are_settled) {
@@ -204,7 +199,7 @@ __global__ void __launch_bounds__(kDecodeWarps *kWarp, 2)
              int64_t(kv_head) * args.group * args.out_head;
     if (end <= begin) {
         wait_for_input();
-        for (int i = threadIdx.x; split == 0 && i < args.group * D; i += kThreads) {
+        for (int i = threadIdx.x; split == 0 && i < args.group * D; i += kDecodeThreads) {
             out[i / D * args.out_head + i % D] = from_float<T>(0.0f);
         }
         return;
@@ -216,6 +211,9 @@ __global__ void __launch_bounds__(kDecodeWarps *kWarp, 2)
     const int n_splits = (n_tiles + per_split - 1) / per_split;
     if (split >= n_splits) {
         wait_for_input(); // who does not wait lets the kernel after the next begin too early
+        if (n_splits > 1) {
+            stay_for_merge();
+        }
         return;
     }
 
@@ -254,9 +252,8 @@ __global__ void __launch_bounds__(kDecodeWarps *kWarp, 2)
         }
     }
     __syncthreads();
-    const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + kv_head;
-    float *partial = splits.partial + (unit * splits.n + split) * kHeads * (D + 2);
-    for (int i = threadIdx.x; i < args.group * D; i += kThreads) {
+    float *merged = outs + kDecodeWarps * kHeads * D;
+    for (int i = threadIdx.x; i < args.group * D; i += kDecodeThreads) {
         const int head = i / D;
         float top = max_of[0][head];
         for (int w = 1; w < kDecodeWarps; ++w) {
@@ -272,48 +269,48 @@ __global__ void __launch_bounds__(kDecodeWarps *kWarp, 2)
         if (n_splits == 1) {
             out[head * args.out_head + i % D] = from_float<T>(value / sum);
         } else {
-            partial[head * (D + 2) + i % D] = value;
+            merged[i] = value;
             if (i % D == 0) {
-                partial[head * (D + 2) + D] = top;
-                partial[head * (D + 2) + D + 1] = sum;
+                top_of[head] = top;
+                total_of[head] = sum;
             }
         }
     }
-    if (n_splits == 1) {
-        return;
+    if (n_splits > 1) {
+        merge_splits<T, D, kHeads>(args, splits, n_splits, merged, top_of, total_of, out);
     }
+}
 
-    // Merge the splits: the last block of this token and head does it for all.
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(splits.counters + unit, 1) == n_splits - 1;
+// At most so many splits: 2 blocks a processor in all, a power of two that a cluster may have.
+inline int decode_splits(const device::CudaStream &stream, int64_t units) {
+    const int64_t wanted = std::max<int64_t>(2 * stream.n_processors / units, 1);
+    int n = 1;
+    while (n * 2 <= std::min<int64_t>(wanted, kMostSplits)) {
+        n *= 2;
     }
-    __syncthreads();
-    if (!is_last) {
-        return;
+    return n;
+}
+
+// n_tokens single tokens; `tokens`: which, null: the first.
+template <typename T, int D, int HeadTiles>
+void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
+                int64_t n_tokens) {
+    const int64_t units = n_tokens * args.kv_heads;
+    DecodeSplits splits{};
+    splits.n = decode_splits(stream, units);
+    const bool has_clusters = stream.has_early_launch;
+    if (!has_clusters) {
+        splits.partial = static_cast<float *>(stream.scratch.at_least(
+            size_t(units * splits.n * 8 * HeadTiles * (D + 2)) * sizeof(float)));
+        splits.counters =
+            static_cast<int32_t *>(stream.counters.at_least(size_t(units) * sizeof(int32_t)));
     }
-    __threadfence();
-    const float *parts = splits.partial + unit * splits.n * kHeads * (D + 2);
-    for (int i = threadIdx.x; i < args.group * D; i += kThreads) {
-        const float *part = parts + i / D * (D + 2);
-        float top = -INFINITY;
-        for (int s = 0; s < n_splits; ++s) {
-            top = fmaxf(top, __ldcg(part + int64_t(s) * kHeads * (D + 2) + D));
-        }
-        float value = 0;
-        float sum = 0;
-        for (int s = 0; s < n_splits; ++s) {
-            const float *at = part + int64_t(s) * kHeads * (D + 2);
-            const float fade = exp2f(__ldcg(at + D) - top);
-            value += __ldcg(at + i % D) * fade;
-            sum += __ldcg(at + D + 1) * fade;
-        }
-        out[i / D * args.out_head + i % D] = from_float<T>(value / sum);
-    }
-    if (threadIdx.x == 0) {
-        splits.counters[unit] = 0;
-    }
+    const auto kernel = attention_decode_kernel<T, D, HeadTiles>;
+    constexpr int kBytes = decode_shared_bytes<D>();
+    allow_shared(kernel, kBytes);
+    const dim3 grid(unsigned(splits.n), unsigned(args.kv_heads), unsigned(n_tokens));
+    launch(stream, kernel, grid, kDecodeThreads, kBytes,
+           {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
 }
 
 } // namespace llaisys::ops::cuda

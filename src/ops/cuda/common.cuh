@@ -183,7 +183,7 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                  : "r"(address));
 }
 // An 8 x 8 matrix of 16-bit values, rows and columns exchanged across the warp.
-__device__ __forceinline__ uint32_t turn_matrix(uint32_t x) {
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
     uint32_t transposed;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(x));
     return transposed;
@@ -217,24 +217,41 @@ __device__ __forceinline__ void allow_next() {
 #endif
 }
 
-// Queues a kernel; `early`: it calls wait_for_input() and may start before the one before it ends. All
-// of these ask for the same split of shared memory and first-level cache: a processor that has to
-// change it waits until it is empty.
+// early: the kernel calls wait_for_input() and may start before the one before it ends. cluster: so many
+// neighbouring blocks (along x) run together and reach each other's shared memory; compute capability 9.
+struct LaunchMode {
+    LaunchMode(bool starts_early, unsigned blocks = 1) : early(starts_early), cluster(blocks) {}
+    bool early;
+    unsigned cluster;
+};
+
+// Queues a kernel. All early ones ask for the same split of shared memory and first-level cache: a
+// processor that has to change it waits until it is empty.
 template <typename... Parameters, typename... Arguments>
 void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-            size_t shared_bytes, bool early, Arguments... arguments) {
+            size_t shared_bytes, LaunchMode mode, Arguments... arguments) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream.stream;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    cudaLaunchAttribute attributes[3] = {};
     config.attrs = attributes;
-    config.numAttrs = early && stream.has_early_launch ? 2 : 0;
+    if (mode.early && stream.has_early_launch) {
+        cudaLaunchAttribute &early = attributes[config.numAttrs++];
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchAttribute &carveout = attributes[config.numAttrs++];
+        carveout.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+        carveout.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    }
+    if (mode.cluster > 1) {
+        cudaLaunchAttribute &cluster = attributes[config.numAttrs++];
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = mode.cluster;
+        cluster.val.clusterDim.y = 1;
+        cluster.val.clusterDim.z = 1;
+    }
     LLAISYS_CUDA(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 

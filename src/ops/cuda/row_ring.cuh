@@ -1,10 +1,11 @@
 // Products with 1 to 16 rows of x (few_rows_types.cuh) on compute capability 9: bound by reading the
 // weights once.
 //
-// One block a processor, 8 warps that compute and one that copies. A slot of the ring holds 512 values
+// One block a processor, 8 warps that compute and up to 4 that copy. A slot of the ring holds 512 values
 // of every weight row of a unit, one bulk copy each (1 KB, given up by the second-level cache first),
 // and the same 512 of the rows of x where these have 16 bits; a barrier says when a slot is full,
-// another when its readers are done. Rows are 1,088 bytes apart, so that the 8 lanes of a 16-byte read
+// another when its readers are done. A warp issues its copies one after the other, so one alone would
+// be the limit: the copying warps take turns at the slots. Rows are 1,088 bytes apart, so that the 8 lanes of a 16-byte read
 // meet different banks. A warp takes 64 of the 512 values; k is dealt to the operands in an order of
 // its own, the same for both (a lane's 16 bytes). Sums: two chains a warp, then the warps in order, in
 // shared memory. f32 rows are normalised into shared memory by each block for itself.
@@ -24,6 +25,7 @@ namespace llaisys::ops::cuda {
 constexpr int kRingRows = 16; // most rows of x
 constexpr int kRingWarps = 8;
 constexpr int kRingThreads = kRingWarps * kWarp; // that compute
+constexpr int kRingCopiers = 4;                  // most warps that copy
 constexpr int kRingChunk = 512;                  // of k, a slot
 constexpr int kRingWarpChunk = kRingChunk / kRingWarps;
 constexpr uint32_t kRingStride = kRingChunk * 2 + 64; // bytes from row to row of a slot
@@ -35,6 +37,7 @@ constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that i
 struct RingTuning {
     size_t block_bytes = 233472 / 2 - 1024; // two blocks a processor, less what the system takes
     size_t early_bytes = 36 << 10;          // two slots of a whole unit
+    int copiers = kRingCopiers;
 };
 
 // Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
@@ -70,11 +73,12 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
     return s;
 }
 
-// Fills the ring, one warp: lanes 0 to 15 copy the weight rows of a slot, the others those of x.
+// Fills every `copiers`-th slot of the ring, from slot `copier` on, one warp: lanes 0 to 15 copy the
+// weight rows of a slot, the others those of x. There are at least as many slots as copiers.
 template <typename T, bool Streams, typename Use>
 __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use, int own_units,
                                           const RingShape &shape, uint32_t slots, uint32_t full,
-                                          uint32_t empty) {
+                                          uint32_t empty, int copier, int copiers) {
     const int lane = threadIdx.x % kWarp;
     const int group = lane / 8;
     const int i = lane % 8;
@@ -86,28 +90,33 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
     const uint64_t policy = is_x ? read_often() : read_once();
     const int chunks = (in.k + kRingChunk - 1) / kRingChunk;
     const int total = own_units * chunks;
+    const int n_early = min(shape.early_slots, total); // at most n_slots
     const auto copy = [&](const T *from, int chunk, int slot) {
         const int first = chunk * kRingChunk;
         copy_bulk(to + uint32_t(slot) * shape.slot_bytes, from + first,
                   uint32_t(min(kRingChunk, in.k - first)) * 2, full + uint32_t(slot) * 8, policy);
     };
-    int unit = blockIdx.x;
-    int chunk = 0;
-    int slot = 0;
+    const T *x = is_x ? static_cast<const T *>(in.x) + x_row * in.ldx : nullptr;
+    const auto copy_early_x = [&] { // what the first slots still lack
+        wait_for_input();
+        for (int e = copier; is_x && e < n_early; e += copiers) {
+            copy(x, e % chunks, e);
+        }
+    };
+    bool has_input = false;
+    int unit_at = -1; // of `from`
+    const T *from = x;
+    int slot = copier;
     uint32_t round = 0;
-    const T *from = nullptr;
-    if (is_x) {
-        from = static_cast<const T *>(in.x) + x_row * in.ldx;
-    } else if (is_weight) {
-        from = use.row(unit, group, i);
-    }
-    const int n_early = min(shape.early_slots, total); // at most n_slots
-    for (int s = 0; s < total; ++s) {
-        if (s == n_early) { // what the first slots still lack
-            wait_for_input();
-            for (int e = 0; is_x && e < n_early; ++e) {
-                copy(from, e % chunks, e);
-            }
+    for (int s = copier; s < total; s += copiers) {
+        if (s >= n_early && !has_input) {
+            copy_early_x();
+            has_input = true;
+        }
+        const int chunk = s % chunks;
+        if (is_weight && s / chunks != unit_at) {
+            unit_at = s / chunks;
+            from = use.row(int(blockIdx.x) + unit_at * int(gridDim.x), group, i);
         }
         if (round > 0) {
             barrier_wait(empty + uint32_t(slot) * 8, (round - 1) & 1);
@@ -122,23 +131,14 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
         if (from != nullptr && (!is_x || s >= n_early)) {
             copy(from, chunk, slot);
         }
-        if (++chunk == chunks) {
-            chunk = 0;
-            unit += gridDim.x;
-            if (is_weight) {
-                from = s + 1 < total ? use.row(unit, group, i) : nullptr;
-            }
-        }
-        if (++slot == shape.n_slots) {
-            slot = 0;
+        slot += copiers;
+        if (slot >= shape.n_slots) {
+            slot -= shape.n_slots;
             ++round;
         }
     }
-    if (total == n_early) {
-        wait_for_input();
-        for (int e = 0; is_x && e < n_early; ++e) {
-            copy(from, e % chunks, e);
-        }
+    if (!has_input) {
+        copy_early_x();
     }
 }
 
@@ -205,7 +205,7 @@ __device__ __forceinline__ void norm_rows_inside(unsigned char *to, uint32_t str
 
 // NormVectors: of 4 values that a thread has of a row that is normalised; 0: x has 16 bits.
 template <typename T, int NormVectors, typename Use>
-__global__ void __launch_bounds__(kRingThreads + kWarp, 2)
+__global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
     row_ring_kernel(FewRowsInput in, Use use, int n_units, RingShape shape) {
 #if __CUDA_ARCH__ >= 900
     constexpr bool kStreams = NormVectors == 0;
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(kRingThreads + kWarp, 2)
     const int own_units = (n_units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
 
     allow_next();
-    if (warp == kRingWarps) {
-        if (lane == 0) {
+    if (warp >= kRingWarps) {
+        if (warp == kRingWarps && lane == 0) {
             for (int slot = 0; slot < shape.n_slots; ++slot) {
                 barrier_init(full + uint32_t(slot) * 8, 1);
                 barrier_init(empty + uint32_t(slot) * 8, kRingWarps);
@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(kRingThreads + kWarp, 2)
             barriers_are_made();
         }
         __syncthreads();
-        fill_ring<T, kStreams>(in, use, own_units, shape, shared_address(shared), full, empty);
+        fill_ring<T, kStreams>(in, use, own_units, shape, shared_address(shared), full, empty,
+                               warp - kRingWarps, int(blockDim.x) / kWarp - kRingWarps);
         return;
     }
     const unsigned char *rows_of_x = shared + shape.x_at;
@@ -351,8 +352,9 @@ void launch_row_ring(const device::CudaStream &stream, const FewRowsInput &in, c
     const RingShape shape = ring_shape(in, use.items, rounds, tuning);
     const auto kernel = row_ring_kernel<T, NormVectors, Use>;
     allow_shared(kernel, size_t(stream.max_shared_bytes)); // a recorded launch may have had more
-    launch(stream, kernel, unsigned(grid), kRingThreads + kWarp, shape.bytes, true, in, use,
-           n_units, shape);
+    const int copiers = std::min({tuning.copiers, kRingCopiers, shape.n_slots});
+    launch(stream, kernel, unsigned(grid), unsigned(kRingThreads + copiers * kWarp), shape.bytes,
+           true, in, use, n_units, shape);
 }
 
 template <typename T, typename Use>

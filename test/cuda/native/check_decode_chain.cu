@@ -44,12 +44,9 @@ public:
           residual_(normal<float>(size_t(m * model.hidden), 1)),
           norm_(normal<float>(size_t(model.hidden), 2)), q_(size_t(m * model.heads * model.d)),
           attended_(q_.size()), inner_(size_t(m * model.inner)),
-          logits_(size_t(m) * size_t(model.vocabulary)),
-          partial_(size_t(m * model.kv_heads) * 32 * 16 * size_t(model.d + 2)),
-          counters_(size_t(m * model.kv_heads)) {
+          logits_(size_t(m) * size_t(model.vocabulary)) {
         fill(weights_.get(), weights_.size(), 5);
         fill(cache_.get(), cache_.size(), 6);
-        LLAISYS_CUDA(cudaMemset(counters_.get(), 0, counters_.size() * 4));
         std::vector<int64_t> positions(size_t(m), context - 1);
         std::vector<int32_t> slots, begin(size_t(m), 0), end(size_t(m), context), rows, tables;
         const int width = n_slots_ / m / kBlock;
@@ -180,16 +177,7 @@ private:
         args.group = model_.heads / model_.kv_heads;
         args.scale_log2 = 0.1f;
         args.are_settled = true;
-        DecodeSplits splits{};
-        splits.n = std::clamp(4 * stream_.n_processors / (m_ * model_.kv_heads), 1, 32);
-        splits.partial = partial_.get();
-        splits.counters = counters_.get();
-        const auto kernel = attention_decode_kernel<bf16, 128, 1>;
-        constexpr int kBytes = decode_shared_bytes<128>();
-        allow_shared(kernel, kBytes);
-        launch(stream_, kernel, dim3(unsigned(splits.n), unsigned(model_.kv_heads), unsigned(m_)),
-               kDecodeWarps * kWarp, kBytes, true, args, static_cast<const int32_t *>(nullptr),
-               splits);
+        run_decode<bf16, 128, 1>(stream_, args, nullptr, m_);
     }
 
     CudaStream &stream_;
@@ -201,8 +189,7 @@ private:
     Array<bf16> cache_;
     Array<float> residual_, norm_;
     Array<bf16> q_, attended_, inner_;
-    Array<float> logits_, partial_;
-    Array<int32_t> counters_;
+    Array<float> logits_;
     std::unique_ptr<Array<int64_t>> positions_;
     std::unique_ptr<Array<int32_t>> slots_, begin_, end_, rows_, tables_;
     std::unique_ptr<Array<float>> frequencies_;

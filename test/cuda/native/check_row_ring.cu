@@ -320,28 +320,32 @@ void time_all(CudaStream &stream) {
 }
 
 void tune(CudaStream &stream) {
-    std::printf("\nrow_ring m=1, microseconds by KB a block and KB before the input\n%-14s",
-                "shape");
-    constexpr int kBlocks[] = {72, 113, 150, 200};
-    constexpr int kEarly[] = {1, 36, 54, 72, 200};
-    for (const int block : kBlocks) {
-        for (const int early : kEarly) {
-            std::printf(" %4d/%-3d", block, early);
-        }
-    }
-    std::printf("\n");
-    for (const Shape &shape : kShapes) {
-        std::printf("%-14s", shape.name);
-        for (const int block : kBlocks) {
-            for (const int early : kEarly) {
-                RingTuning tuning;
-                tuning.block_bytes = size_t(block) * 1000;
-                tuning.early_bytes = size_t(early) * 1000;
-                std::printf(" %8.2f", time_shape(stream, shape, 1, Kernel::ring, tuning));
-            }
+    struct Choice {
+        int block, early, copiers; // KB, KB before the input
+    };
+    constexpr Choice kChoices[] = {{113, 36, 1}, {113, 36, 2}, {113, 36, 4},
+                                   {113, 18, 4}, {113, 72, 4}, {75, 36, 4},
+                                   {150, 36, 4}, {220, 36, 4}, {220, 72, 4}};
+    for (const int m : {1, 8}) {
+        std::printf(
+            "\nrow_ring m=%d, microseconds by KB a block / before the input / copiers\n%-14s", m,
+            "shape");
+        for (const Choice &c : kChoices) {
+            std::printf(" %4d/%d/%d", c.block, c.early, c.copiers);
         }
         std::printf("\n");
-        std::fflush(stdout);
+        for (const Shape &shape : kShapes) {
+            std::printf("%-14s", shape.name);
+            for (const Choice &c : kChoices) {
+                RingTuning tuning;
+                tuning.block_bytes = size_t(c.block) * 1000;
+                tuning.early_bytes = size_t(c.early) * 1000;
+                tuning.copiers = c.copiers;
+                std::printf(" %8.2f", time_shape(stream, shape, m, Kernel::ring, tuning));
+            }
+            std::printf("\n");
+            std::fflush(stdout);
+        }
     }
 }
 
