@@ -56,7 +56,10 @@ for stage in "$@"; do
       done
       if [ "$stage" = time ]; then run 120 "$chain" time; fi
       ;;
-    tune) run 150 "$build"/check_row_ring tune ;;
+    tune)
+      run 150 "$build"/check_row_ring tune
+      run 150 "$chain" tune
+      ;;
     sanitize)
       for tool in memcheck synccheck; do
         for program in "${programs[@]}"; do

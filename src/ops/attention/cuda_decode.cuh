@@ -209,10 +209,12 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int n_tiles = tiles_end - tiles_begin;
     const int per_split = max((n_tiles + splits.n - 1) / splits.n, kDecodeMinTiles);
     const int n_splits = (n_tiles + per_split - 1) / per_split;
+    float *outs = reinterpret_cast<float *>(shared);  // [warp][head][D]
+    float *merged = outs + kDecodeWarps * kHeads * D; // [head][D], of all warps
     if (split >= n_splits) {
         wait_for_input(); // who does not wait lets the kernel after the next begin too early
         if (n_splits > 1) {
-            stay_for_merge();
+            merge_splits<T, D, kHeads>(args, splits, n_splits, merged, top_of, total_of, out);
         }
         return;
     }
@@ -228,9 +230,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     decode_tiles<T, D, HeadTiles>(args, args.table_of(token), kv_head, begin, end, first_tile,
                                   min(first_tile + per_split, tiles_end), ring, q, state);
 
-    // Merge the warps: out of each in shared memory, [warp][head][D].
-    __syncthreads();
-    float *outs = reinterpret_cast<float *>(shared);
+    __syncthreads(); // before the ring becomes `outs`
 #pragma unroll
     for (int h = 0; h < HeadTiles; ++h) {
 #pragma unroll
@@ -252,7 +252,6 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
         }
     }
     __syncthreads();
-    float *merged = outs + kDecodeWarps * kHeads * D;
     for (int i = threadIdx.x; i < args.group * D; i += kDecodeThreads) {
         const int head = i / D;
         float top = max_of[0][head];

@@ -36,15 +36,8 @@ struct SplitSum {
 
 #if __CUDA_ARCH__ >= 900
 
-// What a block does that has no split: the others count on it.
-__device__ __forceinline__ void stay_for_merge() {
-    const auto cluster = cooperative_groups::this_cluster();
-    cluster.sync();
-    cluster.sync();
-}
-
 // merged [group, D], tops and totals [group]: of this block's split, in shared memory. By all threads
-// of all blocks of the cluster.
+// of all blocks of the token and head, also of those that have no split.
 template <typename T, int D, int Heads>
 __device__ __forceinline__ void merge_splits(const AttentionArgs &args, const DecodeSplits &splits,
                                              int n_splits, float *merged, float *tops,
@@ -80,13 +73,14 @@ __device__ __forceinline__ void merge_splits(const AttentionArgs &args, const De
 
 #else
 
-__device__ __forceinline__ void stay_for_merge() {}
-
 template <typename T, int D, int Heads>
 __device__ __forceinline__ void merge_splits(const AttentionArgs &args, const DecodeSplits &splits,
                                              int n_splits, float *merged, float *tops,
                                              float *totals, T *out) {
     __shared__ bool is_last;
+    if (int(blockIdx.x) >= n_splits) {
+        return;
+    }
     constexpr int kPart = Heads * (D + 2);
     const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
     float *parts = splits.partial + unit * splits.n * kPart;

@@ -18,10 +18,11 @@ inline bool can_norm_inside(const device::CudaStream &stream, int64_t m, int64_t
 }
 
 template <typename T, typename Use>
-void run_few_rows(const device::CudaStream &stream, const FewRowsInput &in, Use use) {
+void run_few_rows(const device::CudaStream &stream, const FewRowsInput &in, Use use,
+                  const RingTuning &tuning = {}) {
     use.items = items_of_unit(stream, use.count());
     if (can_ring(stream, in.m, in.k, in.residual != nullptr)) {
-        run_row_ring<T>(stream, in, use);
+        run_row_ring<T>(stream, in, use, tuning);
     } else {
         run_skinny<T>(stream, in, use);
     }

@@ -1,11 +1,11 @@
 // Products with 1 to 16 rows of x (few_rows_types.cuh) on compute capability 9: bound by reading the
 // weights once.
 //
-// One block a processor, 8 warps that compute and up to 4 that copy. A slot of the ring holds 512 values
+// One block a processor, 8 warps that compute and two that copy. A slot of the ring holds 512 values
 // of every weight row of a unit, one bulk copy each (1 KB, given up by the second-level cache first),
 // and the same 512 of the rows of x where these have 16 bits; a barrier says when a slot is full,
 // another when its readers are done. A warp issues its copies one after the other, so one alone would
-// be the limit: the copying warps take turns at the slots. Rows are 1,088 bytes apart, so that the 8 lanes of a 16-byte read
+// be the limit (74 % of the bandwidth); the two take turns at the slots. Four are slower again. Rows are 1,088 bytes apart, so that the 8 lanes of a 16-byte read
 // meet different banks. A warp takes 64 of the 512 values; k is dealt to the operands in an order of
 // its own, the same for both (a lane's 16 bytes). Sums: two chains a warp, then the warps in order, in
 // shared memory. f32 rows are normalised into shared memory by each block for itself.
@@ -25,7 +25,7 @@ namespace llaisys::ops::cuda {
 constexpr int kRingRows = 16; // most rows of x
 constexpr int kRingWarps = 8;
 constexpr int kRingThreads = kRingWarps * kWarp; // that compute
-constexpr int kRingCopiers = 4;                  // most warps that copy
+constexpr int kRingCopiers = 2;                  // warps that copy
 constexpr int kRingChunk = 512;                  // of k, a slot
 constexpr int kRingWarpChunk = kRingChunk / kRingWarps;
 constexpr uint32_t kRingStride = kRingChunk * 2 + 64; // bytes from row to row of a slot
@@ -37,7 +37,6 @@ constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that i
 struct RingTuning {
     size_t block_bytes = 233472 / 2 - 1024; // two blocks a processor, less what the system takes
     size_t early_bytes = 36 << 10;          // two slots of a whole unit
-    int copiers = kRingCopiers;
 };
 
 // Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
@@ -73,12 +72,12 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
     return s;
 }
 
-// Fills every `copiers`-th slot of the ring, from slot `copier` on, one warp: lanes 0 to 15 copy the
-// weight rows of a slot, the others those of x. There are at least as many slots as copiers.
+// Fills every second slot of the ring, from slot `copier` on, one warp: lanes 0 to 15 copy the weight
+// rows of a slot, the others those of x.
 template <typename T, bool Streams, typename Use>
 __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use, int own_units,
                                           const RingShape &shape, uint32_t slots, uint32_t full,
-                                          uint32_t empty, int copier, int copiers) {
+                                          uint32_t empty, int copier) {
     const int lane = threadIdx.x % kWarp;
     const int group = lane / 8;
     const int i = lane % 8;
@@ -99,7 +98,7 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
     const T *x = is_x ? static_cast<const T *>(in.x) + x_row * in.ldx : nullptr;
     const auto copy_early_x = [&] { // what the first slots still lack
         wait_for_input();
-        for (int e = copier; is_x && e < n_early; e += copiers) {
+        for (int e = copier; is_x && e < n_early; e += kRingCopiers) {
             copy(x, e % chunks, e);
         }
     };
@@ -108,7 +107,7 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
     const T *from = x;
     int slot = copier;
     uint32_t round = 0;
-    for (int s = copier; s < total; s += copiers) {
+    for (int s = copier; s < total; s += kRingCopiers) {
         if (s >= n_early && !has_input) {
             copy_early_x();
             has_input = true;
@@ -131,7 +130,7 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
         if (from != nullptr && (!is_x || s >= n_early)) {
             copy(from, chunk, slot);
         }
-        slot += copiers;
+        slot += kRingCopiers;
         if (slot >= shape.n_slots) {
             slot -= shape.n_slots;
             ++round;
@@ -227,7 +226,7 @@ __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
         }
         __syncthreads();
         fill_ring<T, kStreams>(in, use, own_units, shape, shared_address(shared), full, empty,
-                               warp - kRingWarps, int(blockDim.x) / kWarp - kRingWarps);
+                               warp - kRingWarps);
         return;
     }
     const unsigned char *rows_of_x = shared + shape.x_at;
@@ -352,9 +351,8 @@ void launch_row_ring(const device::CudaStream &stream, const FewRowsInput &in, c
     const RingShape shape = ring_shape(in, use.items, rounds, tuning);
     const auto kernel = row_ring_kernel<T, NormVectors, Use>;
     allow_shared(kernel, size_t(stream.max_shared_bytes)); // a recorded launch may have had more
-    const int copiers = std::min({tuning.copiers, kRingCopiers, shape.n_slots});
-    launch(stream, kernel, unsigned(grid), unsigned(kRingThreads + copiers * kWarp), shape.bytes,
-           true, in, use, n_units, shape);
+    launch(stream, kernel, unsigned(grid), kRingThreads + kRingCopiers * kWarp, shape.bytes, true,
+           in, use, n_units, shape);
 }
 
 template <typename T, typename Use>

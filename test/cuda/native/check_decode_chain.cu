@@ -74,7 +74,9 @@ public:
                double(model_.layers) * 2.0 * m_ * context_ * model_.kv_heads * model_.d * 2;
     }
     // Of one token, in microseconds, with these kernels.
-    double time(unsigned kernels) {
+    double time(unsigned kernels, const RingTuning &normed = {}, const RingTuning &streamed = {}) {
+        normed_ = normed;
+        streamed_ = streamed;
         return time_of(stream_, 1, [&](int) { run(kernels); });
     }
 
@@ -109,7 +111,7 @@ private:
         use.bias = {nullptr, LLAISYS_DTYPE_F32};
         use.out = {residual_.get(), LLAISYS_DTYPE_F32};
         use.adds = true;
-        run_few_rows<bf16>(stream_, in, use);
+        run_few_rows<bf16>(stream_, in, use, streamed_);
     }
     void run(unsigned kernels) {
         const Model &c = model_;
@@ -130,7 +132,7 @@ private:
             use.pairs.v_cache = const_cast<bf16 *>(cache(layer, 1));
             use.k = c.hidden;
             if (kernels & qkv) {
-                run_few_rows<bf16>(stream_, normed(), use);
+                run_few_rows<bf16>(stream_, normed(), use, normed_);
             }
             if (kernels & attention) {
                 attend(layer);
@@ -142,7 +144,8 @@ private:
             if (kernels & gate_up) {
                 run_few_rows<bf16>(stream_, normed(),
                                    SwigluUse<bf16>{w, w + size_t(c.inner) * hidden, c.inner,
-                                                   c.hidden, inner_.get(), c.inner, 0});
+                                                   c.hidden, inner_.get(), c.inner, 0},
+                                   normed_);
             }
             w += 2 * size_t(c.inner) * hidden;
             if (kernels & down) {
@@ -156,7 +159,7 @@ private:
             use.k = c.hidden;
             use.bias = {nullptr, LLAISYS_DTYPE_F32};
             use.out = {logits_.get(), LLAISYS_DTYPE_F32};
-            run_few_rows<bf16>(stream_, normed(), use);
+            run_few_rows<bf16>(stream_, normed(), use, normed_);
         }
     }
     void attend(int layer) {
@@ -181,6 +184,7 @@ private:
     }
 
     CudaStream &stream_;
+    RingTuning normed_, streamed_; // of products that normalise, and of the others
     Model model_;
     int m_, context_;
     size_t layer_weights_;
@@ -217,6 +221,34 @@ void time_all(CudaStream &stream) {
     }
 }
 
+void tune(CudaStream &stream) {
+    struct Choice {
+        size_t block, early; // KB
+    };
+    constexpr Choice kNormed[] = {{113, 36}, {113, 18}, {113, 72}, {75, 36}, {150, 36}};
+    constexpr Choice kStreamed[] = {{113, 36}, {113, 18}, {113, 72},
+                                    {75, 36},  {150, 36}, {200, 72}};
+    std::printf(
+        "\na decode step, ms; lines: KB a block / before the input of products that normalise; "
+        "columns: of the others\n");
+    for (const Model &model : kModels) {
+        for (const auto &[m, context] : {std::pair(1, 128), std::pair(8, 1000)}) {
+            Chain chain(stream, model, m, context);
+            for (const Choice &n : kNormed) {
+                std::printf("%-5s %2d rows %3zu/%zu:", model.name, m, n.block, n.early);
+                for (const Choice &s : kStreamed) {
+                    std::printf("  %zu/%zu %.3f", s.block, s.early,
+                                chain.time(kAllKernels, {n.block * 1000, n.early * 1000},
+                                           {s.block * 1000, s.early * 1000}) /
+                                    1e3);
+                }
+                std::printf("\n");
+                std::fflush(stdout);
+            }
+        }
+    }
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -225,6 +257,9 @@ int main(int argc, char **argv) {
         CudaStream stream(0);
         if (what == "time") {
             time_all(stream);
+        }
+        if (what == "tune") {
+            tune(stream);
         }
     } catch (const std::exception &error) {
         report(false, error.what());

@@ -321,17 +321,14 @@ void time_all(CudaStream &stream) {
 
 void tune(CudaStream &stream) {
     struct Choice {
-        int block, early, copiers; // KB, KB before the input
+        int block, early; // KB, KB before the input
     };
-    constexpr Choice kChoices[] = {{113, 36, 1}, {113, 36, 2}, {113, 36, 4},
-                                   {113, 18, 4}, {113, 72, 4}, {75, 36, 4},
-                                   {150, 36, 4}, {220, 36, 4}, {220, 72, 4}};
+    constexpr Choice kChoices[] = {{113, 18}, {113, 36}, {113, 72}, {75, 36}, {150, 36}, {220, 36}};
     for (const int m : {1, 8}) {
-        std::printf(
-            "\nrow_ring m=%d, microseconds by KB a block / before the input / copiers\n%-14s", m,
-            "shape");
+        std::printf("\nrow_ring m=%d, microseconds by KB a block / before the input\n%-14s", m,
+                    "shape");
         for (const Choice &c : kChoices) {
-            std::printf(" %4d/%d/%d", c.block, c.early, c.copiers);
+            std::printf(" %5d/%2d", c.block, c.early);
         }
         std::printf("\n");
         for (const Shape &shape : kShapes) {
@@ -340,7 +337,6 @@ void tune(CudaStream &stream) {
                 RingTuning tuning;
                 tuning.block_bytes = size_t(c.block) * 1000;
                 tuning.early_bytes = size_t(c.early) * 1000;
-                tuning.copiers = c.copiers;
                 std::printf(" %8.2f", time_shape(stream, shape, m, Kernel::ring, tuning));
             }
             std::printf("\n");
