@@ -59,12 +59,14 @@ def measure(generate: Any, repeats: int) -> dict[str, Any]:
         start = time.perf_counter()
         tokens = generate(requests)
         seconds.append(time.perf_counter() - start)
+        prompt = prompt_of(ALONE[0], 2 + run)
         start = time.perf_counter()
-        generate([(prompt_of(ALONE[0], 2 + run), ALONE[1])])
+        generate([(prompt, ALONE[1])])
         alone.append(ALONE[1] / (time.perf_counter() - start))
     for run in range(5):
+        prompt = prompt_of(PREFILL, 100 + run)
         start = time.perf_counter()
-        generate([(prompt_of(PREFILL, 100 + run), 1)])
+        generate([(prompt, 1)])
         prefill.append(time.perf_counter() - start)
     return {
         "workload_tok_s": round(tokens / statistics.median(seconds), 1),

@@ -27,8 +27,8 @@ def test_a_dry_run_names_every_stage_and_touches_nothing(tmp_path):
     report = ended.stdout.split("== report\n")[1].splitlines()
     assert all(line.startswith("not run ") for line in report)
     stages = [line.removeprefix("not run ") for line in report]
-    assert stages[:4] == ["configure", "build", "environment", "groups over NCCL"]
-    assert stages[4:8] == ["tests", "memcheck", "synccheck", "racecheck"]
+    assert stages[:5] == ["configure", "build", "kernels", "environment", "groups over NCCL"]
+    assert stages[5:9] == ["tests", "memcheck", "synccheck", "racecheck"]
     assert "LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool racecheck" in ended.stdout
     assert not list(tmp_path.iterdir())
 

@@ -31,8 +31,8 @@ logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
 MAX_STEPS_OUT = 2  # one runs, the other is ready to
-# Where "auto" steps ahead: on no device before it was measured there.
-AUTO_ASYNC_DEVICES: frozenset[str] = frozenset()
+# Where "auto" steps ahead: where it was measured to pay (docs/performance.md).
+AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
 T = TypeVar("T")
 
@@ -79,9 +79,10 @@ class EngineCore:
             return False
         if self.speculator is None and self.executor.can_launch:
             return True
-        logger.warning(
+        logger.log(
+            logging.WARNING if wanted == "on" else logging.INFO,
             "async_stepping is off: it needs one rank, no step_timeout, no speculative_config and "
-            "a model that can be launched"
+            "a model that can be launched",
         )
         return False
 
@@ -343,8 +344,8 @@ class EngineCore:
         return updates
 
     def _check_idle(self) -> None:
-        """Count the blocks whenever the engine runs empty."""
+        """Whenever the engine runs empty: nothing may be left behind."""
         if not self._checked_idle and not self.scheduler.has_unfinished():
             self.structured.forget_finished()
-            self.scheduler.check_integrity()
+            self.scheduler.check_idle()
             self._checked_idle = True

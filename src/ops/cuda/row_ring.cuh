@@ -11,8 +11,9 @@
 // shared memory. f32 rows are normalised into shared memory by each block for itself.
 //
 // Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
-// kernel before has copies of its own under way. 113 KB a block leave room for the next kernel beside
-// it. A row's bits depend on k alone, neither on how many rows nor on how many outputs there are.
+// kernel before has copies of its own under way. More copies under way are not always better: a block
+// with a long way to go is the fastest with a small ring, one with a short way with a large one. A row's
+// bits depend on k alone, neither on how many rows nor on how many outputs there are.
 #pragma once
 
 #include "ops/cuda/bulk.cuh"
@@ -35,9 +36,12 @@ constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that i
 
 // What may be tried out; the defaults are what runs.
 struct RingTuning {
-    size_t block_bytes = 233472 / 2 - 1024; // two blocks a processor, less what the system takes
-    size_t early_bytes = 36 << 10;          // two slots of a whole unit
+    size_t block_bytes = 0;        // 0: of a length that fits the way, below
+    size_t early_bytes = 36 << 10; // two slots of a whole unit
 };
+constexpr size_t kShortWayBytes = 150 * 1000;
+constexpr size_t kLongWayBytes = 75 * 1000;
+constexpr int64_t kLongWay = 1536 << 10; // bytes of weights that one block reads
 
 // Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
 struct RingShape {
@@ -59,8 +63,11 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
     constexpr uint32_t kBarrierBytes = 2 * kRingMostSlots * 8;
     const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
     const int wanted = most_units * ((in.k + kRingChunk - 1) / kRingChunk);
-    const int room =
-        tuning.block_bytes > rest ? int((tuning.block_bytes - rest) / s.slot_bytes) : 0;
+    const int64_t way = int64_t(most_units) * 2 * items * in.k * 2;
+    const size_t block_bytes = tuning.block_bytes > 0    ? tuning.block_bytes
+                               : norms && way > kLongWay ? kLongWayBytes
+                                                         : kShortWayBytes;
+    const int room = block_bytes > rest ? int((block_bytes - rest) / s.slot_bytes) : 0;
     s.n_slots = std::min({std::max(room, kRingLeastSlots), wanted, kRingMostSlots});
     s.early_slots =
         std::clamp(int(tuning.early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
