@@ -12,6 +12,7 @@ from model_files import tiny_config, write_hf_model
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError, NativeError
 from llaisys.common.step import ModelStepInput
+from llaisys.libllaisys.types import ERROR_UNSUPPORTED
 from llaisys.models.base import AdapterOptions
 from llaisys.models.draft_head import DraftHeadAdapter
 from llaisys.models.draft_head_files import open_draft_head
@@ -152,3 +153,37 @@ def test_steps_of_a_head_are_checked(tmp_path: Path, target: tuple[Path, dict[st
             adapter.forward_features(step_of([313]), None, np.zeros((1, 60), dtype=np.float32))
         with pytest.raises(NativeError, match="decoders only"):
             adapter.keep_hidden((0,))
+
+
+def test_a_head_on_a_gpu_is_refused_before_anything_is_loaded(
+    tmp_path: Path, target: tuple[Path, dict[str, Any]]
+):
+    write_head(tmp_path, CONFIG, head_tensors("mtp", CONFIG))
+    with open_checkpoint(target[0]) as model:
+        files = open_draft_head(tmp_path, model)
+        with pytest.raises(NativeError, match=r"draft head \(mtp\) runs on the CPU only") as error:
+            DraftHeadAdapter.kv_bytes_per_token(files, AdapterOptions(device="cuda"))
+    assert error.value.code == ERROR_UNSUPPORTED
+
+
+def test_a_head_without_an_output_matrix_has_the_models_rows(
+    tmp_path: Path, target: tuple[Path, dict[str, Any]]
+):
+    path, weights = target
+    tensors = head_tensors("mtp", CONFIG, 37)
+    ids = tensors["d2t"] + np.arange(37)
+    rows = {**tensors, "lm_head.weight": weights["model.embed_tokens.weight"][ids]}
+    write_head(tmp_path / "own", CONFIG, rows)
+    write_head(
+        tmp_path / "models", CONFIG, {k: v for k, v in tensors.items() if k != "lm_head.weight"}
+    )
+    found = []
+    with open_checkpoint(path) as model:
+        for name in ("own", "models"):
+            files = open_draft_head(tmp_path / name, model)
+            assert files.config.vocab_size == 37
+            with DraftHeadAdapter.load(files, AdapterOptions(kv_cache_layout="slot")) as adapter:
+                features = np.ones((5, 60), dtype=np.float32)
+                adapter.forward_features(step_of(random_tokens(5, 313)), None, features)
+                found.append(adapter.logits().copy())
+    np.testing.assert_array_equal(found[0], found[1])

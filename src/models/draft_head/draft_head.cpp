@@ -25,7 +25,10 @@ ModelSpec spec_of(const LlaisysDraftHeadMeta &meta, const ModelSite &site) {
 DraftHead::DraftHead(const LlaisysDraftHeadMeta &meta, const ModelSite &site)
     : SlotModel(spec_of(meta, site), site), meta_(meta), scale_(attention_scale(meta.decoder)) {
     meta_.decoder = without_pointers(meta.decoder);
-    require(site.device == LLAISYS_DEVICE_CPU, "a draft head runs on the CPU in this build");
+    if (site.device != LLAISYS_DEVICE_CPU) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "a draft head runs on the CPU only, got device ",
+             int(site.device));
+    }
     require(site.group->size() == 1, "a draft head must have one rank, got ", site.group->size());
     require(meta.kind >= LLAISYS_DRAFT_HEAD_EAGLE && meta.kind <= LLAISYS_DRAFT_HEAD_MTP,
             "meta.kind must be EAGLE (1), EAGLE3 (2) or MTP (3), got ", meta.kind);
