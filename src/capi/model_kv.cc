@@ -41,6 +41,17 @@ template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) 
     return status == LLAISYS_OK ? code : LLAISYS_KV_INTERNAL_ERROR;
 }
 
+void move_blocks(LlaisysModel *model, ops::KvDirection direction, const int32_t *blocks,
+                 const int32_t *places, int32_t n) {
+    runtime::KvHostPool *pool = not_null(model, "model")->runner().host_pool();
+    require(n >= 0, "n must not be negative, got ", n);
+    require(n == 0 || (blocks != nullptr && places != nullptr), "blocks or places is NULL");
+    require(pool != nullptr || n == 0, "no host memory was reserved: call KvReserveHost");
+    if (n > 0) {
+        pool->move(direction, blocks, places, n);
+    }
+}
+
 } // namespace
 
 int32_t llaisysModelKvSeqCp(LlaisysModel *model, int64_t dst_seq, int64_t src_seq, int64_t p0,
@@ -119,4 +130,24 @@ int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots, cons
         require(n == 0 || (slots != nullptr && delta != nullptr), "slots or delta is NULL");
         model->runner().shift_slots(slots, delta, n);
     });
+}
+
+int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks) {
+    return guard([&] {
+        not_null(model, "model");
+        require(model->runner().cells() == nullptr,
+                "the KV cache has the SLOT layout: it has no blocks");
+        require(n_blocks >= 0, "n_blocks must not be negative, got ", n_blocks);
+        model->runner().reserve_host(n_blocks);
+    });
+}
+
+int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks, const int32_t *places,
+                             int32_t n) {
+    return guard([&] { move_blocks(model, ops::KvDirection::to_host, blocks, places, n); });
+}
+
+int32_t llaisysModelKvFromHost(LlaisysModel *model, const int32_t *blocks, const int32_t *places,
+                               int32_t n) {
+    return guard([&] { move_blocks(model, ops::KvDirection::from_host, blocks, places, n); });
 }

@@ -345,6 +345,20 @@ def test_copy_slots_reads_all_before_it_writes() -> None:
         np.testing.assert_allclose(got, shape.sequence_logits([*PROMPT[:9], 7])[9:], atol=2e-4)
 
 
+def test_blocks_go_to_host_memory_and_come_back_elsewhere() -> None:
+    shape = Shape()
+    with MockModel(shape, **BLOCK) as model:
+        model.kv_reserve_host(5)
+        model.run_blocks([BlockRow(0, [0, 1, 2], PROMPT[:9], 9)])
+        blocks, places = np.array([0, 1, 2], np.int32), np.array([4, 0, 3], np.int32)
+        model.kv_to_host(blocks.ctypes.data, places.ctypes.data, 3)
+        model.run_blocks([BlockRow(1, [0, 1, 2], PROMPT[2:11], 9)])  # others write there
+        back = np.array([9, 2, 7], np.int32)
+        model.kv_from_host(back.ctypes.data, places.ctypes.data, 3)
+        got = model.run_blocks([BlockRow(7, [9, 2, 7], [7], 10)])
+        np.testing.assert_allclose(got, shape.sequence_logits([*PROMPT[:9], 7])[9:], atol=2e-4)
+
+
 def test_shift_slots_moves_a_context() -> None:
     shape = Shape()
     with MockModel(shape, **BLOCK) as model:

@@ -229,3 +229,28 @@ def test_slot_calls_check_their_arguments(model: MockModel) -> None:
                 block.kv_shift_slots(0, 0, n)
         block.kv_copy_slots(0, 0, 0)
         block.kv_shift_slots(0, 0, 0)
+
+
+def test_host_block_calls_check_their_arguments(model: MockModel) -> None:
+    one = np.zeros(1, np.int32)
+    with pytest.raises(InvalidInputError, match="SLOT layout"):
+        model.kv_reserve_host(1)
+    with MockModel(**BLOCK) as block:
+        for move in (block.kv_to_host, block.kv_from_host):
+            with pytest.raises(InvalidInputError, match="no host memory was reserved"):
+                move(one.ctypes.data, one.ctypes.data, 1)
+            move(0, 0, 0)
+        with pytest.raises(InvalidInputError, match="n_blocks must not be negative, got -1"):
+            block.kv_reserve_host(-1)
+        block.kv_reserve_host(2)
+        for move in (block.kv_to_host, block.kv_from_host):
+            for n, words in ((-1, "negative"), (1, "NULL")):
+                with pytest.raises(InvalidInputError, match=words):
+                    move(0, 0, n)
+            with pytest.raises(InvalidInputError, match=r"blocks\[0\] must be in \[0, 128\)"):
+                move((one + 128).ctypes.data, one.ctypes.data, 1)
+            with pytest.raises(InvalidInputError, match=r"places\[0\] must be in \[0, 2\), got 2"):
+                move(one.ctypes.data, (one + 2).ctypes.data, 1)
+        block.kv_reserve_host(0)
+        with pytest.raises(InvalidInputError, match="no host memory was reserved"):
+            block.kv_to_host(one.ctypes.data, one.ctypes.data, 1)

@@ -9,7 +9,7 @@ from native_helpers import Array, Natives, op
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import Stream, Tensor
 from llaisys.models.loading.convert import convert
-from llaisys.models.native import tensor_from
+from llaisys.models.tensors import tensor_from
 
 F32 = np.float32
 

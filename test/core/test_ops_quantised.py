@@ -13,7 +13,7 @@ from native_helpers import Array, Natives, array, handle_array, op
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import LinearWeight, Tensor
-from llaisys.models.native import tensor_from_blocks
+from llaisys.models.tensors import tensor_from_blocks
 
 
 def linear(x: Array, blocks: Array, dtype: str) -> Array:

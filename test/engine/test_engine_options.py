@@ -39,7 +39,7 @@ OTHER: dict[str, Any] = {
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
     "max_scored_tokens": 33,
     "kv_cache_memory": 1 << 33, "num_kv_blocks": 11, "enable_prefix_caching": False,
-    "gpu_memory_utilization": 0.5, "context_shift": True,
+    "gpu_memory_utilization": 0.5, "context_shift": True, "kv_offload": 1 << 30,
     "prefix_cache_min_match": 32, "kv_cache_dtype": "f16", "tensor_parallel_size": 2,
     "master_addr": "10.0.0.7",
     "master_port": 1234, "tp_group_name": "G", "init_method": "tcp://there:1",

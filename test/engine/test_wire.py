@@ -12,6 +12,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
+    BlockCopy,
     ContextShift,
     NewSequence,
     PromptScores,
@@ -44,7 +45,8 @@ PLAN = SchedulerOutputs(
     samples=[True, True],
     draft_token_ids={9: [5]},
     new_seqs=[SEQUENCE],
-    shifts=[ContextShift(9, 4, 8, [3, 4], [11])],
+    shifts=[ContextShift(9, 4, 8, [3, 4], [11], 1)],
+    block_copies=[BlockCopy(5, 2, True), BlockCopy(5, 0, False)],
     new_blocks={7: [1], 9: [4]},
     released_seq_ids=[2],
     num_prefill_tokens=3,

@@ -225,6 +225,23 @@ class FakeAdapter(ModelAdapter):
         assert len(set(slots.tolist())) == len(slots) == len(deltas) and self.kv[slots].min() >= 0
         self.num_rotated += len(slots)
 
+    def reserve_host_blocks(self, num_blocks: int) -> None:
+        size = self.options.kv_cache_block_size
+        self.host = np.full((num_blocks, size), -1, dtype=np.int64)
+
+    def move_blocks(
+        self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
+    ) -> None:
+        cache = self.kv.reshape(-1, self.options.kv_cache_block_size)
+        written = places if to_host else blocks
+        assert len(set(written.tolist())) == len(blocks) == len(places)
+        if to_host:
+            assert cache[blocks].min() >= 0, "a block was saved that nobody wrote"
+            self.host[places] = cache[blocks]
+        else:
+            assert self.host[places].min() >= 0, "a place was read that nobody wrote"
+            cache[blocks] = self.host[places]
+
     def close(self) -> None:
         self.closed = True
 
@@ -297,7 +314,7 @@ def make_config(
 ) -> EngineConfig:
     cache = {
         name: others.pop(name)
-        for name in ("enable_prefix_caching", "prefix_cache_min_match")
+        for name in ("enable_prefix_caching", "prefix_cache_min_match", "kv_offload")
         if name in others
     }
     settings: dict[str, Any] = {

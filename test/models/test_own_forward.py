@@ -27,7 +27,8 @@ from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.fields import Fields
 from llaisys.models.mock import MockAdapter, MockShape
-from llaisys.models.native import NativeAdapter, tensor_from
+from llaisys.models.native import NativeAdapter
+from llaisys.models.tensors import tensor_from
 
 SHAPE = MockShape(vocab_size=40, heads=2, kv_heads=1, head_dim=6, seed=3)
 CONFIG = {"model_type": "toy", "n_heads": 2, "head_width": 6, "n_words": 40, "reach": 512}

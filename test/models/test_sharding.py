@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,36 @@ def test_a_rank_keeps_keys_and_values_of_its_own_heads_only(tmp_path: Path) -> N
             for size in (1, 2, 4)
         )
     assert (half, quarter) == (alone // 2, alone // 4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_the_memory_that_a_rank_needs_is_that_of_its_parts(
+    tmp_path: Path, tp_size: int, is_cut: bool, tied: bool
+) -> None:
+    """Counted by hand: what is cut, once over the ranks; the rest on each of them."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    config = tiny_config(**sizes, intermediate_size=256, tie_word_embeddings=tied)
+    write_hf_model(tmp_path, config)
+    with open_checkpoint(tmp_path) as checkpoint:
+        layers, whole = 0, 0
+        for name, shape in expected_tensors(checkpoint.config):
+            size = int(np.prod(shape))
+            if name.startswith("model.layers.") and name.split(".", 3)[3] in LOCAL_SHAPES:
+                layers += size
+            elif name != "lm_head.weight":
+                whole += size
+        head = 320 * 64 if is_cut or not tied or tp_size == 1 else 0
+        if tp_size == 1 and tied:
+            head = 0  # the table serves as the head
+        local = layers // tp_size + whole + head // (tp_size if is_cut else 1)
+        for rank in range(tp_size):
+            parallel = ParallelConfig(
+                tensor_parallel_size=tp_size, rank=rank, vocab_parallel_head=is_cut
+            )
+            options = AdapterOptions(device="cuda", dtype="bf16", parallel=parallel)
+            assert DecoderAdapter.memory_needs(checkpoint, options, 1).weights == 2 * local
+            on_cpu = replace(options, device="cpu", dtype="f32")
+            packed = DecoderAdapter.memory_needs(checkpoint, on_cpu, 1).weights
+            assert 4 * local <= packed < 4 * local * 1.2

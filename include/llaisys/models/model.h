@@ -213,6 +213,15 @@ LLAISYS_API int32_t llaisysModelKvCopySlots(LlaisysModel *model, const int32_t *
 /* Rotates the keys of each slot by delta[i] positions. */
 LLAISYS_API int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots,
                                              const int64_t *delta, int32_t n);
+/* Host memory for n_blocks blocks beside the cache, which the device copies to and from; 0: none. What
+ * it held is gone; on failure there is none. */
+LLAISYS_API int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks);
+/* Copies keys and values of all layers, block blocks[i] to place places[i] of that memory, or back;
+ * steps that follow see it. What is written must not be named twice. */
+LLAISYS_API int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks,
+                                         const int32_t *places, int32_t n);
+LLAISYS_API int32_t llaisysModelKvFromHost(LlaisysModel *model, const int32_t *blocks,
+                                           const int32_t *places, int32_t n);
 
 /* -- Batches (SLOT) ---------------------------------------------------------------------------- */
 

@@ -30,7 +30,8 @@ from llaisys.libllaisys.handles import (
 )
 from llaisys.libllaisys.library import check, lib
 from llaisys.libllaisys.types import QUANTISED_DTYPES
-from llaisys.models.native import kv_head_bytes, tensor_from, tensor_from_blocks
+from llaisys.models.native import kv_head_bytes
+from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 # (out, in) of one layer and the head.
 LINEAR_SHAPES = {

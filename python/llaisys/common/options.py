@@ -72,7 +72,9 @@ class Bytes(Kind):
     low: int
     high: int = 1 << 62
 
-    parse = str
+    @staticmethod
+    def parse(text: str) -> int | str:
+        return int(text) if text.isdecimal() else text
 
     def check(self, name: str, value: Any) -> int:
         if isinstance(value, str):

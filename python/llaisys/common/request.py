@@ -110,6 +110,7 @@ class Request:
     num_dropped_tokens: int = 0  # of the computed ones, behind the kept: no longer in the KV cache
     draft_token_ids: list[int] = field(default_factory=list)  # proposed; the next step takes them
     num_cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: not yet scheduled
+    num_host_cached_tokens: int = 0  # of those, brought back from host memory
     num_preemptions: int = 0
     scheduled_time: float | None = None
     stop_reason: int | str | None = None  # the token id or the string that ended it

@@ -9,7 +9,7 @@ dataclass takes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -47,6 +47,15 @@ class ContextShift:
     dropped: int  # whole blocks
     blocks: list[int]  # from the one that holds position `kept` on
     token_ids: list[int]  # known ones that follow; a sequence computed anew has more than fit
+    num_copies: int = 0  # of the plan's block copies, that come before it
+
+
+class BlockCopy(NamedTuple):
+    """Keys and values of a block of the KV cache to its place in host memory, or back."""
+
+    block: int
+    place: int
+    to_host: bool
 
 
 class DraftRequest(Struct, frozen=True):
@@ -78,6 +87,8 @@ class SchedulerOutputs:
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)  # seq id -> drafts
     new_seqs: list[NewSequence] = field(default_factory=list)
     shifts: list[ContextShift] = field(default_factory=list)
+    # Before the step, in order, between its shifts: a block may be saved and filled anew.
+    block_copies: list[BlockCopy] = field(default_factory=list)
     # seq id -> appended blocks, behind those of its shift
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted before
@@ -154,6 +165,7 @@ class TokenUpdate(Struct, gc=False):
     prompt_logprobs: PromptScores | None = None
     pooled: bytes | None = None  # f32 [hidden size]
     num_prompt_done: int = 0  # tokens of the prompt, of a request that tells its progress
+    num_host_cached_tokens: int = 0  # of the cached ones
 
     @classmethod
     def of(
@@ -162,7 +174,10 @@ class TokenUpdate(Struct, gc=False):
         """What a request has become."""
         cached = max(request.num_cached_tokens, 0)
         facts = (request.stop_reason, cached, request.scheduled_time, request.error)
-        return cls(request.request_id, tokens, request.status, logprobs, *facts)
+        update = cls(request.request_id, tokens, request.status, logprobs, *facts)
+        if request.num_host_cached_tokens:
+            update.num_host_cached_tokens = request.num_host_cached_tokens
+        return update
 
 
 class GpuUse(Struct, array_like=True, gc=False):
@@ -186,6 +201,7 @@ class ModelInfo:
     num_blocks: int
     block_size: int
     kv_bytes_per_token: int = 0
+    num_host_blocks: int = 0  # places of evicted blocks in host memory
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
     hidden_size: int = 0  # numbers of a pooled vector; 0: the model gives none
     tokenizer_source: Any = None  # what llaisys.tokenization opens; None: no tokenizer
@@ -194,6 +210,11 @@ class ModelInfo:
     def kv_cache_bytes(self) -> int:
         """Of one rank."""
         return self.num_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def kv_host_bytes(self) -> int:
+        """Of one rank."""
+        return self.num_host_blocks * self.block_size * self.kv_bytes_per_token
 
 
 # ---- what the caller gets ------------------------------------------------------------------------
@@ -205,6 +226,7 @@ class Usage:
     completion_tokens: int = 0  # over all choices
     cached_tokens: int = 0  # prompt tokens that the prefix cache saved
     reasoning_tokens: int = 0  # of the completion, where somebody counted them
+    host_cached_tokens: int = 0  # of the cached ones, brought back from host memory
 
     @property
     def total_tokens(self) -> int:
@@ -234,6 +256,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     num_cached_tokens: int = 0
+    num_host_cached_tokens: int = 0  # of those
     timings: Timings = field(default_factory=Timings)
     error: str | None = None
 

@@ -14,6 +14,10 @@ parent is the very node that was matched before it, so colliding hashes cost tim
 A prompt's nodes enter the table when the prompt is admitted and become `ready` when computed; a
 request that meets a node which is not ready waits for it instead of computing the same block.
 
+A cached block that is given to someone else may go to a place in host memory (`HostBlocks`), from
+which a later request brings it back into a block of its own: such a node is not ready before the
+step that copies it is done. Copies are planned here, and made in their order before the step.
+
 Pure bookkeeping: no tensors, no numpy, no clock.
 """
 
@@ -23,13 +27,17 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from llaisys.common.request import Request
+from llaisys.common.types import BlockCopy
+from llaisys.engine.host_blocks import HostBlocks
 from llaisys.engine.prefix_nodes import (
     HashFunction,
     Node,
     PrefixCacheStats,
     PrefixMatch,
+    PrefixTable,
     Tokens,
     chain_hash,
+    prefix_keys,
 )
 
 
@@ -54,8 +62,10 @@ class BlockManager:
         min_match: int = 0,
         hash_function: HashFunction = chain_hash,
         context_len: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
-        """`context_len`: tokens that one request holds at most, whatever it has; None: all."""
+        """`context_len`: tokens that one request holds at most, whatever it has; None: all.
+        `num_host_blocks`: places in host memory for evicted blocks."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -67,7 +77,8 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_blocks
         self._node_of: list[Node | None] = [None] * num_blocks
-        self._table: dict[int, list[Node]] = {}
+        self._table = PrefixTable()
+        self.host = HostBlocks(num_host_blocks if enable_prefix_caching else 0)
         self._holdings: dict[str, _Holding] = {}
         self._prefix_keys: dict[str, list[tuple[int, Tokens]]] = {}  # of waiting requests
         self._waits_for: dict[str, Node] = {}
@@ -108,20 +119,23 @@ class BlockManager:
         used = sum(1 for count in held if count)
         free, cached = len(self._free), len(self._cached)
         outside = [*self._free, *self._cached]
-        nodes = [node for bucket in self._table.values() for node in bucket]
+        nodes = list(self._table)
+        here = [node for node in nodes if node.block >= 0]
         if (
             held != self._references
             or free + used + cached != self.num_blocks
             or len(set(outside)) != len(outside)
             or any(held[block] for block in outside)
-            or any(self._node_of[node.block] is not node or not node.alive for node in nodes)
-            or sum(node is not None for node in self._node_of) != len(nodes)
+            or any(self._node_of[node.block] is not node for node in here)
+            or sum(node is not None for node in self._node_of) != len(here)
+            or not all(node.alive and (node.block >= 0 or node.place >= 0) for node in nodes)
         ):
             raise RuntimeError(
                 f"block accounting is broken: free {free} + used {used} + cached {cached} "
                 f"!= total {self.num_blocks}, or a count differs "
                 f"({sum(self._references)} references, {sum(held)} held, {len(nodes)} nodes)"
             )
+        self.host.check_integrity(nodes)
 
     # ---- the prefix cache ----------------------------------------------------------------------
 
@@ -137,11 +151,11 @@ class BlockManager:
         parent: Node | None = None
         reachable = 0
         for key, tokens in self._keys(request):
-            node = self._find(key, parent, request.cache_salt, tokens)
+            node = self._table.find(key, parent, request.cache_salt, tokens)
             if node is None:
                 break
             reachable += self.block_size
-            if node.ready and not match.pending:
+            if not match.pending and not node.is_pending:
                 match.nodes.append(node)
             elif not match.pending:
                 match.pending = True
@@ -152,12 +166,13 @@ class BlockManager:
             return PrefixMatch()
         match.blocks = [node.block for node in match.nodes]
         match.num_tokens = len(match.blocks) * self.block_size
+        match.num_host_tokens = match.blocks.count(-1) * self.block_size
         return match
 
     def is_waiting_for_prefix(self, request: Request) -> bool:
         """Whether the block that stopped the last match is still being computed."""
         node = self._waits_for.get(request.request_id)
-        return node is not None and node.alive and not node.ready
+        return node is not None and node.alive and node.is_pending
 
     def forget_waiting(self, request: Request) -> None:
         """Drop what was remembered about a request that will not be admitted."""
@@ -166,54 +181,53 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> int:
         """A contract that nothing in the product uses yet: turn every cached block into a free one,
-        and return their number. Blocks in use stay cached."""
+        empty the host memory, and return the number of blocks. Blocks in use stay cached."""
         count = len(self._cached)
         while self._cached:
             block, _ = self._cached.popitem(last=False)
             self._drop_node(block)
             self._free.append(block)
+        for node in self.host.clear():
+            self._table.drop(node)
         return count
+
+    def undo_copies(self, copies: list[BlockCopy]) -> None:
+        """A step failed, perhaps before it copied: what it was to save is not there. What it was to
+        bring back belongs to its requests, which have not committed it."""
+        for node in self.host.undo(copies):
+            self._table.drop(node)
 
     def _keys(self, request: Request) -> list[tuple[int, Tokens]]:
         """(chained hash, tokens) of each full block of the first context but the last one, and but
         the one with the last token."""
         keys = self._prefix_keys.get(request.request_id)
         if keys is None:
-            size, tokens = self.block_size, request.token_ids
-            keys, parent = [], hash(request.cache_salt)
-            end = min(len(tokens), self.context_len) - 1
-            for start in range(0, end // size * size, size):
-                block_tokens = tuple(tokens[start : start + size])
-                parent = self._hash(parent, block_tokens)
-                keys.append((parent, block_tokens))
+            end = min(request.num_tokens, self.context_len) - 1
+            tokens = request.token_ids[: end // self.block_size * self.block_size]
+            keys = prefix_keys(tokens, self.block_size, request.cache_salt, self._hash)
             self._prefix_keys[request.request_id] = keys
         return keys
 
-    def _find(self, key: int, parent: Node | None, salt: str, tokens: Tokens) -> Node | None:
-        for node in self._table.get(key, ()):
-            if node.matches(parent, salt, tokens):
-                return node
-        return None
+    def _put(self, node: Node, block: int) -> None:
+        """The block is going to hold what the node stands for."""
+        node.block, node.ready = block, False
+        self._node_of[block] = node
 
     def _drop_node(self, block: int) -> None:
+        """The block does not hold what its node stands for (any more), if it has one."""
         node = self._node_of[block]
-        if node is None:
-            return
-        bucket = self._table[node.key]
-        bucket.remove(node)
-        if not bucket:
-            del self._table[node.key]
-        node.alive = False
-        node.parent = None  # a dead chain must not keep its ancestors
-        self._node_of[block] = None
+        if node is not None:
+            node.block, node.ready = -1, False
+            self._node_of[block] = None
+            self._table.drop(node)
 
     # ---- blocks of a request -------------------------------------------------------------------
 
     def can_allocate(self, request: Request, match: PrefixMatch, spare: int = 0) -> bool:
         """Whether the request fits behind the match, all of it or as much as it can hold at once,
         and leaves `spare` blocks."""
-        revived = sum(1 for block in match.blocks if not self._references[block])
-        needed = self.first_blocks(request) - len(match.blocks)
+        revived = sum(1 for block in match.here if not self._references[block])
+        needed = self.first_blocks(request) - len(match.here)
         return needed + revived + spare <= self.num_free_blocks
 
     def allocate(self, request: Request, match: PrefixMatch) -> list[int]:
@@ -223,13 +237,19 @@ class BlockManager:
         """
         if request.request_id in self._holdings:
             raise RuntimeError(f"request {request.request_id} holds blocks already")
-        for block in match.blocks:
+        for block in match.here:
             if not self._references[block]:
                 del self._cached[block]
             self._references[block] += 1
-        needed = self.first_blocks(request) - len(match.blocks)
-        blocks = [*match.blocks, *(self._take() for _ in range(needed))]
-        holding = _Holding(blocks, list(match.nodes), len(match.nodes))
+        absent = [node for node in match.nodes if node.block < 0]
+        self.host.hold(absent)
+        fresh = [self._take() for _ in range(self.first_blocks(request) - len(match.here))]
+        for node, block in zip(absent, fresh, strict=False):
+            self._put(node, block)
+        self.host.bring_back(absent)
+        blocks = [*(node.block for node in match.nodes), *fresh[len(absent) :]]
+        num_ready = match.blocks.index(-1) if absent else len(match.nodes)
+        holding = _Holding(blocks, list(match.nodes), num_ready)
         self._holdings[request.request_id] = holding
         if self.enable_prefix_caching:
             self._announce(request, holding)
@@ -237,6 +257,7 @@ class BlockManager:
                 self.stats.requests += 1
                 self.stats.queries += request.num_prompt_tokens
                 self.stats.hits += match.num_tokens
+                self.stats.host_hits += match.num_host_tokens
         self.forget_waiting(request)
         return list(blocks)
 
@@ -247,15 +268,16 @@ class BlockManager:
                 self._enter(request, holding, key, tokens)
 
     def _enter(self, request: Request, holding: _Holding, key: int, tokens: Tokens) -> None:
-        """Add the node of the request's next full block; an equal one that exists is taken over
-        as the parent of what follows, while the request keeps its own copy of the block."""
-        index, salt = len(holding.nodes), request.cache_salt
+        """Add the node of the request's next full block; an equal one with a block is taken over as
+        the parent of what follows, while the request keeps its own copy of the block."""
+        block, salt = holding.blocks[len(holding.nodes)], request.cache_salt
         parent = holding.nodes[-1] if holding.nodes else None
-        node = self._find(key, parent, salt, tokens)
+        node = self._table.find(key, parent, salt, tokens)
         if node is None:
-            node = Node(key, parent, salt, tokens, holding.blocks[index], False)
-            self._table.setdefault(key, []).append(node)
-            self._node_of[node.block] = node
+            node = Node(key, parent, salt, tokens, block, False)
+            self._table.add(node)
+        if node.block < 0 or node.block == block:
+            self._put(node, block)
         holding.nodes.append(node)
 
     def slots_left(self, request: Request, spare: int) -> int:
@@ -346,9 +368,11 @@ class BlockManager:
             self._let_go(block)
 
     def _drop_unready(self, holding: _Holding) -> None:
-        """Nodes that were announced and will not be computed."""
+        """Nodes that were announced and will not be computed, or brought back."""
         for block in holding.blocks[holding.num_ready : len(holding.nodes)]:
-            self._drop_node(block)
+            node = self._node_of[block]
+            if node is not None and not node.ready:
+                self._drop_node(block)
 
     def _let_go(self, block: int) -> None:
         self._references[block] -= 1
@@ -365,6 +389,11 @@ class BlockManager:
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
+            node = self._node_of[block]
+            assert node is not None  # or it were free
+            displaced = self.host.save(node)
+            if displaced is not None:
+                self._table.drop(displaced)
             self._drop_node(block)
             self.stats.evictions += 1
         self._references[block] += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llaisys.common.options import (
+    Bytes,
     Choice,
     Integer,
     Number,
@@ -104,6 +105,11 @@ class CacheConfig:
         True, Switch(), "compute every prompt anew, also where a beginning is known"
     )
     prefix_cache_min_match: int = option(0, Integer(0), "tokens; a shorter match is not used")
+    kv_offload: int = option(
+        0,
+        Bytes(0, MAX_BYTES),
+        "bytes of CPU memory for prefix blocks that the KV cache evicts, e.g. 4GiB; 0: none",
+    )
     kv_cache_dtype: str = option(
         "auto",
         Choice(KV_DTYPES, KV_DTYPE_NAMES),

@@ -54,6 +54,7 @@ class EngineCore:
                 config.cache.enable_prefix_caching,
                 config.cache.prefix_cache_min_match,
                 context_len=context_len,
+                num_host_blocks=info.num_host_blocks,
             ),
             info.max_model_len,
         )
@@ -309,8 +310,10 @@ class EngineCore:
             "num_steps": self.num_steps,
             **scheduler,
             "kv_cache_bytes": self.model_info.kv_cache_bytes,
+            "kv_host_bytes": self.model_info.kv_host_bytes,
             "prefix_cache_queries": prefix.queries,
             "prefix_cache_hits": prefix.hits,
+            "prefix_cache_host_hits": prefix.host_hits,
             "prefix_cache_hit_rate": prefix.hit_rate,
             "prefix_cache_evictions": prefix.evictions,
             "spec_decode_num_drafts": drafts.num_drafts,

@@ -321,6 +321,7 @@ class OutputProcessor:
             logprobs=logprobs,
             cumulative_logprob=None if logprobs is None else sum(p.logprob for p in logprobs),
             num_cached_tokens=update.num_cached_tokens,
+            num_host_cached_tokens=update.num_host_cached_tokens,
             timings=Timings(
                 queue=None if update.scheduled_time is None else update.scheduled_time - arrival,
                 first_token=None if first is None else first - arrival,
@@ -336,6 +337,7 @@ class OutputProcessor:
             prompt_tokens=len(group.prompt_token_ids),
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             cached_tokens=outputs[0].num_cached_tokens,
+            host_cached_tokens=outputs[0].num_host_cached_tokens,
         )
         return RequestOutput(
             group.request_id,

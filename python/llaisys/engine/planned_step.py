@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from llaisys.common.request import Request
-from llaisys.common.types import NewSequence, SchedulerOutputs
+from llaisys.common.types import BlockCopy, NewSequence, SchedulerOutputs
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class PlannedStep:
         plan.new_seqs = others
         return was_new
 
-    def complete(self, released_seq_ids: list[int]) -> None:
+    def complete(self, released_seq_ids: list[int], block_copies: list[BlockCopy]) -> None:
         """Fill in what follows from the requests; nothing is added or dropped after this."""
         plan, requests = self.plan, self.requests
         plan.seq_ids = [request.seq_id for request in requests]
@@ -79,6 +79,7 @@ class PlannedStep:
         plan.num_prefill_tokens = sum(self.pieces.values())
         plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
         plan.released_seq_ids = released_seq_ids
+        plan.block_copies = block_copies
 
     def rows(self) -> Iterator[tuple[Request, int, int, int, bool]]:
         """(request, its preemptions then, tokens computed after the step, in the step, whether a

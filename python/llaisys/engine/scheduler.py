@@ -118,6 +118,10 @@ class RequestScheduler:
             "kv_blocks": blocks.num_blocks,
             "kv_blocks_used": blocks.num_used_blocks,
             "kv_blocks_cached": blocks.num_cached_blocks,
+            "kv_host_blocks": blocks.host.num_places,
+            "kv_host_blocks_used": blocks.host.num_used,
+            "kv_blocks_saved": blocks.host.num_saved,
+            "kv_blocks_brought_back": blocks.host.num_brought_back,
         }
 
     def check_integrity(self) -> None:
@@ -144,7 +148,7 @@ class RequestScheduler:
         return plan
 
     def _hand_out(self, step: PlannedStep) -> None:
-        step.complete(self.seats.hand_over_released())
+        step.complete(self.seats.hand_over_released(), self.block_manager.host.take_copies())
         self._steps[step.plan.step_id] = step
         self._next_step_id += 1
 
@@ -152,7 +156,7 @@ class RequestScheduler:
         """Whether a plan that was handed out needs more of the steps before it than that they run
         before it: what they draw decides what its sequences may draw, or where they lie."""
         requests = self._steps[plan.step_id].requests
-        is_plain = not plan.draft_token_ids and not plan.shifts
+        is_plain = not (plan.draft_token_ids or plan.shifts or plan.block_copies)
         return not is_plain or any(request.is_bound for request in requests)
 
     # ---- results -------------------------------------------------------------------------------
@@ -166,6 +170,7 @@ class RequestScheduler:
         scores = output.prompt_logprobs
         step = self._steps.pop(output.step_id)
         drafts, running = step.plan.draft_token_ids, RequestStatus.RUNNING
+        has_copies = bool(step.plan.block_copies)
         for request, preemptions, end, count, samples in step.rows():
             if request.status is running:
                 if request.num_preemptions != preemptions:
@@ -174,8 +179,8 @@ class RequestScheduler:
                     end -= len(drafts[request.seq_id])  # where the new tokens begin
                     accepted = len(sampled.get(request.seq_id, (0,))) - 1
                     request.num_computed_tokens = end + accepted
-                elif end % block_size < count:
-                    commit(request, end)  # a block was filled
+                elif end % block_size < count or has_copies:
+                    commit(request, end)  # a block was filled, or brought back
             elif request.finished:
                 continue
             else:  # preempted, and not begun anew: the token is still good
@@ -236,6 +241,7 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
         step = self._steps.pop(step_id)
+        self.block_manager.undo_copies(step.plan.block_copies)
         # The worker may not have had this plan; to be told twice is harmless, unless a later step
         # has brought the sequence back.
         back = {seq.seq_id for later in self._steps.values() for seq in later.plan.new_seqs}

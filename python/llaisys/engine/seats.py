@@ -19,13 +19,15 @@ class Seats:
         self.released: list[int] = []  # sequences that the worker may forget
         self.num_preemptions = 0
 
-    def start(self, request: Request, num_cached: int) -> None:
-        """Out of the queue and among the running ones; `num_cached` tokens are a known prefix."""
+    def start(self, request: Request, num_cached: int, num_from_host: int = 0) -> None:
+        """Out of the queue and among the running ones; `num_cached` tokens are a known prefix, of
+        which `num_from_host` come from host memory."""
         self.queue.start(request)
         request.set_status(RequestStatus.RUNNING)
         request.num_computed_tokens = num_cached
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_cached
+            request.num_host_cached_tokens = num_from_host
             request.scheduled_time = time.monotonic()
         self.running.append(request)
 

@@ -121,7 +121,9 @@ class StepPlanner:
             return False
         start = request.num_computed_tokens
         following = request.token_ids[start : start + dropped]
-        step.plan.shifts.append(ContextShift(request.seq_id, kept, dropped, blocks, following))
+        num_copies = self.blocks.host.num_planned
+        shift = ContextShift(request.seq_id, kept, dropped, blocks, following, num_copies)
+        step.plan.shifts.append(shift)
         request.num_dropped_tokens += dropped
         self.num_context_shifts += 1
         return True
@@ -147,7 +149,7 @@ class StepPlanner:
                     return
                 match = manager.match_prefix(request)
             blocks = manager.allocate(request, match)
-            self.seats.start(request, match.num_tokens)
+            self.seats.start(request, match.num_tokens, match.num_host_tokens)
             step.introduce(request, blocks)
             count = self._chunk(step, request, budget, others=bool(self.queue))
             step.add(request, count)

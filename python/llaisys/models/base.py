@@ -60,7 +60,7 @@ class ModelAdapter(Closing, ABC):
     def memory_needs(
         cls, checkpoint: Any, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
-        """What the model takes of a GPU besides its KV cache."""
+        """What this rank of the model takes of its device besides its KV cache."""
         return MemoryNeeds(weights=0, activations=0, logits=0)
 
     @classmethod
@@ -152,6 +152,17 @@ class ModelAdapter(Closing, ABC):
     @abstractmethod
     def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
         """Rotate the keys of each slot (BLOCK layout) by a number of positions."""
+
+    def reserve_host_blocks(self, num_blocks: int) -> None:
+        """Make places in host memory for so many blocks (BLOCK layout)."""
+        raise refuse("kv_offload", type(self).__name__, "0 for a model that keeps no blocks there")
+
+    def move_blocks(
+        self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
+    ) -> None:
+        """Copy keys and values of blocks to places in host memory, or back; what is written is
+        named once. Steps that follow see it."""
+        raise RuntimeError("no host blocks are reserved")
 
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         """Seconds in each stage of the model's own and how often it was entered, since the start or

@@ -19,15 +19,16 @@ from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
-from llaisys.models.families.decoder_tensors import EMBEDDING, slot_of, tensors
+from llaisys.models.families.decoder_tensors import slot_of, tensors
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.part import Part
-from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from, tensor_from_blocks
+from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.quantising import CHOICES, quantise, quantised_dtype
 from llaisys.models.sharding import check_shares, head_part, part_of
+from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
 _READ_AHEAD = 4  # tensors that wait at most: bounds the memory
@@ -50,11 +51,14 @@ class DecoderAdapter(NativeAdapter):
     def memory_needs(
         cls, checkpoint: Checkpoint, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
+        """Of this rank."""
         config = decoder_config(checkpoint)
         size = DTYPE_BYTES[dtype_of(config, options)]
-        weights = size * sum(prod(shape) for _, shape in tensors(config))
         if options.device == "cpu":
             weights = sum(weight_bytes(checkpoint, options).values())
+        else:
+            places = _placements(checkpoint, options)
+            weights = size * sum(prod(place.shape_in(checkpoint)) for place in places)
         heads = config.num_heads + config.num_kv_heads
         row = 4 * config.hidden_size + size * (
             config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
@@ -122,6 +126,11 @@ class _Placement:
     name: str
     part: Part | None  # what this rank reads of it; None: all of it
     slots: list[tuple[str, int]]  # (field, layer), at least one
+
+    def shape_in(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """Of what this rank reads."""
+        shape = checkpoint.shape(self.name)
+        return shape if self.part is None else self.part.shape_in(shape)
 
 
 def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placement]:
@@ -207,17 +216,18 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
 
 
 def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, int]:
-    """Bytes that each tensor takes in memory on a CPU, all ranks together, laid out for the
+    """Bytes that this rank's part of each tensor takes in memory on a CPU, laid out for the
     kernels. Nothing is read."""
-    config = decoder_config(checkpoint)
-    sizes = {}
-    for name, shape in tensors(config):
+    sizes: dict[str, int] = {}
+    for place in _placements(checkpoint, options):
+        name, shape = place.name, place.shape_in(checkpoint)
         dtype = weight_dtype(checkpoint, name, options)
-        is_looked_up = name == EMBEDDING and not config.tie_word_embeddings
+        is_looked_up = [field for field, _ in place.slots] == ["in_embed"]
         if len(shape) == 1 or (is_looked_up and dtype not in QUANTISED_DTYPES):
-            sizes[name] = prod(shape) * DTYPE_BYTES[dtype]
+            size = prod(shape) * DTYPE_BYTES[dtype]
         else:
-            sizes[name] = linear_weight_bytes(dtype, shape[0], shape[1])
+            size = linear_weight_bytes(dtype, shape[0], shape[1])
+        sizes[name] = sizes.get(name, 0) + size
     return sizes
 
 

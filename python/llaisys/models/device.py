@@ -25,7 +25,7 @@ def is_gpu(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a model takes of a GPU besides its KV cache, in bytes."""
+    """What one rank of a model takes of its device besides its KV cache, in bytes."""
 
     weights: int
     activations: int

@@ -17,7 +17,8 @@ from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import decoder_meta, dtype_of
 from llaisys.models.device import MemoryNeeds, is_gpu
 from llaisys.models.draft_head_files import DraftHeadFiles
-from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from
+from llaisys.models.native import NativeAdapter, kv_head_bytes
+from llaisys.models.tensors import tensor_from
 
 
 class DraftHeadAdapter(NativeAdapter):

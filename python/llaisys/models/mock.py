@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
 from llaisys.models.base import AdapterOptions
-from llaisys.models.native import NativeAdapter, kv_head_bytes, tensor_from
+from llaisys.models.native import NativeAdapter, kv_head_bytes
+from llaisys.models.tensors import tensor_from
 
 
 @dataclass(frozen=True, slots=True)

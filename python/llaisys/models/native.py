@@ -22,7 +22,6 @@ from llaisys.common.step import (
 from llaisys.common.validation import check_choice, refuse, refuse_count
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.handles import Tensor
 from llaisys.libllaisys.infer_types import (
     LlaisysLogprobs,
     LlaisysSamplingMetadata,
@@ -34,42 +33,6 @@ from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreatePara
 from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.uninterrupted import Uninterrupted
-
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(np.uint16),  # the bits
-    "i64": np.dtype(np.int64),
-    "i32": np.dtype(np.int32),
-    "i8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8),
-}
-
-
-def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
-    """A native copy of an array whose elements are already of this dtype (bf16: uint16 bits)."""
-    dense = np.ascontiguousarray(array)
-    if dense.dtype != _NUMPY_DTYPES[dtype]:
-        raise refuse("array", dense.dtype, f"of {_NUMPY_DTYPES[dtype]} elements, for {dtype}")
-    tensor = Tensor.create(array.shape, dtype)
-    try:
-        tensor.load(dense.ctypes.data, dense.nbytes)
-    except BaseException:
-        tensor.close()
-        raise
-    return tensor
-
-
-def tensor_from_blocks(rows: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> Tensor:
-    """A native copy of a quantised tensor of `shape` elements; rows: its blocks, row by row."""
-    tensor = Tensor.create(shape, dtype)
-    try:
-        dense = np.ascontiguousarray(rows)
-        tensor.load(dense.ctypes.data, dense.nbytes)
-    except BaseException:
-        tensor.close()
-        raise
-    return tensor
 
 
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
@@ -290,6 +253,17 @@ class NativeAdapter(ModelAdapter):
         _check_length("deltas", len(deltas), len(slots))
         addresses = (_address(slots, np.int32, "slots"), _address(deltas, np.int64, "deltas"))
         self.native.kv_shift_slots(*addresses, len(slots))
+
+    def reserve_host_blocks(self, num_blocks: int) -> None:
+        self.native.kv_reserve_host(num_blocks)
+
+    def move_blocks(
+        self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
+    ) -> None:
+        _check_length("places", len(places), len(blocks))
+        addresses = (_address(blocks, np.int32, "blocks"), _address(places, np.int32, "places"))
+        move = self.native.kv_to_host if to_host else self.native.kv_from_host
+        move(*addresses, len(blocks))
 
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         times = self.native.profile(reset)

@@ -158,7 +158,12 @@ bool query_event(void *event) {
 
 void *allocate_host(size_t bytes) {
     void *memory = nullptr;
-    LLAISYS_CUDA(cudaMallocHost(&memory, bytes == 0 ? 1 : bytes));
+    const cudaError_t status = cudaMallocHost(&memory, bytes == 0 ? 1 : bytes);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of pinned host memory could not be allocated");
+    }
+    cuda_check(status, "cudaMallocHost");
     return memory;
 }
 

@@ -10,6 +10,7 @@
 #include "runtime/graph/graph.hpp"
 #include "runtime/kv_cache/block_layout.hpp"
 #include "runtime/kv_cache/kv_cache.hpp"
+#include "runtime/kv_cache/kv_host_pool.hpp"
 #include "runtime/kv_cache/kv_storage.hpp"
 #include "runtime/output/output_buffer.hpp"
 #include "runtime/output/pool.hpp"
@@ -95,6 +96,14 @@ public:
     // Any slots in [0, n_slots), none written twice, checked; see KvStorage.
     void copy_slots(const int32_t *src, const int32_t *dst, int32_t n);
     void shift_slots(const int32_t *slots, const int64_t *delta, int32_t n);
+    // Memory beside the cache (BLOCK layout); n_blocks 0: none. What it held is gone.
+    void reserve_host(int32_t n_blocks) {
+        host_pool_.reset();
+        if (n_blocks > 0) {
+            host_pool_.emplace(stream_, storage_, options_.block_size, n_blocks);
+        }
+    }
+    KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
     // So that no step of token ids has to allocate device memory.
@@ -123,6 +132,7 @@ private:
     std::optional<KvCache> cells_;      // SLOT
     std::optional<BlockTables> blocks_; // BLOCK
     KvStorage storage_;
+    std::optional<KvHostPool> host_pool_;
     Workspace workspace_;
     GraphRunner graph_;
     CapturedSteps captured_;

@@ -131,7 +131,7 @@ class Executor(ABC):
         parallel = self.config.parallel
         logger.info(
             "executor backend=%s tp_size=%d world_size=%d device=%s model=%s max_model_len=%d "
-            "kv_blocks=%d x %d tokens (%.1f MiB a rank)",
+            "kv_blocks=%d x %d tokens (%.1f MiB a rank) host_blocks=%d (%.1f MiB a rank)",
             parallel.distributed_executor_backend,
             parallel.tensor_parallel_size,
             parallel.world_size,
@@ -141,6 +141,8 @@ class Executor(ABC):
             info.num_blocks,
             info.block_size,
             info.kv_cache_bytes / (1 << 20),
+            info.num_host_blocks,
+            info.kv_host_bytes / (1 << 20),
         )
 
     @abstractmethod

@@ -30,7 +30,11 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
         ranks = config.parallel.tensor_parallel_size
         slots = opened.affordable_blocks * config.cache.block_size
         weights, scratch = _weights_and_scratch(opened, config)
-        kv_cache, scratch = slots * opened.kv_bytes_per_token * ranks, ranks * scratch
+        weights, scratch = ranks * weights, ranks * scratch
+        kv_cache = slots * opened.kv_bytes_per_token * ranks
+        if config.device == "cpu":  # elsewhere it is not the device's memory
+            host_slots = opened.num_host_blocks * config.cache.block_size
+            kv_cache += host_slots * opened.kv_bytes_per_token * ranks
         if opened.draft is not None:  # on one rank
             weights_beside, scratch_beside = _weights_and_scratch(opened.draft, config)
             weights, scratch = weights + weights_beside, scratch + scratch_beside
@@ -41,6 +45,6 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
 
 
 def _weights_and_scratch(opened: OpenedModel, config: EngineConfig) -> tuple[int, int]:
-    """The weights of all ranks, and what one rank computes in."""
+    """Of one rank."""
     needs = opened.memory_needs(config.scheduler.max_num_seqs)
     return needs.weights, needs.activations + needs.logits

@@ -3,12 +3,25 @@ read of its prompt."""
 
 from __future__ import annotations
 
-from llaisys.common.types import ContextShift, SchedulerOutputs
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+
+from llaisys.common.types import BlockCopy, ContextShift, SchedulerOutputs
 from llaisys.engine.worker.batch import PreparedStep, SequenceRows
 from llaisys.engine.worker.pooling import PromptPooling
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import PromptScoring
 from llaisys.models.base import ModelAdapter
+
+
+def move_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
+    """Copy blocks to host memory and back, in order: a run of one kind at a time."""
+    for to_host, run in groupby(copies, attrgetter("to_host")):
+        blocks, places, _ = zip(*run, strict=True)
+        adapter.move_blocks(np.array(blocks, np.int32), np.array(places, np.int32), to_host)
 
 
 class HeldSequences:
@@ -21,7 +34,8 @@ class HeldSequences:
         self._pooling = PromptPooling()
 
     def follow(self, adapter: ModelAdapter, plan: SchedulerOutputs) -> None:
-        """Let go of those that are released, take up the new ones, move those that are shifted."""
+        """Let go of those that are released, take up the new ones, save and bring back blocks, move
+        the sequences that are shifted."""
         for seq_id in plan.released_seq_ids:
             self._scoring.release(seq_id)
             self._pooling.release(adapter, seq_id)
@@ -39,8 +53,12 @@ class HeldSequences:
                 adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
                 if len(seq.token_ids) > seq.num_prompt_tokens:
                     adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
+        done = 0
         for shift in plan.shifts:
+            move_blocks(adapter, plan.block_copies[done : shift.num_copies])
+            done = shift.num_copies
             self._shift_context(adapter, shift)
+        move_blocks(adapter, plan.block_copies[done:])
         for seq_id, blocks in plan.new_blocks.items():
             self._rows.append_blocks(seq_id, blocks)
 

@@ -27,6 +27,7 @@ DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory pe
 DEFAULT_KV_SHARE = 0.4  # of the memory that is available
 MAX_GPU_BLOCKS = 1 << 16  # books are kept for every block, and counted when the engine is idle
 MAX_KV_SLOTS = 1 << 25  # that the native library keeps books of
+MAX_HOST_BLOCKS = 1 << 20
 MODELS_WITHOUT_FILES = ("mock",)
 
 
@@ -41,6 +42,7 @@ class OpenedModel:
     options: AdapterOptions
     kv_bytes_per_token: int
     affordable_blocks: int
+    num_host_blocks: int = 0  # places of evicted blocks in host memory
     draft: OpenedModel | None = None  # the model that drafts beside it, on the driver rank
     has_checked_vocabulary: bool = False  # of a draft: it is the model's, token by token
 
@@ -75,13 +77,16 @@ def open_model(
             blocks = _blocks_of_gpu(config, device_id, needs, both)
         else:
             blocks = _affordable_blocks(config, checkpoint, both)
+        host_blocks = _host_blocks(config, per_token)
     except BaseException:
         for opened in (checkpoint, draft):
             if opened is not None:
                 opened.close()
         raise
     return OpenedModel(
-        path, model_type, checkpoint, adapter_class, options, per_token, blocks, draft
+        *(path, model_type, checkpoint, adapter_class, options, per_token, blocks),
+        num_host_blocks=host_blocks,
+        draft=draft,
     )
 
 
@@ -183,6 +188,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         num_blocks=adapter.kv_capacity_tokens // block_size,
         block_size=block_size,
         kv_bytes_per_token=opened.kv_bytes_per_token,
+        num_host_blocks=opened.num_host_blocks,
         hidden_size=adapter.hidden_size,
         generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
@@ -287,3 +293,23 @@ def _affordable_blocks(
         share /= config.parallel.tensor_parallel_size
     affordable = int(share) // block_bytes
     return max(1, min(wanted, affordable))
+
+
+def _host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
+    """Blocks of this rank that host memory has a place for: its part of what was asked for, the
+    same for every rank."""
+    cache, ranks = config.cache, config.parallel.tensor_parallel_size
+    if not cache.kv_offload:
+        return 0
+    if not cache.enable_prefix_caching:
+        raise refuse("kv_offload", cache.kv_offload, "0 without the prefix cache")
+    block_bytes = max(1, bytes_per_token) * cache.block_size
+    available = available_memory()
+    if not ranks * block_bytes <= cache.kv_offload <= available:
+        raise refuse(
+            "kv_offload",
+            cache.kv_offload,
+            f"0, or from {ranks * block_bytes}, one block of {cache.block_size} tokens, to "
+            f"{available}, the bytes this machine has available",
+        )
+    return min(cache.kv_offload // (ranks * block_bytes), MAX_HOST_BLOCKS)

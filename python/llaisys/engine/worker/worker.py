@@ -109,6 +109,8 @@ class Worker:
         capacity = (num_blocks or opened.affordable_blocks) * block_size
         options = replace(opened.options, kv_cache_capacity_tokens=capacity)
         self.adapter = adapter = opened.adapter_class.load(checkpoint, options)
+        if opened.num_host_blocks:
+            adapter.reserve_host_blocks(opened.num_host_blocks)
         self.info = describe(opened, adapter, self.config)
         self._make_buffers(adapter, self.info)
         if opened.draft is not None:

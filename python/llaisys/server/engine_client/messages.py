@@ -134,6 +134,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first
     pooled: bytes | None = None
     num_prompt_done: int = 0
+    num_host_cached_tokens: int = 0
 
     @classmethod
     def of(cls, update: TokenUpdate, clock_ahead: float = 0.0) -> Update:
@@ -153,6 +154,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             None if scores is None else (scores.start, to_wire(scores.entries)),
             update.pooled,
             update.num_prompt_done,
+            update.num_host_cached_tokens,
         )
 
     def update(self) -> TokenUpdate:
@@ -173,6 +175,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             scores,
             self.pooled,
             self.num_prompt_done,
+            self.num_host_cached_tokens,
         )
 
 
@@ -185,11 +188,17 @@ class EngineStats(Struct, array_like=True):
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0
     kv_cache_bytes: int = 0  # of one rank
+    kv_host_blocks: int = 0  # places of evicted blocks in CPU memory
+    kv_host_blocks_used: int = 0
+    kv_host_bytes: int = 0  # of one rank
     num_steps: int = 0
     num_preemptions: int = 0
     num_context_shifts: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    prefix_cache_host_hits: int = 0
+    kv_blocks_saved: int = 0
+    kv_blocks_brought_back: int = 0
     worker_errors: int = 0
     executor_timeouts: int = 0
     spec_decode_num_drafts: int = 0
@@ -202,7 +211,12 @@ class EngineStats(Struct, array_like=True):
 
     @classmethod
     def at_start(cls, info: ModelInfo) -> EngineStats:
-        return cls(kv_blocks=info.num_blocks, kv_cache_bytes=info.kv_cache_bytes)
+        return cls(
+            kv_blocks=info.num_blocks,
+            kv_cache_bytes=info.kv_cache_bytes,
+            kv_host_blocks=info.num_host_blocks,
+            kv_host_bytes=info.kv_host_bytes,
+        )
 
 
 class Outputs(Struct, tag="outputs"):

@@ -275,6 +275,7 @@ def add_usage(parts: Sequence[Usage]) -> Usage:
         sum(usage.completion_tokens for usage in parts),
         sum(usage.cached_tokens for usage in parts),
         sum(usage.reasoning_tokens for usage in parts),
+        sum(usage.host_cached_tokens for usage in parts),
     )
 
 

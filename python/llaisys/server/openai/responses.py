@@ -24,11 +24,14 @@ LOGPROBS_AT_ONCE = 64  # tokens, each with up to 20 neighbours
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    cached = {"cached_tokens": usage.cached_tokens}
+    if usage.host_cached_tokens:  # ours: of the cached ones, those that CPU memory gave back
+        cached["host_cached_tokens"] = usage.host_cached_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": cached,
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 

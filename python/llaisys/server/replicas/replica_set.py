@@ -313,6 +313,9 @@ def without_gauges(stats: EngineStats) -> EngineStats:
         kv_blocks_used=0,
         kv_blocks_cached=0,
         kv_cache_bytes=0,
+        kv_host_blocks=0,
+        kv_host_blocks_used=0,
+        kv_host_bytes=0,
         gpus=[],
     )
 

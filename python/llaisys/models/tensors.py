@@ -1,0 +1,47 @@
+"""Native tensors from numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.validation import refuse
+from llaisys.libllaisys.handles import Tensor
+
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),  # the bits
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+}
+
+
+def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
+    """A native copy of an array whose elements are already of this dtype (bf16: uint16 bits)."""
+    dense = np.ascontiguousarray(array)
+    if dense.dtype != _NUMPY_DTYPES[dtype]:
+        raise refuse("array", dense.dtype, f"of {_NUMPY_DTYPES[dtype]} elements, for {dtype}")
+    tensor = Tensor.create(array.shape, dtype)
+    try:
+        tensor.load(dense.ctypes.data, dense.nbytes)
+    except BaseException:
+        tensor.close()
+        raise
+    return tensor
+
+
+def tensor_from_blocks(rows: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A native copy of a quantised tensor of `shape` elements; rows: its blocks, row by row."""
+    tensor = Tensor.create(shape, dtype)
+    try:
+        dense = np.ascontiguousarray(rows)
+        tensor.load(dense.ctypes.data, dense.nbytes)
+    except BaseException:
+        tensor.close()
+        raise
+    return tensor

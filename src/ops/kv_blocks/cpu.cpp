@@ -1,0 +1,28 @@
+#include "ops/kv_blocks/cpu.hpp"
+
+#include "ops/cpu/rows.hpp"
+
+namespace llaisys::ops {
+
+void kv_blocks_cpu(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
+                   int64_t block_size, const KvHost &host, const int32_t *blocks,
+                   const int32_t *places, int64_t n) {
+    const int64_t width = block_size * kv.k.stride(0);
+    const size_t bytes = size_t(width * cpu::bytes_of_one(kv.k.dtype()));
+    cpu::for_rows(stream, n, 2 * width, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            std::byte *place = host.data + places[i] * host.place_stride;
+            for (const Tensor *cache : {&kv.k, &kv.v}) {
+                std::byte *block = cpu::row_of(*cache, blocks[i] * block_size);
+                if (direction == KvDirection::to_host) {
+                    std::memcpy(place, block, bytes);
+                } else {
+                    std::memcpy(block, place, bytes);
+                }
+                place += bytes;
+            }
+        }
+    });
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,61 @@
+// Blocks of a layer to and from pinned host memory, which the kernel reads and writes itself: one
+// launch a layer instead of a copy for every block. One thread block for the keys and one for the
+// values of a block; bound by the bus. Where a block's keys are a multiple of 16 bytes, so is every
+// offset from the start of either memory.
+#include "ops/kv_blocks/cuda.hpp"
+
+#include "ops/cuda/common.cuh"
+
+#include <algorithm>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMoves = 256; // of one launch: they are its parameters, 2 KiB
+
+struct Moves {
+    int32_t blocks[kMoves];
+    int32_t places[kMoves];
+};
+
+// words: of a block's keys, or of its values.
+template <typename Word>
+__global__ void kv_blocks_kernel(bool to_host, std::byte *k_cache, std::byte *v_cache,
+                                 std::byte *host, int64_t place_stride, int64_t words,
+                                 Moves moves) {
+    cuda::wait_for_input();
+    const int64_t bytes = words * int64_t(sizeof(Word));
+    std::byte *cache = blockIdx.y == 0 ? k_cache : v_cache;
+    Word *block = reinterpret_cast<Word *>(cache + moves.blocks[blockIdx.x] * bytes);
+    Word *place = reinterpret_cast<Word *>(host + moves.places[blockIdx.x] * place_stride +
+                                           blockIdx.y * bytes);
+    Word *to = to_host ? place : block;
+    const Word *from = to_host ? block : place;
+    for (int64_t i = threadIdx.x; i < words; i += kThreads) {
+        to[i] = from[i];
+    }
+}
+
+} // namespace
+
+void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
+                    int64_t block_size, const KvHost &host, const int32_t *blocks,
+                    const int32_t *places, int64_t n) {
+    const int64_t bytes = kv.k.bytes() / kv.n_slots * block_size;
+    const bool is_even = bytes % int64_t(sizeof(uint4)) == 0;
+    const int64_t words = bytes / int64_t(is_even ? sizeof(uint4) : sizeof(uint16_t));
+    const auto kernel = is_even ? kv_blocks_kernel<uint4> : kv_blocks_kernel<uint16_t>;
+    for (int64_t first = 0; first < n; first += kMoves) {
+        const int64_t count = std::min(kMoves, n - first);
+        Moves moves;
+        std::copy_n(blocks + first, count, moves.blocks);
+        std::copy_n(places + first, count, moves.places);
+        cuda::launch(device::cuda_stream_of(stream), kernel, dim3(unsigned(count), 2), kThreads, 0,
+                     true, direction == KvDirection::to_host, kv.k.data(), kv.v.data(), host.data,
+                     host.place_stride, words, moves);
+    }
+}
+
+} // namespace llaisys::ops

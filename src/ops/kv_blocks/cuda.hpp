@@ -1,0 +1,12 @@
+// The CUDA side of kv_blocks. Arguments have been checked.
+#pragma once
+
+#include "ops/kv_blocks/op.hpp"
+
+namespace llaisys::ops {
+
+void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
+                    int64_t block_size, const KvHost &host, const int32_t *blocks,
+                    const int32_t *places, int64_t n);
+
+} // namespace llaisys::ops

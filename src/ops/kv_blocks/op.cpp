@@ -1,0 +1,40 @@
+#include "ops/kv_blocks/op.hpp"
+
+#include "ops/kv_blocks/cpu.hpp"
+#include "ops/kv_blocks/cuda.hpp"
+
+namespace llaisys::ops {
+
+namespace {
+
+void check_numbers(const char *name, const int32_t *numbers, int64_t n, int64_t limit) {
+    for (int64_t i = 0; i < n; ++i) {
+        require(numbers[i] >= 0 && numbers[i] < limit, "kv_blocks: ", name, "[", i,
+                "] must be in [0, ", limit, "), got ", numbers[i]);
+    }
+}
+
+} // namespace
+
+void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
+               int64_t block_size, const KvHost &host, const int32_t *blocks, const int32_t *places,
+               int64_t n) {
+    const Checks check{"kv_blocks", stream};
+    check_kv(check, kv);
+    check.writable("k_cache", kv.k);
+    check.writable("v_cache", kv.v);
+    check_numbers("blocks", blocks, n, kv.n_slots / block_size);
+    check_numbers("places", places, n, host.n_places);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return kv_blocks_cpu(stream, direction, kv, block_size, host, blocks, places, n);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return kv_blocks_cuda(stream, direction, kv, block_size, host, blocks, places, n);
+#endif
+    default:
+        check.no_kernel();
+    }
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,116 @@
+// Blocks of the KV cache in host memory: byte for byte what a naive twin keeps, for every dtype and odd
+// sizes; bad numbers are refused before anything moves.
+#include "attention_cases.hpp"
+
+#include "runtime/kv_cache/kv_host_pool.hpp"
+
+#include <map>
+
+using namespace ops_test;
+
+namespace {
+
+constexpr ops::KvDirection kToHost = ops::KvDirection::to_host;
+constexpr ops::KvDirection kFromHost = ops::KvDirection::from_host;
+
+struct Shape4 {
+    int64_t layers, heads, d;
+    int32_t block_size, n_blocks, n_places;
+};
+
+using Bytes = std::vector<std::byte>;
+
+// Fills the whole storage with bytes that differ from call to call.
+void scribble(const runtime::KvStorage &storage, uint32_t *state) {
+    for (const ops::KvLayer &layer : storage.layers()) {
+        for (const Tensor &cache : {layer.k, layer.v}) {
+            for (int64_t i = 0; i < cache.bytes(); ++i) {
+                *state = *state * 1664525u + 1013904223u;
+                cache.data()[i] = std::byte(*state >> 24);
+            }
+        }
+    }
+}
+
+// The bytes of one block, layer by layer, keys and then values.
+Bytes block_of(const runtime::KvStorage &storage, const Shape4 &shape, int32_t block) {
+    Bytes found;
+    for (const ops::KvLayer &layer : storage.layers()) {
+        for (const Tensor &cache : {layer.k, layer.v}) {
+            const int64_t bytes = cache.bytes() / shape.n_blocks;
+            const std::byte *from = cache.data() + block * bytes;
+            found.insert(found.end(), from, from + bytes);
+        }
+    }
+    return found;
+}
+
+} // namespace
+
+TEST(blocks_come_back_as_they_were) {
+    const Shape4 shapes[] = {{1, 1, 2, 1, 3, 1}, {3, 3, 10, 4, 5, 4}, {2, 2, 64, 16, 6, 9}};
+    uint32_t state = 7;
+    for (const DType dtype : {kF32, LLAISYS_DTYPE_BF16, LLAISYS_DTYPE_F16, LLAISYS_DTYPE_I8}) {
+        for (const Shape4 &shape : shapes) {
+            const Stream &stream = one_thread();
+            runtime::KvStorage storage(stream, shape.layers,
+                                       int64_t(shape.n_blocks) * shape.block_size, shape.heads,
+                                       shape.d, dtype, random_tensor({shape.d / 2}, kF32));
+            runtime::KvHostPool pool(stream, storage, shape.block_size, shape.n_places);
+            std::map<int32_t, Bytes> twin; // place -> bytes
+            for (int round = 0; round < 8; ++round) {
+                scribble(storage, &state);
+                const int32_t n = std::min(shape.n_places, shape.n_blocks - 1);
+                std::vector<int32_t> blocks, places;
+                for (int32_t i = 0; i < n; ++i) {
+                    blocks.push_back((i + round) % shape.n_blocks);
+                    places.push_back((i * 2 + round) % shape.n_places);
+                }
+                std::sort(places.begin(), places.end());
+                places.erase(std::unique(places.begin(), places.end()), places.end());
+                const auto count = int32_t(places.size());
+                pool.move(kToHost, blocks.data(), places.data(), count);
+                for (int32_t i = 0; i < count; ++i) {
+                    twin[places[size_t(i)]] = block_of(storage, shape, blocks[size_t(i)]);
+                }
+                scribble(storage, &state);
+                std::vector<Bytes> before;
+                for (int32_t block = 0; block < shape.n_blocks; ++block) {
+                    before.push_back(block_of(storage, shape, block));
+                }
+                const int32_t place = twin.begin()->first;
+                const int32_t block = (round * 3) % shape.n_blocks;
+                pool.move(kFromHost, &block, &place, 1);
+                before[size_t(block)] = twin[place];
+                for (int32_t i = 0; i < shape.n_blocks; ++i) {
+                    CHECK(block_of(storage, shape, i) == before[size_t(i)]);
+                }
+            }
+        }
+    }
+}
+
+TEST(bad_numbers_are_refused_before_anything_moves) {
+    const Shape4 shape{2, 2, 8, 4, 3, 2};
+    const Stream &stream = one_thread();
+    runtime::KvStorage storage(stream, 2, 12, 2, 8, kF32, random_tensor({4}, kF32));
+    runtime::KvHostPool pool(stream, storage, 4, 2);
+    const int32_t good[] = {0, 1};
+    const int32_t same[] = {1, 1};
+    const int32_t far[] = {0, 3};
+    const int32_t negative[] = {-1, 0};
+    uint32_t state = 1;
+    scribble(storage, &state);
+    pool.move(kToHost, good, good, 2);
+    scribble(storage, &state);
+    const Bytes before = block_of(storage, shape, 1);
+    CHECK_THROWS(pool.move(kToHost, good, same, 2), "places names 1 twice");
+    CHECK_THROWS(pool.move(kFromHost, same, good, 2), "blocks names 1 twice");
+    CHECK_THROWS(pool.move(kFromHost, far, good, 2), "blocks[1] must be in [0, 3), got 3");
+    CHECK_THROWS(pool.move(kFromHost, good, far, 2), "places[1] must be in [0, 2), got 3");
+    CHECK_THROWS(pool.move(kToHost, negative, good, 2), "blocks[0] must be in [0, 3), got -1");
+    CHECK(block_of(storage, shape, 1) == before);
+    pool.move(kToHost, same, good, 2); // one block into two places is fine
+    pool.move(kFromHost, good, same, 2);
+    CHECK(block_of(storage, shape, 0) == before && block_of(storage, shape, 1) == before);
+}

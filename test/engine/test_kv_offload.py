@@ -1,0 +1,238 @@
+"""`kv_offload`: prefixes that the KV cache evicted come back from CPU memory, and nothing else
+changes: not a token, not a bit of a logprob, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_all
+from late_fakes import make_late_engine
+from model_files import tiny_config, write_hf_model
+
+from llaisys import LLM, SamplingParams
+from llaisys.common.errors import InvalidInputError
+from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from llaisys.engine.executor.estimate import estimate_memory
+from llaisys.engine.llm_engine import LLMEngine
+
+BLOCK_BYTES = 4 * 64  # of the fakes: 4 tokens of 64 bytes
+
+
+# ---- the engine, with fakes that read what lies in every slot ------------------------------------
+
+
+def use(engine: LLMEngine, prompt: list[int], count: int = 4, **fields: Any) -> tuple[int, int]:
+    """(cached tokens, those from CPU memory) of a request, whose tokens are checked."""
+    name = engine.submit(prompt, greedy(count, ignore_eos=True, **fields))
+    output = run_all(engine)[name]
+    for choice in output.outputs:
+        assert choice.token_ids == expected_tokens(prompt, count, stops=())
+    return output.usage.cached_tokens, output.usage.host_cached_tokens
+
+
+def test_an_evicted_prompt_is_not_computed_again():
+    engine = make_engine(num_blocks=10, kv_offload=40 * BLOCK_BYTES)
+    first, second = list(range(1, 38)), list(range(60, 97))
+    assert use(engine, first) == (0, 0)
+    assert use(engine, second) == (0, 0)
+    before = adapter_of(engine).num_tokens
+    assert use(engine, first) == (36, 36)
+    assert adapter_of(engine).num_tokens - before == 1 + 3  # the last of the prompt, and drawn ones
+    assert use(engine, first) == (36, 0)  # it is back in the KV cache
+    stats = engine.stats()
+    assert (stats["prefix_cache_hits"], stats["prefix_cache_host_hits"]) == (72, 36)
+    assert stats["kv_host_blocks"] == 40 and stats["kv_host_bytes"] == 40 * BLOCK_BYTES
+    assert stats["kv_blocks_brought_back"] == 9 and stats["kv_blocks_saved"] >= 18
+    assert stats["kv_host_blocks_used"] == stats["kv_blocks_saved"]
+
+
+def test_several_choices_share_what_comes_back():
+    engine = make_engine(num_blocks=20, kv_offload=40 * BLOCK_BYTES)
+    first = list(range(1, 38))
+    use(engine, first)
+    use(engine, list(range(60, 130)), count=10)
+    assert use(engine, first, n=3) == (36, 36)
+    assert engine.stats()["kv_blocks_brought_back"] == 9
+
+
+def test_a_prompt_in_pieces_and_a_cancelled_one_bring_blocks_back():
+    engine = make_engine(num_blocks=14, kv_offload=40 * BLOCK_BYTES, max_num_batched_tokens=16)
+    first = list(range(1, 30))
+    use(engine, first)
+    use(engine, list(range(60, 110)))
+    longer = [*first[:28], *range(30, 50)]
+    name = engine.submit(longer, greedy(4))
+    engine.step()  # brings 28 tokens back and computes 16 of the other 20
+    engine.cancel(name)
+    engine.core.scheduler.check_integrity()
+    cached, from_host = use(engine, longer)
+    assert cached == 44 and from_host < cached  # computed blocks of the cancelled one too
+    use(engine, list(range(60, 110)))
+    assert use(engine, longer) == (44, 44)
+
+
+def test_a_step_that_fails_leaves_no_half_copied_prefix():
+    engine = make_engine(num_blocks=10, kv_offload=40 * BLOCK_BYTES)
+    adapter = adapter_of(engine)
+    first, second = list(range(1, 38)), list(range(60, 97))
+    use(engine, first)
+    use(engine, second)
+    move, engine_fails = adapter.move_blocks, [True]
+
+    def moves(*arguments: Any) -> None:
+        if engine_fails and engine_fails.pop():
+            raise RuntimeError("the copy failed")
+        move(*arguments)
+
+    adapter.move_blocks = moves  # type: ignore[method-assign]
+    name = engine.submit(first, greedy(4))
+    assert run_all(engine)[name].outputs[0].finish_reason == "error"
+    engine.core.scheduler.check_integrity()
+    assert use(engine, first) == (36, 36)  # its own places were not touched
+    assert use(engine, second)[0] < 36  # what the failed step was to save is lost
+
+
+def run_turns(engine: LLMEngine, seed: int) -> dict[str, list[list[int]]]:
+    """Requests over a few long beginnings, that come while others run; some are cancelled. The
+    tokens of the others."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randint(1, 60) for _ in range(rng.randint(8, 17))] for _ in range(4)]
+    pending = []
+    for index in range(14):
+        prompt = [*rng.choice(beginnings), *(rng.randint(1, 60) for _ in range(rng.randint(0, 5)))]
+        fields = {"n": rng.choice((1, 1, 1, 2)), "seed": rng.randint(0, 9), "ignore_eos": True}
+        pending.append((str(index), prompt, SamplingParams(max_tokens=rng.randint(1, 8), **fields)))
+    cancelled = {str(rng.randint(0, 13)) for _ in range(2)}
+    when, results = [rng.choice((0, 0, 1, 2)) for _ in range(1000)], {}
+    while pending or engine.has_unfinished():
+        parts = []
+        for _ in range(min(len(pending), when.pop())):
+            name, prompt, params = pending.pop()
+            engine.submit(prompt, params, request_id=name)
+            if name in cancelled:
+                parts += engine.step() + engine.cancel(name)
+        parts += engine.step() if engine.has_unfinished() else []
+        for part in parts:
+            if part.output is not None and part.request_id not in cancelled:
+                results[part.request_id] = [choice.token_ids for choice in part.output.outputs]
+    engine.core.scheduler.check_integrity()
+    return results
+
+
+@pytest.mark.parametrize("kind", ["waiting", "ahead", "shifted"])
+def test_random_requests_give_the_tokens_of_an_engine_without_it(kind: str):
+    """With preemptions and aborts, steps ahead, and context shifts between the copies."""
+    make: Any = make_late_engine if kind == "ahead" else make_engine
+    small: dict[str, Any] = {"num_blocks": 10, "max_num_seqs": 4, "max_num_batched_tokens": 12}
+    if kind == "shifted":
+        scheduler = SchedulerConfig(4, 12, min_prefill_chunk=4, context_shift=True)
+        small |= {"scheduler": scheduler, "max_model_len": 24}
+    brought_back = preemptions = shifts = 0
+    for seed in range(8):
+        engine = make(**small, kv_offload=16 * BLOCK_BYTES)
+        assert run_turns(engine, seed) == run_turns(make(**small), seed)
+        stats = engine.stats()
+        brought_back += stats["kv_blocks_brought_back"]
+        preemptions += stats["num_preemptions"]
+        shifts += stats["num_context_shifts"]
+    assert brought_back > 20 and preemptions > 5 and (shifts > 5) == (kind == "shifted")
+
+
+# ---- a real model --------------------------------------------------------------------------------
+
+PROMPTS = [[(7 * i + p) % 250 + 3 for i in range(45 + p)] for p in range(3)]
+PARAMS = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.7, seed=3, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("offload") / "model"
+    write_hf_model(path, tiny_config(num_attention_heads=8, num_key_value_heads=4), tokenizer=False)
+    return path
+
+
+def open_llm(model: Path, **options: Any) -> LLM:
+    defaults: dict[str, Any] = {
+        "max_num_seqs": 2, "num_kv_blocks": 15, "block_size": 4, "n_threads": 1,
+        "max_num_batched_tokens": 32, "kv_offload": "1MiB",
+    }  # fmt: skip
+    return LLM(model=str(model), **{**defaults, **options})
+
+
+def ask(llm: LLM, prompt: list[int]) -> tuple[list[int], Any, int, int]:
+    output = llm.generate(prompt, PARAMS)[0]
+    choice, usage = output.outputs[0], output.usage
+    return choice.token_ids, choice.logprobs, usage.cached_tokens, usage.host_cached_tokens
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> Iterator[list[tuple[list[int], Any]]]:
+    with open_llm(model, kv_offload=0, enable_prefix_caching=False, num_kv_blocks=64) as llm:
+        yield [ask(llm, prompt)[:2] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+        {"async_stepping": "on"},
+    ],
+    ids=["one", "threads", "processes", "ahead"],
+)
+def test_evicted_asked_again_the_same_bits(
+    model: Path, expected: list[tuple[list[int], Any]], options: dict[str, Any]
+) -> None:
+    with open_llm(model, **options) as llm:
+        for turn in range(2):
+            for prompt, (tokens, logprobs) in zip(PROMPTS, expected, strict=True):
+                found = ask(llm, prompt)
+                assert found[0] == tokens
+                if "tensor_parallel_size" not in options:
+                    assert found[1] == logprobs
+                cached = (len(prompt) - 1) // 4 * 4
+                assert found[2:] == ((cached, cached) if turn else (0, 0))
+        assert llm.stats()["kv_blocks_brought_back"] == sum((len(p) - 1) // 4 for p in PROMPTS)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "q8"])
+def test_every_kv_dtype_comes_back_as_it_was(model: Path, dtype: str) -> None:
+    with open_llm(model, kv_cache_dtype=dtype, num_kv_blocks=13) as llm:
+        first = ask(llm, PROMPTS[0])
+        ask(llm, PROMPTS[1])
+        again = ask(llm, PROMPTS[0])
+    assert again == (*first[:2], 44, 44)
+
+
+# ---- the option ----------------------------------------------------------------------------------
+
+
+def test_the_size_is_checked_and_counted(model: Path) -> None:
+    sizes = EngineConfig.of(model=str(model), kv_offload="1.5MiB", num_kv_blocks=8)
+    assert sizes.cache.kv_offload == 3 << 19
+    with open_llm(model, kv_offload="100kB") as llm:
+        info = llm.model_info
+        assert 0 < info.kv_host_bytes <= 100_000
+        assert 100_000 - info.kv_host_bytes < info.block_size * info.kv_bytes_per_token
+    for wrong, words in (("12", "one block of 4 tokens"), ("900TiB", "available")):
+        with pytest.raises(InvalidInputError, match=rf"kv_offload is \d+.*{words}"):
+            open_llm(model, kv_offload=wrong)
+    with pytest.raises(InvalidInputError, match=r"kv_offload.*without the prefix cache"):
+        open_llm(model, enable_prefix_caching=False)
+    with pytest.raises(InvalidInputError, match="kv_offload"):
+        CacheConfig(kv_offload="4 apples")  # type: ignore[arg-type]
+
+
+def test_the_estimate_of_a_model_counts_it(model: Path) -> None:
+    plain, offloading = (
+        estimate_memory(
+            EngineConfig.of(model=str(model), num_kv_blocks=8, kv_offload=size)
+        ).kv_cache
+        for size in (0, 1 << 20)
+    )
+    assert (1 << 20) * 0.9 < offloading - plain <= 1 << 20
