@@ -62,4 +62,7 @@ done
 for shape in qwen2.5-1.5b qwen2.5-7b; do
   stage "benchmark $shape" 600 "$python" scripts/bench_compare_vllm.py --engine ours --shape "$shape"
 done
+stage "memory over 10,000 steps" 300 "$python" scripts/check_steps_memory.py
+stage "server against the engine alone" 300 "$python" scripts/bench_gpu_server.py
+stage "evicted prefixes" 300 "$python" scripts/bench_kv_offload.py
 finish

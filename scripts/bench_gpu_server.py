@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""A server with many streams against the engine alone: the same load, both figures in one run.
+
+    scripts/bench_gpu_server.py [--device cuda] [--shape qwen2.5-1.5b] [--streams 64]
+        [--requests 256] [--prompt-tokens 128] [--new-tokens 256] [--clients 4]
+
+Random weights, and a tokenizer of as many made-up tokens. Offline: `LLM.generate` of all requests
+with `--streams` seats. Then `llaisys serve` with the same seats, and `--clients` processes that
+share the streams, each of them a closed loop of `llaisys bench serve`: one process could not read
+them all. Prints one JSON line: generated tokens a second of each and their ratio. Exits with 1 when
+a request fails or the ratio is below `--at-least` (0: only measure).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llaisys.bench.serve import LoadGenerator, ServeOptions, summarise
+from llaisys.models.synthetic import SHAPES, write_shape_model
+
+START_SECONDS = 180
+
+
+def byte_characters() -> list[str]:
+    """What the bytes 0..255 are called in a byte-level vocabulary."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def write_tokenizer(directory: Path, size: int) -> None:
+    """Bytes, then tokens that no text becomes."""
+    tokens = byte_characters() + [f"w{number}" for number in range(size - 256)]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    state = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {**level, "use_regex": True},
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [],
+        },
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    (directory / "tokenizer_config.json").write_text("{}")
+
+
+def run_offline(model: str, options: argparse.Namespace) -> float:
+    """Generated tokens a second; the second of two runs."""
+    from llaisys import LLM, SamplingParams
+
+    params = SamplingParams(max_tokens=options.new_tokens, temperature=0.0, ignore_eos=True)
+    rng, speed = np.random.default_rng(0), 0.0
+    with LLM(model, **engine_options(options)) as llm:
+        for _ in range(2):
+            prompts = rng.integers(0, 256, (options.requests, options.prompt_tokens)).tolist()
+            start = time.perf_counter()
+            outputs = llm.generate(prompts, params)
+            tokens = sum(len(output.token_ids) for output in outputs)
+            speed = tokens / (time.perf_counter() - start)
+    return speed
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The same for both."""
+    length = options.prompt_tokens + options.new_tokens + 64
+    return {
+        "device": options.device,
+        "max_num_seqs": options.streams,
+        "max_model_len": length,
+        "num_kv_blocks": options.streams * -(-length // 16) + 64,
+        "max_num_batched_tokens": max(8192, options.streams),
+        "async_stepping": options.async_stepping,
+    }
+
+
+def run_client(load: ServeOptions) -> tuple[float, float, int, dict[str, int]]:
+    """(start, end, tokens, why requests failed) of one process's streams."""
+
+    async def run() -> tuple[float, float, int, dict[str, int]]:
+        generator = LoadGenerator(load)
+        try:
+            await generator.prepare()
+            result = summarise(generator, await generator.run())
+        finally:
+            await generator.pool.close()
+        good = [sample for sample in generator.samples if sample.error is None]
+        times = [time for sample in generator.samples for time in (sample.start, sample.end)]
+        return min(times), max(times), sum(s.num_tokens for s in good), dict(result.reasons)
+
+    return asyncio.run(run())
+
+
+def run_served(model: str, options: argparse.Namespace) -> tuple[float, dict[str, int]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [sys.executable, "-m", "llaisys", "serve", "--model", model, "--port", str(port)]
+    for name, value in engine_options(options).items():
+        arguments += ["--" + name.replace("_", "-"), str(value)]
+    server = subprocess.Popen(arguments)
+    try:
+        wait_ready(server, f"http://127.0.0.1:{port}/health")
+        load = ServeOptions(
+            url=f"http://127.0.0.1:{port}",
+            chat=False,
+            concurrency=options.streams // options.clients,
+            requests=options.requests // options.clients,
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
+        )
+        fresh = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(options.clients, mp_context=fresh) as pool:
+            list(pool.map(run_client, [load] * options.clients))  # warm
+            results = list(pool.map(run_client, [load] * options.clients))
+    finally:
+        server.terminate()
+        server.wait(60)
+    starts, ends, tokens, failures = zip(*results, strict=True)
+    reasons = {reason: count for part in failures for reason, count in part.items()}
+    return sum(tokens) / (max(ends) - min(starts)), reasons
+
+
+def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with {server.returncode}")
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"the server was not ready after {START_SECONDS} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--shape", default="qwen2.5-1.5b", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--async-stepping", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("--at-least", type=float, default=0.0)
+    options = parser.parse_args()
+    if options.streams % options.clients or options.requests % options.clients:
+        parser.error("--clients must divide --streams and --requests")
+    directory = options.models / f"{options.shape}-{options.dtype}-text"
+    model = write_shape_model(options.shape, options.dtype, directory)
+    write_tokenizer(model, SHAPES[options.shape]["vocab_size"])
+    served, failures = run_served(str(model), options)
+    offline = run_offline(str(model), options)
+    result = {
+        "device": options.device,
+        "shape": options.shape,
+        "streams": options.streams,
+        "prompt_tokens": options.prompt_tokens,
+        "new_tokens": options.new_tokens,
+        "async_stepping": options.async_stepping,
+        "offline_tok_s": round(offline, 1),
+        "served_tok_s": round(served, 1),
+        "served_of_offline": round(served / offline, 4),
+        "failures": failures,
+    }
+    print(json.dumps(result), flush=True)
+    return int(bool(failures) or served < options.at_least * offline)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
