@@ -3,13 +3,16 @@
 
     scripts/bench_compare_peers.py --shape smollm2-135m --shape qwen2.5-0.5b [--repeats 3] [--json]
         [--peers-python PATH]   an interpreter with llama-cpp-python (default: this one)
+        [--format q8_0 --format q4_0 --format q4_k_m]   GGUF files of llama.cpp's making, both
+                                engines on the same file, instead of the dtypes above
+        [--short]               fewer tokens of each
 
 Weights are random (speed does not depend on them). Each measurement is a process of its own, so
 that engines do not share threads or memory; medians are reported, and ratios ours / theirs.
 
-  decode1     1 sequence, 128 tokens of context, 64 new tokens: tokens/s
-  prefill     one prompt of 512 tokens: tokens/s
-  decode8/32  8 or 32 sequences (128 + 64), decoding steps only: tokens/s in all
+  decode1     1 sequence, 128 tokens of context, 64 new tokens: tokens/s; the best of 3 (short: 2)
+  prefill     one prompt of 512 tokens: tokens/s; the best of 3 (short: 2)
+  decode8/32  8 or 32 sequences (128 + 64, short: 64 + 12), decoding steps only: tokens/s in all
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 CONTEXT, NEW_TOKENS, PROMPT = 128, 64, 512
+FORMATS = {"q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q6_k": 18}  # LLAMA_FTYPE_MOSTLY_*
 ENGINES = {  # name -> (engine, dtype)
     "ours bf16": ("llaisys", "bf16"),
     "ours f16": ("llaisys", "f16"),
@@ -33,12 +38,32 @@ ENGINES = {  # name -> (engine, dtype)
     "transformers f32": ("transformers", "f32"),
 }
 CASES = ("decode1", "prefill", "decode8", "decode32")
+PAIRS = {"ours bf16": "llama.cpp F16", "ours f32": "transformers f32"}  # whose ratios are printed
+for _format in FORMATS:
+    ENGINES[f"ours {_format}"] = ("llaisys", _format)
+    ENGINES[f"llama.cpp {_format}"] = ("llama.cpp", _format)
+    PAIRS[f"ours {_format}"] = f"llama.cpp {_format}"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one process measures."""
+
+    path: Path
+    dtype: str
+    threads: int
+    context: int  # of each of many sequences
+    new_tokens: int  # of each of many sequences
+    repeats: int  # of one sequence and of the prompt, whose best counts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--shape", action="append")
     parser.add_argument("--engine", action="append", choices=ENGINES)
+    parser.add_argument("--format", action="append", choices=FORMATS)
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--prepare", action="store_true", help="write the models and stop")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peers-python", default=sys.executable)
@@ -47,11 +72,17 @@ def main() -> int:
     options = parser.parse_args()
     if options.worker:
         engine, directory, dtype = options.worker
-        print(json.dumps(WORKERS[engine](Path(directory), dtype, options.threads)))
+        many = (64, 12, 2) if options.short else (CONTEXT, NEW_TOKENS, 3)
+        print(json.dumps(WORKERS[engine](Work(Path(directory), dtype, options.threads, *many))))
         return 0
-    engines = options.engine or list(ENGINES)
+    engines = options.engine or [n for n, (_, dtype) in ENGINES.items() if dtype not in FORMATS]
+    if options.format:
+        engines = [name for name, (_, dtype) in ENGINES.items() if dtype in options.format]
     for shape in options.shape or ["smollm2-135m", "qwen2.5-0.5b"]:
-        result = {shape: compare(shape, engines, options)}
+        models = {name: prepare(shape, *ENGINES[name], options.peers_python) for name in engines}
+        if options.prepare:
+            continue
+        result = {shape: compare(shape, models, options)}
         if options.json:
             print(json.dumps(result), flush=True)
         else:
@@ -59,19 +90,21 @@ def main() -> int:
     return 0
 
 
-def compare(shape: str, engines: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+def compare(shape: str, models: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
+    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
     for repeat in range(options.repeats):
-        for name in engines:
+        for name, path in models.items():
             engine, dtype = ENGINES[name]
             python = options.peers_python if engine == "llama.cpp" else sys.executable
             command = [python, __file__, "--threads", str(options.threads)]
-            command += ["--worker", engine, str(prepare(shape, engine, dtype)), dtype]
+            command += ["--short"] if options.short else []
+            command += ["--worker", engine, str(path), dtype]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
             if done.returncode != 0:
                 raise SystemExit(f"{name} failed on {shape}")
             samples[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(f"{shape} {repeat + 1}/{options.repeats} {name}", file=sys.stderr)
+            values = " ".join(f"{case} {samples[name][-1][case]:.1f}" for case in CASES)
+            print(f"{shape} {repeat + 1}/{options.repeats} {name}: {values}", file=sys.stderr)
     return {
         name: {
             case: statistics.median(run[case] for run in runs) for case in CASES if case in runs[0]
@@ -81,17 +114,36 @@ def compare(shape: str, engines: list[str], options: argparse.Namespace) -> dict
     }
 
 
-def prepare(shape: str, engine: str, dtype: str) -> Path:
+def prepare(shape: str, engine: str, dtype: str, peers_python: str) -> Path:
     """The model of this shape in the form that the engine reads; written once."""
     from llaisys.bench.latency import shape_model_path
 
-    source = shape_model_path(shape, "bf16" if engine == "llama.cpp" else dtype)
-    if engine != "llama.cpp":
-        return source
-    target = source.parent / f"{shape}-f16.gguf"
+    if engine != "llama.cpp" and dtype not in FORMATS:
+        return shape_model_path(shape, dtype)
+    source = shape_model_path(shape, "bf16")
+    wide = source.parent / f"{shape}-f16.gguf"
+    if not wide.exists():
+        write_gguf(source, wide)
+    if dtype not in FORMATS:
+        return wide
+    target = source.parent / f"{shape}-{dtype}.gguf"
     if not target.exists():
-        write_gguf(source, target)
+        quantise(wide, target, dtype, peers_python)
     return target
+
+
+QUANTISE = """
+import sys, llama_cpp as lc
+params = lc.llama_model_quantize_default_params()
+params.ftype, params.allow_requantize = int(sys.argv[3]), True
+sys.exit(lc.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
+"""
+
+
+def quantise(source: Path, target: Path, name: str, peers_python: str) -> None:
+    """The GGUF file in another format, made by llama.cpp."""
+    arguments = [str(source), str(target), str(FORMATS[name])]
+    subprocess.run([peers_python, "-c", QUANTISE, *arguments], check=True)
 
 
 def write_gguf(source: Path, target: Path) -> None:
@@ -143,16 +195,18 @@ def write_gguf(source: Path, target: Path) -> None:
 # ---- one engine, one process ---------------------------------------------------------------------
 
 
-def run_llaisys(directory: Path, dtype: str, threads: int) -> dict[str, Any]:
+def run_llaisys(work: Work) -> dict[str, Any]:
     from llaisys import LLM, __version__
     from llaisys.bench.latency import LatencyOptions, run_latency
-    from llaisys.bench.throughput import run_throughput
+    from llaisys.bench.throughput import run_concurrencies
     from llaisys.engine.config import EngineConfig
 
-    engine = EngineConfig.of(model=str(directory), dtype=dtype, n_threads=threads)
-    latency = run_latency(LatencyOptions(engine))
-    with LLM(str(directory), dtype=dtype, n_threads=threads, max_model_len=2048) as llm:
-        runs = run_throughput(llm, [8, 32], CONTEXT, NEW_TOKENS, repeats=1)["runs"]
+    path, threads = str(work.path), work.threads
+    dtype = "auto" if work.dtype in FORMATS else work.dtype
+    engine = EngineConfig.of(model=path, dtype=dtype, n_threads=threads)
+    latency = run_latency(LatencyOptions(engine, repeats=work.repeats))
+    with LLM(path, dtype=dtype, n_threads=threads, max_model_len=2048) as llm:
+        runs = run_concurrencies(llm, [8, 32], work.context, work.new_tokens, repeats=1)
     return {
         "version": f"llaisys {__version__}",
         "decode1": latency["decode_tok_s"],
@@ -161,7 +215,7 @@ def run_llaisys(directory: Path, dtype: str, threads: int) -> dict[str, Any]:
     }
 
 
-def run_llama_cpp(path: Path, dtype: str, threads: int) -> dict[str, Any]:
+def run_llama_cpp(work: Work) -> dict[str, Any]:
     import llama_cpp as lc
 
     silent = lc.llama_log_callback(lambda level, text, data: None)
@@ -169,13 +223,13 @@ def run_llama_cpp(path: Path, dtype: str, threads: int) -> dict[str, Any]:
     lc.llama_backend_init()
     params = lc.llama_model_default_params()
     params.n_gpu_layers = 0
-    model = lc.llama_model_load_from_file(str(path).encode(), params)
+    model = lc.llama_model_load_from_file(str(work.path).encode(), params)
     context = lc.llama_context_default_params()
     context.n_ctx = 32 * (CONTEXT + NEW_TOKENS + 8)
     context.n_batch = context.n_ubatch = PROMPT
     context.n_seq_max = 32
     context.kv_unified = True
-    context.n_threads = context.n_threads_batch = threads
+    context.n_threads = context.n_threads_batch = work.threads
     handle = lc.llama_init_from_model(model, context)
     memory = lc.llama_get_memory(handle)
     batch = lc.llama_batch_init(PROMPT, 0, 1)
@@ -191,14 +245,14 @@ def run_llama_cpp(path: Path, dtype: str, threads: int) -> dict[str, Any]:
             raise SystemExit("llama_decode failed")
         lc.llama_synchronize(handle)
 
-    def many(sequences: int) -> float:
+    def many(sequences: int, length: int, new_tokens: int) -> float:
         lc.llama_memory_clear(memory, True)
         for seq in range(sequences):
-            decode([(seq, p, (p * 7 + seq) % 1000) for p in range(CONTEXT)])
+            decode([(seq, p, (p * 7 + seq) % 1000) for p in range(length)])
         start = time.perf_counter()
-        for p in range(CONTEXT, CONTEXT + NEW_TOKENS):
+        for p in range(length, length + new_tokens):
             decode([(seq, p, p % 1000) for seq in range(sequences)])
-        return sequences * NEW_TOKENS / (time.perf_counter() - start)
+        return sequences * new_tokens / (time.perf_counter() - start)
 
     def prefill() -> float:
         lc.llama_memory_clear(memory, True)
@@ -209,20 +263,20 @@ def run_llama_cpp(path: Path, dtype: str, threads: int) -> dict[str, Any]:
     prefill()
     return {
         "version": f"llama-cpp-python {lc.__version__}",
-        "decode1": max(many(1) for _ in range(3)),
-        "prefill": max(prefill() for _ in range(3)),
-        "decode8": many(8),
-        "decode32": many(32),
+        "decode1": max(many(1, CONTEXT, NEW_TOKENS) for _ in range(work.repeats)),
+        "prefill": max(prefill() for _ in range(work.repeats)),
+        "decode8": many(8, work.context, work.new_tokens),
+        "decode32": many(32, work.context, work.new_tokens),
     }
 
 
-def run_transformers(directory: Path, dtype: str, threads: int) -> dict[str, Any]:
+def run_transformers(work: Work) -> dict[str, Any]:
     import torch
     import transformers
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(work.threads)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        work.path, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[work.dtype]
     ).eval()
 
     def many(sequences: int, new_tokens: int) -> float:
@@ -273,7 +327,7 @@ def print_tables(report: dict[str, Any]) -> None:
         for name, values in engines.items():
             cells = [f"{values[case]:.1f}" if case in values else "-" for case in CASES]
             print(f"| {name} ({values['version']}) | " + " | ".join(cells) + " |")
-        for ours, theirs in (("ours bf16", "llama.cpp F16"), ("ours f32", "transformers f32")):
+        for ours, theirs in PAIRS.items():
             if ours in engines and theirs in engines:
                 ratios = [f"{engines[ours][c] / engines[theirs][c]:.2f}" for c in CASES]
                 print(f"| {ours} / {theirs} | " + " | ".join(ratios) + " |")

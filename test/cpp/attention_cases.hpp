@@ -22,7 +22,7 @@ inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e)
     return table[e / size] * size + e % size;
 }
 
-inline void check_attention(const AttentionCase &c, const Tensor &out) {
+inline void check_attention(const AttentionCase &c, const Tensor &out, double tolerance = 2e-5) {
     const int64_t heads = c.q.size(1);
     const int64_t d = c.q.size(2);
     const int64_t group = heads / c.k.size(1);
@@ -53,7 +53,7 @@ inline void check_attention(const AttentionCase &c, const Tensor &out) {
             for (int64_t x = 0; x < d; ++x) {
                 const double expected = end > begin ? sums[size_t(x)] / total : 0.0;
                 check_close("attention", get3(out, i, h, x), expected,
-                            2e-5 + unit_of(out.dtype()) * std::abs(expected));
+                            tolerance + unit_of(out.dtype()) * std::abs(expected));
             }
         }
     }

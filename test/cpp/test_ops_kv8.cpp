@@ -156,7 +156,8 @@ TEST(attention_over_eight_bits_matches_twin) {
         for (const AttentionSizes &sizes : kAttentionSizes) {
             AttentionCase twin;
             const AttentionCase c = in_eight_bits(attention_case(sizes, kF32, kF32), &twin);
-            check_attention(twin, run_attention(two_threads(), c));
+            const bool is_rounded = ops::cpu::byte_attention() != nullptr; // queries, to 16 bits
+            check_attention(twin, run_attention(two_threads(), c), is_rounded ? 1e-4 : 2e-5);
         }
     });
 }

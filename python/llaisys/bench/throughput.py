@@ -38,7 +38,21 @@ def run_throughput(
     repeats: int = 5,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """Medians of interleaved runs; `profile`: with the time of each stage."""
+    """As run_concurrencies, and what the prefix cache saves; `profile`: with each stage's time."""
+    results = run_concurrencies(llm, concurrencies, prompt_tokens, new_tokens, repeats)
+    if not profile:
+        for result in results:
+            del result["stage_ms_per_step"]
+    return {
+        "runs": results,
+        "prefix_cache": _prefix_cache(llm, np.random.default_rng(1)),
+    }
+
+
+def run_concurrencies(
+    llm: LLM, concurrencies: list[int], prompt_tokens: int, new_tokens: int, repeats: int
+) -> list[dict[str, Any]]:
+    """Medians of interleaved runs, a dictionary of a ThroughputRun for each concurrency."""
     for concurrency in concurrencies:
         _check_room(llm, concurrency, prompt_tokens + new_tokens)
     rng = np.random.default_rng(0)
@@ -46,14 +60,7 @@ def run_throughput(
     for _ in range(repeats):
         for concurrency in concurrencies:
             samples[concurrency].append(_one(llm, rng, concurrency, prompt_tokens, new_tokens))
-    results = [_median(runs) for runs in samples.values()]
-    if not profile:
-        for result in results:
-            del result["stage_ms_per_step"]
-    return {
-        "runs": results,
-        "prefix_cache": _prefix_cache(llm, rng),
-    }
+    return [_median(runs) for runs in samples.values()]
 
 
 def _check_room(llm: LLM, concurrency: int, tokens: int) -> None:
