@@ -76,6 +76,17 @@ LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out
                                      llaisysTensor_t end, llaisysTensor_t tables,
                                      int32_t block_size, float scale);
 
+/* The same for a caller who knows which tokens stand together, so that a GPU need not look: `runs`
+ * i32 [n_runs, 2] names the first token and the number of tokens of each run of neighbours with one
+ * table row, at least 2 and at most `longest`, and every token is in one; NULL: each token is the
+ * only one of its table row. It is not checked, and a CPU does not read it. */
+LLAISYS_API int32_t llaisysAttentionRuns(llaisysStream_t stream, llaisysTensor_t out,
+                                         llaisysTensor_t q, llaisysTensor_t k_cache,
+                                         llaisysTensor_t v_cache, llaisysTensor_t q_rows,
+                                         llaisysTensor_t begin, llaisysTensor_t end,
+                                         llaisysTensor_t tables, llaisysTensor_t runs,
+                                         int64_t longest, int32_t block_size, float scale);
+
 /* Attention with an explicit mask: q [n, heads, d], k and v [m, kv_heads, d], mask u8 [n, m],
  * non-zero = visible; a token that sees nothing gives zeros. */
 LLAISYS_API int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTensor_t out,

@@ -31,6 +31,10 @@ LLAISYS_API int32_t llaisysStreamCreate(llaisysDeviceType_t device, int32_t devi
 LLAISYS_API void llaisysStreamDestroy(llaisysStream_t stream);
 LLAISYS_API int32_t llaisysStreamSynchronize(llaisysStream_t stream);
 
+/* From now on no result of an operator on this stream depends on how many rows or tokens it was given
+ * with. A CPU's never do. */
+LLAISYS_API int32_t llaisysStreamMakeExact(llaisysStream_t stream);
+
 /* Threads that this stream really has, the caller included. */
 LLAISYS_API int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_threads);
 
@@ -46,12 +50,20 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_PROBE_I8 = 3
 } LlaisysProbe;
 
-/* Measures one limit with all threads of a CPU stream; 0 when the machine has no instruction for
- * it. Takes up to a second or two. */
+/* Measures one limit with all of a stream's device (a CPU: with all threads of the stream); 0 when
+ * there is no instruction for it. A GPU's F16 is that of a large product of bf16 matrices, 0 without
+ * cuBLASLt, and its I8 is 0. Takes up to a second or two. */
 LLAISYS_API int32_t llaisysBenchProbe(llaisysStream_t stream, LlaisysProbe probe, double *value);
 
 /* Seconds that `count` empty parallel regions took on this stream (for `llaisys bench ops`). */
 LLAISYS_API int32_t llaisysBenchParallelRegion(llaisysStream_t stream, int32_t count,
                                                double *seconds);
+
+/* Times work without the host (for `llaisys bench ops`), on devices that record work: what is called
+ * on the stream after Record is kept instead of done; Replay ends that, does it all once and then
+ * `repeats` times, at least 1, and gives the seconds of one time by the device's own clock. What is
+ * recorded must have run once before. UNSUPPORTED where work cannot be recorded. */
+LLAISYS_API int32_t llaisysBenchRecord(llaisysStream_t stream);
+LLAISYS_API int32_t llaisysBenchReplay(llaisysStream_t stream, int32_t repeats, double *seconds);
 
 #endif

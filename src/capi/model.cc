@@ -207,6 +207,16 @@ int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *lo
     });
 }
 
+int32_t llaisysModelDraws(LlaisysModel *model, int64_t *on_device, int64_t *on_host) {
+    return guard([&] {
+        not_null(on_device, "on_device");
+        not_null(on_host, "on_host");
+        const runtime::ModelRunner::Draws &draws = not_null(model, "model")->runner().draws();
+        *on_device = draws.on_device;
+        *on_host = draws.on_host;
+    });
+}
+
 int32_t llaisysModelSamplerReset(LlaisysModel *model, int64_t seq_id, const int64_t *prompt,
                                  int32_t n_prompt) {
     return guard([&] {

@@ -169,4 +169,8 @@ LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
                                  {stream.type(), stream.device_id(), group,
                                   given.vocab_parallel_head != 0, given.replicate_kv_heads != 0})),
       own_runner(stream, *model, capi::complete(&params.get(), *model)),
-      pipeline(stream, own_runner) {}
+      pipeline(stream, own_runner) {
+    if (given.exact != 0) {
+        stream.make_exact();
+    }
+}

@@ -133,21 +133,59 @@ int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache, llaisysTen
     });
 }
 
+namespace {
+
+ops::AttentionLists lists_of(llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
+                             llaisysTensor_t tables, int32_t block_size) {
+    ops::AttentionLists lists;
+    lists.q_rows = tensor_of(q_rows, "attention: q_rows");
+    lists.begin = tensor_of(begin, "attention: begin");
+    lists.end = tensor_of(end, "attention: end");
+    lists.tables = tensor_of(tables, "attention: tables");
+    lists.block_size = block_size;
+    return lists;
+}
+
+void attend(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q, llaisysTensor_t k_cache,
+            llaisysTensor_t v_cache, const ops::AttentionLists &lists, float scale) {
+    const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
+                                            tensor_of(v_cache, "attention: v_cache"));
+    ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
+                   tensor_of(q, "attention: q"), kv, lists, scale);
+}
+
+} // namespace
+
 int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                          llaisysTensor_t k_cache, llaisysTensor_t v_cache, llaisysTensor_t q_rows,
                          llaisysTensor_t begin, llaisysTensor_t end, llaisysTensor_t tables,
                          int32_t block_size, float scale) {
     return guard([&] {
-        ops::AttentionLists lists;
-        lists.q_rows = tensor_of(q_rows, "attention: q_rows");
-        lists.begin = tensor_of(begin, "attention: begin");
-        lists.end = tensor_of(end, "attention: end");
-        lists.tables = tensor_of(tables, "attention: tables");
-        lists.block_size = block_size;
-        const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
-                                                tensor_of(v_cache, "attention: v_cache"));
-        ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
-                       tensor_of(q, "attention: q"), kv, lists, scale);
+        attend(stream, out, q, k_cache, v_cache, lists_of(q_rows, begin, end, tables, block_size),
+               scale);
+    });
+}
+
+int32_t llaisysAttentionRuns(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
+                             llaisysTensor_t k_cache, llaisysTensor_t v_cache,
+                             llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
+                             llaisysTensor_t tables, llaisysTensor_t runs, int64_t longest,
+                             int32_t block_size, float scale) {
+    return guard([&] {
+        ops::AttentionLists lists = lists_of(q_rows, begin, end, tables, block_size);
+        lists.runs.is_known = true;
+        lists.runs.are_all_single = runs == nullptr;
+        if (runs != nullptr) {
+            lists.runs.runs = tensor_of(runs, "attention: runs");
+            require(lists.runs.runs.ndim() == 2 && lists.runs.runs.size(1) == 2 &&
+                        lists.runs.runs.dtype() == LLAISYS_DTYPE_I32 &&
+                        lists.runs.runs.device() == lists.q_rows.device(),
+                    "attention: runs must be i32 [n_runs, 2] on the device of q_rows");
+            require(longest >= 2, "attention: longest must be at least 2, got ", longest);
+            lists.runs.n_runs = lists.runs.runs.size(0);
+            lists.runs.longest = longest;
+        }
+        attend(stream, out, q, k_cache, v_cache, lists, scale);
     });
 }
 

@@ -71,6 +71,10 @@ int32_t llaisysStreamSynchronize(llaisysStream_t stream) {
     return guard([&] { not_null(stream, "stream")->stream.synchronize(); });
 }
 
+int32_t llaisysStreamMakeExact(llaisysStream_t stream) {
+    return guard([&] { not_null(stream, "stream")->stream.make_exact(); });
+}
+
 int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_threads) {
     return guard([&] {
         not_null(n_threads, "n_threads");
@@ -87,8 +91,10 @@ int32_t llaisysBenchProbe(llaisysStream_t stream, LlaisysProbe probe, double *va
         require(probe >= LLAISYS_PROBE_READ_BANDWIDTH && probe <= LLAISYS_PROBE_I8,
                 "probe must be in [0, 3], got ", int(probe));
         not_null(value, "value");
-        *value = device::measure(device::pool_of(not_null(stream, "stream")->stream),
-                                 device::Probe(int(probe)));
+        const device::Stream &on = not_null(stream, "stream")->stream;
+        const auto kind = device::Probe(int(probe));
+        *value = on.runtime().measure != nullptr ? on.runtime().measure(on.native(), kind)
+                                                 : device::measure(device::pool_of(on), kind);
     });
 }
 
@@ -101,5 +107,42 @@ int32_t llaisysBenchParallelRegion(llaisysStream_t stream, int32_t count, double
             pool.run(pool.size(), [](int64_t, int) {});
         }
         *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    });
+}
+
+namespace {
+
+// The stream, whose device can record.
+const device::Stream &recording(llaisysStream_t stream) {
+    const device::Stream &on = not_null(stream, "stream")->stream;
+    if (on.runtime().time_graph == nullptr) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "device ", on.runtime().name, " records no work");
+    }
+    return on;
+}
+
+} // namespace
+
+int32_t llaisysBenchRecord(llaisysStream_t stream) {
+    return guard([&] {
+        const device::Stream &on = recording(stream);
+        on.synchronize();
+        on.runtime().begin_capture(on.native());
+    });
+}
+
+int32_t llaisysBenchReplay(llaisysStream_t stream, int32_t repeats, double *seconds) {
+    return guard([&] {
+        not_null(seconds, "seconds");
+        require(repeats >= 1, "repeats must be at least 1, got ", repeats);
+        const device::Stream &on = recording(stream);
+        void *graph = on.runtime().end_capture(on.native());
+        try {
+            *seconds = on.runtime().time_graph(graph, repeats, on.native());
+        } catch (...) {
+            on.runtime().destroy_graph(graph);
+            throw;
+        }
+        on.runtime().destroy_graph(graph);
     });
 }

@@ -20,6 +20,14 @@ struct DeviceMemory {
 // between those that last it would leave a hole.
 enum class Lifetime { lasting, passing };
 
+// What kernels are held against; LlaisysProbe.
+enum class Probe {
+    read_bandwidth, // bytes a second, from memory
+    f32,            // f32 operations a second; a fused multiply-add counts as two
+    f16,            // the same in f16
+    i8              // the same for int8 products summed in int32
+};
+
 enum class CopyKind { host_to_host, host_to_device, device_to_host, device_to_device };
 
 struct Runtime {
@@ -63,6 +71,14 @@ struct Runtime {
     void *(*end_capture)(void *stream) = nullptr;
     void (*launch_graph)(void *graph, void *stream) = nullptr;
     void (*destroy_graph)(void *graph) = nullptr;
+    // Launches a graph once and then `repeats` times; the seconds of one time by the device's clock.
+    double (*time_graph)(void *graph, int repeats, void *stream) = nullptr;
+
+    // A limit of the device; null on the CPU, whose probes want its threads (device/cpu/probes.hpp).
+    double (*measure)(void *stream, Probe probe) = nullptr;
+    // From now on no result of an operator on the stream depends on how many rows or tokens it was
+    // given with. Null where that is so anyway.
+    void (*make_exact)(void *stream) = nullptr;
 };
 
 // Throws LLAISYS_ERROR_UNSUPPORTED for a device that this build does not have, INVALID for no such.
@@ -89,6 +105,11 @@ public:
     int device_id() const { return device_id_; }
     void *native() const { return native_; }
     void synchronize() const { runtime_->synchronize(native_); }
+    void make_exact() {
+        if (runtime_->make_exact != nullptr) {
+            runtime_->make_exact(native_);
+        }
+    }
 
 private:
     const Runtime *runtime_;

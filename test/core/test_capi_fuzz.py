@@ -54,6 +54,9 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         assert ((drawn >= 0) & (drawn < SHAPE.voc)).all() and (ids[len(drawn) :] == -7).all()
         found = LlaisysLogprobs()
         fuzz.call("llaisysModelLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
+        draws = [ctypes.c_int64(), ctypes.c_int64()]
+        fuzz.call("llaisysModelDraws", handle, ctypes.byref(draws[0]),
+                  None if fuzz.one_in(9) else ctypes.byref(draws[1]))  # fmt: skip
     elif kind == 5:
         call = fuzz.pick(("Reset", "Accept"))
         n = fuzz.pick((0, 1, 3))
@@ -251,9 +254,13 @@ def test_runtime_calls() -> None:
                   threads, where)  # fmt: skip
         fuzz.call("llaisysStreamThreads", stream, ctypes.byref(count))
         fuzz.call("llaisysStreamSynchronize", stream)
+        fuzz.call("llaisysStreamMakeExact", stream)
         seconds = ctypes.c_double()
         fuzz.call("llaisysBenchParallelRegion", stream, fuzz.pick((0, 1, -1, 5)),
                   None if fuzz.one_in(9) else ctypes.byref(seconds))  # fmt: skip
+        assert fuzz.call("llaisysBenchRecord", stream) != 0  # a CPU records nothing
+        assert fuzz.call("llaisysBenchReplay", stream, fuzz.pick((0, 1, -1)), None) != 0
+        assert fuzz.call("llaisysBenchReplay", stream, 1, ctypes.byref(seconds)) != 0
         assert fuzz.call("llaisysBenchProbe", stream, 0, None) != 0  # a real probe takes seconds
         fuzz.call("llaisysSetThreadLimit", fuzz.pick((0, -1, -(2**31))))
         lib().llaisysDeviceCount(fuzz.pick((0, 1, 2, 3)))

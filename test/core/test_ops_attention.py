@@ -233,3 +233,19 @@ def test_the_twins_agree_with_torch() -> None:
                (case.q, case.k[slots].repeat(2, 1), case.v[slots].repeat(2, 1)))  # fmt: skip
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     np.testing.assert_allclose(case.twin(), expected.transpose(0, 1).numpy(), rtol=1e-6)
+
+
+def test_a_caller_who_knows_the_runs_gets_the_same() -> None:
+    case = make_case((70, 1, 9), 3, 4, 2, 8)
+    tables = np.full((3, 70), -1, np.int32)
+    for row, entries in enumerate(case.lists):
+        tables[row, : len(entries)] = entries
+    q_rows, begin, end = np.array(case.seen, np.int32).T
+    for runs in (None, np.array([[0, 3]], np.int32)):
+        with Natives() as native:
+            out = native(np.zeros(case.q.shape), "f32")
+            op("AttentionRuns", out, native(case.q, "f32"), native(case.k, "f32"),
+               native(case.v, "f32"), native(q_rows, "i32"), native(begin, "i32"),
+               native(end, "i32"), native(tables, "i32"),
+               None if runs is None else native(runs, "i32"), 3, 1, case.scale)  # fmt: skip
+            assert (array(out) == case.run()).all()

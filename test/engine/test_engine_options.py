@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "quantization": "int8",
     "max_model_len": 77, "n_threads": 3, "seed": 5, "step_timeout": 2.5, "warmup": False,
     "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_stepping": "on",
+    "exact": True,
     "chat_template": "{{ messages }}",
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
     "max_scored_tokens": 33,

@@ -7,7 +7,7 @@ import platform
 
 import pytest
 
-from llaisys.bench import ops
+from llaisys.bench import ops, place
 from llaisys.bench.machine import cpu_name_of
 from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import main
@@ -110,15 +110,16 @@ def test_bench_ops_reports_every_operator(
     """With tiny sizes: what is reported, not how fast it is."""
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24), (40, 256)]})
     monkeypatch.setattr(ops, "cold_bytes", lambda: 1 << 16)
-    monkeypatch.setattr(ops, "MIN_SECONDS", 1e-4)
-    monkeypatch.setattr(ops, "PASSES", 1)
+    monkeypatch.setattr(place, "MIN_SECONDS", 1e-4)
+    monkeypatch.setattr(place, "PASSES", 1)
     arguments = ["bench", "ops", "--threads", "1", "--model", "qwen2.5-0.5b", "--dtype", "bf16"]
     arguments += ["--dtype", "q4_k", "--dtype", "i4_g128"]
     assert main([*arguments, "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"read_bandwidth", "f32", "f16", "i8"} <= set(document["machine"])
     results = document["results"]
-    expected = {"op", "dtype", "shape", "rows", "value", "unit", "limit", "fraction"}
+    expected = {"op", "dtype", "shape", "rows", "microseconds", "value", "unit", "limit"}
+    expected |= {"fraction"}
     assert all(set(result) == expected for result in results)
     found = {result["op"] for result in results}
     assert {"linear", "attention decode", "attention prefill"} <= found

@@ -66,6 +66,9 @@ typedef struct LlaisysModelCreateParams {
     int32_t
         replicate_kv_heads; /* not 0: fewer key/value heads than ranks are allowed when ranks are
                                   * a multiple of them; each is then held by several ranks */
+    int32_t
+        exact; /* not 0: on a GPU too, the results of a sequence do not depend on what else is in
+                    * a step; a CPU's never do */
 } LlaisysModelCreateParams;
 
 typedef struct LlaisysModel LlaisysModel;
@@ -128,6 +131,10 @@ LLAISYS_API int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplin
                                        int32_t *ids);
 /* Of row i of the last Sample. */
 LLAISYS_API int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *logprobs);
+
+/* Rows that were drawn since the beginning: on the device, from where ids and asked-for logprobs came
+ * back, and on the host from whole rows of logits. A CPU draws them all on the host. */
+LLAISYS_API int32_t llaisysModelDraws(LlaisysModel *model, int64_t *on_device, int64_t *on_host);
 
 /* The history that penalties look at. Reset starts it from the prompt (repetition counts prompt
  * tokens, frequency and presence do not); Accept appends drawn tokens; Forget frees it. A history

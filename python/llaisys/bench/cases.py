@@ -5,38 +5,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llaisys.bench.machine import Machine, measure_machine, probe_again
-from llaisys.bench.ops import LINEAR_SHAPES, Result, Timing, time_ops
+from llaisys.bench.machine import Gpu, Machine, measure, probe_again
+from llaisys.bench.ops import LINEAR_SHAPES, WORKLOADS, Result, Timing, time_ops
+from llaisys.bench.place import open_place
 from llaisys.common.validation import check_choice
-from llaisys.libllaisys.handles import Stream
+from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.types import QUANTISED_DTYPES
 
-DTYPES = ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_k", "i4_g128"]  # unless others are asked for
-KNOWN = [*DTYPES[:3], *QUANTISED_DTYPES]
+KNOWN = {"cpu": ["f32", "bf16", "f16", *QUANTISED_DTYPES], "cuda": ["f32", "bf16", "f16"]}
 
 
 def run(
+    device: str,
     threads: int,
     models: list[str] | None,
     dtypes: list[str] | None,
     quick: bool,
     progress: Callable[[str], None],
-) -> tuple[Machine, list[Result]]:
+) -> tuple[Machine | Gpu, list[Result]]:
     """Everything that was chosen; `progress` hears what is being timed."""
-    chosen_models = models or list(LINEAR_SHAPES)
-    chosen_dtypes = dtypes or DTYPES
+    workload = WORKLOADS[check_choice("device", device, list(WORKLOADS))]
+    chosen_models = models or list(workload.models)
+    chosen_dtypes = dtypes or list(workload.dtypes)
     for name, chosen, known in (
         ("model", chosen_models, list(LINEAR_SHAPES)),
-        ("dtype", chosen_dtypes, KNOWN),
+        ("dtype", chosen_dtypes, KNOWN[device]),
     ):
         for value in chosen:
             check_choice(name, value, known)
-    with Stream(n_threads=threads) as stream:
-        machine = measure_machine(stream)
+    choose_library(device)
+    with open_place(device, threads) as place:
+        machine = measure(place)
         timings: list[Timing] = []
-        for timing in time_ops(stream, chosen_models, chosen_dtypes, quick):
+        for timing in time_ops(place, chosen_models, chosen_dtypes, quick):
             if not timings or timing.shape != timings[-1].shape:
                 progress(f"{timing.op} {timing.dtype} {timing.shape}")
-                machine = probe_again(machine, stream)
+                machine = probe_again(machine, place.stream)
             timings.append(timing)
     return machine, [timing.against(machine) for timing in timings]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.model_registry import get_adapter_class
-from llaisys.common.step import ModelStepInput, SamplingMetadata
+from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
 from llaisys.common.validation import check_int
 from llaisys.engine.config import EngineConfig
 from llaisys.libllaisys.handles import Stream
@@ -25,6 +25,7 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, cache_directory, resolve_model
 from llaisys.models.synthetic import write_shape_model
 
+BLOCK = 16  # token slots of a KV block
 FIRST_PROMPT = 16  # tokens of the prompt whose first token is timed, from opening the files on
 
 
@@ -32,7 +33,7 @@ FIRST_PROMPT = 16  # tokens of the prompt whose first token is timed, from openi
 class LatencyResult:
     model: str
     dtype: str
-    threads: int
+    threads: int  # of the CPU; 0 on a GPU
     load_s: float  # opening the files and laying the weights out
     ttft_s: float  # load_s + the first token of a 16-token prompt
     prefill_tok_s: float
@@ -84,9 +85,9 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
         )
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        with Stream(n_threads=engine.n_threads) as stream:  # in turn: the machine may be shared
-            threads = stream.n_threads
-            for _ in range(options.repeats):
+        with Stream(engine.device, n_threads=engine.n_threads) as stream:
+            threads = stream.n_threads if engine.device == "cpu" else 0
+            for _ in range(options.repeats):  # in turn: the machine may be shared
                 bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
                 decode = min(decode, run.decode(options.context, options.new_tokens))
         stages = adapter.profile()  # of the last run's decoding
@@ -149,9 +150,11 @@ def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> Adapter
         dtype=engine.dtype,
         quantization=engine.quantization,
         kv_cache_dtype=engine.cache.kv_cache_dtype,
-        kv_cache_layout="slot",
+        kv_cache_layout="block",
+        kv_cache_block_size=BLOCK,
         max_model_len=engine.max_model_len or min(limit, length),
         n_threads=engine.n_threads,
+        exact=engine.exact,
     )
 
 
@@ -170,7 +173,7 @@ def _read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
 
 
 class _Run:
-    """Greedy steps of sequence 0 on a SLOT model."""
+    """Greedy steps of one sequence, whose token i lies in slot i."""
 
     def __init__(self, adapter: ModelAdapter) -> None:
         self._adapter = adapter
@@ -178,25 +181,27 @@ class _Run:
         self._greedy = SamplingMetadata(
             rows=np.zeros(1, np.int32), numbers={"temperature": np.zeros(1)}
         )
-        self._position = 0
+        self._position = 0  # tokens that the sequence has
 
     def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> int:
         n = len(tokens)
         mask = np.zeros(n, np.int8)
         mask[-1] = 1
         positions = np.arange(self._position, self._position + n, dtype=np.int64)
-        self._adapter.forward(ModelStepInput(tokens, positions, np.zeros(n, np.int64), mask), None)
         self._position += n
+        attention = AttentionMetadata(
+            slot_mapping=positions.astype(np.int32),
+            batch_seq_ids=np.zeros(1, np.int64),
+            context_lens=np.array([self._position], np.int32),
+            block_tables=np.arange(-(-self._position // BLOCK), dtype=np.int32).reshape(1, -1),
+        )
+        step = ModelStepInput(tokens, positions, np.zeros(n, np.int64), mask)
+        self._adapter.forward(step, attention)
         return int(self._adapter.sample(self._greedy)[0])
-
-    def _clear(self) -> None:
-        if self._position:
-            self._adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
-        self._position = 0
 
     def prompt(self, n: int) -> float:
         """Seconds of a prompt of n random tokens up to its first answer token."""
-        self._clear()
+        self._position = 0
         tokens = self._rng.integers(0, self._adapter.vocab_size, n)
         start = time.perf_counter()
         self._step(tokens)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from llaisys.libllaisys.handles import Stream
+from llaisys.bench.place import Place
+from llaisys.libllaisys.handles import Stream, describe_devices
 from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.types import QUANTISED_DTYPES
+
+
+class Limits(Protocol):
+    """What kernels are held against."""
+
+    @property
+    def read_bandwidth(self) -> float:  # bytes/s
+        ...
+
+    def peak_of(self, dtype: str) -> tuple[float, str]:
+        """Operations/s with weights of this dtype, and the unit of a billion of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +36,34 @@ class Machine:
     i8: float
     parallel_region: float  # seconds an empty parallel region takes
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def peak_of(self, dtype: str) -> tuple[float, str]:
+        if dtype in QUANTISED_DTYPES and self.i8 > 0:
+            return self.i8, "GOP/s"
+        return self.f32, "GFLOP/s"
 
 
-def measure_machine(stream: Stream) -> Machine:
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Limits of a GPU, by its own clock."""
+
+    gpu: str
+    read_bandwidth: float  # bytes/s
+    f32: float  # operations/s, a multiply-add is two
+    bf16: float  # of a large product; 0: without cuBLASLt
+
+    def peak_of(self, dtype: str) -> tuple[float, str]:
+        return self.bf16 if dtype in ("bf16", "f16") and self.bf16 > 0 else self.f32, "GFLOP/s"
+
+
+def measure(place: Place) -> Machine | Gpu:
+    stream = place.stream
+    if place.device != "cpu":
+        return Gpu(
+            gpu=describe_devices(place.device)[0],
+            read_bandwidth=stream.probe("read_bandwidth"),
+            f32=stream.probe("f32"),
+            bf16=stream.probe("f16"),
+        )
     return Machine(
         cpu=_cpu_name(),
         isa=lib().llaisysCpuIsa().decode(),
@@ -40,11 +76,14 @@ def measure_machine(stream: Stream) -> Machine:
     )
 
 
-def probe_again(machine: Machine, stream: Stream) -> Machine:
+def probe_again(machine: Machine | Gpu, stream: Stream) -> Machine | Gpu:
     """The machine with what a second look at its limits finds, where that is more.
 
-    Other work on a shared machine makes a probe read low; a limit is what was ever reached.
+    Other work on a shared machine makes a probe read low; a limit is what was ever reached. A GPU
+    is not shared: one look is enough.
     """
+    if isinstance(machine, Gpu):
+        return machine
     return replace(
         machine,
         read_bandwidth=max(machine.read_bandwidth, stream.probe("read_bandwidth")),
@@ -53,12 +92,18 @@ def probe_again(machine: Machine, stream: Stream) -> Machine:
     )
 
 
-def print_machine(machine: Machine) -> None:
-    print(f"{machine.cpu}, {machine.threads} threads, {machine.isa} kernels")
+def print_machine(machine: Machine | Gpu) -> None:
+    if isinstance(machine, Gpu):
+        print(machine.gpu)
+        rates = [("f32", machine.f32), ("bf16", machine.bf16)]
+    else:
+        print(f"{machine.cpu}, {machine.threads} threads, {machine.isa} kernels")
+        rates = [("f32", machine.f32), ("f16", machine.f16), ("int8", machine.i8)]
     print(f"  read       {machine.read_bandwidth / 1e9:8.1f} GB/s")
-    for name, value in (("f32", machine.f32), ("f16", machine.f16), ("int8", machine.i8)):
+    for name, value in rates:
         print(f"  {name:9s} {value / 1e9:9.1f} GOP/s" if value else f"  {name:9s}      none")
-    print(f"  an empty parallel region {machine.parallel_region * 1e6:.2f} us")
+    if isinstance(machine, Machine):
+        print(f"  an empty parallel region {machine.parallel_region * 1e6:.2f} us")
 
 
 # "CPU part" of Arm's own designs ("CPU implementer" 0x41), which have no name in /proc/cpuinfo.

@@ -198,6 +198,11 @@ class EngineConfig:
         Choice(("auto", "on", "off")),
         "plan and launch a step while the one before it runs; auto: where it was measured to pay",
     )
+    exact: bool = option(
+        False,
+        Switch(),
+        "on a GPU: what a request gets does not depend on the others; slower. A CPU is always so",
+    )
     warmup: bool = option(True, Switch(), "no step before the first request")
     chat_template: str | None = option(
         None,

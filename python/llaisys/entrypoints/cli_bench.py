@@ -128,17 +128,15 @@ def _ops(options: argparse.Namespace) -> int:
     from llaisys.bench.machine import print_machine
 
     given = given_engine_options(
-        options, only=("n_threads",), because=NO_ENGINE.format("operators on the CPU")
+        options, only=("device", "n_threads"), because=NO_ENGINE.format("operators")
     )
+    engine = EngineConfig.of(**given)
     machine, results = run(
-        EngineConfig.of(**given).n_threads,
-        options.models,
-        options.dtypes,
-        options.quick,
+        *(engine.device, engine.n_threads, options.models, options.dtypes, options.quick),
         _show_progress,
     )
     if options.json:
-        document = {"machine": machine.as_json(), "results": [asdict(r) for r in results]}
+        document = {"machine": asdict(machine), "results": [asdict(r) for r in results]}
         print(json.dumps(document, indent=1))
     else:
         print_machine(machine)
@@ -154,7 +152,7 @@ def _show_progress(what: str) -> None:
 def _line_of(result: Result) -> str:
     return (
         f"{result.op:18s} {result.dtype:5s} {result.shape:38s} {result.rows:5d} "
-        f"{result.value:10.2f} of {result.limit:9.2f} {result.unit:8s} {result.fraction:7.1%}"
+        f"{result.microseconds:10.2f} us {result.value:10.2f} of {result.limit:9.2f} {result.unit:8s} {result.fraction:7.1%}"
     )
 
 
@@ -163,7 +161,7 @@ def _latency(options: argparse.Namespace) -> int:
 
     given = given_engine_options(
         options,
-        only=(*OF_A_MODEL, "device", "max_model_len"),
+        only=(*OF_A_MODEL, "device", "exact", "max_model_len"),
         because=NO_ENGINE.format("one sequence of a model"),
     )
     result = run_latency(

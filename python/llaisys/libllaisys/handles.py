@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llaisys.common.closing import Closing
@@ -125,6 +125,10 @@ class Stream(Handle):
     def synchronize(self) -> None:
         check(lib().llaisysStreamSynchronize(self.handle))
 
+    def make_exact(self) -> None:
+        """From now on no result depends on how many rows or tokens an operator is given with."""
+        check(lib().llaisysStreamMakeExact(self.handle))
+
     def __init__(self, device: str = "cpu", device_id: int = 0, n_threads: int = 0) -> None:
         handle = ctypes.c_void_p()
         code = device_code(device)
@@ -141,6 +145,18 @@ class Stream(Handle):
         """A limit of the machine: bytes or operations a second; 0 when it has none."""
         value = ctypes.c_double()
         check(lib().llaisysBenchProbe(self.handle, PROBES[name], ctypes.byref(value)))
+        return value.value
+
+    def replay_seconds(self, calls: Callable[[], Any], repeats: int) -> float:
+        """Seconds of what `calls` queues, without the host: recorded, and replayed so often. It must
+        have run once before, and raise for a call that fails."""
+        check(lib().llaisysBenchRecord(self.handle))
+        value = ctypes.c_double()
+        try:
+            calls()
+        finally:
+            status = lib().llaisysBenchReplay(self.handle, repeats, ctypes.byref(value))
+        check(status)
         return value.value
 
     def parallel_region_seconds(self, count: int) -> float:

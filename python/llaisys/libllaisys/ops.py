@@ -26,6 +26,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysRope", c_int32, _tensors(4)),
     ("llaisysKvStore", c_int32, _tensors(3)),
     ("llaisysAttention", c_int32, _tensors(8, c_int32, c_float)),
+    ("llaisysAttentionRuns", c_int32, _tensors(9, c_int64, c_int32, c_float)),
     ("llaisysSelfAttentionMasked", c_int32, _tensors(5, c_float)),
     ("llaisysQuantise", c_int32, _tensors(2)),
     ("llaisysRearrange", c_int32, _tensors(2)),

@@ -15,8 +15,11 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysStreamCreate", c_int32, [c_int, c_int32, c_int32, POINTER(c_void_p)]),
     ("llaisysStreamDestroy", None, [c_void_p]),
     ("llaisysStreamSynchronize", c_int32, [c_void_p]),
+    ("llaisysStreamMakeExact", c_int32, [c_void_p]),
     ("llaisysStreamThreads", c_int32, [c_void_p, POINTER(c_int32)]),
     ("llaisysSetThreadLimit", c_int32, [c_int32]),
     ("llaisysBenchProbe", c_int32, [c_void_p, c_int, POINTER(c_double)]),
     ("llaisysBenchParallelRegion", c_int32, [c_void_p, c_int32, POINTER(c_double)]),
+    ("llaisysBenchRecord", c_int32, [c_void_p]),
+    ("llaisysBenchReplay", c_int32, [c_void_p, c_int32, POINTER(c_double)]),
 ]

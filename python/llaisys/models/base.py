@@ -38,6 +38,7 @@ class AdapterOptions:
     max_model_len: int = 0  # 0: the model's own limit
     max_batch_tokens: int = 0  # 0: the library's default; larger steps run in pieces
     n_threads: int = 0  # 0: one per core
+    exact: bool = False  # on a GPU: results do not depend on what else is in a step
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # with this rank's ranks
 
 

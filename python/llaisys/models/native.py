@@ -357,6 +357,7 @@ def _create_params(model_type: str, meta: Any, options: AdapterOptions) -> Llais
         kv_cache_capacity_tokens=options.kv_cache_capacity_tokens,
         n_threads=options.n_threads,
         max_batch_tokens=options.max_batch_tokens,
+        exact=int(options.exact),
     )
     if options.kv_cache_dtype != "auto":
         known = tuple(types.KV_DTYPES)

@@ -2,18 +2,12 @@
 #pragma once
 
 #include "device/cpu/thread_pool.hpp"
+#include "device/runtime.hpp"
 
 #include <cstddef>
 #include <cstdint>
 
 namespace llaisys::device {
-
-enum class Probe {
-    read_bandwidth, // bytes a second, from memory
-    f32,            // f32 operations a second; a fused multiply-add counts as two
-    f16,            // the same in f16
-    i8              // the same for int8 products summed in int32
-};
 
 // The best of several rounds with all threads of the pool; 0 when the machine has no instruction
 // for it. Takes up to a second; read_bandwidth needs 512 MiB of memory.

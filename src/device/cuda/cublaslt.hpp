@@ -21,6 +21,8 @@ constexpr int kCompute32F = 68;
 constexpr int32_t kTransposed = 1;         // CUBLAS_OP_T
 constexpr int kMatmulTransA = 3;           // CUBLASLT_MATMUL_DESC_TRANSA
 constexpr int kPreferenceMaxWorkspace = 1; // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+constexpr int kPreferenceReductions = 3;   // CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK
+constexpr uint32_t kNoReduction = 0;       // CUBLASLT_REDUCTION_SCHEME_NONE
 
 struct Algorithm {
     uint64_t data[8];

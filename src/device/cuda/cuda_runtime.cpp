@@ -4,6 +4,7 @@
 
 #include "device/cuda/allocator.hpp"
 #include "device/cuda/matrix_products.hpp"
+#include "device/cuda/probes.hpp"
 #include "device/cuda/uploader.hpp"
 
 #include <algorithm>
@@ -206,6 +207,17 @@ void launch_graph(void *graph, void *stream) {
 
 void destroy_graph(void *graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
 
+double time_graph(void *graph, int repeats, void *stream) {
+    return cuda_seconds(*static_cast<CudaStream *>(stream), repeats,
+                        [&] { launch_graph(graph, stream); });
+}
+
+double measure(void *stream, Probe probe) {
+    return measure_cuda(*static_cast<CudaStream *>(stream), probe);
+}
+
+void make_exact(void *stream) { static_cast<CudaStream *>(stream)->is_exact = true; }
+
 } // namespace
 
 const Runtime &cuda_runtime() {
@@ -234,6 +246,9 @@ const Runtime &cuda_runtime() {
         table.end_capture = end_capture;
         table.launch_graph = launch_graph;
         table.destroy_graph = destroy_graph;
+        table.time_graph = time_graph;
+        table.measure = measure;
+        table.make_exact = make_exact;
         return table;
     }();
     return runtime;

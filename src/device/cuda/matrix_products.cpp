@@ -4,6 +4,7 @@
 #include "device/cuda/cublaslt.hpp"
 #include "device/cuda/cuda_runtime.hpp"
 
+#include <cstring>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -96,17 +97,27 @@ public:
         library_.Destroy(handle_);
     }
 
-    bool run(cudaStream_t stream, const MatrixProduct &p) override {
-        Plan &plan = plan_of(stream, p);
+    bool run(cudaStream_t stream, const MatrixProduct &p) override { return run(stream, p, false); }
+
+    bool run_even(cudaStream_t stream, const MatrixProduct &p) override {
+        ensure(p.m == kEvenRows && p.ldx == p.k && p.ldo == p.n && !p.accumulates &&
+                   p.out_dtype == LLAISYS_DTYPE_F32,
+               "run_even: ", p.m, " rows, strides of ", p.ldx, " and ", p.ldo);
+        return run(stream, p, true);
+    }
+
+private:
+    // The last: whether it is even.
+    using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool>;
+
+    bool run(cudaStream_t stream, const MatrixProduct &p, bool is_even) {
+        Plan &plan = plan_of(stream, p, is_even);
         if (!plan.is_possible) {
             return false;
         }
         check(multiply(stream, p, plan, plan.algorithm, p.out, p.accumulates), "Matmul");
         return true;
     }
-
-private:
-    using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
 
     int multiply(cudaStream_t stream, const MatrixProduct &p, const Plan &plan,
                  const cublaslt::Algorithm &algorithm, void *out, bool accumulates) {
@@ -117,8 +128,8 @@ private:
                                stream);
     }
 
-    Plan &plan_of(cudaStream_t stream, const MatrixProduct &p) {
-        const Key key{p.m, p.n, p.k, p.ldx, p.ldo, int(p.dtype), int(p.out_dtype)};
+    Plan &plan_of(cudaStream_t stream, const MatrixProduct &p, bool is_even) {
+        const Key key{p.m, p.n, p.k, p.ldx, p.ldo, int(p.dtype), int(p.out_dtype), is_even};
         const auto found = plans_.find(key);
         if (found != plans_.end()) {
             return *found->second;
@@ -127,16 +138,21 @@ private:
             plans_.clear();
         }
         auto plan = std::make_unique<Plan>(library_, p);
-        choose(stream, p, plan.get());
+        choose(stream, p, plan.get(), is_even);
         return *plans_.emplace(key, std::move(plan)).first->second;
     }
 
-    void choose(cudaStream_t stream, const MatrixProduct &p, Plan *plan) {
+    void choose(cudaStream_t stream, const MatrixProduct &p, Plan *plan, bool is_even) {
         cublaslt::Preference preference = nullptr;
         check(library_.MatmulPreferenceCreate(&preference), "MatmulPreferenceCreate");
         const size_t limit = kWorkspace;
         library_.MatmulPreferenceSetAttribute(preference, cublaslt::kPreferenceMaxWorkspace, &limit,
                                               sizeof limit);
+        if (is_even) { // sums in one piece
+            const uint32_t none = cublaslt::kNoReduction;
+            library_.MatmulPreferenceSetAttribute(preference, cublaslt::kPreferenceReductions,
+                                                  &none, sizeof none);
+        }
         cublaslt::HeuristicResult found[kCandidates];
         int count = 0;
         const int status =
@@ -146,13 +162,52 @@ private:
         if (status != cublaslt::kSuccess || count == 0) {
             return;
         }
-        plan->is_possible = true;
-        plan->algorithm = found[0].algorithm;
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         LLAISYS_CUDA(cudaStreamIsCapturing(stream, &capture));
+        if (is_even) {
+            ensure(capture == cudaStreamCaptureStatusNone, "cuBLASLt: an even product of ", p.n,
+                   " x ", p.k, " is recorded before its first run");
+            for (int i = 0; i < count && !plan->is_possible; ++i) {
+                plan->algorithm = found[i].algorithm;
+                plan->is_possible = is_row_even(stream, p, *plan);
+            }
+            return;
+        }
+        plan->is_possible = true;
+        plan->algorithm = found[0].algorithm;
         if (p.m <= kSearchUpTo && capture == cudaStreamCaptureStatusNone) {
             search(stream, p, plan, found, count);
         }
+    }
+
+    // Multiplies rows that are all alike, and compares the results bit by bit.
+    bool is_row_even(cudaStream_t stream, const MatrixProduct &p, const Plan &plan) {
+        std::vector<uint16_t> x(size_t(p.m * p.k)); // +-[0.5, 1) in bf16, +-[1.75, 1.88) in f16
+        for (size_t i = 0; i < x.size(); ++i) {
+            const uint32_t mixed = uint32_t(i % size_t(p.k)) * 2654435761u;
+            x[i] = uint16_t(0x3f00u | ((mixed >> 12) & 0x807fu));
+        }
+        std::vector<uint32_t> out(size_t(p.m * p.n));
+        const size_t x_bytes = x.size() * sizeof x[0];
+        const size_t out_bytes = out.size() * sizeof out[0];
+        void *memory = nullptr;
+        LLAISYS_CUDA(cudaMalloc(&memory, x_bytes + out_bytes)); // x: m * k * 2, a multiple of 256
+        MatrixProduct trial = p;
+        trial.x = memory;
+        trial.out = static_cast<std::byte *>(memory) + x_bytes;
+        cudaMemcpyAsync(memory, x.data(), x_bytes, cudaMemcpyHostToDevice, stream);
+        const int status = multiply(stream, trial, plan, plan.algorithm, trial.out, false);
+        cudaMemcpyAsync(out.data(), trial.out, out_bytes, cudaMemcpyDeviceToHost, stream);
+        const cudaError_t end = cudaStreamSynchronize(stream);
+        cudaFree(memory);
+        cuda_check(end, "cudaStreamSynchronize");
+        const size_t n = size_t(p.n);
+        for (size_t row = 1; row < size_t(p.m); ++row) {
+            if (std::memcmp(out.data(), out.data() + row * n, n * sizeof out[0]) != 0) {
+                return false;
+            }
+        }
+        return status == cublaslt::kSuccess;
     }
 
     // Times the candidates on memory of its own and keeps the fastest.

@@ -32,6 +32,14 @@ public:
     // Queues the product; false when there is no algorithm for it. The first product of a shape
     // chooses the algorithm: by trying several, unless the stream is being captured.
     virtual bool run(cudaStream_t stream, const MatrixProduct &product) = 0;
+
+    // Rows of a product by run_even, no more and no less.
+    static constexpr int64_t kEvenRows = 128;
+    // The same by an algorithm that gives a row the same bits wherever it stands among kEvenRows: one
+    // that sums along k without a break, tried once on rows that are all alike. x and out are dense,
+    // out is f32 and not added to. False when none does so. The first product of a shape must not be
+    // captured.
+    virtual bool run_even(cudaStream_t stream, const MatrixProduct &product) = 0;
 };
 
 } // namespace llaisys::device

@@ -4,6 +4,7 @@
 //     runs of tokens of one list        cuda_prefill_wgmma.cuh on compute capability 9.0,
 //                                       otherwise cuda_prefill.cuh
 //     single tokens                     cuda_decode.cuh, split over the list when there are few
+//     exact streams                     cuda_decode.cuh for every token, always split alike
 //   everything else (f32, odd sizes)    attention_plain_kernel below: a block for each token and
 //                                       head, a warp for every fourth key; for tests
 #include "ops/attention/cuda.hpp"
@@ -24,6 +25,7 @@ namespace {
 using cuda::AttentionArgs;
 using cuda::kWarp;
 
+constexpr int64_t kExactTokens = 256; // at a time: bounds the memory of splits without clusters
 constexpr int kPlainWarps = 4;
 constexpr int kPlainColumns = 32; // values of a head that a lane keeps: heads of up to 1024
 
@@ -119,6 +121,24 @@ void run_prefill(const device::CudaStream &stream, void (*kernel)(AttentionArgs,
                  runs.runs.as<int32_t>());
 }
 
+// Every token by itself, whatever stands beside it.
+template <typename T, int D>
+void run_exact(device::CudaStream &stream, AttentionArgs args, int64_t n) {
+    for (int64_t first = 0; first < n; first += kExactTokens) {
+        const int64_t count = std::min(kExactTokens, n - first);
+        if (args.group <= 8) {
+            cuda::run_decode<T, D, 1>(stream, args, nullptr, count);
+        } else {
+            cuda::run_decode<T, D, 2>(stream, args, nullptr, count);
+        }
+        args.q = static_cast<const T *>(args.q) + count * args.q_token;
+        args.out = static_cast<T *>(args.out) + count * args.out_token;
+        args.q_rows += count;
+        args.begin += count;
+        args.end += count;
+    }
+}
+
 template <typename T, int D>
 void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
               const AttentionRuns &runs) {
@@ -208,6 +228,13 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
                          lies_on_16_bytes(out);
     if (!is_fast) {
         return run_plain(cuda_stream, args, out, q, kv.k, kv.v, scale);
+    }
+    if (cuda_stream.is_exact) {
+        return cuda::visit_half(dtype, [&](auto type) {
+            using T = decltype(type);
+            d == 64 ? run_exact<T, 64>(cuda_stream, args, n)
+                    : run_exact<T, 128>(cuda_stream, args, n);
+        });
     }
     const AttentionRuns runs = lists.runs.is_known ? lists.runs : runs_of(stream, lists, n);
     cuda::visit_half(dtype,

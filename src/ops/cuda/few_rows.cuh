@@ -11,6 +11,12 @@ namespace llaisys::ops::cuda {
 
 constexpr int kFewRows = kSkinnyRows; // most rows of x
 
+// Up to so many rows the products of a decoder layer are fused with what comes before and after them.
+// An exact stream has one way for all numbers of rows.
+inline int64_t most_fused_rows(const device::CudaStream &stream) {
+    return stream.is_exact ? 0 : kFewRows;
+}
+
 // Whether m rows of k values can be normalised inside the product.
 inline bool can_norm_inside(const device::CudaStream &stream, int64_t m, int64_t k) {
     return can_ring(stream, m, k, true) || (!has_bulk_copies(stream) && m == 1 && k % 8 == 0 &&

@@ -130,7 +130,7 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     pairs.q_row = q.out->stride(0);
     pairs.k_cache = reinterpret_cast<T *>(kv.k.data());
     pairs.v_cache = reinterpret_cast<T *>(kv.v.data());
-    if (n <= cuda::kFewRows) {
+    if (n <= cuda::most_fused_rows(cuda_stream)) {
         const auto weights = [](const LinearPart &part) {
             return reinterpret_cast<const T *>(part.weight->bytes.data());
         };
@@ -167,8 +167,8 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t m = rows.size(0);
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
-    if (cuda::can_norm_inside(cuda_stream, m, k) && norm.weight.dtype() == LLAISYS_DTYPE_F32 &&
-        is_on_16_bytes(norm.weight)) {
+    if (m <= cuda::most_fused_rows(cuda_stream) && cuda::can_norm_inside(cuda_stream, m, k) &&
+        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_on_16_bytes(norm.weight)) {
         cuda::FewRowsInput in{};
         in.m = int(m);
         in.k = int(k);
@@ -208,7 +208,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         q.out->dtype() != dtype || placement.kv.k.dtype() != dtype ||
         placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
         placement.kv.head_dim % 32 != 0 || placement.kv.head_dim > 2 * kMaxPairs ||
-        (residual.size(0) > cuda::kFewRows &&
+        (residual.size(0) > cuda::most_fused_rows(device::cuda_stream_of(stream)) &&
          !(lies_behind(*q.out, *k.out) && lies_behind(*k.out, *v.out) && is_on_16_bytes(*q.out) &&
            q.out->stride(0) % 8 == 0 && is_on_16_bytes(placement.kv.k) &&
            is_on_16_bytes(placement.kv.v)))) {
@@ -228,7 +228,8 @@ bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const 
     const DType dtype = gate.weight->bytes.dtype();
     if (!is_fast(residual, norm, gate) || !is_fast(residual, norm, up) ||
         up.weight->bytes.dtype() != dtype || gate.out->dtype() != dtype ||
-        residual.size(0) > cuda::kFewRows || residual.size(0) == 0) {
+        residual.size(0) > cuda::most_fused_rows(device::cuda_stream_of(stream)) ||
+        residual.size(0) == 0) {
         return false;
     }
     cuda::visit_half(

@@ -3,6 +3,8 @@
 //   16-bit rows and weights of one dtype, k a multiple of 8
 //     up to 16 rows      ops/cuda/few_rows.cuh, bound by reading the weights
 //     more               cuBLASLt; without it, few_rows.cuh for 16 rows at a time
+//     exact streams      pieces of MatrixProducts::kEvenRows rows, filled up with zeros, by one
+//                        algorithm whatever their number; without one, few_rows.cuh
 //   everything else      linear_plain_kernel below: 16 x 16 outputs a block, f32 arithmetic; tests
 #include "ops/linear/cuda.hpp"
 
@@ -80,6 +82,28 @@ __global__ void gather_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, 
     }
 }
 
+// Row i = row first + i of the input, in 16-byte units; zeros from row m on. One block a row.
+__global__ void even_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, const int32_t *rows,
+                                 int64_t first, int64_t m, int64_t units) {
+    const int64_t row = first + blockIdx.x;
+    const int64_t at = row < m && rows != nullptr ? rows[row] : row;
+    for (int64_t i = threadIdx.x; i < units; i += kThreads) {
+        out[blockIdx.x * units + i] = row < m ? in[at * stride + i] : make_uint4(0, 0, 0, 0);
+    }
+}
+
+// out (+)= sums + bias, rows of n.
+__global__ void take_sums_kernel(cuda::Reals out, int64_t ldo, const float *sums, int64_t n,
+                                 cuda::Reals bias, bool adds) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < n) {
+        const int64_t at = int64_t(blockIdx.y) * ldo + i;
+        float sum = sums[int64_t(blockIdx.y) * n + i];
+        sum += bias.data != nullptr ? bias.load(i) : 0.0f;
+        out.store(at, adds ? out.load(at) + sum : sum);
+    }
+}
+
 void run_plain(const device::CudaStream &stream, const Product &p) {
     const dim3 grid(cuda::blocks_for(p.n, kTile), cuda::blocks_for(p.m, kTile));
     const cuda::Reals weight{const_cast<std::byte *>(p.weight), p.dtype};
@@ -126,6 +150,35 @@ bool run_large(const device::CudaStream &stream, const Product &p, const void *x
     return true;
 }
 
+// The bits of a row depend on the row alone. False when no algorithm is like that for this shape.
+bool run_exact(device::CudaStream &stream, const Product &p) {
+    constexpr int64_t kRows = device::MatrixProducts::kEvenRows;
+    if (stream.products == nullptr) {
+        return false;
+    }
+    const int64_t x_bytes = bytes_of(p.dtype, kRows * p.k); // a multiple of 256
+    auto *x = static_cast<std::byte *>(
+        stream.scratch.at_least(size_t(x_bytes + kRows * p.n * int64_t(sizeof(float)))));
+    auto *sums = reinterpret_cast<float *>(x + x_bytes);
+    const device::MatrixProduct product{kRows,    p.n,  p.k, p.dtype,           x,    p.k,
+                                        p.weight, sums, p.n, LLAISYS_DTYPE_F32, false};
+    for (int64_t first = 0; first < p.m; first += kRows) {
+        cuda::launch(stream, even_rows_kernel, unsigned(kRows), kThreads, 0, false,
+                     reinterpret_cast<uint4 *>(x), reinterpret_cast<const uint4 *>(p.in.data()),
+                     p.in.stride(0) / 8, p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, first,
+                     p.m, p.k / 8);
+        if (!stream.products->run_even(stream.stream, product)) {
+            return false;
+        }
+        cuda::Reals out = p.out;
+        out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
+        const dim3 grid(cuda::blocks_for(p.n, kThreads), unsigned(std::min(kRows, p.m - first)));
+        cuda::launch(stream, take_sums_kernel, grid, kThreads, 0, false, out, p.ldo, sums, p.n,
+                     cuda::reals(p.bias), p.adds);
+    }
+    return true;
+}
+
 bool is_on_16_bytes(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool is_fast(const Product &p) {
@@ -141,6 +194,9 @@ void run(device::CudaStream &stream, const Product &p) {
     if (!is_fast(p)) {
         return run_plain(stream, p);
     }
+    if (stream.is_exact && run_exact(stream, p)) {
+        return;
+    }
     const void *x = p.in.data();
     int64_t ldx = p.in.stride(0);
     if (p.rows != nullptr) {
@@ -151,7 +207,7 @@ void run(device::CudaStream &stream, const Product &p) {
         x = gathered;
         ldx = p.k;
     }
-    if (p.m > cuda::kFewRows && run_large(stream, p, x, ldx)) {
+    if (p.m > cuda::kFewRows && !stream.is_exact && run_large(stream, p, x, ldx)) {
         return;
     }
     cuda::visit_half(p.dtype, [&](auto type) { run_few<decltype(type)>(stream, p, x, ldx); });

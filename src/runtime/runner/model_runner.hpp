@@ -86,6 +86,11 @@ public:
     // Vectors of sequences that steps were asked to pool.
     Pool &pool() { return pool_; }
     Sampler &sampler() { return sampler_; }
+    // Rows drawn since the beginning, and where; see llaisysModelDraws.
+    struct Draws {
+        int64_t on_device = 0, on_host = 0;
+    };
+    const Draws &draws() const { return draws_; }
     const GraphRunner &graph() const { return graph_; }
     Profile &profile() { return profile_; }
 
@@ -106,6 +111,8 @@ public:
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
+    // False where the Sampler has to look at whole rows; nothing is drawn then.
+    bool sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // So that no step of token ids has to allocate device memory.
     void reserve_largest_step();
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);
@@ -146,6 +153,7 @@ private:
 
     StepArena arena_; // inputs of a forward
     DeviceDraw device_draw_;
+    Draws draws_;
     int place_ = -1; // where device_draw_ holds the rows of this step; -1: nowhere
     const int32_t *sources_ = nullptr; // of the step that is being queued
     std::vector<int32_t> local_rows_;  // scratch

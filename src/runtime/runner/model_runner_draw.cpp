@@ -7,6 +7,15 @@ namespace llaisys::runtime {
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample();
+    if (sample_on_device(sampling, ids)) {
+        draws_.on_device += sampling.n_rows;
+        return;
+    }
+    sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
+    draws_.on_host += sampling.n_rows;
+}
+
+bool ModelRunner::sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const int32_t needed =
         device_draw_.is_there() ? sampler_.best_needed(sampling, output_.n_rows()) : 0;
     if (needed == 1) {
@@ -15,15 +24,13 @@ void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) 
         }
         if (device_draw_.finish(place_, sampling, ids)) {
             sampler_.note_drawn(sampling.n_rows);
-            return;
+            return true;
         }
     } else if (needed > 1 && needed <= DeviceDraw::most_best(sampler_.vocab())) {
         const DeviceDraw::Best best = device_draw_.best_of(output_.rows());
-        if (sampler_.sample_best(best.ids, best.values, best.k, sampling, ids)) {
-            return;
-        }
+        return sampler_.sample_best(best.ids, best.values, best.k, sampling, ids);
     }
-    sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
+    return false;
 }
 
 bool ModelRunner::can_queue(const LlaisysSamplingMetadata &sampling) const {
@@ -57,6 +64,7 @@ bool ModelRunner::finish_draw(int place, const LlaisysSamplingMetadata &sampling
     const Profile::Scope scope = profile_.sample();
     const bool is_drawn = device_draw_.finish(place, sampling, ids);
     if (is_drawn) {
+        draws_.on_device += sampling.n_rows;
         sampler_.note_drawn(sampling.n_rows);
     }
     return is_drawn;

@@ -245,6 +245,7 @@ def _adapter_options(
         max_model_len=config.max_model_len or 0,
         max_batch_tokens=config.scheduler.max_num_batched_tokens,
         n_threads=_threads(config),
+        exact=config.exact,
         parallel=parallel,
     )
 

@@ -1,0 +1,113 @@
+"""Where operators are timed: tensors of a device, and what a call takes there.
+
+On a CPU a call has finished when it returns: its time is the clock's, less what a call from Python
+costs by itself. On a GPU the calls of a pass are recorded and replayed without the host, and timed
+by the device's own events.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llaisys.common.closing import Closing
+from llaisys.libllaisys.handles import Stream, Tensor, block_of
+from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.types import QUANTISED_DTYPES
+from llaisys.models.tensors import tensor_from, tensor_from_blocks
+
+PASSES = 5
+MIN_SECONDS = 0.05  # of a pass
+GPU_SECONDS = 0.01  # of the replays of a pass
+
+
+class Place(Closing, ABC):
+    """A stream of a device. `seconds` is the time of one call of a pass."""
+
+    device: str
+    stream: Stream
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def activations(self, weights: str) -> str:
+        """The dtype of activations beside weights of this one."""
+        return "f32"
+
+    @abstractmethod
+    def seconds(self, one_pass: Callable[[], Any], calls: int) -> float:
+        """Seconds of one of the `calls` of a pass: the best of PASSES."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return Tensor.create(shape, dtype, self.device)
+
+    def tensor(self, values: np.ndarray[Any, Any], dtype: str) -> Tensor:
+        """Of values that are of this dtype already."""
+        if self.device == "cpu":
+            return tensor_from(values, dtype)
+        dense = np.ascontiguousarray(values)
+        made = self.empty(values.shape, dtype)
+        made.load(dense.ctypes.data, dense.nbytes)
+        return made
+
+    def random(self, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Tensor:
+        """Random values, the same ones again and again when there are very many."""
+        size = int(np.prod(shape))
+        if dtype in QUANTISED_DTYPES:  # small bytes: scales are finite wherever they stand
+            elements, nbytes = block_of(dtype)
+            bytes_of_row = shape[1] // elements * nbytes
+            rows = np.random.default_rng(seed).integers(1, 48, 1 << 20, np.uint8)
+            return tensor_from_blocks(np.resize(rows, (shape[0], bytes_of_row)), shape, dtype)
+        some = np.random.default_rng(seed).standard_normal(min(size, 1 << 20), np.float32)
+        if dtype == "bf16":
+            bits = (some.view(np.uint32) >> 16).astype(np.uint16)
+            return self.tensor(np.resize(bits, shape), "bf16")
+        values = some.astype(np.float16 if dtype == "f16" else np.float32)
+        return self.tensor(np.resize(values, shape), dtype)
+
+
+class CpuPlace(Place):
+    device = "cpu"
+
+    def __init__(self, threads: int) -> None:
+        self.stream = Stream(n_threads=threads)
+        function, handle = lib().llaisysStreamSynchronize, self.stream.handle
+        self._overhead = 0.0
+        self._overhead = self.seconds(lambda: function(handle), 1)
+
+    def seconds(self, one_pass: Callable[[], Any], calls: int) -> float:
+        one_pass()
+        start = time.perf_counter()
+        one_pass()
+        once = time.perf_counter() - start
+        repeats = max(1, int(MIN_SECONDS / max(once, 1e-7)))
+        best = float("inf")
+        for _ in range(PASSES):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                one_pass()
+            best = min(best, (time.perf_counter() - start) / repeats)
+        return max(best / calls - self._overhead, 1e-9)
+
+
+class GpuPlace(Place):
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.stream = Stream(device)
+
+    def activations(self, weights: str) -> str:
+        return weights
+
+    def seconds(self, one_pass: Callable[[], Any], calls: int) -> float:
+        one_pass()  # allocations and choices are made now
+        once = self.stream.replay_seconds(one_pass, 1)
+        repeats = max(1, min(1000, int(GPU_SECONDS / max(once, 1e-7))))
+        return min(self.stream.replay_seconds(one_pass, repeats) for _ in range(PASSES)) / calls
+
+
+def open_place(device: str, threads: int) -> Place:
+    return CpuPlace(threads) if device == "cpu" else GpuPlace(device)
