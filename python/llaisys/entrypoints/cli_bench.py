@@ -152,7 +152,8 @@ def _show_progress(what: str) -> None:
 def _line_of(result: Result) -> str:
     return (
         f"{result.op:18s} {result.dtype:5s} {result.shape:38s} {result.rows:5d} "
-        f"{result.microseconds:10.2f} us {result.value:10.2f} of {result.limit:9.2f} {result.unit:8s} {result.fraction:7.1%}"
+        f"{result.microseconds:10.2f} us "
+        f"{result.value:10.2f} of {result.limit:9.2f} {result.unit:8s} {result.fraction:7.1%}"
     )
 
 

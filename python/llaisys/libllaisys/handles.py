@@ -148,8 +148,8 @@ class Stream(Handle):
         return value.value
 
     def replay_seconds(self, calls: Callable[[], Any], repeats: int) -> float:
-        """Seconds of what `calls` queues, without the host: recorded, and replayed so often. It must
-        have run once before, and raise for a call that fails."""
+        """Seconds of what `calls` queues, without the host: recorded, and replayed so often. It
+        must have run once before."""
         check(lib().llaisysBenchRecord(self.handle))
         value = ctypes.c_double()
         try:

@@ -281,10 +281,10 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
 }
 
 // At most so many splits: 2 blocks a processor in all, a power of two that a cluster may have; of an
-// exact stream always as many.
+// exact stream always kMostSplits.
 inline int decode_splits(const device::CudaStream &stream, int64_t units) {
     if (stream.is_exact) {
-        return kExactSplits;
+        return kMostSplits;
     }
     const int64_t wanted = std::max<int64_t>(2 * stream.n_processors / units, 1);
     int n = 1;
