@@ -1,6 +1,7 @@
 // The sampler link by link, and its independence of batch and threads. Its pieces, what it draws,
 // its logprobs and bad input have files of their own: test_sampler_pieces.cpp,
-// test_sampler_distributions.cpp, test_sampler_logprobs.cpp, test_sampler_input.cpp.
+// test_sampler_distributions.cpp, test_sampler_logprobs.cpp, test_sampler_input.cpp; what it draws
+// from a device's findings: test_sampler_reduced.cpp.
 #include "sampler_rows.hpp"
 
 #include <cmath>
@@ -242,7 +243,7 @@ TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
     sampler.reset(7, history, 1);
     const auto takes_best = [&](const Row &row) {
         const std::vector<uint32_t> masks{0xF};
-        return sampler.best_needed(Columns({Row(row), row}, masks).view(4), 1) == 1;
+        return sampler.takes_best(Columns({Row(row), row}, masks).view(4), 1);
     };
     Row greedy;
     greedy.temperature = 0;
@@ -264,87 +265,11 @@ TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
     CHECK(!changed([](Row &row) { row.n_logprobs = 0; }));
     CHECK(!changed([](Row &row) { row.mask = 0; }));
     CHECK(!changed([](Row &row) { row.bias = {{1, 1.0f}}; }));
-    CHECK_EQ(sampler.best_needed(Columns({}).view(4), 1), 0);
-}
-
-TEST(a_row_needs_as_many_of_the_best_as_its_top_k_when_nothing_before_looks_at_all) {
-    Sampler sampler(stream(), 4);
-    const int64_t history[] = {1};
-    sampler.reset(7, history, 1);
-    const auto needed = [&](auto change) {
+    CHECK(takes_best([] {
         Row row;
-        row.top_k = 3;
-        change(row);
-        return sampler.best_needed(Columns({row, Row(row)}, {0xF}).view(4), 1);
-    };
-    CHECK_EQ(needed([](Row &) {}), 3);
-    CHECK_EQ(needed([](Row &row) { row.temperature = 0.7f, row.top_p = 0.5f, row.min_p = 0.1f; }),
-             3);
-    CHECK_EQ(needed([](Row &row) { row.temperature = 0; }), 1);
-    CHECK_EQ(needed([](Row &row) { row.top_k = 0; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.chain = {kTopP, kTopK}, row.top_p = 0.5f; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.chain = {kTopP, kTopK}; }), 3);
-    CHECK_EQ(needed([](Row &row) { row.chain = {kTemperature}; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.top_n_sigma = 1; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.repetition = 2, row.seq = 7; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.n_logprobs = 0; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.mask = 0; }), 0);
-    CHECK_EQ(needed([](Row &row) { row.bias = {{1, 1.0f}}; }), 0);
-}
-
-TEST(the_best_of_a_row_draw_what_the_whole_row_draws) {
-    constexpr int32_t kVocab = 1000, kBest = 64;
-    std::mt19937 engine(3);
-    std::normal_distribution<float> normal(0, 2);
-    std::vector<float> logits(2 * kVocab);
-    for (float &x : logits) {
-        x = std::round(normal(engine) * 8) / 8; // with ties
-    }
-    logits[5] = kNaN;
-    std::vector<int32_t> best_ids;
-    std::vector<float> best;
-    for (int32_t r = 0; r < 2; ++r) {
-        std::vector<int32_t> order(kVocab);
-        for (int32_t i = 0; i < kVocab; ++i) {
-            order[size_t(i)] = i;
-        }
-        const auto at = [&](int32_t i) {
-            const float x = logits[size_t(r * kVocab + i)];
-            return x == x ? x : -kInf;
-        };
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int32_t a, int32_t b) { return at(a) > at(b); });
-        for (int32_t i = 0; i < kBest; ++i) {
-            best_ids.push_back(order[size_t(i)]);
-            best.push_back(at(order[size_t(i)]));
-        }
-    }
-    std::vector<Row> rows;
-    for (int32_t i = 0; i < 300; ++i) {
-        Row row;
-        row.output = i % 2;
-        row.seed = 9;
-        row.position = i;
-        row.top_k = 1 + i % kBest;
-        row.temperature = float(i % 5) * 0.4f;
-        row.top_p = i % 3 == 0 ? 0.8f : 1.0f;
-        row.min_p = i % 7 == 0 ? 0.05f : 0.0f;
-        row.typical_p = i % 11 == 0 ? 0.7f : 1.0f;
-        row.xtc_probability = i % 13 == 0 ? 0.5f : 0.0f;
-        rows.push_back(row);
-    }
-    Sampler sampler(stream(), kVocab);
-    const Columns columns(rows);
-    const LlaisysSamplingMetadata view = columns.view(kVocab);
-    CHECK_EQ(sampler.best_needed(view, 2), kBest);
-    std::vector<int32_t> whole(rows.size()), cut(rows.size());
-    sampler.sample(logits.data(), 2, view, whole.data());
-    CHECK(sampler.sample_best(best_ids.data(), best.data(), kBest, view, cut.data()));
-    CHECK(whole == cut);
-
-    best.assign(best.size(), -kInf); // nothing to draw: sample says why
-    CHECK(!sampler.sample_best(best_ids.data(), best.data(), kBest, view, cut.data()));
-    CHECK(whole == cut);
+        row.top_k = 1;
+        return row;
+    }()));
 }
 
 // -- Independence --------------------------------------------------------------------------------

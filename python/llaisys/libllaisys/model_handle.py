@@ -158,6 +158,12 @@ class Model(Handle):
         check(lib().llaisysModelProfile(self.handle, ctypes.byref(profile), int(reset)))
         return profile
 
+    def draws(self) -> tuple[int, int]:
+        """Rows drawn on the device, and on the host from whole rows of logits."""
+        on_device, on_host = ctypes.c_int64(), ctypes.c_int64()
+        check(lib().llaisysModelDraws(self.handle, ctypes.byref(on_device), ctypes.byref(on_host)))
+        return on_device.value, on_host.value
+
     def kv_stats(self) -> LlaisysKvStats:
         stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
         check(lib().llaisysModelKvStats(self.handle, ctypes.byref(stats)))

@@ -170,6 +170,11 @@ class ModelAdapter(Closing, ABC):
         the last reset; empty when it keeps none."""
         return {}
 
+    def draws(self) -> dict[str, int]:
+        """Rows that were drawn since the start, by where: "device", or "host" from whole rows of
+        logits, which a GPU must send there; empty when nobody counts."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Free the model; more than once does nothing."""

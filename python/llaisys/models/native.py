@@ -270,6 +270,9 @@ class NativeAdapter(ModelAdapter):
         stages = {name: getattr(times, name) for name in STAGES}
         return {name: (stage.seconds, stage.count) for name, stage in stages.items()}
 
+    def draws(self) -> dict[str, int]:
+        return dict(zip(("device", "host"), self.native.draws(), strict=True))
+
     def close(self) -> None:
         self.native.close()
 

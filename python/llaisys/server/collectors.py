@@ -80,8 +80,13 @@ COUNTERS = {
     "worker_errors": "Calls that raised in a worker.",
     "executor_timeouts": "Calls that a worker did not answer.",
     "engine_stage_seconds": "Time in a stage.",
+    "drawn_rows": "Rows of logits that were drawn from: on the device, or as a whole on the host.",
 }
-LABELS = {"engine_stage_seconds": "stage", "spec_decode_num_accepted_tokens_per_pos": "position"}
+LABELS = {
+    "engine_stage_seconds": "stage",
+    "drawn_rows": "place",
+    "spec_decode_num_accepted_tokens_per_pos": "position",
+}
 
 Counts = Counter[tuple[str, str]]  # (metric, value of its own label or "") -> count
 
@@ -116,6 +121,8 @@ def counts_of(figures: EngineFigures) -> Counts:
             counts[name, ""] = getattr(stats, name)
     for stage, seconds in stats.stage_seconds.items():
         counts["engine_stage_seconds", stage] = seconds
+    for place, rows in stats.draws.items():
+        counts["drawn_rows", place] = rows
     for position, accepted in enumerate(stats.spec_decode_accepted_per_position):
         counts["spec_decode_num_accepted_tokens_per_pos", str(position)] = accepted
     found: Counts = Counter()

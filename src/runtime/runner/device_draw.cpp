@@ -1,21 +1,20 @@
 #include "runtime/runner/device_draw.hpp"
 
 #include "ops/argmax/op.hpp"
-#include "ops/topk/op.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 namespace llaisys::runtime {
 
-DeviceDraw::DeviceDraw(const device::Stream &stream) : stream_(stream) {
+DeviceDraw::DeviceDraw(const device::Stream &stream) : stream_(stream), arena_(stream) {
     for (Draw &draw : draws_) {
         draw.is_done = stream.runtime().create_event(stream.device_id());
     }
 }
 
 DeviceDraw::~DeviceDraw() {
-    for (const Room *room : {&draws_[0].room, &draws_[1].room, &best_}) {
+    for (const Room *room : {&draws_[0].room, &draws_[1].room, &reduced_, &rows_}) {
         if (room->host != nullptr) {
             stream_.runtime().release_host(room->host);
         }
@@ -85,19 +84,6 @@ bool DeviceDraw::finish(int place, const LlaisysSamplingMetadata &sampling, int3
         ids[r] = int32_t(indices[row_of(r)]);
     }
     return true;
-}
-
-DeviceDraw::Best DeviceDraw::best_of(const Tensor &logits) {
-    const int64_t n = logits.size(0);
-    const int64_t k = most_best(logits.size(1));
-    const int64_t id_bytes = n * k * int64_t(sizeof(int32_t));
-    reserve(&best_, 2 * id_bytes);
-    ops::topk(stream_, Tensor::on(best_.device, 0, {n, k}, LLAISYS_DTYPE_I32),
-              Tensor::on(best_.device, id_bytes, {n, k}, LLAISYS_DTYPE_F32), logits);
-    bring(best_, 2 * id_bytes);
-    stream_.synchronize();
-    return {reinterpret_cast<const int32_t *>(best_.host),
-            reinterpret_cast<const float *>(best_.host + id_bytes), k};
 }
 
 } // namespace llaisys::runtime

@@ -1,10 +1,15 @@
-// Draws on the device where only ids need to come back: steps in which every row takes its most
-// likely token. Where rows are drawn from their best few, these few come back. Everything else goes
-// through the Sampler, on the host, with whole rows.
+// Draws on the device. Steps in which every row takes its most likely token: only ids come back, and
+// the next step may be queued before they do. Of other rows the device applies masks, biases and
+// penalties, sums the weights, picks where nothing is cut off, and brings the best few to the host,
+// where the Sampler makes the rest of the draw.
 #pragma once
 
 #include "device/runtime.hpp"
 #include "llaisys/runtime/infer_types.h"
+#include "ops/draw_rows/op.hpp"
+#include "runtime/runner/draw_plan.hpp"
+#include "runtime/runner/sampler_links.hpp"
+#include "runtime/runner/step_arena.hpp"
 #include "tensor/tensor.hpp"
 
 namespace llaisys::runtime {
@@ -12,7 +17,7 @@ namespace llaisys::runtime {
 class DeviceDraw {
 public:
     // The most of a row's best logits that are brought to the host.
-    static constexpr int64_t kMostBest = 256;
+    static constexpr int64_t kMostBest = kFewBest;
 
     explicit DeviceDraw(const device::Stream &stream);
     ~DeviceDraw();
@@ -34,17 +39,15 @@ public:
     // The ids of the draw that was queued last, i64 [n] on the device, in order with the stream.
     const Tensor &drawn() const { return drawn_; }
 
-    // The k best of each row of logits, with k = most_best(vocabulary), on the host: ids and values
-    // [n, k] as Sampler::sample_best wants them, valid until the next call. Waits for the stream.
-    struct Best {
-        const int32_t *ids;
-        const float *values;
-        int64_t k;
-    };
+    // Finds out what a plan asks about logits, f32 [outputs, vocabulary] on the device, with k =
+    // most_best(vocabulary). Waits for the stream.
     static int64_t most_best(int64_t vocabulary) {
         return vocabulary < kMostBest ? vocabulary : kMostBest;
     }
-    Best best_of(const Tensor &logits);
+    ReducedRows reduce(const Tensor &logits, const DrawPlan &plan);
+    // These rows of logits on the host, [n, vocabulary], valid until the next call. Waits for the
+    // stream.
+    const float *bring_rows(const Tensor &logits, const std::vector<int32_t> &rows);
 
 private:
     // Device memory and as much of the host's; grow-only.
@@ -65,7 +68,14 @@ private:
     Draw draws_[2];
     int last_ = 1;
     Tensor drawn_;
-    Room best_; // i32 ids, then f32 values
+    // Of reduce and bring_rows.
+    ops::RowAdjustments upload(const DrawPlan &plan, int64_t vocabulary, Tensor *temperatures,
+                               Tensor *uniforms);
+    StepArena arena_;
+    Room reduced_;
+    std::shared_ptr<Storage> adjusted_; // f32 [rows, vocabulary]
+    int64_t adjusted_bytes_ = 0;
+    Room rows_; // on the host alone
 };
 
 } // namespace llaisys::runtime

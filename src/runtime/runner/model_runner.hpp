@@ -111,8 +111,8 @@ public:
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
-    // False where the Sampler has to look at whole rows; nothing is drawn then.
-    bool sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids);
+    // Returns how many rows had to be looked at as a whole on the host; -1: all, and none is drawn.
+    int32_t sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // So that no step of token ids has to allocate device memory.
     void reserve_largest_step();
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);
@@ -154,6 +154,7 @@ private:
     StepArena arena_; // inputs of a forward
     DeviceDraw device_draw_;
     Draws draws_;
+    DrawPlan plan_;
     int place_ = -1; // where device_draw_ holds the rows of this step; -1: nowhere
     const int32_t *sources_ = nullptr; // of the step that is being queued
     std::vector<int32_t> local_rows_;  // scratch

@@ -7,36 +7,42 @@ namespace llaisys::runtime {
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample();
-    if (sample_on_device(sampling, ids)) {
-        draws_.on_device += sampling.n_rows;
-        return;
+    int32_t on_host =
+        device_draw_.is_there() && sampling.n_rows > 0 ? sample_on_device(sampling, ids) : -1;
+    if (on_host < 0) {
+        sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
+        on_host = sampling.n_rows;
     }
-    sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
-    draws_.on_host += sampling.n_rows;
+    draws_.on_host += on_host;
+    draws_.on_device += sampling.n_rows - on_host;
 }
 
-bool ModelRunner::sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const int32_t needed =
-        device_draw_.is_there() ? sampler_.best_needed(sampling, output_.n_rows()) : 0;
-    if (needed == 1) {
+int32_t ModelRunner::sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    if (sampler_.takes_best(sampling, output_.n_rows())) {
         if (place_ < 0) {
             place_ = device_draw_.queue(output_.rows());
         }
-        if (device_draw_.finish(place_, sampling, ids)) {
-            sampler_.note_drawn(sampling.n_rows);
-            return true;
+        if (!device_draw_.finish(place_, sampling, ids)) {
+            return -1;
         }
-    } else if (needed > 1 && needed <= DeviceDraw::most_best(sampler_.vocab())) {
-        const DeviceDraw::Best best = device_draw_.best_of(output_.rows());
-        return sampler_.sample_best(best.ids, best.values, best.k, sampling, ids);
+        sampler_.note_drawn(sampling.n_rows);
+        return 0;
     }
-    return false;
+    const int64_t k = DeviceDraw::most_best(sampler_.vocab());
+    if (!sampler_.plan(sampling, output_.n_rows(), k, &plan_)) {
+        return -1;
+    }
+    const Tensor logits = output_.rows();
+    const ReducedRows found = device_draw_.reduce(logits, plan_);
+    const auto fetch = [&](const std::vector<int32_t> &rows) {
+        return device_draw_.bring_rows(logits, rows);
+    };
+    return sampler_.sample_reduced(found, fetch, sampling, ids);
 }
 
 bool ModelRunner::can_queue(const LlaisysSamplingMetadata &sampling) const {
     // How many outputs there are is checked when they are there.
-    return sampling.n_rows == 0 ||
-           sampler_.best_needed(sampling, std::numeric_limits<int32_t>::max()) == 1;
+    return sampler_.takes_best(sampling, std::numeric_limits<int32_t>::max());
 }
 
 int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
@@ -53,7 +59,7 @@ int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
     sources_ = nullptr;
     if (status == LLAISYS_DECODE_OK) {
         const Profile::Scope scope = profile_.sample();
-        sampler_.best_needed(sampling, output_.n_rows()); // throws for rows that are not there
+        sampler_.takes_best(sampling, output_.n_rows()); // throws for rows that are not there
         *place = device_draw_.queue(sampling.n_rows > 0 ? output_.rows() : Tensor());
         place_ = sampling.n_rows > 0 ? *place : -1;
     }

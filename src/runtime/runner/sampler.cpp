@@ -35,44 +35,26 @@ void Sampler::sample(const float *logits, int32_t n_outputs,
             logits == nullptr ? "logits" : "ids", " is NULL, with ", sampling.n_rows, " rows");
     reserve_results(sampling, numbers);
     pool_.run(sampling.n_rows, [&](int64_t r, int thread) {
-        sample_row(logits, sampling, row_params(sampling, numbers, int32_t(r)), int32_t(r), thread);
+        const float *row = logits + entry_or(sampling.rows, int32_t(r), int32_t(r)) * vocab_;
+        sample_row(row, row_params(sampling, numbers, int32_t(r)), int32_t(r), thread);
     });
     raise_failure(sampling);
     n_rows_ = sampling.n_rows;
     std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);
 }
 
-int32_t Sampler::best_needed(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
+bool Sampler::takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
-    int32_t most = sampling.n_rows > 0 ? 1 : 0;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         const RowParams params = row_params(sampling, numbers, r);
-        const int32_t needed = runtime::best_needed(params);
-        if (params.mask != nullptr || params.n_bias > 0 || params.n_logprobs >= 0 || needed == 0) {
-            return 0;
-        }
-        most = std::max(most, needed);
-    }
-    return most;
-}
-
-bool Sampler::sample_best(const int32_t *best_ids, const float *best, int64_t k,
-                          const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const NumberColumns numbers(sampling);
-    reserve_results(sampling, numbers);
-    pool_.run(sampling.n_rows, [&](int64_t r, int thread) {
-        const int64_t at = entry_or(sampling.rows, int32_t(r), int32_t(r)) * k;
-        status_[size_t(r)] = workers_[size_t(thread)].draw_best(
-            best_ids + at, best + at, k, row_params(sampling, numbers, int32_t(r)),
-            &ids_[size_t(r)]);
-    });
-    for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        if (status_[size_t(r)] != RowStatus::ok) {
+        const Reduction reduction = reduction_of(params, 1);
+        const bool is_best = reduction.kind == Reduction::best ||
+                             (reduction.kind == Reduction::top_k && params.top_k == 1);
+        if (!is_best || reduction.is_penalised || params.mask != nullptr || params.n_bias > 0 ||
+            params.n_logprobs >= 0) {
             return false;
         }
     }
-    std::copy(ids_.begin(), ids_.begin() + sampling.n_rows, ids);
-    note_drawn(sampling.n_rows);
     return true;
 }
 
@@ -119,10 +101,8 @@ RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, const NumberColu
     return params;
 }
 
-void Sampler::sample_row(const float *logits, const LlaisysSamplingMetadata &sampling,
-                         const RowParams &params, int32_t r, int thread) {
+void Sampler::sample_row(const float *row, const RowParams &params, int32_t r, int thread) {
     RowSampler &worker = workers_[size_t(thread)];
-    const float *row = logits + entry_or(sampling.rows, r, r) * vocab_;
     const size_t i = size_t(r);
     status_[i] = worker.draw(row, vocab_, params, &ids_[i]);
     logprob_counts_[i] = 0;
@@ -150,6 +130,9 @@ void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling) const {
         case RowStatus::no_memory:
             fail(LLAISYS_ERROR_MEMORY, "no memory for the scratch of row ", r, " (vocabulary ",
                  vocab_, ")");
+        case RowStatus::needs_all: // only from draw_reduced, whose rows are drawn again
+            ensure(false, "row ", r, " was not drawn");
+            break;
         }
     }
 }

@@ -7,10 +7,12 @@
 
 #include "device/runtime.hpp"
 #include "llaisys/runtime/infer_types.h"
+#include "runtime/runner/draw_plan.hpp"
 #include "runtime/runner/sampler_history.hpp"
 #include "runtime/runner/sampler_row.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -35,15 +37,19 @@ public:
     void sample(const float *logits, int32_t n_outputs, const LlaisysSamplingMetadata &sampling,
                 int32_t *ids);
 
-    // With how many of the best logits of each row, as they are, the draw can be made: 1 where every row
-    // takes its most likely token, 0 where some row needs more than the best. Checks everything as
+    // Whether every row takes the largest logit of its output row as it is. Checks everything as
     // sample does.
-    int32_t best_needed(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
-    // Draws as sample does, from the k best logits of each output row: ids and logits [n_outputs, k],
-    // largest first, the lower id first among equals; k is at least best_needed. False, and nothing is
-    // drawn, where sample would raise.
-    bool sample_best(const int32_t *best_ids, const float *best, int64_t k,
-                     const LlaisysSamplingMetadata &sampling, int32_t *ids);
+    bool takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
+    // What a device must find out about rows of which it brings the best k. Checks everything as
+    // sample does. False where every row has to be looked at as a whole.
+    bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
+              DrawPlan *plan) const;
+    // Gives output rows [n, vocab] in host memory, by their numbers.
+    using FetchRows = std::function<const float *(const std::vector<int32_t> &outputs)>;
+    // Draws as sample does, from what was found out about the rows of plan; fetches those for which
+    // that is not enough, and returns how many these were.
+    int32_t sample_reduced(const ReducedRows &found, const FetchRows &fetch,
+                           const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
     LlaisysLogprobs logprobs(int32_t i) const;
@@ -63,8 +69,9 @@ private:
     void reserve_results(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers);
     RowParams row_params(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers,
                          int32_t r) const;
-    void sample_row(const float *logits, const LlaisysSamplingMetadata &sampling,
-                    const RowParams &params, int32_t r, int thread);
+    void sample_row(const float *row, const RowParams &params, int32_t r, int thread);
+    void draw_reduced(const ReducedRows &found, const RowParams &params, int32_t r, int32_t output,
+                      int thread);
     void raise_failure(const LlaisysSamplingMetadata &sampling) const;
 
     // Rows are drawn on the CPU: on the threads of the stream, or on our own when it has none.

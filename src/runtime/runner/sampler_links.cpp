@@ -21,17 +21,7 @@ bool has_penalties(const RowParams &params) {
 }
 
 float penalised(float x, const SamplerHistory::Entry &entry, const RowParams &params) {
-    x = x > 0 ? x / params.repetition : x * params.repetition;
-    x -= params.frequency * float(entry.drawn);
-    return entry.drawn > 0 ? x - params.presence : x;
-}
-
-// The weight that weigh() gives a logit.
-float weight_of(float logit, float max, float temperature) {
-    if (max == kInf) {
-        return logit == kInf ? 1.0f : 0.0f;
-    }
-    return exp_of(temperature == 1.0f ? logit - max : (logit - max) / temperature);
+    return drawing::penalised(x, entry.drawn, params.repetition, params.presence, params.frequency);
 }
 
 void apply_penalties(Candidates *left, const RowParams &params) {
@@ -104,19 +94,18 @@ void keep_top_k(Candidates *left, const RowParams &params) {
 }
 
 void keep_top_p(Candidates *left, const RowParams &params) {
-    constexpr int64_t kFew = 256; // mostly enough
     const double wanted = double(params.top_p) * left->weigh();
     const float *x = left->x();
     const float max = max_of(x, left->size());
     std::vector<Candidate> &best = left->selected();
-    select_best(x, left->ids(), left->size(), kFew, Order::best_first, &best);
+    select_best(x, left->ids(), left->size(), kFewBest, Order::best_first, &best);
     double sum = 0;
     size_t n_kept = 0;
     while (n_kept < best.size() && (sum < wanted || n_kept == 0)) {
-        sum += double(weight_of(best[n_kept].logit, max, left->temperature()));
+        sum += double(drawing::weight_of(best[n_kept].logit, max, left->temperature()));
         ++n_kept;
     }
-    if (sum >= wanted || int64_t(best.size()) < kFew) {
+    if (sum >= wanted || int64_t(best.size()) < kFewBest) {
         best.resize(n_kept);
         std::sort(best.begin(), best.end(),
                   [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
@@ -248,28 +237,54 @@ bool takes_best_from(int32_t first, const RowParams &params) {
 
 } // namespace
 
-int32_t best_needed(const RowParams &params) {
-    if (takes_best_from(0, params)) {
-        return 1;
-    }
+Reduction reduction_of(const RowParams &params, int64_t k) {
+    Reduction found;
     for (int32_t i = 0; i < params.n_chain; ++i) {
         const Link &link = kLinks[params.chain[i]];
-        // A temperature changes no order; it is applied to what is left at the end.
-        if (link.is_neutral(params) ||
-            (link.kind == LLAISYS_SAMPLER_TEMPERATURE && params.temperature != 0)) {
+        found.first = i;
+        if (link.is_neutral(params)) {
             continue;
         }
-        return link.kind == LLAISYS_SAMPLER_TOP_K ? params.top_k : 0;
+        if (takes_best_from(i, params)) {
+            found.kind = Reduction::best;
+            return found;
+        }
+        switch (link.kind) {
+        case LLAISYS_SAMPLER_PENALTIES: // those of logits as they are were made already
+            if (found.temperature != 1) {
+                found.kind = Reduction::whole;
+                return found;
+            }
+            found.is_penalised = true;
+            continue;
+        case LLAISYS_SAMPLER_TEMPERATURE:
+            found.temperature = params.temperature;
+            continue;
+        case LLAISYS_SAMPLER_TOP_K:
+            found.kind = params.top_k <= k ? Reduction::top_k : Reduction::whole;
+            return found;
+        case LLAISYS_SAMPLER_TOP_P:
+            found.kind = Reduction::top_p;
+            return found;
+        case LLAISYS_SAMPLER_MIN_P:
+            found.kind = Reduction::min_p;
+            return found;
+        default:
+            found.kind = Reduction::whole;
+            return found;
+        }
     }
-    return 0;
+    found.first = params.n_chain;
+    found.kind = Reduction::pick;
+    return found;
 }
 
 std::pair<const uint8_t *, int32_t> default_chain() {
     return {kDefaultChain, int32_t(std::size(kDefaultChain))};
 }
 
-void run_chain(Candidates *left, const RowParams &params) {
-    for (int32_t i = 0; i < params.n_chain && left->size() > 1; ++i) {
+void run_chain(Candidates *left, const RowParams &params, int32_t first) {
+    for (int32_t i = first; i < params.n_chain && left->size() > 1; ++i) {
         const Link &link = kLinks[params.chain[i]];
         const bool is_in_vain = link.keeps_best && takes_best_from(i + 1, params);
         if (!link.is_neutral(params) && !is_in_vain) {

@@ -1,7 +1,5 @@
 #include "runtime/runner/sampler_math.hpp"
 
-#include "base/dtype.hpp"
-
 #include <algorithm>
 #include <limits>
 
@@ -12,30 +10,14 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int kLanes = 16;
 
-// 2^n * e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; the polynomial is Cephes' expf.
-inline float exp_inline(float x) {
-    const float shifted = x * 1.44269504f + 12582912.0f; // 1.5 * 2^23: n is in the low bits
-    const float n = shifted - 12582912.0f;
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    const float e = (p * r * r + r) + 1.0f;
-    const float scaled = e * float_of((bits_of(shifted) << 23) + 0x3F800000u);
-    return float_of(bits_of(scaled) & (0u - uint32_t(x >= -87.0f))); // no branch: a vector loop
-}
-
 void exp_block(const float *x, int64_t n, float max, float temperature, float *weights) {
     if (temperature == 1.0f) {
         for (int64_t i = 0; i < n; ++i) {
-            weights[i] = exp_inline(x[i] - max);
+            weights[i] = drawing::exp_of(x[i] - max);
         }
     } else {
         for (int64_t i = 0; i < n; ++i) {
-            weights[i] = exp_inline((x[i] - max) / temperature);
+            weights[i] = drawing::exp_of((x[i] - max) / temperature);
         }
     }
 }
@@ -72,8 +54,6 @@ int bin_of(float logit, float max, float temperature) {
 }
 
 } // namespace
-
-float exp_of(float x) { return exp_inline(x); }
 
 float max_of(const float *x, int64_t n) {
     float lanes[kLanes];

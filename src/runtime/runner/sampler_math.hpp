@@ -2,6 +2,8 @@
 // has one fixed order. NaN counts as -inf everywhere.
 #pragma once
 
+#include "base/drawing.hpp"
+
 #include <cstdint>
 #include <vector>
 
@@ -17,9 +19,6 @@ inline bool is_better(const Candidate &a, const Candidate &b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// e^x for x <= 0, within 2.4e-7 relative; exactly 1 for 0, exactly 0 below -87 and for NaN.
-float exp_of(float x);
-
 // The largest of x[n]; -inf when there is none.
 float max_of(const float *x, int64_t n);
 
@@ -31,7 +30,7 @@ bool is_all_nan(const float *x, int64_t n);
 
 // Unnormalised probabilities: weights[i] = e^((x[i] - max) / temperature), in double sums per block
 // of kWeightBlock. max = max_of(x, n), not -inf. With max = +inf each +inf weighs 1, the rest 0.
-constexpr int64_t kWeightBlock = 512;
+constexpr int64_t kWeightBlock = drawing::kBlock;
 // weights: [n], block_sums: [ceil(n / kWeightBlock)]. Returns the sum of all.
 double weigh(const float *x, int64_t n, float max, float temperature, float *weights,
              double *block_sums);

@@ -3,7 +3,9 @@
 #include "runtime/runner/sampler_links.hpp"
 #include "runtime/runner/sampler_rng.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <new>
 
 namespace llaisys::runtime {
@@ -25,6 +27,39 @@ int64_t pick_of(Candidates *left, const RowParams &params) {
     const double sum = left->weigh();
     const double u = uniform(params.seed, params.choice, params.position);
     return sum > 0 ? pick(left->weights(), left->block_sums(), left->size(), u * sum) : -1;
+}
+
+// How many of the best are above -inf.
+int64_t n_above(const BestLogits &best) {
+    int64_t n = best.k;
+    while (n > 0 && !(best.logits[n - 1] > -std::numeric_limits<float>::infinity())) {
+        --n;
+    }
+    return n;
+}
+
+// How many of the n best weigh `wanted`; 0: more than there are here. As in keep_top_p.
+int64_t n_of_top_p(const BestLogits &best, int64_t n, double wanted, float temperature) {
+    double sum = 0;
+    int64_t n_kept = 0;
+    while (n_kept < n && (sum < wanted || n_kept == 0)) {
+        sum += double(drawing::weight_of(best.logits[n_kept], best.logits[0], temperature));
+        ++n_kept;
+    }
+    return sum >= wanted || n < kFewBest ? n_kept : 0;
+}
+
+// Whether every logit that is not among the best weighs less than `floor`, whatever the rounding of
+// its weight: the error of exp_of is far below a millionth.
+bool is_below(const BestLogits &best, float floor, float temperature) {
+    const float last = drawing::weight_of(best.logits[best.k - 1], best.logits[0], temperature);
+    return double(last) < double(floor) * (1 - 1e-6);
+}
+
+// Of log-probabilities, given the largest logit and the logarithm of the sum of the weights.
+float logprob_of(float logit, float max, double log_sum) {
+    const bool is_top = logit == max; // also when both are +inf
+    return float((is_top ? 0.0 : double(logit) - double(max)) - log_sum);
 }
 
 } // namespace
@@ -51,14 +86,38 @@ RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &
     }
 }
 
-RowStatus RowSampler::draw_best(const int32_t *ids, const float *logits, int64_t n,
-                                const RowParams &params, int32_t *id) noexcept {
+RowStatus RowSampler::draw_reduced(const BestLogits &best, double sum, int32_t pick,
+                                   const RowParams &params, int32_t *id) noexcept {
     try {
-        left_.begin_best(ids, logits, n);
-        run_chain(&left_, params);
+        const Reduction reduction = reduction_of(params, best.k);
+        const int64_t n = n_above(best);
+        const bool are_all = n < best.k || best.k == best.vocab; // no other logit is above -inf
+        if (n == 0 || reduction.kind == Reduction::whole) {
+            return RowStatus::needs_all;
+        }
+        if (reduction.kind == Reduction::best || reduction.kind == Reduction::pick) {
+            *id = reduction.kind == Reduction::best ? best.ids[0] : pick;
+            return *id >= 0 ? RowStatus::ok : RowStatus::needs_all;
+        }
+        int64_t n_used = n;
+        int32_t first = reduction.first;
+        if (reduction.kind == Reduction::top_k) {
+            n_used = params.top_k >= best.vocab ? best.k : n; // nothing is cut off: not even -inf
+        } else if (reduction.kind == Reduction::top_p) {
+            n_used = n_of_top_p(best, n, double(params.top_p) * sum, reduction.temperature);
+            ++first;
+        } else if (!are_all && !is_below(best, params.min_p, reduction.temperature)) {
+            return RowStatus::needs_all;
+        }
+        if (n_used == 0) {
+            return RowStatus::needs_all;
+        }
+        left_.begin_best(best.ids, best.logits, n_used);
+        left_.set_temperature(reduction.temperature);
+        run_chain(&left_, params, first);
         const int64_t index = pick_of(&left_, params);
         if (index < 0) {
-            return RowStatus::nothing_left;
+            return RowStatus::needs_all;
         }
         *id = left_.id_of(index);
         return RowStatus::ok;
@@ -74,10 +133,7 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t drawn
         left_.begin(logits, vocab);
         const double log_sum = std::log(left_.weigh());
         const float max = max_of(logits, vocab);
-        const auto value_of = [&](float logit) {
-            const bool is_top = logit == max; // also when both are +inf
-            return float((is_top ? 0.0 : double(logit) - double(max)) - log_sum);
-        };
+        const auto value_of = [&](float logit) { return logprob_of(logit, max, log_sum); };
         const float logit = logits[drawn];
         int32_t before = 0;
         for (int64_t i = 0; i < vocab; ++i) {
@@ -103,6 +159,27 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t drawn
     } catch (const std::bad_alloc &) {
         return RowStatus::no_memory;
     }
+}
+
+RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32_t drawn, int32_t n,
+                                       int32_t *ids, float *values, int32_t *count,
+                                       int32_t *rank) noexcept {
+    const int64_t n_there = n_above(best);
+    const int32_t *place = std::find(best.ids, best.ids + n_there, drawn);
+    if (place == best.ids + n_there) {
+        return RowStatus::needs_all;
+    }
+    const double log_sum = std::log(sum);
+    const int64_t n_best = std::min<int64_t>(n, n_there);
+    *rank = int32_t(place - best.ids) + 1;
+    ids[0] = drawn;
+    values[0] = logprob_of(best.logits[place - best.ids], best.logits[0], log_sum);
+    for (int64_t i = 0; i < n_best; ++i) {
+        ids[i + 1] = best.ids[i];
+        values[i + 1] = logprob_of(best.logits[i], best.logits[0], log_sum);
+    }
+    *count = int32_t(1 + n_best);
+    return RowStatus::ok;
 }
 
 } // namespace llaisys::runtime

@@ -9,7 +9,15 @@
 
 namespace llaisys::runtime {
 
-enum class RowStatus : uint8_t { ok, nothing_left, all_nan, no_memory };
+// needs_all: cannot be drawn from what is known of it; the whole row is needed.
+enum class RowStatus : uint8_t { ok, nothing_left, all_nan, no_memory, needs_all };
+
+// The k best of a row of `vocab` logits, largest first, the lower id first among equals; NaN is -inf.
+struct BestLogits {
+    const int32_t *ids;
+    const float *logits;
+    int64_t k, vocab;
+};
 
 class RowSampler {
 public:
@@ -17,16 +25,22 @@ public:
     RowStatus draw(const float *logits, int64_t vocab, const RowParams &params,
                    int32_t *id) noexcept;
 
-    // The same from the n best of a row, largest first, the lower id first among equals; n is at least
-    // best_needed(params), and there is neither mask nor bias. nothing_left also when all are NaN.
-    RowStatus draw_best(const int32_t *ids, const float *logits, int64_t n, const RowParams &params,
-                        int32_t *id) noexcept;
+    // The same from the best of a row after mask, bias and penalties, the sum of its weights and the
+    // index that these pick, at the temperature of reduction_of(params). needs_all where that is not
+    // enough, or where draw would fail.
+    RowStatus draw_reduced(const BestLogits &best, double sum, int32_t pick,
+                           const RowParams &params, int32_t *id) noexcept;
 
     // The log-probabilities of logits [vocab]: ids[0] = the drawn token, then up to n best that are
     // above -inf. *count: entries written, at most 1 + n. *rank: 1 + the tokens before it in the
     // order of the best. Never throws.
     RowStatus logprobs(const float *logits, int64_t vocab, int32_t drawn, int32_t n, int32_t *ids,
                        float *values, int32_t *count, int32_t *rank) noexcept;
+    // The same from the best of the row, at least n of them, and the sum of its weights. needs_all
+    // where the drawn token is not among them.
+    static RowStatus logprobs_of_best(const BestLogits &best, double sum, int32_t drawn, int32_t n,
+                                      int32_t *ids, float *values, int32_t *count,
+                                      int32_t *rank) noexcept;
 
 private:
     Candidates left_;

@@ -380,6 +380,7 @@ class Worker:
     # ---- measuring -----------------------------------------------------------------------------
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """As StageTimers reports it, with the rank whose it is."""
+        """As StageTimers reports it, with the rank whose it is and where rows were drawn."""
         native = {} if self.adapter is None else self.adapter.profile(reset)
-        return {"rank": self.rank, **self._timers.report(native, reset)}
+        draws = {} if self.adapter is None else self.adapter.draws()
+        return {"rank": self.rank, "draws": draws, **self._timers.report(native, reset)}

@@ -207,6 +207,7 @@ class EngineStats(Struct, array_like=True):
     spec_decode_accepted_per_position: list[int] = []
     spec_decode_mean_accepted_length: float = 0.0  # a gauge
     stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
+    draws: dict[str, int] = {}  # rows drawn since the start, by where: device, host
     gpus: list[GpuUse] = []  # gauges, of the engine's GPU; empty on a CPU
 
     @classmethod

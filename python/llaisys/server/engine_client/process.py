@@ -100,6 +100,7 @@ class EngineLoop:
         self._closing = False
         self._profiled = 0.0  # when the worker was last asked
         self._stage_seconds: dict[str, float] = {}
+        self._draws: dict[str, int] = {}
         self._gpus: list[GpuUse] = []
 
     def run(self) -> None:
@@ -189,9 +190,10 @@ class EngineLoop:
         now = time.monotonic()
         if now - self._profiled > PROFILE_SECONDS and not self.core.failed_steps:
             self._profiled = now
-            self._stage_seconds = self.core.executor.profile()["stages"]
+            profile = self.core.executor.profile()
+            self._stage_seconds, self._draws = profile["stages"], profile["draws"]
             self._gpus = self.core.executor.gpu_use()
-        kept = {"stage_seconds": self._stage_seconds, "gpus": self._gpus}
+        kept = {"stage_seconds": self._stage_seconds, "draws": self._draws, "gpus": self._gpus}
         stats = {**self.core.stats(), **kept}
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
 

@@ -326,9 +326,9 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
     drafts = sum(part.spec_decode_num_drafts for part in parts)
     for name in EngineStats.__struct_fields__:
         values = [getattr(part, name) for part in parts]
-        if name == "stage_seconds":
-            stages = {stage for value in values for stage in value}
-            summed.stage_seconds = {s: sum(value.get(s, 0.0) for value in values) for s in stages}
+        if name in ("stage_seconds", "draws"):
+            keys = {key for value in values for key in value}
+            setattr(summed, name, {k: sum(value.get(k, 0) for value in values) for k in keys})
         elif name == "spec_decode_accepted_per_position":
             longest = max(map(len, values), default=0)
             padded = [[*value, *[0] * (longest - len(value))] for value in values]

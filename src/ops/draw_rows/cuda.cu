@@ -1,0 +1,218 @@
+// One block a row, which is read once; bound by memory for many rows, by latency for few. Sums are made
+// in the order of the CPU's: 8 lanes of a block of 512 weights, a thread each, then block by block.
+#include "ops/draw_rows/cuda.hpp"
+
+#include "base/drawing.hpp"
+#include "ops/cuda/common.cuh"
+
+#include <cmath>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kAdjustThreads = 1024;
+constexpr int kWeighThreads = 512;
+constexpr int kGroups = kWeighThreads / drawing::kLanes; // blocks of weights at a time
+static_assert(kWeighThreads == drawing::kBlock, "a thread a weight while a block is picked from");
+
+struct Adjustments {
+    const int32_t *rows, *mask_rows;
+    const uint32_t *masks;
+    int64_t mask_words;
+    const int32_t *bias_offsets, *bias_ids;
+    const float *bias_values;
+    const int32_t *history_offsets, *history_tokens, *history_drawn;
+    const float *penalties;
+};
+
+__global__ void __launch_bounds__(kAdjustThreads)
+    adjust_rows_kernel(float *out, const float *logits, int64_t vocabulary, Adjustments a) {
+    cuda::wait_for_input();
+    const int r = blockIdx.x;
+    const float *from = logits + int64_t(a.rows[r]) * vocabulary;
+    float *to = out + int64_t(r) * vocabulary;
+    const int mask_row = a.mask_rows[r];
+    const uint32_t *mask = mask_row >= 0 ? a.masks + mask_row * a.mask_words : nullptr;
+    for (int64_t i = threadIdx.x; i < vocabulary; i += kAdjustThreads) {
+        const bool is_allowed = mask == nullptr || (mask[i / 32] >> (i % 32) & 1u) != 0;
+        to[i] = is_allowed ? from[i] : -INFINITY;
+    }
+    __syncthreads();
+    const int bias_end = a.bias_offsets[r + 1];
+    for (int i = a.bias_offsets[r] + int(threadIdx.x); i < bias_end; i += kAdjustThreads) {
+        const int id = a.bias_ids[i];
+        if (i > a.bias_offsets[r] && a.bias_ids[i - 1] == id) {
+            continue; // whoever has the first of them adds them all
+        }
+        float x = to[id];
+        for (int j = i; j < bias_end && a.bias_ids[j] == id; ++j) {
+            x = drawing::add(x, a.bias_values[j]);
+        }
+        to[id] = x;
+    }
+    __syncthreads();
+    const float *numbers = a.penalties + 3 * r;
+    const int history_end = a.history_offsets[r + 1];
+    for (int i = a.history_offsets[r] + int(threadIdx.x); i < history_end; i += kAdjustThreads) {
+        const int id = a.history_tokens[i];
+        to[id] = drawing::penalised(to[id], a.history_drawn[i], numbers[0], numbers[1], numbers[2]);
+    }
+}
+
+struct Weighing {
+    const float *logits;
+    int64_t vocabulary;
+    const float *best;
+    int64_t k;
+    const int32_t *rows;       // may be null
+    const float *temperatures; // may be null
+    const double *uniforms;    // null: nothing is picked
+    double *sums;
+    int32_t *picks;
+};
+
+// Where pick() goes on in the block of weights that it has found.
+struct Found {
+    int64_t begin;
+    double below, target;
+};
+
+// One thread.
+__device__ Found find_block(const double *block_sums, int n_blocks, double target) {
+    double below = 0;
+    int block = 0;
+    int fallback = 0;
+    for (; block < n_blocks; ++block) {
+        const double sum = block_sums[block];
+        fallback = sum > 0 ? block : fallback;
+        if (below + sum > target) {
+            break;
+        }
+        below += sum;
+    }
+    return {(block < n_blocks ? block : fallback) * drawing::kBlock, below, target};
+}
+
+// One thread.
+__device__ int64_t find_weight(const float *block, int64_t count, const Found &found) {
+    double below = found.below;
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (block[i] > 0) {
+            last = i;
+            below += double(block[i]);
+            if (below > found.target) {
+                break;
+            }
+        }
+    }
+    return found.begin + last;
+}
+
+__global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
+    extern __shared__ double block_sums[]; // [n_blocks]
+    __shared__ float block[drawing::kBlock];
+    __shared__ Found found;
+    cuda::wait_for_input();
+    const int r = blockIdx.x;
+    const int64_t row = w.rows != nullptr ? w.rows[r] : r;
+    const float *x = w.logits + row * w.vocabulary;
+    const float max = w.best[row * w.k];
+    const float temperature = w.temperatures != nullptr ? w.temperatures[r] : 1.0f;
+    if (max == -INFINITY) {
+        if (threadIdx.x == 0) {
+            w.sums[r] = 0;
+            if (w.uniforms != nullptr) {
+                w.picks[r] = -1;
+            }
+        }
+        return;
+    }
+    const int n_blocks = int((w.vocabulary + drawing::kBlock - 1) / drawing::kBlock);
+    const int lane = threadIdx.x % drawing::kLanes;
+    const unsigned group = 0xffu << (threadIdx.x % cuda::kWarp / drawing::kLanes * drawing::kLanes);
+    for (int b = threadIdx.x / drawing::kLanes; b < n_blocks; b += kGroups) {
+        const int64_t end = min(w.vocabulary, (b + 1) * drawing::kBlock);
+        double sum = 0;
+#pragma unroll 8
+        for (int64_t i = b * drawing::kBlock + lane; i < end; i += drawing::kLanes) {
+            sum += double(drawing::weight_of(x[i], max, temperature));
+        }
+        // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
+        sum += __shfl_xor_sync(group, sum, 4);
+        sum += __shfl_xor_sync(group, sum, 2);
+        sum += __shfl_xor_sync(group, sum, 1);
+        if (lane == 0) {
+            block_sums[b] = sum;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double sum = 0;
+        for (int b = 0; b < n_blocks; ++b) {
+            sum += block_sums[b];
+        }
+        w.sums[r] = sum;
+        if (w.uniforms != nullptr) {
+            found = find_block(block_sums, n_blocks, __dmul_rn(w.uniforms[r], sum));
+        }
+    }
+    if (w.uniforms == nullptr) {
+        return;
+    }
+    __syncthreads();
+    const int64_t i = found.begin + threadIdx.x;
+    block[threadIdx.x] = i < w.vocabulary ? drawing::weight_of(x[i], max, temperature) : 0.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        w.picks[r] = int32_t(find_weight(block, drawing::kBlock, found));
+    }
+}
+
+} // namespace
+
+void adjust_rows_cuda(const device::Stream &stream, const Tensor &out, const Tensor &logits,
+                      const RowAdjustments &adjustments) {
+    if (out.size(0) == 0) {
+        return;
+    }
+    const auto integers = [](const Tensor &tensor) { return tensor.as<int32_t>(); };
+    const Adjustments a{integers(adjustments.rows),
+                        integers(adjustments.mask_rows),
+                        reinterpret_cast<const uint32_t *>(integers(adjustments.masks)),
+                        (logits.size(1) + 31) / 32,
+                        integers(adjustments.bias_offsets),
+                        integers(adjustments.bias_ids),
+                        adjustments.bias_values.as<float>(),
+                        integers(adjustments.history_offsets),
+                        integers(adjustments.history_tokens),
+                        integers(adjustments.history_drawn),
+                        adjustments.penalties.as<float>()};
+    cuda::launch(device::cuda_stream_of(stream), adjust_rows_kernel, unsigned(out.size(0)),
+                 kAdjustThreads, 0, false, out.as<float>(), logits.as<float>(), logits.size(1), a);
+}
+
+void weigh_rows_cuda(const device::Stream &stream, const Tensor &sums, const Tensor &picks,
+                     const Tensor &logits, const Tensor &best, const Tensor &rows,
+                     const Tensor &temperatures, const Tensor &uniforms) {
+    if (sums.size(0) == 0) {
+        return;
+    }
+    const Weighing w{logits.as<float>(),
+                     logits.size(1),
+                     best.as<float>(),
+                     best.size(1),
+                     rows.defined() ? rows.as<int32_t>() : nullptr,
+                     temperatures.defined() ? temperatures.as<float>() : nullptr,
+                     uniforms.defined() ? reinterpret_cast<const double *>(uniforms.data())
+                                        : nullptr,
+                     reinterpret_cast<double *>(sums.data()),
+                     uniforms.defined() ? picks.as<int32_t>() : nullptr};
+    const size_t n_blocks = size_t((logits.size(1) + drawing::kBlock - 1) / drawing::kBlock);
+    cuda::allow_shared(weigh_rows_kernel, n_blocks * sizeof(double));
+    cuda::launch(device::cuda_stream_of(stream), weigh_rows_kernel, unsigned(sums.size(0)),
+                 kWeighThreads, n_blocks * sizeof(double), false, w);
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,262 @@
+// Draws from what a device finds out about its rows are those from the rows. The device here is naive.
+#include "sampler_rows.hpp"
+
+#include "runtime/runner/sampler_links.hpp"
+
+#include <cmath>
+#include <numeric>
+
+using namespace sampler_test;
+
+namespace {
+
+// Rows of logits, and what a device would find out about them.
+struct NaiveDevice {
+    NaiveDevice(int64_t vocabulary, std::vector<float> rows)
+        : vocab(vocabulary), k(std::min<int64_t>(vocabulary, kFewBest)), logits(std::move(rows)) {}
+
+    int64_t vocab, k;
+    std::vector<float> logits; // [outputs, vocab]
+
+    std::vector<int32_t> ids, raw_ids, picks;
+    std::vector<float> values, raw_values;
+    std::vector<double> sums, raw_sums;
+    std::vector<float> fetched;
+    size_t n_fetched = 0;
+
+    void best_of(const float *row, std::vector<int32_t> *best_ids, std::vector<float> *best) const {
+        const auto at = [&](int32_t i) { return row[i] == row[i] ? row[i] : -kInf; };
+        std::vector<int32_t> order(static_cast<size_t>(vocab));
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t a, int32_t b) { return at(a) > at(b); });
+        for (int64_t i = 0; i < k; ++i) {
+            best_ids->push_back(order[size_t(i)]);
+            best->push_back(at(order[size_t(i)]));
+        }
+    }
+
+    // The sum of the weights, and what they pick.
+    std::pair<double, int32_t> weigh_row(const float *row, float temperature, double u) const {
+        std::vector<float> weights(static_cast<size_t>(vocab));
+        std::vector<double> blocks(size_t((vocab + kWeightBlock - 1) / kWeightBlock));
+        const float max = max_of(row, vocab);
+        if (max == -kInf) {
+            return {0, -1};
+        }
+        const double sum = weigh(row, vocab, max, temperature, weights.data(), blocks.data());
+        return {sum, int32_t(pick(weights.data(), blocks.data(), vocab, u * sum))};
+    }
+
+    std::vector<float> adjusted(const DrawPlan &plan, size_t r) const {
+        const float *from = logits.data() + plan.rows[r] * vocab;
+        std::vector<float> row(from, from + vocab);
+        const int64_t words = (vocab + 31) / 32;
+        for (int64_t i = 0; plan.mask_rows[r] >= 0 && i < vocab; ++i) {
+            const uint32_t word = plan.masks[plan.mask_rows[r] * words + i / 32];
+            row[size_t(i)] = (word >> (i % 32) & 1u) != 0 ? row[size_t(i)] : -kInf;
+        }
+        for (int32_t i = plan.bias_offsets[r]; i < plan.bias_offsets[r + 1]; ++i) {
+            CHECK(i == plan.bias_offsets[r] ||
+                  plan.bias_ids[size_t(i)] >= plan.bias_ids[size_t(i - 1)]);
+            row[size_t(plan.bias_ids[size_t(i)])] += plan.bias_values[size_t(i)];
+        }
+        for (int32_t i = plan.history_offsets[r]; i < plan.history_offsets[r + 1]; ++i) {
+            float &x = row[size_t(plan.history_tokens[size_t(i)])];
+            const float drawn = float(plan.history_drawn[size_t(i)]);
+            x = x > 0 ? x / plan.penalties[3 * r] : x * plan.penalties[3 * r];
+            x -= plan.penalties[3 * r + 2] * drawn;
+            x -= drawn > 0 ? plan.penalties[3 * r + 1] : 0.0f;
+        }
+        return row;
+    }
+
+    ReducedRows reduce(const DrawPlan &plan) {
+        for (size_t at = 0; at < logits.size(); at += size_t(vocab)) {
+            best_of(logits.data() + at, &raw_ids, &raw_values);
+        }
+        for (size_t r = 0; r < plan.rows.size(); ++r) {
+            const std::vector<float> row = adjusted(plan, r);
+            best_of(row.data(), &ids, &values);
+            const auto found = weigh_row(row.data(), plan.temperatures[r], plan.uniforms[r]);
+            sums.push_back(found.first);
+            picks.push_back(found.second);
+            raw_sums.push_back(weigh_row(logits.data() + plan.rows[r] * vocab, 1, 0).first);
+        }
+        ReducedRows found;
+        found.k = k;
+        found.is_adjusted = plan.adjusts;
+        found.ids = plan.adjusts ? ids.data() : raw_ids.data();
+        found.values = plan.adjusts ? values.data() : raw_values.data();
+        found.sums = plan.wants_sums || plan.wants_picks ? sums.data() : nullptr;
+        found.picks = plan.wants_picks ? picks.data() : nullptr;
+        if (plan.wants_raw) {
+            found.raw_ids = raw_ids.data();
+            found.raw_values = raw_values.data();
+            found.raw_sums = raw_sums.data();
+        }
+        return found;
+    }
+
+    const float *fetch(const std::vector<int32_t> &rows) {
+        n_fetched += rows.size();
+        for (const int32_t row : rows) {
+            const float *from = logits.data() + row * vocab;
+            fetched.insert(fetched.end(), from, from + vocab);
+        }
+        return fetched.data();
+    }
+};
+
+// A value for a number that is neutral four times out of five.
+float sometimes(std::mt19937 &random, float neutral, float value) {
+    return random() % 5 == 0 ? value : neutral;
+}
+
+Row random_row(std::mt19937 &random, int64_t vocab, int32_t n_outputs) {
+    constexpr float kTemperatures[] = {0, 0.3f, 1, 1, 0.7f, 2};
+    Row row;
+    row.output = int32_t(random() % uint32_t(n_outputs));
+    row.seed = random() % 3;
+    row.position = int64_t(random() % 1000);
+    row.seq = random() % 3 == 0 ? 7 : 8; // 7 has a history
+    row.temperature = kTemperatures[random() % 6];
+    row.top_k = random() % 3 == 0 ? int32_t(1 + random() % uint64_t(vocab + 20)) : 0;
+    row.top_p = sometimes(random, 1, 0.05f + float(random() % 90) / 100);
+    row.min_p = sometimes(random, 0, 0.001f * float(1 + random() % 300));
+    row.typical_p = random() % 20 == 0 ? 0.6f : 1.0f;
+    row.top_n_sigma = random() % 20 == 0 ? 1.5f : 0.0f;
+    row.xtc_probability = random() % 10 == 0 ? 0.5f : 0.0f;
+    row.repetition = sometimes(random, 1, 1.3f);
+    row.presence = sometimes(random, 0, 0.5f);
+    row.frequency = sometimes(random, 0, -0.25f);
+    row.n_logprobs = random() % 4 == 0 ? int32_t(random() % uint64_t(vocab + 1)) : -1;
+    row.mask = random() % 4 == 0 ? 0 : -1;
+    for (uint32_t i = 0; random() % 4 == 0 && i < 5; ++i) { // of one token more than once
+        row.bias.emplace_back(int32_t(random() % uint64_t(std::min<int64_t>(vocab, 3))),
+                              float(int(random() % 7)) * 0.3f - 1);
+    }
+    if (random() % 4 == 0) {
+        std::shuffle(row.chain.begin(), row.chain.end(), random);
+        row.chain.resize(random() % 9);
+    }
+    return row;
+}
+
+std::vector<float> some_logits(std::mt19937 &random, int64_t vocab, int32_t n_outputs) {
+    std::vector<float> logits = random_logits(random, size_t(vocab * n_outputs), 3);
+    for (float &x : logits) {
+        x = random() % 2 == 0 ? std::round(x * 4) / 4 : x; // with ties
+        x = random() % 50 == 0 ? (random() % 2 == 0 ? kNaN : -kInf) : x;
+    }
+    for (int64_t i = 0; i < vocab; ++i) {
+        logits[size_t(i)] = i % 7 == 0 ? logits[size_t(i)] : -kInf; // few are left of the first
+    }
+    for (int32_t row = 0; row < n_outputs; ++row) {
+        logits[size_t(row * vocab)] = 2;
+    }
+    return logits;
+}
+
+} // namespace
+
+TEST(what_a_device_finds_out_draws_what_the_rows_draw) {
+    std::mt19937 random(5);
+    size_t n_fetched = 0;
+    size_t n_drawn = 0;
+    for (const int64_t vocab : {1, 5, 200, 256, 257, 511, 513, 3000}) {
+        constexpr int32_t kOutputs = 3;
+        Sampler sampler(stream(), vocab);
+        const std::vector<int64_t> prompt{0, vocab / 2, vocab - 1};
+        sampler.reset(7, prompt.data(), 3);
+        sampler.accept(7, prompt.data(), 2);
+        std::vector<uint32_t> mask(size_t((vocab + 31) / 32), 0xDDDDDDDDu);
+        for (int round = 0; round < 40; ++round) {
+            std::vector<Row> rows;
+            for (int i = 0; i < 12; ++i) {
+                rows.push_back(random_row(random, vocab, kOutputs));
+            }
+            const Columns columns(rows, mask);
+            const LlaisysSamplingMetadata view = columns.view(vocab);
+            NaiveDevice device(vocab, some_logits(random, vocab, kOutputs));
+            std::vector<int32_t> whole(rows.size()), reduced(rows.size());
+            sampler.sample(device.logits.data(), kOutputs, view, whole.data());
+            std::vector<std::vector<float>> logprobs;
+            for (int32_t r = 0; r < int32_t(rows.size()); ++r) {
+                const LlaisysLogprobs l = sampler.logprobs(r);
+                logprobs.emplace_back(l.logprobs, l.logprobs + l.n);
+                logprobs.back().push_back(float(l.sampled_rank));
+                logprobs.back().insert(logprobs.back().end(), l.ids, l.ids + l.n);
+            }
+            DrawPlan plan;
+            if (!sampler.plan(view, kOutputs, device.k, &plan)) {
+                continue;
+            }
+            const ReducedRows found = device.reduce(plan);
+            const auto fetch = [&](const std::vector<int32_t> &outputs) {
+                return device.fetch(outputs);
+            };
+            const int32_t n_whole = sampler.sample_reduced(found, fetch, view, reduced.data());
+            CHECK_EQ(n_whole, int32_t(device.n_fetched));
+            CHECK(whole == reduced);
+            for (int32_t r = 0; r < int32_t(rows.size()); ++r) {
+                const LlaisysLogprobs l = sampler.logprobs(r);
+                std::vector<float> now(l.logprobs, l.logprobs + l.n);
+                now.push_back(float(l.sampled_rank));
+                now.insert(now.end(), l.ids, l.ids + l.n);
+                CHECK(now == logprobs[size_t(r)]);
+            }
+            n_fetched += device.n_fetched;
+            n_drawn += rows.size();
+        }
+    }
+    CHECK(n_drawn > 3000);
+    CHECK(n_fetched > n_drawn / 50); // both roads were taken
+    CHECK(n_fetched < n_drawn / 2);
+}
+
+TEST(a_row_without_a_token_says_why_as_the_whole_row_does) {
+    Sampler sampler(stream(), 4);
+    Row row;
+    row.bias = {{0, -kInf}, {1, -kInf}, {2, -kInf}, {3, -kInf}};
+    const Columns columns({row});
+    NaiveDevice device(4, {1, 2, 3, 4});
+    DrawPlan plan;
+    CHECK(sampler.plan(columns.view(4), 1, 4, &plan));
+    const ReducedRows found = device.reduce(plan);
+    const auto fetch = [&](const std::vector<int32_t> &rows) { return device.fetch(rows); };
+    int32_t id = 77;
+    CHECK_THROWS(sampler.sample_reduced(found, fetch, columns.view(4), &id), "no token left");
+    CHECK_EQ(id, 77);
+}
+
+TEST(what_a_row_is_drawn_from) {
+    const SamplerHistory::Entries history{{1, 0}};
+    const auto kind = [&](auto change) {
+        Row row;
+        change(row);
+        RowParams params{static_cast<const RowNumbers &>(row)};
+        params.chain = row.chain.data();
+        params.n_chain = int32_t(row.chain.size());
+        params.history = &history;
+        return reduction_of(params, 64);
+    };
+    CHECK_EQ(int(kind([](Row &) {}).kind), int(Reduction::pick));
+    CHECK_EQ(kind([](Row &row) { row.temperature = 0.5f; }).temperature, 0.5f);
+    CHECK_EQ(int(kind([](Row &row) { row.temperature = 0; }).kind), int(Reduction::best));
+    CHECK_EQ(int(kind([](Row &row) { row.top_k = 64; }).kind), int(Reduction::top_k));
+    CHECK_EQ(int(kind([](Row &row) { row.top_k = 65; }).kind), int(Reduction::whole));
+    CHECK_EQ(int(kind([](Row &row) { row.top_p = 0.5f; }).kind), int(Reduction::top_p));
+    CHECK_EQ(int(kind([](Row &row) { row.min_p = 0.5f; }).kind), int(Reduction::min_p));
+    CHECK_EQ(int(kind([](Row &row) { row.top_n_sigma = 1; }).kind), int(Reduction::whole));
+    CHECK_EQ(int(kind([](Row &row) { row.typical_p = 0.5f; }).kind), int(Reduction::whole));
+    CHECK_EQ(int(kind([](Row &row) { row.xtc_probability = 1; }).kind), int(Reduction::whole));
+    const auto penalised = kind([](Row &row) { row.repetition = 2, row.temperature = 0; });
+    CHECK(penalised.is_penalised);
+    CHECK_EQ(int(penalised.kind), int(Reduction::best));
+    const auto late = kind([](Row &row) {
+        row.chain = {kTemperature, kPenalties};
+        row.repetition = 2, row.temperature = 0.5f;
+    });
+    CHECK_EQ(int(late.kind), int(Reduction::whole));
+}
