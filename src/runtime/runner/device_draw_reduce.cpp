@@ -31,10 +31,9 @@ template <typename T> int64_t bytes_for(const std::vector<T> &values) {
 // Puts values into the arena; at least one, so that there is something to point to.
 template <typename T> Tensor put(StepArena *arena, const std::vector<T> &values) {
     Tensor tensor;
-    const int64_t n = int64_t(values.size());
-    T *to = arena->take<T>({std::max<int64_t>(1, n)}, &tensor);
+    T *to = arena->take<T>({std::max<int64_t>(1, int64_t(values.size()))}, &tensor);
     std::copy(values.begin(), values.end(), to);
-    return n > 0 ? tensor : tensor.slice(0, 0, 1);
+    return tensor;
 }
 
 } // namespace
