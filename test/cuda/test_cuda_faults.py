@@ -9,7 +9,6 @@ import pytest
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
-from llaisys.libllaisys.handles import Tensor, device_memory
 
 PROMPTS = [[i + 3] * (20 + 7 * i) for i in range(12)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
@@ -34,21 +33,3 @@ def test_a_cache_that_is_too_small_for_all_gives_the_same_tokens(directory: Path
             tokens.append([output.token_ids for output in llm.generate(PROMPTS, params)])
             preempted = llm.stats()["num_preemptions"]
     assert tokens[0] == tokens[1] and preempted > 0
-
-
-def test_memory_that_is_gone_ends_requests_with_the_numbers_and_later_ones_work(
-    directory: Path,
-) -> None:
-    """300 rows with penalties need a copy of their logits, 60 MB, and there are 20 left."""
-    many = [[i % 900 + 3, 5] for i in range(300)]
-    asked = SamplingParams(max_tokens=3, repetition_penalty=1.2, **GREEDY)
-    with LLM(
-        str(directory), device="cuda", dtype="bf16", num_kv_blocks=400, max_num_seqs=300
-    ) as llm:
-        expected = [output.token_ids for output in llm.generate(many[:2], asked)]
-        free, _ = device_memory("cuda")
-        with Tensor.create(((free - (20 << 20)) // 4,), "f32", "cuda"):
-            ended = llm.generate(many, asked)
-        assert {output.finish_reason for output in ended} == {"error"}
-        assert "bytes" in str(ended[0].outputs[0].error)
-        assert [output.token_ids for output in llm.generate(many[:2], asked)] == expected

@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-MAY_NEED_WHOLE_ROWS = {"top_p", "top_p that goes far", "min_p", "min_p that goes far"}
+MAY_NEED_WHOLE_ROWS = {"top_p", "top_p that goes far", "min_p", "min_p that goes far", "all"}
 
 
 @pytest.mark.parametrize("name", CASES)
