@@ -62,6 +62,8 @@ def test_operators() -> None:
                     arguments.append(fuzz.pick(FLOATS))
                 elif kind is ctypes.c_int32:
                     arguments.append(fuzz.pick((1, 1, 2, 3, 0, -1, 2**31 - 1)))
+                elif kind is ctypes.c_int64:
+                    arguments.append(fuzz.pick((1, 1, 2, 3, 0, -1, 2**63 - 1)))
                 else:
                     arguments.append(None)
             if name == "llaisysLinear":

@@ -116,7 +116,7 @@ def test_many_requests_leave_nothing_behind() -> None:
         blocks._cached,
         blocks._holdings,
         blocks._prefix_keys,
-        blocks._table,
+        blocks._table._buckets,
         blocks._waits_for,
         sampling.penalised,
         sampling._bias,
