@@ -22,6 +22,8 @@
 //   kStreamBytes: how far ahead a stream of weights is fetched
 #pragma once
 
+#include <cstring>
+
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wignored-attributes" // vector types as template arguments
 #endif
@@ -45,11 +47,11 @@ template <typename N> constexpr N tile_height(N m) { // nearly equal ones
 // kLanes pairs of bf16 as they lie in memory.
 inline vf load_raw_pairs(const bf16_t *p) { return load(reinterpret_cast<const float *>(p)); }
 
-// The first n < kLanes values; the other lanes are zero.
+// The first n < kLanes values, on any address; the other lanes are zero.
 template <typename T> inline vf load_some(const T *p, int64_t n) {
     T buffer[kLanes] = {};
     for (int64_t i = 0; i < n; ++i) {
-        buffer[i] = p[i];
+        std::memcpy(buffer + i, p + i, sizeof(T));
     }
     return load(buffer);
 }
