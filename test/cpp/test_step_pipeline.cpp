@@ -39,18 +39,25 @@ struct Pipe : Rig {
     StepPipeline pipeline{stream, runner};
 };
 
-} // namespace
-
-TEST(a_step_takes_the_token_that_the_one_before_it_draws) {
-    Pipe pipe;
-    const Draw draw(1);
-    const Step first = tokens({7, 8}), next = tokens({-1});
+// From the prompt 7, 8 (first) on: each `next` is launched before the token that it follows is known.
+// Returns the ticket of the last one, which draws 20. The steps outlive it.
+int64_t count_from_7(Pipe &pipe, const Draw &draw, const Step &first, const Step &next) {
     int64_t ticket = pipe.launch(first, draw);
     for (int64_t expected = 9; expected < 20; ++expected) {
         const int64_t behind = pipe.launch(next, draw);
         CHECK_EQ(pipe.collect(ticket), expected);
         ticket = behind;
     }
+    return ticket;
+}
+
+} // namespace
+
+TEST(a_step_takes_the_token_that_the_one_before_it_draws) {
+    Pipe pipe;
+    const Draw draw(1);
+    const Step first = tokens({7, 8}), next = tokens({-1});
+    const int64_t ticket = count_from_7(pipe, draw, first, next);
     CHECK_EQ(pipe.collect(ticket), 20);
     CHECK(pipe.model.seen.back().visible[0] ==
           Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
@@ -61,12 +68,8 @@ TEST(a_step_is_queued_while_the_one_before_it_is_on_the_device) {
     Pipe pipe;
     const Draw draw(1);
     const Step first = tokens({7, 8}), next = tokens({-1});
-    int64_t ticket = pipe.launch(first, draw);
-    for (int64_t expected = 9; expected < 20; ++expected) {
-        const int64_t behind = pipe.launch(next, draw);
-        CHECK_EQ(pipe.collect(ticket), expected); // its event waits for the step behind it
-        ticket = behind;
-    }
+    const int64_t ticket =
+        count_from_7(pipe, draw, first, next); // each event waits for the step behind it
     events.open();
     CHECK_EQ(pipe.collect(ticket), 20);
     CHECK(pipe.model.seen.back().visible[0] ==
@@ -76,9 +79,9 @@ TEST(a_step_is_queued_while_the_one_before_it_is_on_the_device) {
 TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
     LateEvents events;
     Pipe pipe;
-    Draw two(2), turned(2);
+    Draw two(2), swapped(2);
     const std::vector<int32_t> rows = {1, 0};
-    turned.sampling.rows = rows.data();
+    swapped.sampling.rows = rows.data();
     Step first = tokens({3, 30});
     first.seq_ids = {0, 1};
     first.logits = {1, 1};
@@ -86,7 +89,7 @@ TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
     crossed.tokens = {-2, -1};
     const Step third = tokens({-3});
     const Draw one(1);
-    pipe.launch(first, turned); // draws 31, 4
+    pipe.launch(first, swapped); // draws 31, 4
     const int64_t ticket = pipe.launch(crossed, two);
     const int64_t unknown = pipe.launch(third, one); // the step before draws two
     events.open();

@@ -1,4 +1,4 @@
-"""Memory that runs out on the GPU: in the cache, and under a step."""
+"""A KV cache on the GPU that is too small for all requests."""
 
 from __future__ import annotations
 
