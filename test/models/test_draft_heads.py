@@ -12,7 +12,6 @@ from model_files import tiny_config, write_hf_model
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError, NativeError
 from llaisys.common.step import ModelStepInput
-from llaisys.libllaisys.types import ERROR_UNSUPPORTED
 from llaisys.models.base import AdapterOptions
 from llaisys.models.draft_head import DraftHeadAdapter
 from llaisys.models.draft_head_files import open_draft_head
@@ -153,17 +152,6 @@ def test_steps_of_a_head_are_checked(tmp_path: Path, target: tuple[Path, dict[st
             adapter.forward_features(step_of([313]), None, np.zeros((1, 60), dtype=np.float32))
         with pytest.raises(NativeError, match="decoders only"):
             adapter.keep_hidden((0,))
-
-
-def test_a_head_on_a_gpu_is_refused_before_anything_is_loaded(
-    tmp_path: Path, target: tuple[Path, dict[str, Any]]
-):
-    write_head(tmp_path, CONFIG, head_tensors("mtp", CONFIG))
-    with open_checkpoint(target[0]) as model:
-        files = open_draft_head(tmp_path, model)
-        with pytest.raises(NativeError, match=r"draft head \(mtp\) runs on the CPU only") as error:
-            DraftHeadAdapter.kv_bytes_per_token(files, AdapterOptions(device="cuda"))
-    assert error.value.code == ERROR_UNSUPPORTED
 
 
 def test_a_head_without_an_output_matrix_has_the_models_rows(

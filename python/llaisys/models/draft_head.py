@@ -8,14 +8,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.errors import NativeError
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.validation import refuse
 from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
-from llaisys.libllaisys.types import DTYPE_BYTES, ERROR_UNSUPPORTED
+from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import decoder_meta, dtype_of
-from llaisys.models.device import MemoryNeeds, is_gpu
+from llaisys.models.device import MemoryNeeds
 from llaisys.models.draft_head_files import DraftHeadFiles
 from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.tensors import tensor_from
@@ -28,7 +27,6 @@ class DraftHeadAdapter(NativeAdapter):
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> int:
-        _check_device(checkpoint, options)  # before anything is loaded
         config, dtype = checkpoint.config, options.kv_cache_dtype
         dtype = dtype_of(config, options) if dtype == "auto" else dtype
         return 2 * config.num_kv_heads * kv_head_bytes(dtype, config.head_dim)
@@ -46,6 +44,7 @@ class DraftHeadAdapter(NativeAdapter):
         )
         tables = (checkpoint.model.config.vocab_size + config.vocab_size) * hidden
         row = 4 * (4 * hidden + 2 * heads * config.head_dim + 2 * config.intermediate_size)
+        row += 2 * 4 * checkpoint.n_features * hidden  # kept by the model, and given
         return MemoryNeeds(
             weights=size * (layer + tables),
             activations=row * options.max_batch_tokens,
@@ -54,7 +53,6 @@ class DraftHeadAdapter(NativeAdapter):
 
     @classmethod
     def _create(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> Self:
-        _check_device(checkpoint, options)
         config = checkpoint.config
         decoder = decoder_meta(config, dtype_of(config, options), options.max_model_len)
         meta = LlaisysDraftHeadMeta(
@@ -90,12 +88,3 @@ class DraftHeadAdapter(NativeAdapter):
     def hidden(self, num_tokens: int) -> NDArray[np.float32]:
         """Of the last step, [num_tokens, hidden size]."""
         return self._hidden(num_tokens, self.hidden_size)
-
-
-def _check_device(checkpoint: DraftHeadFiles, options: AdapterOptions) -> None:
-    if is_gpu(options.device):
-        raise NativeError(
-            f"{checkpoint.where}: a draft head ({checkpoint.kind}) runs on the CPU only, and "
-            f"device is {options.device!r}; the methods ngram and draft_model run on both",
-            ERROR_UNSUPPORTED,
-        )

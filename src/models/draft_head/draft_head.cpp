@@ -8,6 +8,8 @@
 #include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
 
+#include <numeric>
+
 namespace llaisys::models {
 
 namespace {
@@ -25,10 +27,6 @@ ModelSpec spec_of(const LlaisysDraftHeadMeta &meta, const ModelSite &site) {
 DraftHead::DraftHead(const LlaisysDraftHeadMeta &meta, const ModelSite &site)
     : SlotModel(spec_of(meta, site), site), meta_(meta), scale_(attention_scale(meta.decoder)) {
     meta_.decoder = without_pointers(meta.decoder);
-    if (site.device != LLAISYS_DEVICE_CPU) {
-        fail(LLAISYS_ERROR_UNSUPPORTED, "a draft head runs on the CPU only, got device ",
-             int(site.device));
-    }
     require(site.group->size() == 1, "a draft head must have one rank, got ", site.group->size());
     require(meta.kind >= LLAISYS_DRAFT_HEAD_EAGLE && meta.kind <= LLAISYS_DRAFT_HEAD_MTP,
             "meta.kind must be EAGLE (1), EAGLE3 (2) or MTP (3), got ", meta.kind);
@@ -92,14 +90,22 @@ void DraftHead::register_slots() {
     add_linear("mlp_down_w", &w.mlp_down_w, {hidden, inner}, &down_);
 }
 
+DType DraftHead::activation_dtype() const {
+    return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : meta_.decoder.dtype;
+}
+
 DraftHead::Activations DraftHead::take_activations(runtime::Workspace &workspace, int64_t n) const {
     const LlaisysDecoderMeta &meta = meta_.decoder;
-    const auto take = [&](size_t size) {
-        return workspace.take({n, int64_t(size)}, LLAISYS_DTYPE_F32);
-    };
+    const DType dtype = activation_dtype();
+    const auto take = [&](size_t size) { return workspace.take({n, int64_t(size)}, dtype); };
     Activations act;
-    for (Tensor *tensor : {&act.residual, &act.normed, &act.token, &act.fused}) {
-        *tensor = take(meta.hs);
+    for (Tensor *tensor : {&act.residual, &act.fused}) {
+        *tensor = workspace.take({n, int64_t(meta.hs)}, LLAISYS_DTYPE_F32);
+    }
+    act.normed = take(meta.hs);
+    act.token = take(meta.hs);
+    if (dtype != LLAISYS_DTYPE_F32 && !is(LLAISYS_DRAFT_HEAD_MTP)) {
+        act.feature = take(size_t(spec().feature_size));
     }
     for (Tensor *tensor : {&act.q, &act.q_token, &act.attn_out}) {
         *tensor = take(meta.nh * meta.dh);
@@ -123,11 +129,29 @@ void DraftHead::norm(const device::Stream &stream, const Tensor &out, const Tens
     ops::rms_norm(stream, out, in, weight->tensor, meta_.decoder.epsilon);
 }
 
+const Tensor &DraftHead::rounded(const device::Stream &stream, const Tensor &in,
+                                 const Tensor &room) const {
+    if (activation_dtype() == LLAISYS_DTYPE_F32) {
+        return in;
+    }
+    ops::embedding(stream, room, counting_.slice(0, 0, in.size(0)), in);
+    return room;
+}
+
 void DraftHead::forward(const device::Stream &stream, runtime::Workspace &workspace,
                         const ModelInput &input, const AttentionMetadata &attention,
                         ForwardOutput *output) {
     require(!input.hidden_rows.defined(), "tokens of a draft head cannot be pooled");
     const Activations act = take_activations(workspace, input.n_tokens);
+    if (activation_dtype() != LLAISYS_DTYPE_F32 &&
+        (!counting_.defined() || counting_.size(0) < input.n_tokens)) {
+        std::vector<int64_t> numbers(static_cast<size_t>(input.n_tokens));
+        std::iota(numbers.begin(), numbers.end(), 0);
+        stream.synchronize(); // nobody reads the old ones
+        counting_ =
+            Tensor::create({input.n_tokens}, LLAISYS_DTYPE_I64, stream.type(), stream.device_id());
+        counting_.load(numbers.data(), numbers.size() * sizeof(int64_t));
+    }
     fuse(stream, input, act);
     project(stream, act);
     ops::Residual residual{act.residual, Tensor()};
@@ -151,18 +175,19 @@ void DraftHead::fuse(const device::Stream &stream, const ModelInput &input,
             return ops::rearrange(stream, act.residual, input.embeddings);
         }
         const ops::LinearPart part{&feature_.weight, nullptr, &act.residual};
-        return ops::linear(stream, input.embeddings, &part, 1);
+        return ops::linear(stream, rounded(stream, input.embeddings, act.feature), &part, 1);
     }
     const bool has_norms = is(LLAISYS_DRAFT_HEAD_MTP);
     if (has_norms) {
         norm(stream, act.token, act.token, weights_.token_norm_w);
         norm(stream, act.normed, input.embeddings, weights_.hidden_norm_w);
     }
+    const Tensor &feature = has_norms ? act.normed : rounded(stream, input.embeddings, act.feature);
     const Tensor *bias = weights_.fuse_b != nullptr ? &weights_.fuse_b->tensor : nullptr;
     const ops::LinearPart token{&fuse_token_.weight, bias, &act.fused};
     const ops::LinearPart hidden{&fuse_hidden_.weight, nullptr, &act.residual};
     ops::linear(stream, act.token, &token, 1);
-    ops::linear(stream, has_norms ? act.normed : input.embeddings, &hidden, 1);
+    ops::linear(stream, feature, &hidden, 1);
     ops::add(stream, act.residual, act.residual, act.fused);
 }
 
@@ -174,7 +199,7 @@ void DraftHead::project(const device::Stream &stream, const Activations &act) co
                                      {&k_.weight, vector(weights_.attn_k_b), &act.k},
                                      {&v_.weight, vector(weights_.attn_v_b), &act.v}};
     if (is(LLAISYS_DRAFT_HEAD_EAGLE)) {
-        return ops::linear(stream, act.residual, parts, 3);
+        return ops::linear(stream, rounded(stream, act.residual, act.normed), parts, 3);
     }
     if (is(LLAISYS_DRAFT_HEAD_MTP)) {
         norm(stream, act.normed, act.residual, weights_.attn_norm_w);
@@ -211,16 +236,23 @@ void DraftHead::attend(const device::Stream &stream, const ModelInput &input,
 void DraftHead::finish(const device::Stream &stream, const ModelInput &input,
                        const Activations &act, ops::Residual *residual,
                        ForwardOutput *output) const {
-    ops::add(stream, act.residual, residual->sum, residual->addend);
-    if (!is(LLAISYS_DRAFT_HEAD_EAGLE)) {
-        norm(stream, act.fused, act.residual, weights_.out_norm_w);
+    if (residual->addend.defined()) {
+        ops::add(stream, act.residual, residual->sum, residual->addend);
     }
-    const Tensor &last = is(LLAISYS_DRAFT_HEAD_EAGLE) ? act.residual : act.fused;
-    const Tensor &kept = is(LLAISYS_DRAFT_HEAD_MTP) ? act.fused : act.residual;
-    ops::rearrange(stream, output->kept, kept);
+    if (is(LLAISYS_DRAFT_HEAD_MTP)) {
+        norm(stream, output->kept, act.residual, weights_.out_norm_w);
+    } else {
+        ops::rearrange(stream, output->kept, act.residual);
+    }
     if (input.output_rows.defined()) {
+        const Tensor *last = &act.normed;
+        if (is(LLAISYS_DRAFT_HEAD_EAGLE)) {
+            last = &rounded(stream, act.residual, act.normed);
+        } else {
+            norm(stream, act.normed, act.residual, weights_.out_norm_w);
+        }
         const ops::LinearPart part{&out_embed_.weight, nullptr, &output->logits};
-        ops::linear(stream, last, &part, 1, &input.output_rows);
+        ops::linear(stream, *last, &part, 1, &input.output_rows);
     }
 }
 

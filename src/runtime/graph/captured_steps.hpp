@@ -20,14 +20,15 @@ public:
     // Rows of the smallest graph that holds so many; 0: this step is not to be captured.
     int64_t bucket_of(int64_t rows) const;
 
-    // Does what body() queues. The first time of a bucket it runs as it is (allocations and
-    // choices are made then) and is recorded afterwards for the next times.
-    template <typename Body> void run(int64_t bucket, uint64_t version, const Body &body) {
+    // Does what body() queues. The first time of a key (a bucket, and its negative for another kind
+    // of step) it runs as it is (allocations and choices are made then) and is recorded afterwards
+    // for the next times.
+    template <typename Body> void run(int64_t key, uint64_t version, const Body &body) {
         if (version != version_) {
             clear();
             version_ = version;
         }
-        const auto found = graphs_.find(bucket);
+        const auto found = graphs_.find(key);
         if (found != graphs_.end()) {
             stream_.runtime().launch_graph(found->second, stream_.native());
             return;
@@ -40,7 +41,7 @@ public:
             abandon();
             throw;
         }
-        graphs_[bucket] = stream_.runtime().end_capture(stream_.native());
+        graphs_[key] = stream_.runtime().end_capture(stream_.native());
     }
 
     void clear();

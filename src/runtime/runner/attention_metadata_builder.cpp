@@ -107,6 +107,15 @@ void AttentionMetadataBuilder::find_runs() {
     ops::find_attention_runs(host_rows_.data(), n_, &host_runs_, &host_singles_, &runs_);
 }
 
+void AttentionMetadataBuilder::part_runs() {
+    host_runs_.clear();
+    host_singles_.clear();
+    runs_ = ops::AttentionRuns();
+    runs_.is_known = true;
+    runs_.are_all_single = true;
+    runs_.n_singles = n_;
+}
+
 int64_t AttentionMetadataBuilder::most_bytes(int64_t n_tokens, int64_t n_table_entries) const {
     const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
     // Runs and singles: at most two numbers a token together, each on an alignment of its own.
@@ -122,7 +131,7 @@ int64_t AttentionMetadataBuilder::bytes(int64_t n_padded) const {
 
 models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_t n_padded,
                                                         bool are_settled) {
-    ensure(n_padded == n_ || (n_padded > n_ && are_all_single()), n_padded, " rows for ", n_,
+    ensure(n_padded == n_ || (n_padded > n_ && runs_.are_all_single), n_padded, " rows for ", n_,
            " tokens");
     const auto put = [&](const int32_t *values, int64_t n, int64_t padded, int32_t filler) {
         Tensor tensor;

@@ -31,8 +31,10 @@ public:
     void describe_block(const PreparedStep &step, const UbatchRange &range, const BlockStep &blocks,
                         int32_t block_size, const std::vector<int32_t> &rows);
 
-    // Every token is alone in its list: what a decode step looks like.
-    bool are_all_single() const { return runs_.are_all_single; }
+    // Tokens of one list that stand together, at most; 1: what a decode step looks like.
+    int64_t longest_run() const { return runs_.are_all_single ? 1 : runs_.longest; }
+    // From here on each token counts as alone in its list: it sees what it saw before.
+    void part_runs();
 
     // What put() takes of the arena for n_padded tokens.
     int64_t bytes(int64_t n_padded) const;
@@ -40,7 +42,7 @@ public:
     int64_t most_bytes(int64_t n_tokens, int64_t n_table_entries) const;
     // Writes it down; the metadata points to lists that are good until the next put. Tokens beyond
     // those of the micro-batch, up to n_padded, see nothing and have no slot; there are such only
-    // when are_all_single(). are_settled: see ops::AttentionLists.
+    // when longest_run() is 1. are_settled: see ops::AttentionLists.
     models::AttentionMetadata put(StepArena *arena, int64_t n_padded, bool are_settled);
 
 private:

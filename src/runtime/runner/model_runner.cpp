@@ -9,6 +9,11 @@ namespace llaisys::runtime {
 
 namespace {
 
+// A step of at most so many has them attend one by one, although some are of one sequence: its keys
+// are read again for each of them, from the cache, which takes less than launching what a graph
+// would replay.
+constexpr int64_t kFewTokens = 64;
+
 KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                        const RunnerOptions &options) {
     const DType dtype = options.kv_dtype != LLAISYS_DTYPE_INVALID ? options.kv_dtype : spec.dtype;
@@ -214,8 +219,8 @@ models::ModelInput ModelRunner::put_input(const PreparedStep &step, const Ubatch
     return input;
 }
 
-// A step in which every sequence decodes one token and wants its logits is a graph where the device
-// has graphs: it is filled up to the rows of one.
+// A step in which every token wants its logits, one or a few of each sequence (a last token and
+// drafts), is a graph where the device has graphs: it is filled up to the rows of one.
 template <typename Describe>
 void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
                           const Describe &describe) {
@@ -225,8 +230,12 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     }
     const bool decodes = blocks_.has_value() && step.embd == nullptr && range.n == step.n_tokens &&
                          range.n_outputs == range.n && range.n_pooled == 0 &&
-                         metadata_.are_all_single();
+                         (metadata_.longest_run() == 1 || range.n <= kFewTokens);
     const int64_t bucket = decodes ? captured_.bucket_of(range.n) : 0;
+    const bool has_runs = metadata_.longest_run() > 1;
+    if (bucket > 0 && has_runs) {
+        metadata_.part_runs();
+    }
     const int64_t n_padded = std::max<int64_t>(bucket, range.n);
     if (n_padded > output_.capacity()) {
         output_.reserve(n_padded);
@@ -240,8 +249,9 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         const Profile::Scope scope = profile_.memcpy();
         arena_.begin(input_bytes(step, range, n_padded) + metadata_.bytes(n_padded));
         input = put_input(step, range, n_padded);
-        // Settled: a captured step begins when all before it is done.
-        metadata = metadata_.put(&arena_, n_padded, bucket > 0);
+        // Settled: a captured step begins when all before it is done; a token that stands behind
+        // others of its sequence sees what the step itself writes.
+        metadata = metadata_.put(&arena_, n_padded, bucket > 0 && !has_runs);
         Tensor sources; // behind all that a recorded step looks at
         if (sources_ != nullptr) {
             int32_t *to = arena_.take<int32_t>({n_padded}, &sources);
@@ -270,7 +280,7 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     };
     if (bucket > 0) {
         graph_.reserve(params); // before the version is asked for: it may move the workspace
-        captured_.run(bucket, memory_version(), body);
+        captured_.run(has_runs ? -bucket : bucket, memory_version(), body);
     } else {
         body();
     }
