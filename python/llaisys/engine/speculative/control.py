@@ -21,6 +21,7 @@ from llaisys.engine.speculative.ngram import NgramProposer
 from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
+PATIENCE = 2  # drafts in a row that may be all wrong before there is a pause
 LONGEST_PAUSE = 64  # steps
 _SPEED = 0.25  # weight of the newest draft token in the rate
 
@@ -51,7 +52,8 @@ class _Course:
         if accepted < drafted:
             self.rate -= _SPEED * self.rate
         self.misses = 0 if accepted else self.misses + 1
-        self.pause = min(LONGEST_PAUSE, 1 << self.misses) if self.misses else 0
+        over = self.misses - PATIENCE
+        self.pause = min(LONGEST_PAUSE, 1 << over) if over > 0 else 0
 
     def next_length(self, price: float, most: int) -> int:
         """Of the draft for the next step; 0: none."""

@@ -116,6 +116,18 @@ class Drawing(NamedTuple):
         assert drafts is not None
         return Drawing(rows, ends + 1, tokens + 1, drafts - 1)
 
+    def with_drafts(self) -> Drawing:
+        """All draws that there can be: those behind a sequence's drafts stand behind its first."""
+        assert self.drafts is not None
+        counts = self.drafts + 1
+        first = counts.cumsum() - counts
+        further = np.arange(counts.sum()) - first.repeat(counts)
+        every = self.only(np.arange(len(counts)).repeat(counts))
+        assert every.drafts is not None
+        return Drawing(
+            every.rows, every.ends + further, every.tokens + further, every.drafts - further
+        )
+
 
 class ScoredPrompt(NamedTuple):
     """Tokens of a prompt whose successors' logprobs are wanted; m in number."""

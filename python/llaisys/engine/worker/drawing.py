@@ -59,6 +59,32 @@ class TokenDrawer:
             drawing = drawing.only(np.array(good, dtype=np.int64))
             return Drawn(drawing, self._draw(forward, drawing), failed, forward)
 
+    def sample_with_drafts(
+        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: Drawing
+    ) -> StepOutput | None:
+        """All tokens of a step in one draw, where no draw depends on what the one before it gave
+        and each is cheap; None: they are to be drawn one after the other."""
+        if drawing.drafts is None or not self._sampling.are_greedy(drawing.rows):
+            return None
+        every = drawing.with_drafts()
+        try:
+            tokens = self._draw(forward, every)
+        except InvalidInputError:  # perhaps of a row that nobody would have drawn from
+            return None
+        known = self._rows.tokens
+        # Row i is in the answer when every draft before it in its sequence was drawn.
+        is_right = (known[every.rows, every.ends] == tokens).tolist()
+        known[every.rows, every.ends] = tokens
+        drawn, first, sampled = tokens.tolist(), 0, {}
+        counts = drawing.drafts.tolist()
+        for seq_id, count in zip(self.seq_ids(drawing), counts, strict=True):
+            right = first
+            while right < first + count and is_right[right]:
+                right += 1
+            sampled[seq_id] = drawn[first : right + 1]
+            first += count + 1
+        return StepOutput(plan.step_id, sampled)
+
     def seq_ids(self, drawing: Drawing) -> list[int]:
         ids: list[int] = self._rows.seq_ids[drawing.rows].tolist()
         return ids

@@ -183,6 +183,15 @@ class SamplingRows:
         mask = self._step_masks[place[0]]
         return mask if own is None else mask & own
 
+    def are_greedy(self, rows: Array) -> bool:
+        """Whether what `rows` draw is the best token, whatever was drawn before it."""
+        chosen = rows.tolist()
+        depends = (self.penalised, self._bans, self._thinking, self._next_mask)
+        if any(row in kept for kept in depends if kept for row in chosen):
+            return False
+        is_greedy = (self._numbers["temperature"][rows] == 0).all()
+        return bool(is_greedy) and not self.logprobs_wanted(rows)
+
     def logprobs_wanted(self, rows: Array) -> list[int]:
         """Which of `rows` ask for log-probabilities, as indices into it."""
         if not self._users["n_logprobs"]:

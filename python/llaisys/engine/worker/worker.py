@@ -334,14 +334,26 @@ class Worker:
             for prompt in step.scored:
                 rows = output_rows(forward, prompt.tokens)
                 scores[prompt.seq_id] = score_prompt(self._open_adapter(), rows, prompt)
+            output = self._drawer.sample_with_drafts(plan, forward, drawing)
+        if output is None:
+            output = self._draw_in_turn(plan, forward, drawing)
+        output.prompt_logprobs = scores
+        output.pooled = read_vectors(self._open_adapter(), step.pooled)
+        output.sampled.update(left_out.sampled)
+        output.failed.update(left_out.failed)
+        if self._drafter is not None:
+            self._drafter.observe(plan, output, self._rows, self._open_adapter())
+        return output
+
+    def _draw_in_turn(
+        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: Drawing
+    ) -> StepOutput:
+        """A token for each sequence, then one for each whose draft it was, and so on."""
+        with self._timers["sample"]:
             drawn = self.sample(forward, drawing)
         with self._timers["postprocess"]:
             agreed = self._drawer.agreed(drawn)
             output = self.postprocess(plan, drawn)
-            output.prompt_logprobs = scores
-            output.pooled = read_vectors(self._open_adapter(), step.pooled)
-        output.sampled.update(left_out.sampled)
-        output.failed.update(left_out.failed)
         while agreed is not None and agreed.any():
             following = drawn.drawing.following(agreed)
             self._sampling.advance_masks(following.rows)
@@ -350,8 +362,6 @@ class Worker:
             with self._timers["postprocess"]:
                 agreed = self._drawer.agreed(drawn)
                 output.extend(self.postprocess(plan, drawn))
-        if self._drafter is not None:
-            self._drafter.observe(plan, output, self._rows, self._open_adapter())
         return output
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
