@@ -85,14 +85,25 @@ def make_rows(
         torch.from_numpy(values[chosen]).to(teacher.device)
         for values in (answers.tokens, answers.prompt_lens, answers.lens)
     )
-    parts = [
-        teacher.hidden(tokens[first : first + batch], layers)
-        for first in range(0, len(tokens), batch)
-    ]
-    last = torch.cat([part[0] for part in parts])
-    features = last if tuple(layers) == (-1,) else torch.cat([part[1] for part in parts])
+    last, features = _hidden_of(tokens, teacher, layers, batch)
     output = teacher.output[ids]
     return Rows(tokens, prompt_lens, lens, last, features, rank, output, teacher.embedding)
+
+
+def _hidden_of(
+    tokens: Tensor, teacher: Teacher, layers: Sequence[int], batch: int
+) -> tuple[Tensor, Tensor]:
+    """As `Teacher.hidden` has them, `batch` sequences at a time; nothing lies in memory twice."""
+    hidden, is_last = teacher.config.hidden_size, tuple(layers) == (-1,)
+    shape, like = tokens.shape, {"dtype": teacher.dtype, "device": teacher.device}
+    last = torch.empty(*shape, hidden, **like)
+    features = last if is_last else torch.empty(*shape, hidden * len(layers), **like)
+    for first in range(0, len(tokens), batch):
+        part = slice(first, first + batch)
+        last[part], found = teacher.hidden(tokens[part], layers)
+        if not is_last:
+            features[part] = found
+    return last, features
 
 
 def feature_scale(rows: Rows) -> Tensor:

@@ -16,11 +16,30 @@ TEXT = (
     "pier is for ferries, and the third pier is for sailing ships. Every morning the fishing boats "
     "leave at five, the ferries leave at six, and the sailing ships wait for the wind. "
 )
-# What the model is asked to do, by the name of the work.
+CODE = """```python
+def area(shape):
+    if shape.kind == "circle":
+        return 3.14159 * shape.radius * shape.radius
+    if shape.kind == "square":
+        return shape.side * shape.side
+    raise ValueError("unknown shape: " + shape.kind)
+```"""
+# What the model is asked to do, by the name of the work; one batch after the other.
 WORK = {
-    "copy": "Repeat this text word for word, twice:\n" + TEXT,
-    "edit": "Repeat this text, but write quay where it says pier:\n" + TEXT,
-    "chat": "What should one think of before moving to another country?",
+    "copy": (
+        "Repeat this text word for word:\n" + TEXT,
+        "Repeat this code exactly:\n" + CODE,
+    ),
+    "edit": (
+        "Repeat this text, but write quay where it says pier:\n" + TEXT,
+        "Correct the spelling of this text:\n" + TEXT.replace("sailing", "saling"),
+    ),
+    "chat": (
+        "What should one think of before moving to another country?",
+        "Explain how a bicycle stays upright.",
+        "Write a short story about a lighthouse keeper.",
+        "Plan a day in Rome for a family with children.",
+    ),
 }
 
 
@@ -52,11 +71,11 @@ def run_speculative(
 ) -> list[dict[str, Any]]:
     """Medians of runs in turn; `plain` has the same model and no drafts."""
     results = []
-    for work, text in WORK.items():
+    for work, texts in WORK.items():
         for concurrency in concurrencies:
-            prompts = _prompts(plain, text, concurrency)
+            batches = [_prompts(plain, text, concurrency) for text in texts]
             pairs = [
-                (_timed(plain, prompts, new_tokens), _timed(drafted, prompts, new_tokens))
+                (_timed(plain, batches, new_tokens), _timed(drafted, batches, new_tokens))
                 for _ in range(repeats)
             ]
             results.append(asdict(_summary(work, concurrency, pairs)))
@@ -71,32 +90,42 @@ def _prompts(llm: LLM, text: str, count: int) -> list[list[int]]:
     ]
 
 
-def _timed(llm: LLM, prompts: list[list[int]], new_tokens: int) -> _Timed:
-    """The speed of decoding, from the step on that finds every prompt done."""
-    params = SamplingParams(
-        max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
-    )
+def _timed(llm: LLM, batches: list[list[list[int]]], new_tokens: int) -> _Timed:
     before = llm.stats()
-    names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
-    started: set[str] = set()
-    begin, decoded = 0.0, 0
-    while llm.has_unfinished():
-        is_decoding = len(started) == len(prompts)
-        if is_decoding and not begin:
-            begin = time.perf_counter()
-        outputs = llm.step()
-        if is_decoding:
-            decoded += sum(len(output.token_ids) for output in outputs)
-        started.update(output.request_id for output in outputs if output.token_ids)
-    seconds = time.perf_counter() - begin
+    tokens: list[list[int]] = []
+    decoded, seconds = 0, 0.0
+    for prompts in batches:
+        count, took = _decoded(llm, prompts, new_tokens, tokens)
+        decoded, seconds = decoded + count, seconds + took
     after = llm.stats()
     counts = [
         after[f"spec_decode_num_{name}"] - before[f"spec_decode_num_{name}"]
         for name in ("drafts", "draft_tokens", "accepted_tokens")
     ]
+    return _Timed(decoded / seconds if decoded else 0.0, tokens, *counts)
+
+
+def _decoded(
+    llm: LLM, prompts: list[list[int]], new_tokens: int, tokens: list[list[int]]
+) -> tuple[int, float]:
+    """(tokens, seconds) of decoding, from the step on that finds every prompt done; the answers go
+    to `tokens`. They end where they end: what a model says behind a copied text is no copy."""
+    params = SamplingParams(max_tokens=new_tokens, temperature=0.0, detokenize=False)
+    names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
+    started: set[str] = set()
+    begin, decoded = time.perf_counter(), 0
+    while llm.has_unfinished():
+        is_decoding = len(started) == len(prompts)
+        outputs = llm.step()
+        if is_decoding:
+            decoded += sum(len(output.token_ids) for output in outputs)
+        else:
+            begin = time.perf_counter()
+        started.update(output.request_id for output in outputs if output.token_ids)
+    seconds = time.perf_counter() - begin
     finished = [llm.collect(name) for name in names]
-    tokens = [output.token_ids for output in finished if output is not None]
-    return _Timed(decoded / seconds, tokens, *counts)
+    tokens += [output.token_ids for output in finished if output is not None]
+    return decoded, seconds
 
 
 def _summary(work: str, concurrency: int, pairs: list[tuple[_Timed, _Timed]]) -> SpeculativeRun:
@@ -106,7 +135,7 @@ def _summary(work: str, concurrency: int, pairs: list[tuple[_Timed, _Timed]]) ->
         concurrency=concurrency,
         tok_s=round(statistics.median(drafted.tok_s for _, drafted in pairs), 2),
         plain_tok_s=round(statistics.median(plain.tok_s for plain, _ in pairs), 2),
-        speedup=round(statistics.median(d.tok_s / p.tok_s for p, d in pairs), 3),
+        speedup=round(statistics.median(d.tok_s / (p.tok_s or 1.0) for p, d in pairs), 3),
         same_tokens=all(plain.tokens == drafted.tokens for plain, drafted in pairs),
         drafts=last.drafts,
         draft_tokens=last.draft_tokens,
