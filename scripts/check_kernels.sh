@@ -54,7 +54,11 @@ for stage in "$@"; do
         grep -v '^PASS' "$build.stage"
         tail -n 1 "$build.stage"
       done
-      if [ "$stage" = time ]; then run 120 "$chain" time; fi
+      if [ "$stage" = time ]; then
+        run 120 "$chain" time
+        run 60 "$build"/check_decode time
+        run 60 "$build"/check_products time
+      fi
       ;;
     tune)
       run 150 "$build"/check_row_ring tune
@@ -75,6 +79,8 @@ for stage in "$@"; do
         "${sections[@]}" "$build"/check_row_ring profile
       run 120 ncu --clock-control none --kernel-name regex:attention_wgmma_kernel --launch-count 2 \
         "${sections[@]}" "$build"/check_prefill profile
+      run 120 ncu --clock-control none --kernel-name regex:attention_decode_kernel --launch-count 2 \
+        "${sections[@]}" "$build"/check_decode profile
       ;;
     tests) run 400 "$python" -m pytest -q --no-header -p no:cacheprovider test/cuda ;;
     engine)

@@ -9,48 +9,98 @@
 #include "ops/decoder_layer/cuda.hpp"
 
 #include "ops/cuda/few_rows.cuh"
+#include "ops/cuda/norm_rows.cuh"
 #include "ops/cuda/visit.cuh"
 #include "ops/decoder_layer/cuda_uses.cuh"
 #include "ops/rms_norm/op.hpp"
+
+#include <algorithm>
 
 namespace llaisys::ops {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kMaxPairs = 512; // of a head
+constexpr int kFinishThreads = 512; // at most
+constexpr int kMaxPairs = 512;      // of a head
+
+// Eight neighbouring values from i on, which lie on 16 bytes; zeros where there are none.
+__device__ __forceinline__ void load_eight(const cuda::Reals &from, int64_t i, float (&to)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        to[j] = 0.0f;
+    }
+    if (from.data == nullptr) {
+        return;
+    }
+    if (from.dtype == LLAISYS_DTYPE_F32) {
+        const auto *at =
+            reinterpret_cast<const float4 *>(static_cast<const float *>(from.data) + i);
+        const float4 low = at[0], high = at[1];
+        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+        return;
+    }
+    const uint4 bits =
+        *reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(from.data) + i);
+    const bool is_bf16 = from.dtype == LLAISYS_DTYPE_BF16;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        to[j] = is_bf16 ? cuda::to_float(reinterpret_cast<const cuda::bf16 *>(&bits)[j])
+                        : cuda::to_float(reinterpret_cast<const cuda::f16 *>(&bits)[j]);
+    }
+}
 
 // After a large product: biases, rotation, cache. qkv [n, (heads + 2 kv_heads) * d]; q in place. One
-// block a row, 8 pairs a thread. Bound by memory: each value is read and written once.
+// block a row, 8 pairs a thread, which are on their way while the angles of the row are made. Bound by
+// memory: each value is read and written once.
 template <typename T>
-__global__ void finish_qkv_kernel(cuda::PairStore<T> pairs, const T *qkv, int64_t ld) {
+__global__ void __launch_bounds__(kFinishThreads)
+    finish_qkv_kernel(cuda::PairStore<T> pairs, const T *qkv, int64_t ld) {
     constexpr int kPairs = 8;
     __shared__ float2 angles[kMaxPairs];
     cuda::wait_for_input();
     cuda::allow_next();
     const int row = blockIdx.x;
     const int half = pairs.s.d / 2;
-    for (int i = threadIdx.x; i < half; i += kThreads) {
+    const int a_head = half / kPairs;
+    const int n_items = pairs.s.heads() * a_head;
+    __align__(16) T low[kPairs], high[kPairs];
+    float low_bias[kPairs], high_bias[kPairs];
+    T *to = nullptr;
+    const auto load = [&](int item) {
+        const int head = item / a_head;
+        const int pair = item % a_head * kPairs;
+        const int section = pairs.s.section_of(head);
+        const T *from = qkv + row * ld + head * pairs.s.d + pair;
+        *reinterpret_cast<uint4 *>(low) = *reinterpret_cast<const uint4 *>(from);
+        *reinterpret_cast<uint4 *>(high) = *reinterpret_cast<const uint4 *>(from + half);
+        const int at = (head - pairs.s.first_head(section)) * pairs.s.d + pair;
+        load_eight(pairs.s.biases[section], at, low_bias);
+        load_eight(pairs.s.biases[section], at + half, high_bias);
+        to = pairs.place(head, pair, row);
+    };
+    if (threadIdx.x < n_items) {
+        load(threadIdx.x);
+    }
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
         pairs.angle(i, row, &angles[i].x, &angles[i].y);
     }
     __syncthreads();
-    const int a_head = half / kPairs;
-    for (int i = threadIdx.x; i < pairs.s.heads() * a_head; i += kThreads) {
-        const int head = i / a_head;
-        const int pair = i % a_head * kPairs;
-        const T *from = qkv + row * ld + head * pairs.s.d + pair;
-        __align__(16) T low[kPairs], high[kPairs];
-        *reinterpret_cast<uint4 *>(low) = *reinterpret_cast<const uint4 *>(from);
-        *reinterpret_cast<uint4 *>(high) = *reinterpret_cast<const uint4 *>(from + half);
-        T *to = pairs.place(head, pair, row);
+    for (int i = threadIdx.x; i < n_items; i += blockDim.x) {
+        if (i >= blockDim.x) {
+            load(i);
+        }
         if (to == nullptr) {
             continue;
         }
+        const int head = i / a_head;
+        const int pair = i % a_head * kPairs;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-            float x = cuda::to_float(low[j]) + pairs.bias(head, pair + j);
-            float y = cuda::to_float(high[j]) + pairs.bias(head, pair + j + half);
-            pairs.turn(head, angles[pair + j].x, angles[pair + j].y, &x, &y);
+            float x = cuda::to_float(low[j]) + low_bias[j];
+            float y = cuda::to_float(high[j]) + high_bias[j];
+            const float2 angle = angles[pair + j];
+            pairs.turn(head, angle.x, angle.y, &x, &y);
             low[j] = cuda::from_float<T>(x);
             high[j] = cuda::from_float<T>(y);
         }
@@ -59,27 +109,12 @@ __global__ void finish_qkv_kernel(cuda::PairStore<T> pairs, const T *qkv, int64_
     }
 }
 
-// Row i = the norm of row rows[i] of x.
-template <typename T>
-__global__ void norm_rows_kernel(T *out, const float *x, int64_t ldx, const int32_t *rows,
-                                 cuda::Reals weight, int64_t d, float epsilon) {
-    __shared__ float scratch[kThreads / cuda::kWarp];
-    cuda::allow_next();
-    cuda::wait_for_input();
-    const float *from = x + int64_t(rows[blockIdx.x]) * ldx;
-    float sum = 0;
-    for (int64_t i = threadIdx.x; i < d; i += kThreads) {
-        sum += from[i] * from[i];
-    }
-    sum = cuda::block_sum<kThreads>(sum, scratch);
-    const float factor = 1.0f / sqrtf(sum / float(d) + epsilon);
-    for (int64_t i = threadIdx.x; i < d; i += kThreads) {
-        out[blockIdx.x * d + i] = cuda::from_float<T>(from[i] * factor * weight.load(i));
-    }
-}
-
 bool is_on_16_bytes(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
+}
+
+bool is_bias_on_16_bytes(const LinearPart &part) {
+    return part.bias == nullptr || is_on_16_bytes(*part.bias);
 }
 
 bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
@@ -142,7 +177,9 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
         {q.weight, nullptr, q.out}, {k.weight, nullptr, k.out}, {v.weight, nullptr, v.out}};
     rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
     linear(stream, norm.normed, parts, 3);
-    cuda::launch(cuda_stream, finish_qkv_kernel<T>, unsigned(n), kThreads, 0, true, pairs,
+    const int64_t items = pairs.s.heads() * kv.head_dim / 16;
+    const int64_t threads = std::min<int64_t>(kFinishThreads, (items + 31) / 32 * 32);
+    cuda::launch(cuda_stream, finish_qkv_kernel<T>, unsigned(n), unsigned(threads), 0, true, pairs,
                  static_cast<const T *>(pairs.q), pairs.q_row);
 }
 
@@ -167,8 +204,7 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t m = rows.size(0);
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
-    if (m <= cuda::most_fused_rows(cuda_stream) && cuda::can_norm_inside(cuda_stream, m, k) &&
-        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_on_16_bytes(norm.weight)) {
+    if (m <= cuda::most_fused_rows(cuda_stream) && cuda::can_norm_inside(cuda_stream, m, k)) {
         cuda::FewRowsInput in{};
         in.m = int(m);
         in.k = int(k);
@@ -187,9 +223,9 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
         cuda::run_few_rows<T>(cuda_stream, in, use);
         return;
     }
-    cuda::launch(cuda_stream, norm_rows_kernel<T>, unsigned(m), kThreads, 0, true,
-                 reinterpret_cast<T *>(norm.normed.data()), residual.as<float>(),
-                 residual.stride(0), rows.as<int32_t>(), cuda::reals(norm.weight), k, norm.epsilon);
+    cuda::norm_rows<T>(cuda_stream, reinterpret_cast<T *>(norm.normed.data()),
+                       norm.normed.stride(0), residual.as<float>(), residual.stride(0),
+                       rows.as<int32_t>(), norm.weight.as<float>(), m, k, norm.epsilon);
     const LinearPart part{&weight, nullptr, &logits};
     linear(stream, norm.normed.slice(0, 0, m), &part, 1);
 }
@@ -211,7 +247,8 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         (residual.size(0) > cuda::most_fused_rows(device::cuda_stream_of(stream)) &&
          !(lies_behind(*q.out, *k.out) && lies_behind(*k.out, *v.out) && is_on_16_bytes(*q.out) &&
            q.out->stride(0) % 8 == 0 && is_on_16_bytes(placement.kv.k) &&
-           is_on_16_bytes(placement.kv.v)))) {
+           is_on_16_bytes(placement.kv.v) && is_bias_on_16_bytes(q) && is_bias_on_16_bytes(k) &&
+           is_bias_on_16_bytes(v)))) {
         return false;
     }
     if (residual.size(0) == 0) {
@@ -241,7 +278,8 @@ bool head_cuda(const device::Stream &stream, const Tensor &logits, const Tensor 
                const Norm &norm, const LinearWeight &weight, const Tensor &rows) {
     const LinearPart part{&weight, nullptr, &logits};
     if (!is_fast(residual, norm, part) || rows.size(0) == 0 ||
-        logits.dtype() != LLAISYS_DTYPE_F32) {
+        logits.dtype() != LLAISYS_DTYPE_F32 || norm.weight.dtype() != LLAISYS_DTYPE_F32 ||
+        !is_on_16_bytes(norm.weight) || norm.normed.stride(0) % 4 != 0) {
         return false;
     }
     cuda::visit_half(weight.bytes.dtype(), [&](auto type) {

@@ -1,9 +1,9 @@
 // out = x / rms(x) * weight, where x is the input, or the residual after the input was added to it.
-// One block a row, which is read twice (the second time from the first-level cache); bound by
-// memory, and by latency for few rows.
+// The hot case is in ops/cuda/norm_rows.cuh; here, one block a row, which is read twice.
 #include "ops/rms_norm/cuda.hpp"
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/norm_rows.cuh"
+#include "ops/cuda/visit.cuh"
 
 namespace llaisys::ops {
 
@@ -22,46 +22,20 @@ __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight
     cuda::wait_for_input();
     cuda::allow_next();
     const int64_t row = blockIdx.x;
+    const int64_t from = row * x.stride;
     float sum = 0;
     for (int64_t i = threadIdx.x; i < d; i += kThreads) {
-        float value = x.values.load(row * x.stride + i);
+        float value = x.values.load(from + i);
         if (added.values.data != nullptr) {
-            x.values.store(row * x.stride + i, value + added.values.load(row * added.stride + i));
-            value = x.values.load(row * x.stride + i); // as it was rounded
+            x.values.store(from + i, value + added.values.load(row * added.stride + i));
+            value = x.values.load(from + i); // as it was rounded
         }
         sum += value * value;
     }
     sum = cuda::block_sum<kThreads>(sum, scratch);
     const float factor = 1.0f / sqrtf(sum / float(d) + epsilon);
     for (int64_t i = threadIdx.x; i < d; i += kThreads) {
-        out.values.store(row * out.stride + i,
-                         x.values.load(row * x.stride + i) * factor * weight.load(i));
-    }
-}
-
-// The hot case: f32 in, 16-bit out, f32 weights, rows that lie on 16 bytes.
-template <typename T>
-__global__ void rms_norm_wide_kernel(T *out, int64_t ldo, const float *x, int64_t ldx,
-                                     const float *weight, int64_t d, float epsilon) {
-    __shared__ float scratch[kThreads / cuda::kWarp];
-    cuda::allow_next();
-    cuda::wait_for_input();
-    const int64_t row = blockIdx.x;
-    const float4 *in = reinterpret_cast<const float4 *>(x + row * ldx);
-    const float4 *scale = reinterpret_cast<const float4 *>(weight);
-    float sum = 0;
-    for (int64_t i = threadIdx.x; i < d / 4; i += kThreads) {
-        const float4 v = in[i];
-        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
-    sum = cuda::block_sum<kThreads>(sum, scratch);
-    const float factor = 1.0f / sqrtf(sum / float(d) + epsilon);
-    uint2 *to = reinterpret_cast<uint2 *>(out + row * ldo);
-    for (int64_t i = threadIdx.x; i < d / 4; i += kThreads) {
-        const float4 v = in[i];
-        const float4 w = scale[i];
-        to[i] = make_uint2(cuda::pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
-                           cuda::pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
+        out.values.store(row * out.stride + i, x.values.load(from + i) * factor * weight.load(i));
     }
 }
 
@@ -70,12 +44,12 @@ bool lies_on_16_bytes(const Tensor &tensor) {
            (tensor.ndim() < 2 || tensor.stride(0) % 8 == 0);
 }
 
-template <typename T>
-void run_wide(const device::Stream &stream, const Tensor &out, const Tensor &in,
-              const Tensor &weight, float epsilon) {
-    cuda::launch(device::cuda_stream_of(stream), rms_norm_wide_kernel<T>, unsigned(in.size(0)),
-                 kThreads, 0, true, reinterpret_cast<T *>(out.data()), out.stride(0),
-                 in.as<float>(), in.stride(0), weight.as<float>(), in.size(1), epsilon);
+// Whether norm_rows.cuh knows these.
+bool is_wide(const Tensor &out, const Tensor &in, const Tensor &weight) {
+    const bool is_half = out.dtype() == LLAISYS_DTYPE_BF16 || out.dtype() == LLAISYS_DTYPE_F16;
+    return is_half && in.dtype() == LLAISYS_DTYPE_F32 && weight.dtype() == LLAISYS_DTYPE_F32 &&
+           in.size(1) % 4 == 0 && lies_on_16_bytes(in) && lies_on_16_bytes(out) &&
+           lies_on_16_bytes(weight);
 }
 
 } // namespace
@@ -85,14 +59,13 @@ void rms_norm_cuda(const device::Stream &stream, const Tensor &out, const Tensor
     if (in.size(0) == 0) {
         return;
     }
-    const bool is_wide = in.dtype() == LLAISYS_DTYPE_F32 && weight.dtype() == LLAISYS_DTYPE_F32 &&
-                         in.size(1) % 4 == 0 && lies_on_16_bytes(in) && lies_on_16_bytes(out) &&
-                         lies_on_16_bytes(weight);
-    if (is_wide && out.dtype() == LLAISYS_DTYPE_BF16) {
-        return run_wide<cuda::bf16>(stream, out, in, weight, epsilon);
-    }
-    if (is_wide && out.dtype() == LLAISYS_DTYPE_F16) {
-        return run_wide<cuda::f16>(stream, out, in, weight, epsilon);
+    if (is_wide(out, in, weight)) {
+        return cuda::visit_half(out.dtype(), [&](auto type) {
+            using T = decltype(type);
+            cuda::norm_rows<T>(device::cuda_stream_of(stream), reinterpret_cast<T *>(out.data()),
+                               out.stride(0), in.as<float>(), in.stride(0), nullptr,
+                               weight.as<float>(), in.size(0), in.size(1), epsilon);
+        });
     }
     cuda::launch(device::cuda_stream_of(stream), rms_norm_kernel, unsigned(in.size(0)), kThreads, 0,
                  true, Rows{cuda::reals(out), out.stride(0)}, Rows{cuda::reals(in), in.stride(0)},
