@@ -117,7 +117,7 @@ class NativeAdapter(ModelAdapter):
         self._step = LlaisysStepInput()
         self._sampling = _new_sampling()
         # By ticket: how many tokens a step draws, and what must stay until it is collected.
-        self._launched: dict[int, tuple[int, LlaisysSamplingMetadata]] = {}
+        self._launched: dict[int, tuple[int, tuple[Any, ...]]] = {}
 
     def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
         self.native.step(self._filled_step(step, attention))
@@ -183,7 +183,7 @@ class NativeAdapter(ModelAdapter):
     ) -> int:
         native = self._filled_sampling(_new_sampling(), sampling)
         ticket = self.native.launch(self._filled_step(step, attention), native)
-        self._launched[ticket] = (len(sampling.rows), native)
+        self._launched[ticket] = (len(sampling.rows), (native, step, attention, sampling))
         return ticket
 
     def collect(self, ticket: int) -> NDArray[np.int32] | None:
