@@ -1,6 +1,7 @@
 // Draws from what a device finds out about its rows are those from the rows. The device here is naive.
 #include "sampler_rows.hpp"
 
+#include "runtime/runner/device_draw.hpp"
 #include "runtime/runner/sampler_links.hpp"
 
 #include <cmath>
@@ -213,6 +214,78 @@ TEST(what_a_device_finds_out_draws_what_the_rows_draw) {
     CHECK(n_drawn > 3000);
     CHECK(n_fetched > n_drawn / 50); // both roads were taken
     CHECK(n_fetched < n_drawn / 2);
+}
+
+// Through the operators of a device, of which the CPU's are the twins, and back: ids and logprobs. Of a
+// row's history the draw before has the last token, or the Sampler has all of it.
+TEST(what_a_device_draws_is_what_the_rows_draw) {
+    std::mt19937 random(17);
+    int n_open = 0;
+    int n_made = 0;
+    for (const int64_t vocab : {1, 5, 200, 256, 257, 513, 3000}) {
+        constexpr int32_t kOutputs = 3;
+        Sampler sampler(stream(), vocab), behind(stream(), vocab);
+        DeviceDraw device(stream());
+        const std::vector<int64_t> prompt{0, vocab / 2, vocab - 1};
+        for (Sampler *each : {&sampler, &behind}) {
+            each->reset(7, prompt.data(), 3);
+            each->accept(7, prompt.data(), 2);
+        }
+        const int64_t last = int64_t(random() % uint64_t(vocab));
+        sampler.accept(7, &last, 1);
+        std::vector<uint32_t> mask(size_t((vocab + 31) / 32), 0xDDDDDDDDu);
+        const Tensor rows_before = Tensor::create({2, vocab}, LLAISYS_DTYPE_F32);
+        rows_before.as<float>()[vocab + last] = 1;
+        for (int round = 0; round < (vocab > 513 ? 600 : 120); ++round) {
+            std::vector<Row> rows;
+            for (int i = 0; i < 4; ++i) {
+                rows.push_back(random_row(random, vocab, kOutputs));
+            }
+            const Columns columns(rows, mask);
+            const LlaisysSamplingMetadata view = columns.view(vocab);
+            std::vector<int32_t> late;
+            for (const Row &row : rows) {
+                late.push_back(row.seq == 7 ? 1 : -1);
+            }
+            DrawPlan plan;
+            behind.plan(view, kOutputs, DeviceDraw::most_best(vocab), &plan, late.data());
+            if (plan.ahead == DrawPlan::Ahead::no) {
+                continue;
+            }
+            std::vector<float> values = some_logits(random, vocab, kOutputs);
+            for (float &x : values) {
+                x = round % 2 == 0 ? x : x / 4; // flat: the best are far from all
+            }
+            Tensor logits = Tensor::create({kOutputs, vocab}, LLAISYS_DTYPE_F32);
+            logits.load(values.data(), size_t(logits.bytes()));
+            std::vector<int32_t> whole(rows.size()), made(rows.size(), -1);
+            device.queue(rows_before); // its row 1 draws `last`
+            const int place = device.queue(logits, plan);
+            if (!device.finish(place, view, made.data())) {
+                CHECK(plan.ahead == DrawPlan::Ahead::perhaps);
+                CHECK_EQ(made[0], -1);
+                ++n_open;
+                continue;
+            }
+            ++n_made;
+            sampler.sample(values.data(), kOutputs, view, whole.data());
+            CHECK(whole == made);
+            CHECK_EQ(device.drawn().as<int64_t>()[device.drawn_row(view, 3)], made[3]);
+            if (device.found(place).ids == nullptr) {
+                continue;
+            }
+            behind.note_drawn(device.found(place), view, made.data());
+            for (int32_t r = 0; r < int32_t(rows.size()); ++r) {
+                const LlaisysLogprobs a = sampler.logprobs(r), b = behind.logprobs(r);
+                CHECK_EQ(a.n, b.n);
+                CHECK_EQ(a.sampled_rank, b.sampled_rank);
+                CHECK(std::equal(a.ids, a.ids + a.n, b.ids));
+                CHECK(std::equal(a.logprobs, a.logprobs + a.n, b.logprobs));
+            }
+        }
+    }
+    CHECK(n_made > 200);
+    CHECK(n_open > 2);
 }
 
 TEST(a_row_without_a_token_says_why_as_the_whole_row_does) {

@@ -6,27 +6,35 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 
 using namespace fake;
 
 namespace {
 
-// Greedy over the rows of a step, with logprobs where asked for.
+// Greedy over the rows of a step, with logprobs where asked for; other numbers are neutral at first.
 struct Draw {
     explicit Draw(int32_t n, double n_logprobs = -1)
-        : temperatures(size_t(n), 0.0), counts(size_t(n), n_logprobs),
-          numbers{{"temperature", temperatures.data()}, {"n_logprobs", counts.data()}} {
+        : temperatures(size_t(n), 0.0), counts(size_t(n), n_logprobs), top_ks(size_t(n), 0.0),
+          presences(size_t(n), 0.0), seeds(size_t(n), 5),
+          numbers{{"temperature", temperatures.data()},
+                  {"n_logprobs", counts.data()},
+                  {"top_k", top_ks.data()},
+                  {"presence_penalty", presences.data()}} {
         sampling.struct_size = sizeof sampling;
         sampling.n_rows = n;
         sampling.numbers = numbers;
-        sampling.n_numbers = 2;
+        sampling.n_numbers = 4;
+        sampling.seeds = seeds.data();
     }
-    std::vector<double> temperatures, counts;
-    LlaisysSamplingNumber numbers[2];
+    std::vector<double> temperatures, counts, top_ks, presences;
+    std::vector<uint64_t> seeds;
+    LlaisysSamplingNumber numbers[4];
     LlaisysSamplingMetadata sampling{};
 };
 
 struct Pipe : Rig {
+    using Rig::Rig;
     // The fake model's next token is the one after it.
     int64_t launch(const Step &step, const Draw &draw) {
         return pipeline.launch(step.view(), draw.sampling);
@@ -127,6 +135,92 @@ TEST(a_draw_for_the_host_waits_for_the_queued_one) {
     CHECK_EQ(pipe.collect(a), 8);
     CHECK_EQ(pipe.collect(b), 9);
     CHECK_EQ(pipe.pipeline.logprobs(0).n, 3);
+}
+
+// Each event waits for the step behind it, so that none comes back before the next was queued.
+TEST(a_step_that_samples_is_queued_as_well) {
+    const Step first = tokens({7, 8}), next = tokens({-1});
+    std::vector<std::vector<float>> drawn; // ids, ranks and logprobs, each way
+    for (const bool is_late : {false, true}) {
+        std::unique_ptr<LateEvents> events = is_late ? std::make_unique<LateEvents>() : nullptr;
+        std::vector<std::unique_ptr<Draw>> draws; // of each step
+        for (uint64_t seed = 0; seed < 11; ++seed) {
+            draws.push_back(std::make_unique<Draw>(1, 2));
+            draws.back()->temperatures[0] = 3;
+            draws.back()->top_ks[0] = 20;
+            draws.back()->seeds[0] = seed;
+        }
+        Pipe pipe;
+        std::vector<float> found;
+        int64_t ticket = pipe.launch(first, *draws[0]);
+        const auto collect = [&] {
+            found.push_back(float(pipe.collect(ticket)));
+            const LlaisysLogprobs logprobs = pipe.pipeline.logprobs(0);
+            found.push_back(float(logprobs.sampled_rank));
+            found.insert(found.end(), logprobs.logprobs, logprobs.logprobs + logprobs.n);
+        };
+        for (size_t i = 1; i < draws.size(); ++i) {
+            const int64_t behind = pipe.launch(next, *draws[i]);
+            if (!is_late) {
+                pipe.pipeline.wait();
+            }
+            collect();
+            ticket = behind;
+        }
+        if (is_late) {
+            events->open();
+        }
+        collect();
+        drawn.push_back(found);
+    }
+    CHECK(drawn[0] == drawn[1]);
+    CHECK_EQ(drawn[0].size(), 11u * 5);
+}
+
+TEST(a_history_that_waits_for_the_step_before_is_complete) {
+    LateEvents events;
+    Pipe pipe;
+    const int64_t prompt = 7;
+    pipe.runner.sampler().reset(0, &prompt, 1);
+    Draw draw(1);
+    draw.presences[0] = 2;
+    const Ints seqs = {0};
+    draw.sampling.seq_ids = seqs.data();
+    const Step step = tokens({7}); // 8 is the best behind it, and the others are all alike
+    int64_t ticket = pipe.launch(step, draw);
+    for (const int64_t expected : {8, 0, 1, 2}) {
+        const int64_t behind = pipe.launch(step, draw);
+        CHECK_EQ(pipe.collect(ticket), expected);
+        ticket = behind;
+    }
+    events.open();
+    CHECK_EQ(pipe.collect(ticket), 3);
+}
+
+TEST(a_draw_that_is_open_is_made_again_and_the_step_behind_it_too) {
+    LateEvents events;
+    Pipe pipe(512, 0, true);
+    const auto at = [](int64_t token, int64_t position) {
+        Step step = tokens({token});
+        step.positions = {position};
+        step.slot_mapping = {int32_t(position)};
+        step.batch_seq_ids = {0};
+        step.context_lens = {int32_t(position) + 1};
+        step.block_tables = {0};
+        return step;
+    };
+    const Step first = at(7, 0), second = at(-1, 1), third = at(-1, 2);
+    const Draw draw(1);
+    pipe.model.lost_forward = 1;
+    const int64_t a = pipe.launch(first, draw);
+    const int64_t b = pipe.launch(second, draw);
+    CHECK_EQ(pipe.collect(a), 8);
+    const int64_t c = pipe.launch(third, draw);
+    CHECK_EQ(pipe.collect(b), 9);
+    events.open();
+    CHECK_EQ(pipe.collect(c), 10);
+    CHECK_EQ(pipe.model.seen.size(), 5u);
+    CHECK(pipe.model.seen.back().visible[0] == Ints({7, 8, 9}));
 }
 
 TEST(ids_are_counted_in_the_order_of_the_draws) {

@@ -4,6 +4,7 @@
 
 #include "base/drawing.hpp"
 #include "ops/cuda/common.cuh"
+#include "ops/draw_rows/cuda_pick.cuh"
 
 #include <cmath>
 
@@ -24,12 +25,18 @@ struct Adjustments {
     const float *bias_values;
     const int32_t *history_offsets, *history_tokens, *history_drawn;
     const float *penalties;
+    const int32_t *late_rows; // may be null
+    const int64_t *drawn;
 };
 
 __global__ void __launch_bounds__(kAdjustThreads)
     adjust_rows_kernel(float *out, const float *logits, int64_t vocabulary, Adjustments a) {
+    __shared__ bool knows_late;
     cuda::wait_for_input();
     const int r = blockIdx.x;
+    const int late_row = a.late_rows != nullptr ? a.late_rows[r] : -1;
+    const int late = late_row >= 0 ? int(a.drawn[late_row]) : -1;
+    knows_late = false;
     const float *from = logits + int64_t(a.rows[r]) * vocabulary;
     float *to = out + int64_t(r) * vocabulary;
     const int mask_row = a.mask_rows[r];
@@ -56,7 +63,15 @@ __global__ void __launch_bounds__(kAdjustThreads)
     const int history_end = a.history_offsets[r + 1];
     for (int i = a.history_offsets[r] + int(threadIdx.x); i < history_end; i += kAdjustThreads) {
         const int id = a.history_tokens[i];
-        to[id] = drawing::penalised(to[id], a.history_drawn[i], numbers[0], numbers[1], numbers[2]);
+        const int drawn = a.history_drawn[i] + int(id == late);
+        if (id == late) {
+            knows_late = true;
+        }
+        to[id] = drawing::penalised(to[id], drawn, numbers[0], numbers[1], numbers[2]);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && late >= 0 && !knows_late) {
+        to[late] = drawing::penalised(to[late], 1, numbers[0], numbers[1], numbers[2]);
     }
 }
 
@@ -72,48 +87,10 @@ struct Weighing {
     int32_t *picks;
 };
 
-// Where pick() goes on in the block of weights that it has found.
-struct Found {
-    int64_t begin;
-    double below, target;
-};
-
-// One thread.
-__device__ Found find_block(const double *block_sums, int n_blocks, double target) {
-    double below = 0;
-    int block = 0;
-    int fallback = 0;
-    for (; block < n_blocks; ++block) {
-        const double sum = block_sums[block];
-        fallback = sum > 0 ? block : fallback;
-        if (below + sum > target) {
-            break;
-        }
-        below += sum;
-    }
-    return {(block < n_blocks ? block : fallback) * drawing::kBlock, below, target};
-}
-
-// One thread.
-__device__ int64_t find_weight(const float *block, int64_t count, const Found &found) {
-    double below = found.below;
-    int64_t last = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        if (block[i] > 0) {
-            last = i;
-            below += double(block[i]);
-            if (below > found.target) {
-                break;
-            }
-        }
-    }
-    return found.begin + last;
-}
-
 __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     extern __shared__ double block_sums[]; // [n_blocks]
     __shared__ float block[drawing::kBlock];
-    __shared__ Found found;
+    __shared__ cuda::Found found;
     cuda::wait_for_input();
     const int r = blockIdx.x;
     const int64_t row = w.rows != nullptr ? w.rows[r] : r;
@@ -155,7 +132,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
         }
         w.sums[r] = sum;
         if (w.uniforms != nullptr) {
-            found = find_block(block_sums, n_blocks, __dmul_rn(w.uniforms[r], sum));
+            found = cuda::find_block(block_sums, n_blocks, __dmul_rn(w.uniforms[r], sum));
         }
     }
     if (w.uniforms == nullptr) {
@@ -166,7 +143,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     block[threadIdx.x] = i < w.vocabulary ? drawing::weight_of(x[i], max, temperature) : 0.0f;
     __syncthreads();
     if (threadIdx.x == 0) {
-        w.picks[r] = int32_t(find_weight(block, drawing::kBlock, found));
+        w.picks[r] = int32_t(cuda::find_weight(block, drawing::kBlock, found));
     }
 }
 
@@ -188,7 +165,10 @@ void adjust_rows_cuda(const device::Stream &stream, const Tensor &out, const Ten
                         integers(adjustments.history_offsets),
                         integers(adjustments.history_tokens),
                         integers(adjustments.history_drawn),
-                        adjustments.penalties.as<float>()};
+                        adjustments.penalties.as<float>(),
+                        adjustments.late_rows.defined() ? integers(adjustments.late_rows) : nullptr,
+                        adjustments.late_rows.defined() ? adjustments.drawn.as<int64_t>()
+                                                        : nullptr};
     cuda::launch(device::cuda_stream_of(stream), adjust_rows_kernel, unsigned(out.size(0)),
                  kAdjustThreads, 0, false, out.as<float>(), logits.as<float>(), logits.size(1), a);
 }

@@ -1,6 +1,7 @@
 #include "ops/draw_rows/op.hpp"
 
 #include "ops/checks.hpp"
+#include "ops/draw_rows/cpu.hpp"
 #include "ops/draw_rows/cuda.hpp"
 
 namespace llaisys::ops {
@@ -12,6 +13,14 @@ void check_vector(const Checks &check, const char *name, const Tensor &tensor, D
     check.device(name, tensor);
     check.dtype(name, tensor, dtype);
     check.shape(name, tensor, {n});
+    check.contiguous(name, tensor);
+}
+
+void check_table(const Checks &check, const char *name, const Tensor &tensor, DType dtype,
+                 int64_t n, int64_t width) {
+    check.device(name, tensor);
+    check.dtype(name, tensor, dtype);
+    check.shape(name, tensor, {n, width});
     check.contiguous(name, tensor);
 }
 
@@ -32,7 +41,14 @@ void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &
     check_vector(check, "mask_rows", adjustments.mask_rows, LLAISYS_DTYPE_I32, n);
     check_vector(check, "bias_offsets", adjustments.bias_offsets, LLAISYS_DTYPE_I32, n + 1);
     check_vector(check, "history_offsets", adjustments.history_offsets, LLAISYS_DTYPE_I32, n + 1);
+    if (adjustments.late_rows.defined()) {
+        check_vector(check, "late_rows", adjustments.late_rows, LLAISYS_DTYPE_I32, n);
+        check_vector(check, "drawn", adjustments.drawn, LLAISYS_DTYPE_I64,
+                     adjustments.drawn.size(0));
+    }
     switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return adjust_rows_cpu(stream, out, logits, adjustments);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
         return adjust_rows_cuda(stream, out, logits, adjustments);
@@ -66,9 +82,73 @@ void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &
         check_vector(check, "picks", picks, LLAISYS_DTYPE_I32, n);
     }
     switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return weigh_rows_cpu(stream, sums, picks, logits, best, rows, temperatures, uniforms);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
         return weigh_rows_cuda(stream, sums, picks, logits, best, rows, temperatures, uniforms);
+#endif
+    default:
+        check.no_kernel();
+    }
+}
+
+void draw_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+               const Tensor &best_ids, const Tensor &best, const Tensor &sums, const Tensor &picks,
+               const RowDraws &draws, int64_t vocabulary) {
+    const Checks check{"draw_rows", stream};
+    const int64_t n = ids.size(0);
+    const int64_t k = vocabulary < kMostBest ? vocabulary : kMostBest;
+    check_vector(check, "ids", ids, LLAISYS_DTYPE_I64, n);
+    check_vector(check, "is_open", is_open, LLAISYS_DTYPE_I32, n);
+    check_table(check, "best", best, LLAISYS_DTYPE_F32, best.size(0), k);
+    check_table(check, "best_ids", best_ids, LLAISYS_DTYPE_I32, best.size(0), k);
+    check_vector(check, "sums", sums, LLAISYS_DTYPE_I64, n);
+    check_vector(check, "picks", picks, LLAISYS_DTYPE_I32, n);
+    if (draws.rows.defined()) {
+        check_vector(check, "rows", draws.rows, LLAISYS_DTYPE_I32, n);
+    }
+    check_vector(check, "kinds", draws.kinds, LLAISYS_DTYPE_I32, n);
+    check_vector(check, "temperatures", draws.temperatures, LLAISYS_DTYPE_F32, n);
+    check_vector(check, "uniforms", draws.uniforms, LLAISYS_DTYPE_I64, n);
+    check_vector(check, "link_offsets", draws.link_offsets, LLAISYS_DTYPE_I32, n + 1);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return draw_rows_cpu(stream, ids, is_open, best_ids, best, sums, picks, draws, vocabulary);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return draw_rows_cuda(stream, ids, is_open, best_ids, best, sums, picks, draws, vocabulary);
+#endif
+    default:
+        check.no_kernel();
+    }
+}
+
+void rank_rows(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
+               const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
+               const Tensor &best) {
+    const Checks check{"rank_rows", stream};
+    const int64_t n = ids.size(0);
+    const int64_t m = out.tops.size(1);
+    check_vector(check, "logits of the drawn", out.logits, LLAISYS_DTYPE_F32, n);
+    check_vector(check, "ranks", out.ranks, LLAISYS_DTYPE_I32, n);
+    check_table(check, "top_ids", out.top_ids, LLAISYS_DTYPE_I32, n, m);
+    check_table(check, "tops", out.tops, LLAISYS_DTYPE_F32, n, m);
+    check_table(check, "best_ids", best_ids, LLAISYS_DTYPE_I32, logits.size(0), best.size(1));
+    check_table(check, "best", best, LLAISYS_DTYPE_F32, logits.size(0), best.size(1));
+    require(m <= best.size(1), "rank_rows: tops: got ", m, " a row, expected at most ",
+            best.size(1));
+    check_vector(check, "ids", ids, LLAISYS_DTYPE_I64, n);
+    check_vector(check, "rows", rows, LLAISYS_DTYPE_I32, n);
+    check.real_rows("logits", logits, 2);
+    check.dtype("logits", logits, LLAISYS_DTYPE_F32);
+    check.contiguous("logits", logits);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return rank_rows_cpu(stream, out, ids, logits, rows, best_ids, best);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return rank_rows_cuda(stream, out, ids, logits, rows, best_ids, best);
 #endif
     default:
         check.no_kernel();

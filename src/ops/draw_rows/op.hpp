@@ -1,6 +1,7 @@
 // What a draw needs of whole rows of logits, for devices whose rows are not the host's. The maths is
 // base/drawing.hpp and docs/sampling.md; the results are those of runtime/runner/sampler_math.cpp, bit
-// for bit. A CPU draws where its rows are: these are for other devices alone.
+// for bit. On a CPU these are the plain twins of the others' kernels: its Sampler reads the rows where
+// they are.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -20,6 +21,9 @@ struct RowAdjustments {
     Tensor history_tokens;  // i32, rising in each row, none twice
     Tensor history_drawn;   // i32: how often each was drawn
     Tensor penalties;       // f32 [n, 3]: repetition, presence, frequency
+    // A token that the history does not have yet: i32 [n], where it is in `drawn` i64; -1: there is none.
+    // Neither is defined where no row has one.
+    Tensor late_rows, drawn;
 };
 
 // out f32 [n, vocabulary] = the rows of logits f32 [.., vocabulary] after mask, bias and penalties.
@@ -34,5 +38,40 @@ void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &
 void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &picks,
                 const Tensor &logits, const Tensor &best, const Tensor &rows,
                 const Tensor &temperatures, const Tensor &uniforms);
+
+// How a row is drawn when its best are known: the best one, the index that its weights pick, or a pick
+// from what links leave of the best, the first of them with an eye on the whole row.
+enum class DrawKind : int32_t { best, pick, cut };
+enum class DrawLink : int32_t { top_k, top_p, min_p, temperature };
+
+// By row r of the draw; all on the device, contiguous.
+struct RowDraws {
+    Tensor rows;         // i32 [n]: row of the best; not defined: r
+    Tensor kinds;        // i32 [n]: DrawKind
+    Tensor temperatures; // f32 [n]: above 0
+    Tensor uniforms;     // i64 [n]: the bits of doubles in [0, 1)
+    Tensor link_offsets; // i32 [n + 1] into the two below; at least one link where the kind is cut
+    Tensor links;        // i32: DrawLink
+    Tensor link_values;  // f32
+};
+
+// Draws ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [.., k], k
+// = min(vocabulary, kMostBest), largest first, and what weigh_rows found out about the rows, sums i64 [n]
+// and picks i32 [n]. is_open i32 [n]: 1 where that does not decide the row, whose id is then the best.
+constexpr int64_t kMostBest = 256;
+void draw_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+               const Tensor &best_ids, const Tensor &best, const Tensor &sums, const Tensor &picks,
+               const RowDraws &draws, int64_t vocabulary);
+
+// What logprobs say of drawn tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with their
+// k best, best_ids i32 and best f32 [.., k].
+struct RowRanks {
+    Tensor logits;        // f32 [n]: of the drawn tokens
+    Tensor ranks;         // i32 [n]: 1 + the number of better ones
+    Tensor top_ids, tops; // i32, f32 [n, m]: the best m, at most k
+};
+void rank_rows(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
+               const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
+               const Tensor &best);
 
 } // namespace llaisys::ops

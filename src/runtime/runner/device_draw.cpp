@@ -7,7 +7,8 @@
 
 namespace llaisys::runtime {
 
-DeviceDraw::DeviceDraw(const device::Stream &stream) : stream_(stream), arena_(stream) {
+DeviceDraw::DeviceDraw(const device::Stream &stream)
+    : stream_(stream), draws_{Draw(stream), Draw(stream)}, arena_(stream) {
     for (Draw &draw : draws_) {
         draw.is_done = stream.runtime().create_event(stream.device_id());
     }
@@ -28,6 +29,7 @@ void DeviceDraw::reserve(Room *room, int64_t bytes) {
     if (bytes <= room->bytes) {
         return;
     }
+    bytes = std::max<int64_t>({bytes, 2 * room->bytes, 1024});
     if (room->host != nullptr) {
         stream_.synchronize(); // a copy into it may be under way
         stream_.runtime().release_host(room->host);
@@ -43,24 +45,36 @@ void DeviceDraw::bring(const Room &room, int64_t bytes) {
                            device::CopyKind::device_to_host, stream_.native());
 }
 
-int DeviceDraw::queue(const Tensor &logits) {
+DeviceDraw::Draw &DeviceDraw::next(int64_t bytes) {
     last_ = 1 - last_;
     Draw &draw = draws_[last_];
-    const int64_t n = logits.defined() ? logits.size(0) : 0;
-    constexpr int64_t kRowBytes = sizeof(int64_t) + sizeof(float);
-    if (n > draw.capacity) {
-        draw.capacity = std::max<int64_t>(n, 64);
-        reserve(&draw.room, draw.capacity * kRowBytes);
-    }
-    if (n > 0) {
-        const int64_t value_at = draw.capacity * int64_t(sizeof(int64_t));
-        drawn_ = Tensor::on(draw.room.device, 0, {n}, LLAISYS_DTYPE_I64);
-        ops::argmax(stream_, drawn_, Tensor::on(draw.room.device, value_at, {n}, LLAISYS_DTYPE_F32),
-                    logits);
-        bring(draw.room, draw.capacity * kRowBytes);
+    reserve(&draw.room, bytes);
+    draw.is_planned = false;
+    draw.found = {};
+    return draw;
+}
+
+int DeviceDraw::end(const Draw &draw, int64_t bytes) {
+    if (bytes > 0) {
+        bring(draw.room, bytes);
     }
     stream_.runtime().record_event(draw.is_done, stream_.native());
     return last_;
+}
+
+int DeviceDraw::queue(const Tensor &logits) {
+    const int64_t n = logits.defined() ? logits.size(0) : 0;
+    const int64_t values_at = StepArena::bytes_for(n, sizeof(int64_t));
+    const int64_t bytes = values_at + StepArena::bytes_for(n, sizeof(float));
+    Draw &draw = next(bytes);
+    if (n > 0) {
+        drawn_ = Tensor::on(draw.room.device, 0, {n}, LLAISYS_DTYPE_I64);
+        const Tensor values = Tensor::on(draw.room.device, values_at, {n}, LLAISYS_DTYPE_F32);
+        ops::argmax(stream_, drawn_, values, logits);
+        draw.ids = reinterpret_cast<const int64_t *>(draw.room.host);
+        draw.values = reinterpret_cast<const float *>(draw.room.host + values_at);
+    }
+    return end(draw, bytes);
 }
 
 bool DeviceDraw::is_over(int place) const {
@@ -71,17 +85,17 @@ bool DeviceDraw::finish(int place, const LlaisysSamplingMetadata &sampling, int3
     while (!is_over(place)) {
     }
     const Draw &draw = draws_[place];
-    const auto *indices = reinterpret_cast<const int64_t *>(draw.room.host);
-    const auto *values =
-        reinterpret_cast<const float *>(draw.room.host + draw.capacity * int64_t(sizeof(int64_t)));
-    const auto row_of = [&](int32_t r) { return sampling.rows != nullptr ? sampling.rows[r] : r; };
+    const auto row_of = [&](int32_t r) {
+        return !draw.is_planned && sampling.rows != nullptr ? sampling.rows[r] : r;
+    };
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        if (!(values[row_of(r)] > -INFINITY)) {
+        const int32_t row = row_of(r);
+        if (draw.is_planned ? draw.is_open[row] != 0 : !(draw.values[row] > -INFINITY)) {
             return false;
         }
     }
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        ids[r] = int32_t(indices[row_of(r)]);
+        ids[r] = int32_t(draw.ids[row_of(r)]);
     }
     return true;
 }

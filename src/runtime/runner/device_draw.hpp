@@ -1,7 +1,7 @@
-// Draws on the device. Steps in which every row takes its most likely token: only ids come back, and
-// the next step may be queued before they do. Of other rows the device applies masks, biases and
-// penalties, sums the weights, picks where nothing is cut off, and brings the best few to the host,
-// where the Sampler makes the rest of the draw.
+// Draws on the device: only ids and the logprobs that are asked for come back, and the next step may be
+// queued before they do. A draw that the device cannot make as a whole is made by the Sampler: the device
+// applies masks, biases and penalties, sums the weights, picks where nothing is cut off, and brings the
+// best few to the host.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -31,13 +31,22 @@ public:
     // it to the host, all in order with the stream. Not defined: no rows. Returns the draw's place,
     // good until the next but one is queued.
     int queue(const Tensor &logits);
+    // Draws the rows of a plan that a device can make, of logits as above; the same otherwise.
+    int queue(const Tensor &logits, const DrawPlan &plan);
     // Whether a draw is on the host.
     bool is_over(int place) const;
-    // Waits for a draw and picks from it; for sampling whose best_needed (Sampler) is 1. False when a
-    // row has no largest logit (the Sampler says why); ids are then unchanged.
+    // Waits for a draw and tells its ids, of the sampling that it was queued for. False when a row was
+    // not decided (the Sampler does, or says why not); ids are then unchanged.
     bool finish(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids) const;
-    // The ids of the draw that was queued last, i64 [n] on the device, in order with the stream.
+    // Of a draw that finish has told.
+    const DrawnRows &found(int place) const { return draws_[place].found; }
+    // The ids of the draw that was queued last, i64 on the device, in order with the stream, and where
+    // among them that of row r of its sampling is.
     const Tensor &drawn() const { return drawn_; }
+    int32_t drawn_row(const LlaisysSamplingMetadata &sampling, int32_t r) const {
+        const bool is_by_output = !draws_[last_].is_planned && sampling.rows != nullptr;
+        return is_by_output ? sampling.rows[r] : r;
+    }
 
     // Finds out what a plan asks about logits, f32 [outputs, vocabulary] on the device, with k =
     // most_best(vocabulary). Waits for the stream.
@@ -61,17 +70,34 @@ private:
 
     const device::Stream &stream_;
     struct Draw {
-        Room room; // i64 indices, then f32 values, [capacity] each
-        int64_t capacity = 0;
+        Room room;
+        bool is_planned = false;         // rows are those of the plan, not of the outputs
+        const int64_t *ids = nullptr;    // on the host, as are those below
+        const float *values = nullptr;   // not planned: the logits of these
+        const int32_t *is_open = nullptr; // planned: 1: not decided
+        DrawnRows found;
+        StepArena arena; // of the plan
         void *is_done = nullptr; // event
+        explicit Draw(const device::Stream &stream) : arena(stream) {}
     };
+    // Takes the next of draws_, with room for so many bytes.
+    Draw &next(int64_t bytes);
+    int end(const Draw &draw, int64_t bytes);
     Draw draws_[2];
     int last_ = 1;
     Tensor drawn_;
-    // Of reduce and bring_rows.
-    ops::RowAdjustments upload(const DrawPlan &plan, int64_t vocabulary, Tensor *temperatures,
-                               Tensor *uniforms);
-    StepArena arena_;
+    struct Uploaded {
+        ops::RowAdjustments adjustments;
+        ops::RowDraws draws;
+    };
+    static Uploaded upload(const DrawPlan &plan, int64_t vocabulary, StepArena *arena);
+    // What is known of the rows of a plan, in reduced_, whose first so many bytes it is.
+    struct Findings {
+        Tensor ids, values, sums, picks, raw_ids, raw_values, raw_sums;
+        int64_t bytes = 0;
+    };
+    Findings find(const Tensor &logits, const DrawPlan &plan, const Uploaded &uploaded);
+    StepArena arena_; // of reduce
     Room reduced_;
     std::shared_ptr<Storage> adjusted_; // f32 [rows, vocabulary]
     int64_t adjusted_bytes_ = 0;

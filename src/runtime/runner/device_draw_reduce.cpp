@@ -1,4 +1,5 @@
-// What a device finds out about rows of logits so that they need not come to the host.
+// Draws that a device makes, and what it finds out about rows of logits so that they need not come to
+// the host.
 #include "ops/topk/op.hpp"
 #include "runtime/runner/device_draw.hpp"
 
@@ -38,45 +39,58 @@ template <typename T> Tensor put(StepArena *arena, const std::vector<T> &values)
 
 } // namespace
 
-ops::RowAdjustments DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary,
-                                       Tensor *temperatures, Tensor *uniforms) {
+DeviceDraw::Uploaded DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary,
+                                        StepArena *arena) {
     const int64_t mask_words = (vocabulary + 31) / 32;
     const int64_t n_words = plan.adjusts ? std::max<int64_t>(1, plan.n_masks * mask_words) : 1;
-    int64_t bytes = bytes_for(plan.rows) + bytes_for(plan.temperatures) + bytes_for(plan.uniforms);
+    int64_t bytes = bytes_for(plan.rows) + bytes_for(plan.temperatures) + bytes_for(plan.uniforms) +
+                    bytes_for(plan.kinds) + bytes_for(plan.link_offsets) + bytes_for(plan.links) +
+                    bytes_for(plan.link_values);
     if (plan.adjusts) {
         bytes += StepArena::bytes_for(n_words, sizeof(int32_t));
         for (const auto *integers :
              {&plan.mask_rows, &plan.bias_offsets, &plan.bias_ids, &plan.history_offsets,
-              &plan.history_tokens, &plan.history_drawn}) {
+              &plan.history_tokens, &plan.history_drawn, &plan.late_rows}) {
             bytes += bytes_for(*integers);
         }
         bytes += bytes_for(plan.bias_values) + bytes_for(plan.penalties);
     }
-    arena_.begin(bytes);
-    ops::RowAdjustments made;
-    made.rows = put(&arena_, plan.rows);
-    *temperatures = put(&arena_, plan.temperatures);
-    auto *bits = arena_.take<int64_t>({int64_t(plan.uniforms.size())}, uniforms);
+    arena->begin(bytes);
+    Uploaded made;
+    ops::RowAdjustments &adjustments = made.adjustments;
+    ops::RowDraws &draws = made.draws;
+    adjustments.rows = put(arena, plan.rows);
+    draws.temperatures = put(arena, plan.temperatures);
+    auto *bits = arena->take<int64_t>({int64_t(plan.uniforms.size())}, &draws.uniforms);
     std::memcpy(bits, plan.uniforms.data(), plan.uniforms.size() * sizeof(double));
+    draws.rows = plan.adjusts ? Tensor() : adjustments.rows;
+    draws.kinds = put(arena, plan.kinds);
+    draws.link_offsets = put(arena, plan.link_offsets);
+    draws.links = put(arena, plan.links);
+    draws.link_values = put(arena, plan.link_values);
     if (plan.adjusts) {
-        auto *words = arena_.take<int32_t>({n_words}, &made.masks);
+        auto *words = arena->take<int32_t>({n_words}, &adjustments.masks);
         if (plan.n_masks > 0) {
             std::memcpy(words, plan.masks, size_t(n_words) * sizeof(int32_t));
         }
-        made.mask_rows = put(&arena_, plan.mask_rows);
-        made.bias_offsets = put(&arena_, plan.bias_offsets);
-        made.bias_ids = put(&arena_, plan.bias_ids);
-        made.bias_values = put(&arena_, plan.bias_values);
-        made.history_offsets = put(&arena_, plan.history_offsets);
-        made.history_tokens = put(&arena_, plan.history_tokens);
-        made.history_drawn = put(&arena_, plan.history_drawn);
-        made.penalties = put(&arena_, plan.penalties);
+        adjustments.mask_rows = put(arena, plan.mask_rows);
+        adjustments.bias_offsets = put(arena, plan.bias_offsets);
+        adjustments.bias_ids = put(arena, plan.bias_ids);
+        adjustments.bias_values = put(arena, plan.bias_values);
+        adjustments.history_offsets = put(arena, plan.history_offsets);
+        adjustments.history_tokens = put(arena, plan.history_tokens);
+        adjustments.history_drawn = put(arena, plan.history_drawn);
+        adjustments.penalties = put(arena, plan.penalties);
+        if (!plan.late_rows.empty()) {
+            adjustments.late_rows = put(arena, plan.late_rows);
+        }
     }
-    arena_.upload();
+    arena->upload();
     return made;
 }
 
-ReducedRows DeviceDraw::reduce(const Tensor &logits, const DrawPlan &plan) {
+DeviceDraw::Findings DeviceDraw::find(const Tensor &logits, const DrawPlan &plan,
+                                      const Uploaded &uploaded) {
     const int64_t n = int64_t(plan.rows.size());
     const int64_t outputs = logits.size(0);
     const int64_t vocabulary = logits.size(1);
@@ -95,56 +109,116 @@ ReducedRows DeviceDraw::reduce(const Tensor &logits, const DrawPlan &plan) {
     const auto on_device = [&](int64_t at, const Shape &shape, DType dtype) {
         return Tensor::on(reduced_.device, at, shape, dtype);
     };
+    Findings found;
+    found.bytes = layout.bytes();
+    found.ids = on_device(ids_at, {best_rows, k}, LLAISYS_DTYPE_I32);
+    found.values = on_device(values_at, {best_rows, k}, LLAISYS_DTYPE_F32);
+    found.sums = on_device(sums_at, {n}, LLAISYS_DTYPE_I64);
+    found.picks = on_device(picks_at, {n}, LLAISYS_DTYPE_I32);
 
-    Tensor temperatures;
-    Tensor uniforms;
-    const ops::RowAdjustments adjustments = upload(plan, vocabulary, &temperatures, &uniforms);
     Tensor source = logits;
     if (plan.adjusts) {
         const int64_t bytes = n * vocabulary * int64_t(sizeof(float));
         if (bytes > adjusted_bytes_) {
+            stream_.synchronize(); // what reads the memory that goes
+            adjusted_.reset();
             adjusted_ = std::make_shared<Storage>(stream_.type(), stream_.device_id(), bytes);
             adjusted_bytes_ = bytes;
         }
         source = Tensor::on(adjusted_, 0, {n, vocabulary}, LLAISYS_DTYPE_F32);
-        ops::adjust_rows(stream_, source, logits, adjustments);
+        ops::adjust_rows(stream_, source, logits, uploaded.adjustments);
     }
-    const Tensor values = on_device(values_at, {best_rows, k}, LLAISYS_DTYPE_F32);
-    ops::topk(stream_, on_device(ids_at, {best_rows, k}, LLAISYS_DTYPE_I32), values, source);
+    ops::topk(stream_, found.ids, found.values, source);
     if (plan.wants_sums || plan.wants_picks) {
-        ops::weigh_rows(stream_, on_device(sums_at, {n}, LLAISYS_DTYPE_I64),
-                        on_device(picks_at, {n}, LLAISYS_DTYPE_I32), source, values,
-                        plan.adjusts ? Tensor() : adjustments.rows, temperatures,
-                        plan.wants_picks ? uniforms : Tensor());
+        ops::weigh_rows(stream_, found.sums, found.picks, source, found.values,
+                        uploaded.draws.rows, uploaded.draws.temperatures,
+                        plan.wants_picks ? uploaded.draws.uniforms : Tensor());
     }
     if (plan.wants_raw) {
-        const Tensor raw_values = on_device(raw_values_at, {outputs, k}, LLAISYS_DTYPE_F32);
+        found.raw_ids = on_device(raw_ids_at, {outputs, k}, LLAISYS_DTYPE_I32);
+        found.raw_values = on_device(raw_values_at, {outputs, k}, LLAISYS_DTYPE_F32);
+        found.raw_sums = on_device(raw_sums_at, {n}, LLAISYS_DTYPE_I64);
         if (has_raw) {
-            ops::topk(stream_, on_device(raw_ids_at, {outputs, k}, LLAISYS_DTYPE_I32), raw_values,
-                      logits);
+            ops::topk(stream_, found.raw_ids, found.raw_values, logits);
         }
-        ops::weigh_rows(stream_, on_device(raw_sums_at, {n}, LLAISYS_DTYPE_I64), Tensor(), logits,
-                        raw_values, adjustments.rows, Tensor(), Tensor());
+        ops::weigh_rows(stream_, found.raw_sums, Tensor(), logits, found.raw_values,
+                        uploaded.adjustments.rows, Tensor(), Tensor());
     }
-    bring(reduced_, layout.bytes());
+    return found;
+}
+
+int DeviceDraw::queue(const Tensor &logits, const DrawPlan &plan) {
+    const int64_t n = int64_t(plan.rows.size());
+    const int64_t vocabulary = logits.size(1);
+    const int64_t m = std::max(1, plan.n_logprobs);
+    Layout layout;
+    const int64_t ids_at = layout.take(n, sizeof(int64_t));
+    const int64_t is_open_at = layout.take(n, sizeof(int32_t));
+    const int64_t n_ranked = plan.wants_raw ? n : 0;
+    const int64_t sums_at = layout.take(n_ranked, sizeof(double));
+    const int64_t logits_at = layout.take(n_ranked, sizeof(float));
+    const int64_t ranks_at = layout.take(n_ranked, sizeof(int32_t));
+    const int64_t top_ids_at = layout.take(n_ranked * m, sizeof(int32_t));
+    const int64_t tops_at = layout.take(n_ranked * m, sizeof(float));
+
+    const Tensor before = drawn_;
+    Draw &draw = next(layout.bytes());
+    draw.is_planned = true;
+    const auto on_device = [&](int64_t at, const Shape &shape, DType dtype) {
+        return Tensor::on(draw.room.device, at, shape, dtype);
+    };
+    const auto on_host = [&](int64_t at) { return draw.room.host + at; };
+    Uploaded uploaded = upload(plan, vocabulary, &draw.arena);
+    uploaded.adjustments.drawn = before;
+    const Findings found = find(logits, plan, uploaded);
+    drawn_ = on_device(ids_at, {n}, LLAISYS_DTYPE_I64);
+    ops::draw_rows(stream_, drawn_, on_device(is_open_at, {n}, LLAISYS_DTYPE_I32), found.ids,
+                   found.values, found.sums, found.picks, uploaded.draws, vocabulary);
+    draw.ids = reinterpret_cast<const int64_t *>(on_host(ids_at));
+    draw.is_open = reinterpret_cast<const int32_t *>(on_host(is_open_at));
+    if (plan.wants_raw) {
+        const ops::RowRanks ranks{on_device(logits_at, {n}, LLAISYS_DTYPE_F32),
+                                  on_device(ranks_at, {n}, LLAISYS_DTYPE_I32),
+                                  on_device(top_ids_at, {n, m}, LLAISYS_DTYPE_I32),
+                                  on_device(tops_at, {n, m}, LLAISYS_DTYPE_F32)};
+        ops::rank_rows(stream_, ranks, drawn_, logits, uploaded.adjustments.rows, found.raw_ids,
+                       found.raw_values);
+        stream_.runtime().copy(draw.room.device->data() + sums_at, found.raw_sums.data(),
+                               size_t(n) * sizeof(double), device::CopyKind::device_to_device,
+                               stream_.native());
+        draw.found = {m,
+                      reinterpret_cast<const int32_t *>(on_host(top_ids_at)),
+                      reinterpret_cast<const float *>(on_host(tops_at)),
+                      reinterpret_cast<const double *>(on_host(sums_at)),
+                      reinterpret_cast<const float *>(on_host(logits_at)),
+                      reinterpret_cast<const int32_t *>(on_host(ranks_at))};
+    }
+    return end(draw, layout.bytes());
+}
+
+ReducedRows DeviceDraw::reduce(const Tensor &logits, const DrawPlan &plan) {
+    const Findings on_device = find(logits, plan, upload(plan, logits.size(1), &arena_));
+    bring(reduced_, on_device.bytes);
     stream_.synchronize();
 
-    const std::byte *host = reduced_.host;
+    const auto on_host = [&](const Tensor &tensor) {
+        return reduced_.host + (tensor.data() - reduced_.device->data());
+    };
     ReducedRows found;
-    found.k = k;
+    found.k = most_best(logits.size(1));
     found.is_adjusted = plan.adjusts;
-    found.ids = reinterpret_cast<const int32_t *>(host + ids_at);
-    found.values = reinterpret_cast<const float *>(host + values_at);
+    found.ids = reinterpret_cast<const int32_t *>(on_host(on_device.ids));
+    found.values = reinterpret_cast<const float *>(on_host(on_device.values));
     if (plan.wants_sums || plan.wants_picks) {
-        found.sums = reinterpret_cast<const double *>(host + sums_at);
+        found.sums = reinterpret_cast<const double *>(on_host(on_device.sums));
     }
     if (plan.wants_picks) {
-        found.picks = reinterpret_cast<const int32_t *>(host + picks_at);
+        found.picks = reinterpret_cast<const int32_t *>(on_host(on_device.picks));
     }
     if (plan.wants_raw) {
-        found.raw_ids = reinterpret_cast<const int32_t *>(host + raw_ids_at);
-        found.raw_values = reinterpret_cast<const float *>(host + raw_values_at);
-        found.raw_sums = reinterpret_cast<const double *>(host + raw_sums_at);
+        found.raw_ids = reinterpret_cast<const int32_t *>(on_host(on_device.raw_ids));
+        found.raw_values = reinterpret_cast<const float *>(on_host(on_device.raw_values));
+        found.raw_sums = reinterpret_cast<const double *>(on_host(on_device.raw_sums));
     }
     return found;
 }

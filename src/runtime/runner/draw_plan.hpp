@@ -8,6 +8,10 @@ namespace llaisys::runtime {
 
 // Made by Sampler::plan; by row of the draw. Grow-only.
 struct DrawPlan {
+    // Whether a device can make the whole draw: perhaps, where its best of a row may be too few.
+    enum class Ahead : uint8_t { no, perhaps, surely };
+    Ahead ahead = Ahead::no;
+
     std::vector<int32_t> rows;       // row of the outputs
     std::vector<float> temperatures; // of the sum and the pick
     std::vector<double> uniforms;    // of the pick, in [0, 1)
@@ -22,7 +26,13 @@ struct DrawPlan {
     std::vector<int32_t> bias_offsets, bias_ids;
     std::vector<float> bias_values;
     std::vector<int32_t> history_offsets, history_tokens, history_drawn;
-    std::vector<float> penalties; // [n, 3]: repetition, presence, frequency
+    std::vector<float> penalties;   // [n, 3]: repetition, presence, frequency
+    std::vector<int32_t> late_rows; // empty: none; see ops::RowAdjustments
+
+    // Of a whole draw; see ops::RowDraws.
+    std::vector<int32_t> kinds, link_offsets, links;
+    std::vector<float> link_values;
+    int32_t n_logprobs = 0; // the most that a row wants
 };
 
 // What DeviceDraw::reduce brings to the host. Views, valid until the next call.
@@ -37,6 +47,17 @@ struct ReducedRows {
     const int32_t *raw_ids = nullptr; // [outputs, k]
     const float *raw_values = nullptr;
     const double *raw_sums = nullptr; // by row of the draw, at temperature 1
+};
+
+// What comes to the host of a draw that a device made, beside the ids: of the rows as they are. Views,
+// valid until the next draw but one is queued, by row of the draw; null: no logprobs are wanted.
+struct DrawnRows {
+    int64_t k = 0;
+    const int32_t *ids = nullptr; // [n, k], best first
+    const float *values = nullptr;
+    const double *sums = nullptr;
+    const float *logits = nullptr; // of the drawn tokens
+    const int32_t *ranks = nullptr;
 };
 
 } // namespace llaisys::runtime

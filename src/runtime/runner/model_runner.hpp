@@ -35,6 +35,9 @@ struct RunnerOptions {
     int32_t max_ubatch = 512;               // tokens of one forward
     // Output rows and sequences of a step for which there is room from the start; more make it grow.
     int64_t reserved_outputs = 256;
+    // Whether draws are made on the device where that can be. Its rows are the host's on a CPU, whose
+    // Sampler is faster there.
+    bool draws_on_cpu = false;
 };
 
 class ModelRunner {
@@ -49,17 +52,27 @@ public:
                          int32_t *ids);
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
-    // A step and its draw that are only queued, for sampling in which every row takes its most likely
-    // token: the next step may be queued before this one's ids are known.
-    bool can_queue(const LlaisysSamplingMetadata &sampling) const;
-    // As step; *place: of the draw, good until the next but one is queued. sources i32 [n_tokens]: for a
-    // token that the draw queued before makes, the row of that draw; otherwise -1. The ids of the
-    // former in `input` are not looked at, but must be some token's. Null: no such tokens.
+    // A step and its draw that are only queued: the next step may be queued before this one's ids are
+    // known. Plans the draw; whether the device can make all of it, and so a step with it be queued.
+    // late_rows [n_rows]: for a row whose history lacks what the draw queued before makes, its place
+    // there (drawn_row); otherwise -1. Null: there is none.
+    DrawPlan::Ahead plan_draw(const LlaisysSamplingMetadata &sampling, const int32_t *late_rows);
+    // As step, with the draw that was planned last; *place: of the draw, good until the next but one is
+    // queued. sources i32 [n_tokens]: for a token that the draw queued before makes, its place there;
+    // otherwise -1. The ids of the former in `input` are not looked at, but must be some token's. Null:
+    // no such tokens.
     int32_t queue_step(const LlaisysStepInput &input, const LlaisysSamplingMetadata &sampling,
                        const int32_t *sources, int *place);
+    // Where the id of row r of the sampling that was queued last is.
+    int32_t drawn_row(const LlaisysSamplingMetadata &sampling, int32_t r) const {
+        return device_draw_.drawn_row(sampling, r);
+    }
+    // Whether a step that was queued may be run again, with another behind it: it then writes what it
+    // wrote, where it wrote it.
+    bool can_repeat() const { return blocks_.has_value(); }
     bool is_drawn(int place) const { return device_draw_.is_over(place); }
-    // Waits for the draw. False where a row has no largest logit; sample says why, as long as no other
-    // step was queued.
+    // Waits for the draw. False where it did not decide a row; sample does or says why not, as long as
+    // no other step was queued.
     bool finish_draw(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // A step of more tokens is refused without a look at its arrays.
@@ -155,6 +168,7 @@ private:
     DeviceDraw device_draw_;
     Draws draws_;
     DrawPlan plan_;
+    bool takes_best_ = false; // the draw that was planned last
     int place_ = -1; // where device_draw_ holds the rows of this step; -1: nowhere
     const int32_t *sources_ = nullptr; // of the step that is being queued
     std::vector<int32_t> local_rows_;  // scratch

@@ -40,9 +40,19 @@ int32_t ModelRunner::sample_on_device(const LlaisysSamplingMetadata &sampling, i
     return sampler_.sample_reduced(found, fetch, sampling, ids);
 }
 
-bool ModelRunner::can_queue(const LlaisysSamplingMetadata &sampling) const {
-    // How many outputs there are is checked when they are there.
-    return sampler_.takes_best(sampling, std::numeric_limits<int32_t>::max());
+DrawPlan::Ahead ModelRunner::plan_draw(const LlaisysSamplingMetadata &sampling,
+                                       const int32_t *late_rows) {
+    constexpr int32_t kAny = std::numeric_limits<int32_t>::max(); // checked when they are there
+    takes_best_ = sampler_.takes_best(sampling, kAny);
+    if (takes_best_) {
+        return DrawPlan::Ahead::surely;
+    }
+    if (!device_draw_.is_there() && !options_.draws_on_cpu) {
+        return DrawPlan::Ahead::no;
+    }
+    sampler_.plan(sampling, kAny, DeviceDraw::most_best(sampler_.vocab()), &plan_, late_rows);
+    const bool may_be = plan_.ahead == DrawPlan::Ahead::surely || can_repeat();
+    return may_be ? plan_.ahead : DrawPlan::Ahead::no;
 }
 
 int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
@@ -59,9 +69,13 @@ int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
     sources_ = nullptr;
     if (status == LLAISYS_DECODE_OK) {
         const Profile::Scope scope = profile_.sample();
-        sampler_.takes_best(sampling, output_.n_rows()); // throws for rows that are not there
-        *place = device_draw_.queue(sampling.n_rows > 0 ? output_.rows() : Tensor());
-        place_ = sampling.n_rows > 0 ? *place : -1;
+        check_output_rows(sampling, output_.n_rows());
+        if (takes_best_) {
+            *place = device_draw_.queue(sampling.n_rows > 0 ? output_.rows() : Tensor());
+            place_ = sampling.n_rows > 0 ? *place : -1;
+        } else {
+            *place = device_draw_.queue(output_.rows(), plan_);
+        }
     }
     return status;
 }
@@ -71,7 +85,9 @@ bool ModelRunner::finish_draw(int place, const LlaisysSamplingMetadata &sampling
     const bool is_drawn = device_draw_.finish(place, sampling, ids);
     if (is_drawn) {
         draws_.on_device += sampling.n_rows;
-        sampler_.note_drawn(sampling.n_rows);
+        const DrawnRows &found = device_draw_.found(place);
+        found.ids != nullptr ? sampler_.note_drawn(found, sampling, ids)
+                             : sampler_.note_drawn(sampling.n_rows);
     }
     return is_drawn;
 }

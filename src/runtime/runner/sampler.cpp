@@ -143,6 +143,27 @@ void Sampler::note_drawn(int32_t n) {
     n_rows_ = n;
 }
 
+void Sampler::note_drawn(const DrawnRows &found, const LlaisysSamplingMetadata &sampling,
+                         const int32_t *ids) {
+    const NumberColumns numbers(sampling);
+    reserve_results(sampling, numbers);
+    for (int32_t r = 0; r < sampling.n_rows; ++r) {
+        const size_t i = size_t(r);
+        const int32_t n = numbers.row(r).n_logprobs;
+        logprob_counts_[i] = 0;
+        if (n >= 0) {
+            const int64_t at = r * found.k;
+            const BestLogits best{found.ids + at, found.values + at, found.k, vocab_};
+            const int64_t to = logprob_offsets_[i];
+            ranks_[i] = found.ranks[r];
+            logprob_counts_[i] = RowSampler::logprobs_of_drawn(
+                best, found.sums[r], ids[r], found.logits[r], n, logprob_ids_.data() + to,
+                logprobs_.data() + to);
+        }
+    }
+    n_rows_ = sampling.n_rows;
+}
+
 LlaisysLogprobs Sampler::logprobs(int32_t i) const {
     require(i >= 0 && i < n_rows_, "row must be in [0, ", n_rows_, "), got ", i);
     const size_t r = size_t(i);

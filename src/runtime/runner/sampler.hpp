@@ -22,6 +22,8 @@ class ThreadPool;
 
 namespace llaisys::runtime {
 
+struct Reduction;
+
 class Sampler {
 public:
     // Rows are shared among the threads of a CPU stream, which must outlive the sampler.
@@ -41,9 +43,10 @@ public:
     // sample does.
     bool takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
     // What a device must find out about rows of which it brings the best k. Checks everything as
-    // sample does. False where every row has to be looked at as a whole.
-    bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
-              DrawPlan *plan) const;
+    // sample does. False where every row has to be looked at as a whole. late_rows [n_rows]: where the
+    // draw that is not known yet has the last token of a row's history; -1: nowhere. Null: no row's.
+    bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k, DrawPlan *plan,
+              const int32_t *late_rows = nullptr) const;
     // Gives output rows [n, vocab] in host memory, by their numbers.
     using FetchRows = std::function<const float *(const std::vector<int32_t> &outputs)>;
     // Draws as sample does, from what was found out about the rows of plan; fetches those for which
@@ -55,6 +58,9 @@ public:
     LlaisysLogprobs logprobs(int32_t i) const;
     // The last sample was drawn elsewhere, n rows without logprobs.
     void note_drawn(int32_t n);
+    // The same with those that rows want.
+    void note_drawn(const DrawnRows &found, const LlaisysSamplingMetadata &sampling,
+                    const int32_t *ids);
     // Forgets the rows of the last sample.
     void clear_logprobs() { n_rows_ = 0; }
 
@@ -72,6 +78,9 @@ private:
     void sample_row(const float *row, const RowParams &params, int32_t r, int thread);
     void draw_reduced(const ReducedRows &found, const RowParams &params, int32_t r, int32_t output,
                       int thread);
+    // How a device draws a row; late_row as in plan.
+    static void plan_draw(const RowParams &params, const Reduction &reduction, int32_t late_row,
+                          DrawPlan *plan);
     void raise_failure(const LlaisysSamplingMetadata &sampling) const;
 
     // Rows are drawn on the CPU: on the threads of the stream, or on our own when it has none.
@@ -94,5 +103,8 @@ private:
 // Throws INVALID unless every field of sampling is as infer_types.h demands; its numbers by field.
 NumberColumns check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
                              int64_t vocab);
+
+// The part of it that needs the outputs.
+void check_output_rows(const LlaisysSamplingMetadata &sampling, int32_t n_outputs);
 
 } // namespace llaisys::runtime

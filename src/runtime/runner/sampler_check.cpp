@@ -22,18 +22,6 @@ void check_offsets(const char *field, const int32_t *offsets, int32_t n) {
     }
 }
 
-void check_rows(const LlaisysSamplingMetadata &s, int32_t n_outputs) {
-    if (s.rows == nullptr) {
-        require(s.n_rows <= n_outputs, "n_rows must be at most the number of output rows ",
-                n_outputs, " when rows is NULL, got ", s.n_rows);
-        return;
-    }
-    for (int32_t r = 0; r < s.n_rows; ++r) {
-        require(s.rows[r] >= 0 && s.rows[r] < n_outputs, "rows[", r, "] must be in [0, ", n_outputs,
-                "), got ", s.rows[r]);
-    }
-}
-
 void check_chain(const LlaisysSamplingMetadata &s) {
     if (s.chain_offsets == nullptr) {
         return;
@@ -88,10 +76,22 @@ void check_masks(const LlaisysSamplingMetadata &s) {
 
 } // namespace
 
+void check_output_rows(const LlaisysSamplingMetadata &s, int32_t n_outputs) {
+    if (s.rows == nullptr) {
+        require(s.n_rows <= n_outputs, "n_rows must be at most the number of output rows ",
+                n_outputs, " when rows is NULL, got ", s.n_rows);
+        return;
+    }
+    for (int32_t r = 0; r < s.n_rows; ++r) {
+        require(s.rows[r] >= 0 && s.rows[r] < n_outputs, "rows[", r, "] must be in [0, ", n_outputs,
+                "), got ", s.rows[r]);
+    }
+}
+
 NumberColumns check_sampling(const LlaisysSamplingMetadata &s, int32_t n_outputs, int64_t vocab) {
     const int32_t n = s.n_rows;
     require(n >= 0, "n_rows must be at least 0, got ", n);
-    check_rows(s, n_outputs);
+    check_output_rows(s, n_outputs);
     check_natural("seq_ids", s.seq_ids, n);
     check_natural("positions", s.positions, n);
     check_natural("choices", s.choices, n);

@@ -279,6 +279,37 @@ Reduction reduction_of(const RowParams &params, int64_t k) {
     return found;
 }
 
+bool append_links(const RowParams &params, const Reduction &reduction, std::vector<int32_t> *links,
+                  std::vector<float> *values) {
+    const auto append = [&](ops::DrawLink link, float value) {
+        links->push_back(int32_t(link));
+        values->push_back(value);
+    };
+    for (int32_t i = reduction.first; i < params.n_chain; ++i) {
+        const Link &link = kLinks[params.chain[i]];
+        if (link.is_neutral(params)) {
+            continue;
+        }
+        switch (link.kind) {
+        case LLAISYS_SAMPLER_TOP_K: // beyond what is left it is all the same
+            append(ops::DrawLink::top_k, float(std::min<int64_t>(params.top_k, 2 * kFewBest)));
+            break;
+        case LLAISYS_SAMPLER_TOP_P:
+            append(ops::DrawLink::top_p, params.top_p);
+            break;
+        case LLAISYS_SAMPLER_MIN_P:
+            append(ops::DrawLink::min_p, params.min_p);
+            break;
+        case LLAISYS_SAMPLER_TEMPERATURE: // 0 takes the best: there are no links then
+            append(ops::DrawLink::temperature, params.temperature);
+            break;
+        default:
+            return false;
+        }
+    }
+    return true;
+}
+
 std::pair<const uint8_t *, int32_t> default_chain() {
     return {kDefaultChain, int32_t(std::size(kDefaultChain))};
 }

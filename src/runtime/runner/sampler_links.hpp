@@ -1,10 +1,12 @@
 // The chain of samplers.
 #pragma once
 
+#include "ops/draw_rows/op.hpp"
 #include "runtime/runner/sampler_candidates.hpp"
 #include "runtime/runner/sampler_params.hpp"
 
 #include <utility>
+#include <vector>
 
 namespace llaisys::runtime {
 
@@ -13,7 +15,7 @@ std::pair<const uint8_t *, int32_t> default_chain();
 
 // So many of the best are mostly enough: top_p looks at these before it looks at all, and a device
 // brings as many to the host.
-constexpr int64_t kFewBest = 256;
+constexpr int64_t kFewBest = ops::kMostBest;
 
 // What a row can be drawn from instead of all its logits, given that mask, bias and penalties have been
 // applied to them: the best k, the sum of all weights and the index that these would pick.
@@ -32,6 +34,10 @@ struct Reduction {
     bool is_penalised = false; // a link before it was the penalties
 };
 Reduction reduction_of(const RowParams &params, int64_t k);
+// Appends the links from reduction.first on that change something, for ops::draw_rows; false where one of
+// them is none of its links.
+bool append_links(const RowParams &params, const Reduction &reduction, std::vector<int32_t> *links,
+                  std::vector<float> *values);
 
 // Applies the links of params.chain from `first` on to what is left of a row. May throw
 // std::bad_alloc.

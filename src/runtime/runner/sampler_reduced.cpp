@@ -28,21 +28,27 @@ void append_biases(const RowParams &params, DrawPlan *plan, std::vector<int32_t>
 } // namespace
 
 bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
-                   DrawPlan *plan) const {
+                   DrawPlan *plan, const int32_t *late_rows) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
-    for (auto *integers : {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
-                           &plan->history_offsets, &plan->history_tokens, &plan->history_drawn}) {
+    for (auto *integers :
+         {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
+          &plan->history_offsets, &plan->history_tokens, &plan->history_drawn, &plan->late_rows,
+          &plan->kinds, &plan->link_offsets, &plan->links}) {
         integers->clear();
     }
-    for (auto *reals : {&plan->temperatures, &plan->bias_values, &plan->penalties}) {
+    for (auto *reals :
+         {&plan->temperatures, &plan->bias_values, &plan->penalties, &plan->link_values}) {
         reals->clear();
     }
     plan->uniforms.clear();
     plan->wants_sums = plan->wants_picks = plan->wants_raw = plan->adjusts = false;
     plan->masks = sampling.masks;
     plan->n_masks = sampling.n_masks;
+    plan->n_logprobs = 0;
+    plan->ahead = DrawPlan::Ahead::surely;
     plan->bias_offsets.push_back(0);
     plan->history_offsets.push_back(0);
+    plan->link_offsets.push_back(0);
     std::vector<int32_t> order;
     bool helps = false;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
@@ -58,20 +64,56 @@ bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, i
             plan->wants_sums = plan->wants_sums || reduction.kind == Reduction::top_p;
             plan->wants_picks = plan->wants_picks || reduction.kind == Reduction::pick;
             plan->wants_raw = plan->wants_raw || params.n_logprobs >= 0;
+            plan->n_logprobs = std::max(plan->n_logprobs, params.n_logprobs);
             plan->adjusts = plan->adjusts || params.mask != nullptr || params.n_bias > 0 ||
                             reduction.is_penalised;
             append_biases(params, plan, &order);
         }
         plan->bias_offsets.push_back(int32_t(plan->bias_ids.size()));
-        for (size_t i = 0; !is_whole && reduction.is_penalised && i < params.history->size(); ++i) {
+        const bool is_penalised = !is_whole && reduction.is_penalised;
+        for (size_t i = 0; is_penalised && i < params.history->size(); ++i) {
             plan->history_tokens.push_back((*params.history)[i].token);
             plan->history_drawn.push_back((*params.history)[i].drawn);
         }
         plan->history_offsets.push_back(int32_t(plan->history_tokens.size()));
         plan->penalties.insert(plan->penalties.end(),
                                {params.repetition, params.presence, params.frequency});
+        if (late_rows != nullptr) {
+            plan->late_rows.push_back(is_penalised ? late_rows[r] : -1);
+        }
+        plan_draw(params, reduction, late_rows != nullptr ? late_rows[r] : -1, plan);
     }
     return helps;
+}
+
+void Sampler::plan_draw(const RowParams &params, const Reduction &reduction, int32_t late_row,
+                        DrawPlan *plan) {
+    using Ahead = DrawPlan::Ahead;
+    ops::DrawKind kind = ops::DrawKind::cut;
+    bool can_be = params.n_logprobs <= kFewBest;
+    switch (reduction.kind) {
+    case Reduction::whole:
+        can_be = false;
+        break;
+    case Reduction::best:
+        kind = ops::DrawKind::best;
+        break;
+    case Reduction::pick:
+        kind = ops::DrawKind::pick;
+        break;
+    default:
+        can_be = append_links(params, reduction, &plan->links, &plan->link_values) && can_be;
+    }
+    // What penalties do to a history that has only just begun is not in the reduction.
+    const bool begins = late_row >= 0 && params.history != nullptr && params.history->empty();
+    const bool is_sure = reduction.kind != Reduction::top_p && reduction.kind != Reduction::min_p;
+    if (!can_be || begins) {
+        plan->ahead = Ahead::no;
+    } else if (!is_sure && plan->ahead == Ahead::surely) {
+        plan->ahead = Ahead::perhaps;
+    }
+    plan->kinds.push_back(int32_t(kind));
+    plan->link_offsets.push_back(int32_t(plan->links.size()));
 }
 
 int32_t Sampler::sample_reduced(const ReducedRows &found, const FetchRows &fetch,

@@ -169,17 +169,24 @@ RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32
     if (place == best.ids + n_there) {
         return RowStatus::needs_all;
     }
-    const double log_sum = std::log(sum);
-    const int64_t n_best = std::min<int64_t>(n, n_there);
     *rank = int32_t(place - best.ids) + 1;
+    *count =
+        logprobs_of_drawn(best, sum, drawn, best.logits[place - best.ids], n, ids, values);
+    return RowStatus::ok;
+}
+
+int32_t RowSampler::logprobs_of_drawn(const BestLogits &best, double sum, int32_t drawn,
+                                      float logit, int32_t n, int32_t *ids,
+                                      float *values) noexcept {
+    const double log_sum = std::log(sum);
+    const int64_t n_best = std::min<int64_t>(n, n_above(best));
     ids[0] = drawn;
-    values[0] = logprob_of(best.logits[place - best.ids], best.logits[0], log_sum);
+    values[0] = logprob_of(logit, best.logits[0], log_sum);
     for (int64_t i = 0; i < n_best; ++i) {
         ids[i + 1] = best.ids[i];
         values[i + 1] = logprob_of(best.logits[i], best.logits[0], log_sum);
     }
-    *count = int32_t(1 + n_best);
-    return RowStatus::ok;
+    return int32_t(1 + n_best);
 }
 
 } // namespace llaisys::runtime

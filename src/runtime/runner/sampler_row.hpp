@@ -41,6 +41,9 @@ public:
     static RowStatus logprobs_of_best(const BestLogits &best, double sum, int32_t drawn, int32_t n,
                                       int32_t *ids, float *values, int32_t *count,
                                       int32_t *rank) noexcept;
+    // The same of a drawn token whose logit is known; returns the count.
+    static int32_t logprobs_of_drawn(const BestLogits &best, double sum, int32_t drawn, float logit,
+                                     int32_t n, int32_t *ids, float *values) noexcept;
 
 private:
     Candidates left_;

@@ -1,6 +1,7 @@
 #include "runtime/runner/step_pipeline.hpp"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace llaisys::runtime {
 
@@ -36,6 +37,7 @@ int64_t StepPipeline::launch(const LlaisysStepInput &input,
     job->input = input;
     job->sampling = sampling;
     if (input.n_tokens <= runner_.n_slots()) {
+        job->named = input.token_ids;
         job->token_ids.assign(input.token_ids, input.token_ids + input.n_tokens);
         job->input.token_ids = job->token_ids.data();
     }
@@ -138,6 +140,11 @@ void StepPipeline::start(Job *job) {
     if (!is_out) {
         return end(job);
     }
+    if (was_open_) {
+        was_open_ = false;
+        job->is_behind && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
+        return end(job);
+    }
     queued_ = job;
     if (runner_.is_drawn(job->place)) {
         finish_queued(true);
@@ -146,8 +153,14 @@ void StepPipeline::start(Job *job) {
 
 // False where the draw must be known at once. A step that could not be queued has its code or status.
 bool StepPipeline::queue(Job *job) {
+    if (job->input.pooling != nullptr) { // what was pooled cannot be pooled again
+        return false;
+    }
     try {
-        if (!runner_.can_queue(job->sampling)) {
+        const std::vector<int32_t> late = late_rows_of(*job);
+        const auto ahead = runner_.plan_draw(job->sampling, late.empty() ? nullptr : late.data());
+        if (ahead == DrawPlan::Ahead::no ||
+            (ahead == DrawPlan::Ahead::perhaps && n_held_back_ > 0 && n_held_back_-- > 0)) {
             return false;
         }
     } catch (const Error &) {
@@ -176,15 +189,23 @@ void StepPipeline::run(Job *job) {
             stream_.synchronize();
             is_bound_ = true;
         }
-        fill_in_tokens(job);
-        std::vector<int32_t> ids(size_t(job->sampling.n_rows));
-        job->code = runner_.execute_step(job->input, job->sampling, ids.data());
-        if (job->code == LLAISYS_DECODE_OK) {
-            job->ids = std::move(ids);
-            keep_logprobs(job);
-            append_to_histories(*job);
-        }
+        execute(job);
     });
+}
+
+// All of a step and its draw.
+void StepPipeline::execute(Job *job) {
+    if (job->named != nullptr) {
+        std::copy_n(job->named, job->token_ids.size(), job->token_ids.begin());
+    }
+    fill_in_tokens(job);
+    std::vector<int32_t> ids(size_t(job->sampling.n_rows));
+    job->code = runner_.execute_step(job->input, job->sampling, ids.data());
+    if (job->code == LLAISYS_DECODE_OK) {
+        job->ids = std::move(ids);
+        keep_logprobs(job);
+        append_to_histories(*job);
+    }
 }
 
 // is_newest: no other step was queued behind it, its logits are there.
@@ -201,10 +222,16 @@ void StepPipeline::finish_queued(bool is_newest) {
     guard(job, [&] {
         std::vector<int32_t> ids(size_t(job->sampling.n_rows));
         if (!runner_.finish_draw(job->place, job->sampling, ids.data())) {
-            ensure(is_newest, "a row of the step has no largest logit");
+            n_held_back_ = kHeldBack;
+            if (!is_newest) {
+                ensure(runner_.can_repeat(), "a row of the step has no largest logit");
+                was_open_ = true;
+                return execute(job);
+            }
             runner_.sample(job->sampling, ids.data());
         }
         job->ids = std::move(ids);
+        keep_logprobs(job);
         append_to_histories(*job);
     });
     end(job);
@@ -248,11 +275,36 @@ std::vector<int32_t> StepPipeline::sources_of(Job *job) const {
             check_drawn(i, token, n);
             sources.resize(job->token_ids.size(), -1);
             const auto j = int32_t(-1 - token);
-            sources[i] = drawn.rows != nullptr ? drawn.rows[j] : j;
+            sources[i] = runner_.drawn_row(drawn, j);
             token = 0;
         }
     }
     return sources;
+}
+
+// Behind queued_: where its draw has the last token of each row's history; empty when no history waits.
+std::vector<int32_t> StepPipeline::late_rows_of(const Job &job) const {
+    std::vector<int32_t> late;
+    if (queued_ == nullptr || queued_->sampling.seq_ids == nullptr ||
+        job.sampling.seq_ids == nullptr || job.sampling.n_rows < 0) {
+        return late;
+    }
+    const LlaisysSamplingMetadata &drawn = queued_->sampling;
+    const size_t n = size_t(job.sampling.n_rows);
+    std::unordered_map<int64_t, int32_t> places;
+    for (int32_t j = 0; j < drawn.n_rows; ++j) {
+        if (runner_.sampler().has_history(drawn.seq_ids[j])) {
+            places[drawn.seq_ids[j]] = runner_.drawn_row(drawn, j);
+        }
+    }
+    for (size_t r = 0; !places.empty() && r < n; ++r) {
+        const auto place = places.find(job.sampling.seq_ids[r]);
+        if (place != places.end()) {
+            late.resize(n, -1);
+            late[r] = place->second;
+        }
+    }
+    return late;
 }
 
 // -1 - j becomes the j-th id that the step launched before drew.

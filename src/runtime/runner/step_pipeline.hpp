@@ -2,8 +2,10 @@
 // were launched, on a thread of the pipeline's own. A step may name tokens that the one launched
 // before it will draw.
 //
-// Where every row takes its most likely token, a step is queued on the device before the one in front of
-// it has ended: its tokens go from draw to step without coming to the host.
+// Where the device makes the whole draw, a step is queued on it before the one in front of it has ended:
+// its tokens go from draw to step without coming to the host. When a draw turns out not to be decided by
+// what the device looks at, its step and the one that was queued behind it are run again; nothing that
+// may come to that is queued for a while then.
 //
 //   launch(n)  launch(n + 1)  collect(n)  launch(n + 2)  collect(n + 1) ..
 //
@@ -28,6 +30,8 @@ class StepPipeline {
 public:
     // Steps that may be launched and not collected.
     static constexpr size_t kMostLaunched = 8;
+    // Steps that are not queued after one that had to be run again, unless they surely need not be.
+    static constexpr int kHeldBack = 64;
 
     // Neither runner nor stream, the runner's, is owned; both outlive the pipeline. They are the
     // pipeline's from launch until wait returns.
@@ -66,6 +70,7 @@ private:
         bool is_done = false;
         LlaisysStepInput input;
         LlaisysSamplingMetadata sampling;
+        const int64_t *named = nullptr; // the caller's token_ids
         std::vector<int64_t> token_ids; // with those that are drawn filled in
         std::vector<int32_t> ids;
         std::vector<RowLogprobs> logprobs; // empty: none were asked for
@@ -86,7 +91,9 @@ private:
     void end(Job *job);
     template <typename Body> static void guard(Job *job, const Body &body);
     std::vector<int32_t> sources_of(Job *job) const;
+    std::vector<int32_t> late_rows_of(const Job &job) const;
     void fill_in_tokens(Job *job) const;
+    void execute(Job *job);
     void append_to_histories(const Job &job);
     void keep_logprobs(Job *job);
 
@@ -106,6 +113,8 @@ private:
     // The thread's: whether it works on the stream's device, and of the step that ran last.
     bool is_bound_ = false;
     Job *queued_ = nullptr; // on the device; of jobs_
+    bool was_open_ = false; // the draw before queued_ named other tokens than queued_ took
+    int n_held_back_ = 0;   // steps to come
     int64_t last_ticket_ = 0;
     bool is_last_good_ = false;
     std::vector<int32_t> last_ids_;

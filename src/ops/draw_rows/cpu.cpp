@@ -1,0 +1,305 @@
+// Plain loops: the twins of the kernels, for tests of what is built on them.
+#include "ops/draw_rows/cpu.hpp"
+
+#include "base/drawing.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace llaisys::ops {
+
+namespace {
+
+double double_of(int64_t bits) {
+    double value = 0;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Of at most a block of weights.
+double sum_block(const float *weights, int64_t n) {
+    double lanes[drawing::kLanes] = {};
+    for (int64_t i = 0; i < n; ++i) {
+        lanes[i % drawing::kLanes] += double(weights[i]);
+    }
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+           ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+struct Weighed {
+    std::vector<float> weights;
+    std::vector<double> blocks;
+    double sum = 0;
+};
+
+Weighed weigh(const float *x, int64_t n, float max, float temperature) {
+    Weighed found;
+    for (int64_t i = 0; i < n; ++i) {
+        found.weights.push_back(drawing::weight_of(x[i], max, temperature));
+    }
+    for (int64_t begin = 0; begin < n; begin += drawing::kBlock) {
+        found.blocks.push_back(
+            sum_block(found.weights.data() + begin, std::min(drawing::kBlock, n - begin)));
+        found.sum += found.blocks.back();
+    }
+    return found;
+}
+
+int64_t pick(const Weighed &weighed, double target) {
+    double below = 0;
+    size_t block = 0;
+    size_t fallback = 0;
+    for (; block < weighed.blocks.size(); ++block) {
+        fallback = weighed.blocks[block] > 0 ? block : fallback;
+        if (below + weighed.blocks[block] > target) {
+            break;
+        }
+        below += weighed.blocks[block];
+    }
+    block = block < weighed.blocks.size() ? block : fallback;
+    const size_t end = std::min(weighed.weights.size(), (block + 1) * size_t(drawing::kBlock));
+    size_t last = block * size_t(drawing::kBlock);
+    for (size_t i = last; i < end && !(below > target); ++i) {
+        if (weighed.weights[i] > 0) {
+            last = i;
+            below += double(weighed.weights[i]);
+        }
+    }
+    return int64_t(last);
+}
+
+struct Entry {
+    float x;
+    int32_t id;
+};
+
+// What is left of the best of a row, best first.
+class Left {
+public:
+    Left(const float *x, const int32_t *ids, int64_t n) : max_(x[0]) {
+        for (int64_t i = 0; i < n; ++i) {
+            entries_.push_back({x[i], ids[i]});
+        }
+    }
+    size_t size() const { return entries_.size(); }
+    int32_t first() const { return entries_[0].id; }
+    float weight(const Entry &entry, float temperature) const {
+        return drawing::weight_of(entry.x, max_, temperature);
+    }
+    double sum(float temperature) const { return weighed(temperature, nullptr).sum; }
+    int32_t picked(float temperature, double u) const {
+        std::vector<Entry> sorted;
+        const Weighed found = weighed(temperature, &sorted);
+        return sorted[size_t(pick(found, u * found.sum))].id;
+    }
+    void keep_best(size_t k) {
+        if (k < size()) {
+            drop_impossible();
+            entries_.resize(std::min(k, size()));
+        }
+    }
+    // False where those that are here may not be enough.
+    bool keep_top_p(double wanted, float temperature) {
+        drop_impossible();
+        double sum = 0;
+        size_t n = 0;
+        while (n < size() && (sum < wanted || n == 0)) {
+            sum += double(weight(entries_[n], temperature));
+            ++n;
+        }
+        const bool is_enough = sum >= wanted || int64_t(size()) < kMostBest;
+        entries_.resize(n);
+        return is_enough;
+    }
+    void keep_min_p(float floor, float temperature) {
+        const auto is_light = [&](const Entry &e) { return !(weight(e, temperature) >= floor); };
+        entries_.erase(std::remove_if(entries_.begin(), entries_.end(), is_light), entries_.end());
+    }
+
+private:
+    void drop_impossible() {
+        const auto is_impossible = [](const Entry &e) { return !(e.x > -drawing::kInfinity); };
+        entries_.erase(std::remove_if(entries_.begin(), entries_.end(), is_impossible),
+                       entries_.end());
+    }
+    // In the order of ids.
+    Weighed weighed(float temperature, std::vector<Entry> *order) const {
+        std::vector<Entry> sorted = entries_;
+        std::sort(sorted.begin(), sorted.end(),
+                  [](const Entry &a, const Entry &b) { return a.id < b.id; });
+        std::vector<float> x;
+        for (const Entry &entry : sorted) {
+            x.push_back(entry.x);
+        }
+        if (order != nullptr) {
+            *order = std::move(sorted);
+        }
+        return weigh(x.data(), int64_t(x.size()), max_, temperature);
+    }
+
+    std::vector<Entry> entries_;
+    float max_;
+};
+
+struct RowDraw {
+    const float *x; // [k], largest first
+    const int32_t *ids;
+    int64_t k, vocabulary;
+    double sum, u;
+    int32_t pick;
+    DrawKind kind;
+    float temperature;
+    const int32_t *links; // [n_links]
+    const float *values;
+    int32_t n_links;
+};
+
+// -1: open.
+int32_t draw_row(const RowDraw &row) {
+    int64_t n = row.k; // above -inf
+    while (n > 0 && !(row.x[n - 1] > -drawing::kInfinity)) {
+        --n;
+    }
+    if (n == 0 || row.kind != DrawKind::cut) {
+        return n == 0 ? -1 : row.kind == DrawKind::best ? row.ids[0] : row.pick;
+    }
+    const bool are_all = n < row.k || row.k == row.vocabulary;
+    const auto first = DrawLink(row.links[0]);
+    float temperature = row.temperature;
+    const bool cuts_nothing = first == DrawLink::top_k && row.values[0] >= float(row.vocabulary);
+    Left left(row.x, row.ids, cuts_nothing ? row.k : n);
+    if (first == DrawLink::min_p && !are_all) {
+        const float last = left.weight({row.x[row.k - 1], 0}, temperature);
+        if (!(double(last) < double(row.values[0]) * (1 - 1e-6))) {
+            return -1;
+        }
+    }
+    for (int32_t i = 0; i < row.n_links && left.size() > 1; ++i) {
+        const float value = row.values[i];
+        switch (DrawLink(row.links[i])) {
+        case DrawLink::temperature:
+            temperature = value;
+            break;
+        case DrawLink::top_k:
+            left.keep_best(size_t(value));
+            break;
+        case DrawLink::min_p:
+            left.keep_min_p(value, temperature);
+            break;
+        case DrawLink::top_p:
+            const double all = i == 0 ? row.sum : left.sum(temperature);
+            if (!left.keep_top_p(double(value) * all, temperature)) {
+                return -1;
+            }
+            break;
+        }
+    }
+    return left.size() <= 1 ? left.first() : left.picked(temperature, row.u);
+}
+
+} // namespace
+
+void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const Tensor &logits,
+                     const RowAdjustments &a) {
+    const int64_t vocabulary = logits.size(1);
+    const auto integers = [](const Tensor &tensor) { return tensor.as<int32_t>(); };
+    for (int64_t r = 0; r < out.size(0); ++r) {
+        const float *from = logits.as<float>() + integers(a.rows)[r] * vocabulary;
+        float *to = out.as<float>() + r * vocabulary;
+        const int64_t mask_row = integers(a.mask_rows)[r];
+        const int32_t *mask = integers(a.masks) + mask_row * ((vocabulary + 31) / 32);
+        for (int64_t i = 0; i < vocabulary; ++i) {
+            const bool is_allowed =
+                mask_row < 0 || (uint32_t(mask[i / 32]) >> (i % 32) & 1u) != 0;
+            to[i] = is_allowed ? from[i] : -drawing::kInfinity;
+        }
+        for (int32_t i = integers(a.bias_offsets)[r]; i < integers(a.bias_offsets)[r + 1]; ++i) {
+            to[integers(a.bias_ids)[i]] += a.bias_values.as<float>()[i];
+        }
+        const float *numbers = a.penalties.as<float>() + 3 * r;
+        const int32_t late_row = a.late_rows.defined() ? integers(a.late_rows)[r] : -1;
+        int64_t late = late_row >= 0 ? a.drawn.as<int64_t>()[late_row] : -1;
+        const auto penalise = [&](int64_t id, int32_t drawn) {
+            to[id] = drawing::penalised(to[id], drawn, numbers[0], numbers[1], numbers[2]);
+        };
+        for (int32_t i = integers(a.history_offsets)[r]; i < integers(a.history_offsets)[r + 1];
+             ++i) {
+            const int32_t id = integers(a.history_tokens)[i];
+            penalise(id, integers(a.history_drawn)[i] + int32_t(id == late));
+            late = id == late ? -1 : late;
+        }
+        if (late >= 0) {
+            penalise(late, 1);
+        }
+    }
+}
+
+void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums, const Tensor &picks,
+                    const Tensor &logits, const Tensor &best, const Tensor &rows,
+                    const Tensor &temperatures, const Tensor &uniforms) {
+    const int64_t vocabulary = logits.size(1);
+    for (int64_t r = 0; r < sums.size(0); ++r) {
+        const int64_t row = rows.defined() ? rows.as<int32_t>()[r] : r;
+        const float max = best.as<float>()[row * best.size(1)];
+        const float temperature = temperatures.defined() ? temperatures.as<float>()[r] : 1.0f;
+        Weighed found;
+        const bool is_there = max > -drawing::kInfinity;
+        if (is_there) {
+            found = weigh(logits.as<float>() + row * vocabulary, vocabulary, max, temperature);
+        }
+        std::memcpy(sums.as<int64_t>() + r, &found.sum, sizeof found.sum);
+        if (uniforms.defined()) {
+            const double u = double_of(uniforms.as<int64_t>()[r]);
+            picks.as<int32_t>()[r] = is_there ? int32_t(pick(found, u * found.sum)) : -1;
+        }
+    }
+}
+
+void draw_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const Tensor &is_open,
+                   const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                   const Tensor &picks, const RowDraws &draws, int64_t vocabulary) {
+    const int64_t k = best.size(1);
+    for (int64_t r = 0; r < ids.size(0); ++r) {
+        const int64_t at = (draws.rows.defined() ? draws.rows.as<int32_t>()[r] : r) * k;
+        const int32_t link = draws.link_offsets.as<int32_t>()[r];
+        const RowDraw row{best.as<float>() + at,
+                          best_ids.as<int32_t>() + at,
+                          k,
+                          vocabulary,
+                          double_of(sums.as<int64_t>()[r]),
+                          double_of(draws.uniforms.as<int64_t>()[r]),
+                          picks.as<int32_t>()[r],
+                          DrawKind(draws.kinds.as<int32_t>()[r]),
+                          draws.temperatures.as<float>()[r],
+                          draws.links.as<int32_t>() + link,
+                          draws.link_values.as<float>() + link,
+                          draws.link_offsets.as<int32_t>()[r + 1] - link};
+        const int32_t id = draw_row(row);
+        is_open.as<int32_t>()[r] = int32_t(id < 0);
+        ids.as<int64_t>()[r] = id < 0 ? row.ids[0] : id;
+    }
+}
+
+void rank_rows_cpu(const device::Stream & /*stream*/, const RowRanks &out, const Tensor &ids,
+                   const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
+                   const Tensor &best) {
+    const int64_t m = out.tops.size(1);
+    for (int64_t r = 0; r < ids.size(0); ++r) {
+        const int64_t from = rows.as<int32_t>()[r];
+        const float *row = logits.as<float>() + from * logits.size(1);
+        std::copy_n(best_ids.as<int32_t>() + from * best.size(1), m,
+                    out.top_ids.as<int32_t>() + r * m);
+        std::copy_n(best.as<float>() + from * best.size(1), m, out.tops.as<float>() + r * m);
+        const int64_t id = ids.as<int64_t>()[r];
+        int32_t rank = 1;
+        for (int64_t i = 0; i < logits.size(1); ++i) {
+            rank += int32_t(row[i] > row[id] || (row[i] == row[id] && i < id));
+        }
+        out.logits.as<float>()[r] = row[id];
+        out.ranks.as<int32_t>()[r] = rank;
+    }
+}
+
+} // namespace llaisys::ops

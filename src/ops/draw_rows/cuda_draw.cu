@@ -1,0 +1,301 @@
+// draw_rows: one block a row, a thread for each of its best; a few microseconds, whatever the number of
+// rows. rank_rows: one block a row, which is read once.
+#include "ops/draw_rows/cuda.hpp"
+
+#include "ops/cuda/common.cuh"
+#include "ops/draw_rows/cuda_pick.cuh"
+
+#include <climits>
+#include <cmath>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kThreads = int(kMostBest);
+constexpr int kRankThreads = 512;
+
+struct Drawing {
+    int64_t *ids;
+    int32_t *is_open;
+    const int32_t *best_ids;
+    const float *best;
+    int k;
+    int64_t vocabulary;
+    const double *sums;
+    const int32_t *picks;
+    const int32_t *rows; // may be null
+    const int32_t *kinds;
+    const float *temperatures;
+    const double *uniforms;
+    const int32_t *link_offsets, *links;
+    const float *link_values;
+};
+
+// What the threads of a block know together of the best that are left.
+struct Left {
+    float weights[kMostBest]; // best first; 0 for those that are not left
+    float sorted[kMostBest];  // weights of those that are left, in the order of ids
+    int32_t ids[kMostBest];   // INT_MAX: not left
+    int32_t sorted_ids[kMostBest];
+    double sum;
+    int n_kept;
+    bool is_enough;
+};
+
+// A thread's own of the best.
+struct Own {
+    float x;
+    int32_t id;
+    bool is_left;
+};
+
+// Fills weights, sorted and sum; the threads are together before and after it. n: how many are left.
+__device__ void weigh(Left *left, const Own &own, int n, float max, float temperature) {
+    const int i = threadIdx.x;
+    const float weight = own.is_left ? drawing::weight_of(own.x, max, temperature) : 0.0f;
+    left->weights[i] = weight;
+    left->ids[i] = own.is_left ? own.id : INT_MAX;
+    __syncthreads();
+    if (own.is_left) {
+        int rank = 0;
+#pragma unroll 8
+        for (int j = 0; j < kThreads; ++j) {
+            rank += int(left->ids[j] < own.id);
+        }
+        left->sorted[rank] = weight;
+        left->sorted_ids[rank] = own.id;
+    }
+    __syncthreads();
+    if (i < drawing::kLanes) {
+        double sum = 0;
+        for (int j = i; j < n; j += drawing::kLanes) {
+            sum += double(left->sorted[j]);
+        }
+        // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
+        sum += __shfl_xor_sync(0xffu, sum, 4);
+        sum += __shfl_xor_sync(0xffu, sum, 2);
+        sum += __shfl_xor_sync(0xffu, sum, 1);
+        if (i == 0) {
+            left->sum = sum;
+        }
+    }
+    __syncthreads();
+}
+
+// How many threads below this one say so.
+__device__ int count_below(bool says) {
+    __shared__ int counts[kThreads / cuda::kWarp];
+    const unsigned voices = __ballot_sync(cuda::kAll, says);
+    const int warp = threadIdx.x / cuda::kWarp;
+    if (threadIdx.x % cuda::kWarp == 0) {
+        counts[warp] = __popc(voices);
+    }
+    __syncthreads();
+    int below = __popc(voices & ((1u << threadIdx.x % cuda::kWarp) - 1));
+    for (int w = 0; w < warp; ++w) {
+        below += counts[w];
+    }
+    __syncthreads();
+    return below;
+}
+
+// One thread. As keep_top_p of runner/sampler_links.cpp, from the best that are above -inf; what is not
+// left weighs nothing and changes no sum.
+__device__ void walk_down(Left *left, const float *best, int k, double wanted) {
+    double sum = 0;
+    int n_kept = 0;
+    int last = -1;
+    for (int j = 0; j < k; ++j) {
+        if (left->ids[j] == INT_MAX || !(best[j] > -INFINITY)) {
+            continue;
+        }
+        if (n_kept > 0 && sum >= wanted) {
+            break;
+        }
+        sum += double(left->weights[j]);
+        ++n_kept;
+        last = j;
+    }
+    left->is_enough = sum >= wanted || n_kept < kThreads;
+    left->n_kept = last + 1; // those before it, as far as they are left
+}
+
+__global__ void __launch_bounds__(kThreads) draw_rows_kernel(Drawing d) {
+    __shared__ Left left;
+    cuda::wait_for_input();
+    const int r = blockIdx.x;
+    const int i = threadIdx.x;
+    const int64_t at = int64_t(d.rows != nullptr ? d.rows[r] : r) * d.k;
+    const float *best = d.best + at;
+    Own own{i < d.k ? best[i] : -INFINITY, i < d.k ? d.best_ids[at + i] : INT_MAX, false};
+    const bool is_possible = own.x > -INFINITY;
+    const int n_above = __syncthreads_count(is_possible);
+    const auto kind = DrawKind(d.kinds[r]);
+    const auto tell = [&](int64_t id, bool is_open) {
+        if (i == 0) {
+            d.is_open[r] = int(is_open);
+            d.ids[r] = is_open ? int64_t(d.best_ids[at]) : id;
+        }
+    };
+    if (n_above == 0 || kind != DrawKind::cut) {
+        const int64_t id = kind == DrawKind::pick ? d.picks[r] : d.best_ids[at];
+        return tell(id, n_above == 0 || id < 0);
+    }
+    const int first = d.link_offsets[r];
+    const int end = d.link_offsets[r + 1];
+    const float max = best[0];
+    float temperature = d.temperatures[r];
+    const auto first_link = DrawLink(d.links[first]);
+    const bool cuts_nothing =
+        first_link == DrawLink::top_k && d.link_values[first] >= float(d.vocabulary);
+    own.is_left = cuts_nothing ? i < d.k : is_possible;
+    if (first_link == DrawLink::min_p && n_above == d.k && d.k < d.vocabulary) {
+        const float last = drawing::weight_of(best[d.k - 1], max, temperature);
+        if (!(double(last) < double(d.link_values[first]) * (1 - 1e-6))) {
+            return tell(0, true);
+        }
+    }
+    int n = __syncthreads_count(own.is_left);
+    for (int link = first; link < end && n > 1; ++link) {
+        const float value = d.link_values[link];
+        switch (DrawLink(d.links[link])) {
+        case DrawLink::temperature:
+            temperature = value;
+            break;
+        case DrawLink::top_k:
+            if (int(value) < n) {
+                own.is_left = own.is_left && is_possible;
+                own.is_left = count_below(own.is_left) < int(value) && own.is_left;
+            }
+            break;
+        case DrawLink::min_p:
+            own.is_left =
+                own.is_left && drawing::weight_of(own.x, max, temperature) >= value;
+            break;
+        case DrawLink::top_p:
+            weigh(&left, own, n, max, temperature);
+            if (i == 0) {
+                const double all = link == first ? d.sums[r] : left.sum;
+                walk_down(&left, best, d.k, __dmul_rn(double(value), all));
+            }
+            __syncthreads();
+            if (!left.is_enough) {
+                return tell(0, true);
+            }
+            own.is_left = own.is_left && is_possible && i < left.n_kept;
+            break;
+        }
+        n = __syncthreads_count(own.is_left);
+    }
+    if (n <= 1) { // the best is always left
+        return tell(d.best_ids[at], false);
+    }
+    weigh(&left, own, n, max, temperature);
+    if (i == 0) {
+        const double target = __dmul_rn(d.uniforms[r], left.sum);
+        const cuda::Found found = cuda::find_block(&left.sum, 1, target);
+        tell(left.sorted_ids[cuda::find_weight(left.sorted, n, found)], false);
+    }
+}
+
+struct Ranking {
+    float *drawn_logits;
+    int32_t *ranks, *top_ids;
+    float *tops;
+    int m;
+    const int64_t *ids;
+    const float *logits;
+    int64_t vocabulary;
+    const int32_t *rows, *best_ids;
+    const float *best;
+    int k;
+};
+
+__global__ void __launch_bounds__(kRankThreads) rank_rows_kernel(Ranking k) {
+    __shared__ int counts[kRankThreads / cuda::kWarp];
+    cuda::wait_for_input();
+    const int64_t r = blockIdx.x;
+    const int64_t from = k.rows[r];
+    const float *row = k.logits + from * k.vocabulary;
+    for (int i = threadIdx.x; i < k.m; i += kRankThreads) {
+        k.top_ids[r * k.m + i] = k.best_ids[from * k.k + i];
+        k.tops[r * k.m + i] = k.best[from * k.k + i];
+    }
+    const int64_t id = k.ids[r];
+    const float x = row[id];
+    int before = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < k.vocabulary; i += kRankThreads) {
+        before += int(row[i] > x || (row[i] == x && i < id));
+    }
+    for (int step = cuda::kWarp / 2; step > 0; step /= 2) {
+        before += __shfl_xor_sync(cuda::kAll, before, step);
+    }
+    if (threadIdx.x % cuda::kWarp == 0) {
+        counts[threadIdx.x / cuda::kWarp] = before;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int rank = 1;
+        for (const int count : counts) {
+            rank += count;
+        }
+        k.drawn_logits[r] = x;
+        k.ranks[r] = rank;
+    }
+}
+
+} // namespace
+
+void draw_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+                    const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                    const Tensor &picks, const RowDraws &draws, int64_t vocabulary) {
+    if (ids.size(0) == 0) {
+        return;
+    }
+    const auto doubles = [](const Tensor &tensor) {
+        return reinterpret_cast<const double *>(tensor.data());
+    };
+    const Drawing d{ids.as<int64_t>(),
+                    is_open.as<int32_t>(),
+                    best_ids.as<int32_t>(),
+                    best.as<float>(),
+                    int(best.size(1)),
+                    vocabulary,
+                    doubles(sums),
+                    picks.as<int32_t>(),
+                    draws.rows.defined() ? draws.rows.as<int32_t>() : nullptr,
+                    draws.kinds.as<int32_t>(),
+                    draws.temperatures.as<float>(),
+                    doubles(draws.uniforms),
+                    draws.link_offsets.as<int32_t>(),
+                    draws.links.as<int32_t>(),
+                    draws.link_values.as<float>()};
+    cuda::launch(device::cuda_stream_of(stream), draw_rows_kernel, unsigned(ids.size(0)), kThreads,
+                 0, false, d);
+}
+
+void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
+                    const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
+                    const Tensor &best) {
+    if (ids.size(0) == 0) {
+        return;
+    }
+    const Ranking ranking{out.logits.as<float>(),
+                          out.ranks.as<int32_t>(),
+                          out.top_ids.as<int32_t>(),
+                          out.tops.as<float>(),
+                          int(out.tops.size(1)),
+                          ids.as<int64_t>(),
+                          logits.as<float>(),
+                          logits.size(1),
+                          rows.as<int32_t>(),
+                          best_ids.as<int32_t>(),
+                          best.as<float>(),
+                          int(best.size(1))};
+    cuda::launch(device::cuda_stream_of(stream), rank_rows_kernel, unsigned(ids.size(0)),
+                 kRankThreads, 0, false, ranking);
+}
+
+} // namespace llaisys::ops

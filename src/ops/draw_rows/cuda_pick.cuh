@@ -1,0 +1,44 @@
+// pick() of runtime/runner/sampler_math.cpp on the device, in two parts. One thread each.
+#pragma once
+
+#include "base/drawing.hpp"
+
+namespace llaisys::ops::cuda {
+
+// Where pick() goes on in the block of weights that it has found.
+struct Found {
+    int64_t begin;
+    double below, target;
+};
+
+__device__ __forceinline__ Found find_block(const double *block_sums, int n_blocks, double target) {
+    double below = 0;
+    int block = 0;
+    int fallback = 0;
+    for (; block < n_blocks; ++block) {
+        const double sum = block_sums[block];
+        fallback = sum > 0 ? block : fallback;
+        if (below + sum > target) {
+            break;
+        }
+        below += sum;
+    }
+    return {(block < n_blocks ? block : fallback) * drawing::kBlock, below, target};
+}
+
+__device__ __forceinline__ int64_t find_weight(const float *block, int64_t count, const Found &found) {
+    double below = found.below;
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (block[i] > 0) {
+            last = i;
+            below += double(block[i]);
+            if (below > found.target) {
+                break;
+            }
+        }
+    }
+    return found.begin + last;
+}
+
+} // namespace llaisys::ops::cuda
