@@ -3,11 +3,13 @@
 # GPU tests, compute-sanitizer over the operators at small shapes, and the benchmarks.
 #
 #   scripts/check_gpu.sh [BUILD_DIR]     default build/gpu; PYTHON=python3, ARCHITECTURES=90a
+#   PREBUILT=1 scripts/check_gpu.sh DIR  with what was built there, elsewhere perhaps
 #   DRY_RUN=1 scripts/check_gpu.sh       only says what it would run
 #
-# Needs cmake, ninja, nvcc and what the package and its tests import. Each stage has a limit, so that
-# the whole ends within the hour; a stage whose build failed is skipped. The report is repeated in
-# BUILD_DIR/report.txt. Exit status 1 if anything failed.
+# Needs cmake, ninja, nvcc and what the package and its tests import. Each stage has a limit, and all that
+# follow the build have SECONDS_IN_ALL=600 together; a stage whose build failed, or whose program was not
+# built, is skipped and named. The report is repeated in BUILD_DIR/report.txt. Exit status 1 if anything
+# failed or was skipped.
 set -u
 cd "$(dirname "$0")/.."
 build=${1:-build/gpu}
@@ -15,14 +17,26 @@ python=${PYTHON:-python3}
 dry=${DRY_RUN:-}
 report=()
 failed=0
+until= # of $SECONDS; empty: whenever
 
 stage() { # name, seconds, command...
   local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
+  if [ -n "$until" ] && [ $((until - SECONDS)) -lt "$limit" ]; then limit=$((until - SECONDS)); fi
   echo "== $name: $*"
   if [ -n "$dry" ]; then
     report+=("not run $name")
     return
+  fi
+  if [ "$limit" -le 0 ]; then
+    report+=("FAILED  $name: no time left")
+    failed=1
+    return 1
+  fi
+  if [[ $1 == */* ]] && [ ! -e "$1" ]; then
+    report+=("FAILED  $name: $1 was not built")
+    failed=1
+    return 1
   fi
   timeout --kill-after=10 "$limit" "$@" || status=$?
   case $status in
@@ -42,27 +56,34 @@ finish() {
 
 run_pytest=("$python" -m pytest -q --no-header -p no:cacheprovider)
 [ -n "$dry" ] || mkdir -p "$build"
-stage configure 120 cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=ON \
-  -DLLAISYS_CUDA_ARCHITECTURES="${ARCHITECTURES:-90a}" -DCMAKE_BUILD_TYPE=Release || finish
-stage build 1200 cmake --build "$build" --target llaisys llaisys_cuda test_parallel_nccl_cuda || finish
+if [ -n "${PREBUILT:-}" ]; then
+  echo "== as built: $build"
+else
+  stage configure 120 cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS=ON \
+    -DLLAISYS_CUDA_CHECKS=ON -DLLAISYS_CUDA_ARCHITECTURES="${ARCHITECTURES:-90a}" \
+    -DCMAKE_BUILD_TYPE=Release || finish
+  stage build 1800 cmake --build "$build" || finish
+fi
 if [ -z "$dry" ]; then
   mkdir -p python/llaisys/lib
   ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 fi
+until=$((SECONDS + ${SECONDS_IN_ALL:-600}))
 export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
-stage kernels 600 scripts/check_kernels.sh "$build" check time
+export PREBUILT=1 # for check_kernels.sh
 stage environment 60 "$python" -m llaisys env
-stage "groups over NCCL" 120 "$build/test/cpp/test_parallel_nccl_cuda"
-stage tests 900 "${run_pytest[@]}" test/cuda
+stage "groups over NCCL" 60 "$build/test/cpp/test_parallel_nccl_cuda"
+stage tests 240 "${run_pytest[@]}" test/cuda
 # The sanitizers slow kernels down a hundredfold and more: every operator, at small shapes only.
 for tool in memcheck synccheck racecheck; do
-  stage "$tool" 300 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool "$tool" \
+  stage "$tool" 90 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool "$tool" \
     --error-exitcode 1 --print-limit 5 "${run_pytest[@]}" test/cuda/test_cuda_ops.py
 done
 for shape in qwen2.5-1.5b qwen2.5-7b; do
-  stage "benchmark $shape" 600 "$python" scripts/bench_compare_vllm.py --engine ours --shape "$shape"
+  stage "benchmark $shape" 120 "$python" scripts/bench_compare_vllm.py --engine ours --shape "$shape"
 done
-stage "memory over 10,000 steps" 300 "$python" scripts/check_steps_memory.py
-stage "server against the engine alone" 300 "$python" scripts/bench_gpu_server.py
-stage "evicted prefixes" 300 "$python" scripts/bench_kv_offload.py
+stage "memory over 10,000 steps" 60 "$python" scripts/check_steps_memory.py
+stage "server against the engine alone" 60 "$python" scripts/bench_gpu_server.py
+stage "evicted prefixes" 60 "$python" scripts/bench_kv_offload.py
+stage kernels 120 scripts/check_kernels.sh "$build" check time
 finish

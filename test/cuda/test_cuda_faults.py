@@ -1,4 +1,4 @@
-"""A KV cache on the GPU that is too small for all requests."""
+"""A KV cache on the GPU that is too small for all requests, and memory that is gone in a step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
+from llaisys.common.errors import LlaisysError
+from llaisys.libllaisys.handles import Tensor, device_memory
 
 PROMPTS = [[i + 3] * (20 + 7 * i) for i in range(12)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
@@ -33,3 +35,38 @@ def test_a_cache_that_is_too_small_for_all_gives_the_same_tokens(directory: Path
             tokens.append([output.token_ids for output in llm.generate(PROMPTS, params)])
             preempted = llm.stats()["num_preemptions"]
     assert tokens[0] == tokens[1] and preempted > 0
+
+
+def take_all_but(num_bytes: int) -> list[Tensor]:
+    """Memory of the GPU, what the allocator had kept for later included, until less is left."""
+    taken: list[Tensor] = []
+    free, _ = device_memory("cuda")
+    size = free
+    while size >= num_bytes:
+        try:
+            taken.append(Tensor.create((size // 4,), "f32", "cuda"))
+        except LlaisysError:
+            size //= 2
+    return taken
+
+
+def test_memory_that_is_gone_ends_requests_with_the_numbers_and_later_ones_work(
+    directory: Path,
+) -> None:
+    """300 rows with penalties need a copy of their logits, 60 MB, and not half of it is left."""
+    many = [[i + 3, 5] for i in range(300)]
+    asked = SamplingParams(max_tokens=3, repetition_penalty=1.2, **GREEDY)
+    with LLM(
+        str(directory), device="cuda", dtype="bf16", num_kv_blocks=700, max_num_seqs=300
+    ) as llm:
+        expected = [output.token_ids for output in llm.generate(many[:2], asked)]
+        taken = take_all_but(32 << 20)
+        try:
+            ended = llm.generate(many, asked)
+        finally:
+            for tensor in taken:
+                tensor.close()
+        errors = [str(o.outputs[0].error) for o in ended if o.finish_reason == "error"]
+        assert errors and all("bytes of memory of GPU 0" in error for error in errors)
+        assert [output.token_ids for output in llm.generate(many[:2], asked)] == expected
+        assert {output.finish_reason for output in llm.generate(many, asked)} == {"length"}

@@ -31,7 +31,9 @@ def llm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         max_position_embeddings=512,
     )  # fmt: skip
     write_hf_model(path, config)
-    with LLM(str(path), device="cuda", dtype="bf16", num_kv_blocks=200) as opened:
+    # Without a prefix cache: a prompt is computed in the same steps whenever it is asked.
+    options: dict[str, Any] = {"num_kv_blocks": 200, "enable_prefix_caching": False}
+    with LLM(str(path), device="cuda", dtype="bf16", **options) as opened:
         yield opened
 
 

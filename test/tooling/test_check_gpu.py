@@ -27,10 +27,17 @@ def test_a_dry_run_names_every_stage_and_touches_nothing(tmp_path):
     report = ended.stdout.split("== report\n")[1].splitlines()
     assert all(line.startswith("not run ") for line in report)
     stages = [line.removeprefix("not run ") for line in report]
-    assert stages[:5] == ["configure", "build", "kernels", "environment", "groups over NCCL"]
-    assert stages[5:9] == ["tests", "memcheck", "synccheck", "racecheck"]
+    assert stages[:4] == ["configure", "build", "environment", "groups over NCCL"]
+    assert stages[4:8] == ["tests", "memcheck", "synccheck", "racecheck"]
     assert "LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool racecheck" in ended.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_built_elsewhere_is_not_built_again(tmp_path):
+    ended = run(str(tmp_path / "gpu"), DRY_RUN="1", PREBUILT="1")
+    assert ended.returncode == 0, ended.stderr
+    stages = ended.stdout.split("== report\n")[1].splitlines()
+    assert stages[0] == "not run environment" and "not run kernels" in stages
 
 
 def test_a_build_that_fails_is_reported_and_ends_it(tmp_path):

@@ -179,6 +179,7 @@ class EngineCore:
 
     def _launch(self, plan: SchedulerOutputs, start: float) -> None:
         self.executor.launch_step(plan)
+        self.scheduler.note_launched(plan)
         self._out.append((plan, start))
 
     def _finish_oldest(self) -> list[TokenUpdate]:

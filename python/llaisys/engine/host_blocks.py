@@ -74,7 +74,7 @@ class HostBlocks:
 
     def take_copies(self) -> list[BlockCopy]:
         """What the next step must copy before it begins, in this order; each is named once. Nothing
-        may be planned until that step is done, or was undone."""
+        may be planned until they are done, or undone."""
         copies, self._copies = self._copies, []
         return copies
 

@@ -22,6 +22,7 @@ class PlannedStep:
     ends: list[int] = field(default_factory=list)  # tokens that each has computed after the step
     pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
     num_scored: int = 0  # tokens of prompts whose logprobs are wanted
+    is_copied: bool = False  # the plan's block copies are done
 
     def add(self, request: Request, count: int) -> None:
         """The request computes its next `count` tokens in this step."""

@@ -156,8 +156,13 @@ class RequestScheduler:
         """Whether a plan that was handed out needs more of the steps before it than that they run
         before it: what they draw decides what its sequences may draw, or where they lie."""
         requests = self._steps[plan.step_id].requests
-        is_plain = not (plan.draft_token_ids or plan.shifts or plan.block_copies)
+        is_plain = not (plan.draft_token_ids or plan.shifts)
         return not is_plain or any(request.is_bound for request in requests)
+
+    def note_launched(self, plan: SchedulerOutputs) -> None:
+        """The worker has the plan and has moved the blocks that it names, whatever becomes of the
+        step: the next one may be planned."""
+        self._steps[plan.step_id].is_copied = True
 
     # ---- results -------------------------------------------------------------------------------
 
@@ -241,7 +246,8 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a step that raised; all others go on."""
         step = self._steps.pop(step_id)
-        self.block_manager.undo_copies(step.plan.block_copies)
+        if not step.is_copied:
+            self.block_manager.undo_copies(step.plan.block_copies)
         # The worker may not have had this plan; to be told twice is harmless, unless a later step
         # has brought the sequence back.
         back = {seq.seq_id for later in self._steps.values() for seq in later.plan.new_seqs}

@@ -66,6 +66,7 @@ class DecoderAdapter(NativeAdapter):
         return MemoryNeeds(
             weights=weights,
             activations=row * options.max_batch_tokens,
+            # The rows, and what masks, biases and penalties make of them.
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 
 from llaisys.common.types import GpuUse
-from llaisys.libllaisys.handles import device_memory
+from llaisys.libllaisys.handles import describe_devices, device_memory
 from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.nvml import GpuMeter
 from llaisys.libllaisys.types import DEVICE_NAMES, DEVICE_NVIDIA
+
+logger = logging.getLogger("llaisys.models")
 
 
 def open_device(device: str) -> None:
@@ -17,6 +21,16 @@ def open_device(device: str) -> None:
     Raises InvalidInputError when this installation or process cannot.
     """
     choose_library(device)
+
+
+@cache
+def warn_of_missing_parts(device: str) -> None:
+    """Says once what a GPU can do without, at a price."""
+    if is_gpu(device) and any("without cuBLASLt" in line for line in describe_devices(device)):
+        logger.warning(
+            "cuBLASLt was not found: large products take kernels that are several times slower "
+            "(pip install llaisys[cuda], or put the toolkit's libcublasLt on the library path)"
+        )
 
 
 def is_gpu(device: str) -> bool:

@@ -211,8 +211,7 @@ void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const
         const int64_t mask_row = integers(a.mask_rows)[r];
         const int32_t *mask = integers(a.masks) + mask_row * ((vocabulary + 31) / 32);
         for (int64_t i = 0; i < vocabulary; ++i) {
-            const bool is_allowed =
-                mask_row < 0 || (uint32_t(mask[i / 32]) >> (i % 32) & 1u) != 0;
+            const bool is_allowed = mask_row < 0 || (uint32_t(mask[i / 32]) >> (i % 32) & 1u) != 0;
             to[i] = is_allowed ? from[i] : -drawing::kInfinity;
         }
         for (int32_t i = integers(a.bias_offsets)[r]; i < integers(a.bias_offsets)[r + 1]; ++i) {

@@ -6,10 +6,10 @@
 namespace llaisys::ops {
 
 void adjust_rows_cpu(const device::Stream &stream, const Tensor &out, const Tensor &logits,
-                      const RowAdjustments &adjustments);
+                     const RowAdjustments &adjustments);
 void weigh_rows_cpu(const device::Stream &stream, const Tensor &sums, const Tensor &picks,
-                     const Tensor &logits, const Tensor &best, const Tensor &rows,
-                     const Tensor &temperatures, const Tensor &uniforms);
+                    const Tensor &logits, const Tensor &best, const Tensor &rows,
+                    const Tensor &temperatures, const Tensor &uniforms);
 void draw_rows_cpu(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
                    const Tensor &best_ids, const Tensor &best, const Tensor &sums,
                    const Tensor &picks, const RowDraws &draws, int64_t vocabulary);

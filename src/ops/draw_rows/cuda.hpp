@@ -11,10 +11,10 @@ void weigh_rows_cuda(const device::Stream &stream, const Tensor &sums, const Ten
                      const Tensor &logits, const Tensor &best, const Tensor &rows,
                      const Tensor &temperatures, const Tensor &uniforms);
 void draw_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                   const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                   const Tensor &picks, const RowDraws &draws, int64_t vocabulary);
+                    const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                    const Tensor &picks, const RowDraws &draws, int64_t vocabulary);
 void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
-                   const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
-                   const Tensor &best);
+                    const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
+                    const Tensor &best);
 
 } // namespace llaisys::ops

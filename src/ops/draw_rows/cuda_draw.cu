@@ -170,8 +170,7 @@ __global__ void __launch_bounds__(kThreads) draw_rows_kernel(Drawing d) {
             }
             break;
         case DrawLink::min_p:
-            own.is_left =
-                own.is_left && drawing::weight_of(own.x, max, temperature) >= value;
+            own.is_left = own.is_left && drawing::weight_of(own.x, max, temperature) >= value;
             break;
         case DrawLink::top_p:
             weigh(&left, own, n, max, temperature);
@@ -282,18 +281,11 @@ void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Ten
     if (ids.size(0) == 0) {
         return;
     }
-    const Ranking ranking{out.logits.as<float>(),
-                          out.ranks.as<int32_t>(),
-                          out.top_ids.as<int32_t>(),
-                          out.tops.as<float>(),
-                          int(out.tops.size(1)),
-                          ids.as<int64_t>(),
-                          logits.as<float>(),
-                          logits.size(1),
-                          rows.as<int32_t>(),
-                          best_ids.as<int32_t>(),
-                          best.as<float>(),
-                          int(best.size(1))};
+    const Ranking ranking{
+        out.logits.as<float>(), out.ranks.as<int32_t>(), out.top_ids.as<int32_t>(),
+        out.tops.as<float>(),   int(out.tops.size(1)),   ids.as<int64_t>(),
+        logits.as<float>(),     logits.size(1),          rows.as<int32_t>(),
+        best_ids.as<int32_t>(), best.as<float>(),        int(best.size(1))};
     cuda::launch(device::cuda_stream_of(stream), rank_rows_kernel, unsigned(ids.size(0)),
                  kRankThreads, 0, false, ranking);
 }

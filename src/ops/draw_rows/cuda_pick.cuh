@@ -26,7 +26,8 @@ __device__ __forceinline__ Found find_block(const double *block_sums, int n_bloc
     return {(block < n_blocks ? block : fallback) * drawing::kBlock, below, target};
 }
 
-__device__ __forceinline__ int64_t find_weight(const float *block, int64_t count, const Found &found) {
+__device__ __forceinline__ int64_t find_weight(const float *block, int64_t count,
+                                               const Found &found) {
     double below = found.below;
     int64_t last = 0;
     for (int64_t i = 0; i < count; ++i) {

@@ -71,12 +71,12 @@ private:
     const device::Stream &stream_;
     struct Draw {
         Room room;
-        bool is_planned = false;         // rows are those of the plan, not of the outputs
-        const int64_t *ids = nullptr;    // on the host, as are those below
-        const float *values = nullptr;   // not planned: the logits of these
+        bool is_planned = false;          // rows are those of the plan, not of the outputs
+        const int64_t *ids = nullptr;     // on the host, as are those below
+        const float *values = nullptr;    // not planned: the logits of these
         const int32_t *is_open = nullptr; // planned: 1: not decided
         DrawnRows found;
-        StepArena arena; // of the plan
+        StepArena arena;         // of the plan
         void *is_done = nullptr; // event
         explicit Draw(const device::Stream &stream) : arena(stream) {}
     };

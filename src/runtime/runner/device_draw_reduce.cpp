@@ -130,8 +130,8 @@ DeviceDraw::Findings DeviceDraw::find(const Tensor &logits, const DrawPlan &plan
     }
     ops::topk(stream_, found.ids, found.values, source);
     if (plan.wants_sums || plan.wants_picks) {
-        ops::weigh_rows(stream_, found.sums, found.picks, source, found.values,
-                        uploaded.draws.rows, uploaded.draws.temperatures,
+        ops::weigh_rows(stream_, found.sums, found.picks, source, found.values, uploaded.draws.rows,
+                        uploaded.draws.temperatures,
                         plan.wants_picks ? uploaded.draws.uniforms : Tensor());
     }
     if (plan.wants_raw) {

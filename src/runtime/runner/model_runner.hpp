@@ -169,7 +169,7 @@ private:
     Draws draws_;
     DrawPlan plan_;
     bool takes_best_ = false; // the draw that was planned last
-    int place_ = -1; // where device_draw_ holds the rows of this step; -1: nowhere
+    int place_ = -1;          // where device_draw_ holds the rows of this step; -1: nowhere
     const int32_t *sources_ = nullptr; // of the step that is being queued
     std::vector<int32_t> local_rows_;  // scratch
     std::vector<SlotPlan> plans_;

@@ -156,9 +156,9 @@ void Sampler::note_drawn(const DrawnRows &found, const LlaisysSamplingMetadata &
             const BestLogits best{found.ids + at, found.values + at, found.k, vocab_};
             const int64_t to = logprob_offsets_[i];
             ranks_[i] = found.ranks[r];
-            logprob_counts_[i] = RowSampler::logprobs_of_drawn(
-                best, found.sums[r], ids[r], found.logits[r], n, logprob_ids_.data() + to,
-                logprobs_.data() + to);
+            logprob_counts_[i] =
+                RowSampler::logprobs_of_drawn(best, found.sums[r], ids[r], found.logits[r], n,
+                                              logprob_ids_.data() + to, logprobs_.data() + to);
         }
     }
     n_rows_ = sampling.n_rows;

@@ -30,10 +30,9 @@ void append_biases(const RowParams &params, DrawPlan *plan, std::vector<int32_t>
 bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
                    DrawPlan *plan, const int32_t *late_rows) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
-    for (auto *integers :
-         {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
-          &plan->history_offsets, &plan->history_tokens, &plan->history_drawn, &plan->late_rows,
-          &plan->kinds, &plan->link_offsets, &plan->links}) {
+    for (auto *integers : {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
+                           &plan->history_offsets, &plan->history_tokens, &plan->history_drawn,
+                           &plan->late_rows, &plan->kinds, &plan->link_offsets, &plan->links}) {
         integers->clear();
     }
     for (auto *reals :

@@ -170,8 +170,7 @@ RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32
         return RowStatus::needs_all;
     }
     *rank = int32_t(place - best.ids) + 1;
-    *count =
-        logprobs_of_drawn(best, sum, drawn, best.logits[place - best.ids], n, ids, values);
+    *count = logprobs_of_drawn(best, sum, drawn, best.logits[place - best.ids], n, ids, values);
     return RowStatus::ok;
 }
 

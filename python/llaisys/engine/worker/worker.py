@@ -40,7 +40,7 @@ from llaisys.engine.worker.scoring import score_prompt
 from llaisys.engine.worker.timers import StageTimers
 from llaisys.engine.worker.warming import graph_rows, warm_up
 from llaisys.models.base import ModelAdapter
-from llaisys.models.device import GpuWatch, is_gpu, open_device
+from llaisys.models.device import GpuWatch, is_gpu, open_device, warn_of_missing_parts
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -87,6 +87,7 @@ class Worker:
         if parallel.numa and parallel.tensor_parallel_size > 1:
             bind_to_share(self.local_rank, parallel.tensor_parallel_size)
         open_device(self.config.device)
+        warn_of_missing_parts(self.config.device)
 
     def open_model(self) -> int:
         """Open the model's files and say how many KV blocks this rank can afford. Nothing large is

@@ -1,0 +1,24 @@
+"""What is said of a GPU's parts that are missing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from llaisys.models import device
+
+
+@pytest.mark.parametrize("line", ["a GPU, 1 MiB", "a GPU, 1 MiB, without cuBLASLt"])
+def test_a_missing_cublaslt_is_said_once(
+    line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "describe_devices", lambda _: [line])
+    device.warn_of_missing_parts.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="llaisys"):
+        for _ in range(3):
+            device.warn_of_missing_parts("cuda")
+            device.warn_of_missing_parts("cpu")
+    device.warn_of_missing_parts.cache_clear()
+    said = [record.message for record in caplog.records if "cuBLASLt" in record.message]
+    assert len(said) == int(line.endswith("cuBLASLt"))
