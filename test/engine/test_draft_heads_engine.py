@@ -175,8 +175,12 @@ def test_what_heads_need_is_checked_and_counted(files: dict[str, Path]):
         write_hf_model(plain, CONFIG, tokenizer=False)
         wrong = {"method": "eagle", "model": str(plain)}
         LLMEngine(make_config(**settings_of(files, speculative_config=wrong)))
-    with pytest.raises(InvalidInputError, match="model is None; it must be the model that drafts"):
-        EngineConfig(speculative_config={"method": "eagle3"})
+    with pytest.raises(ModelLoadError, match="no draft head"):  # nor has the package one for it
+        LLMEngine(
+            make_config(
+                model=str(plain), adapter_class=None, speculative_config={"method": "eagle3"}
+            )
+        )
     alone = EngineConfig(model=str(files["model"]), max_model_len=64)
     both = EngineConfig(
         model=str(files["model"]), max_model_len=64, speculative_config=drafts_of("mtp", files)

@@ -131,7 +131,10 @@ class SpeculativeConfig:
         "a head over the model's hidden states",
     )
     model: str | None = option(
-        None, Text(), "that drafts: directory, GGUF file or hub name; mtp: else the model's own"
+        None,
+        Text(),
+        "that drafts: directory, GGUF file or hub name; of a head: else the model's own MTP layer, "
+        "or the head that comes with the package for this model",
     )
     num_speculative_tokens: int = option(8, Integer(1, 64), "drafts of a request and step at most")
     prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
@@ -148,7 +151,7 @@ class SpeculativeConfig:
                 self.prompt_lookup_min,
                 f"at most prompt_lookup_max, {self.prompt_lookup_max}",
             )
-        if self.has_weights and self.method != "mtp" and self.model is None:
+        if self.method == "draft_model" and self.model is None:
             raise refuse("model", None, f"the model that drafts, for method {self.method!r}")
         if not self.has_weights and self.model is not None:
             raise refuse("model", self.model, f"left out for method {self.method!r}")

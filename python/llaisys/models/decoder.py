@@ -158,7 +158,7 @@ def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placem
     return found
 
 
-def _keeps_blocks(options: AdapterOptions) -> bool:
+def keeps_blocks(options: AdapterOptions) -> bool:
     """Whether quantised tensors stay quantised."""
     return options.dtype == "auto" and options.device == "cpu"
 
@@ -169,7 +169,7 @@ def _open_tensor(checkpoint: Checkpoint, place: _Placement, options: AdapterOpti
     name, part = place.name, place.part
     is_vector = len(checkpoint.shape(name)) == 1
     dtype = "f32" if is_vector else dtype_of(decoder_config(checkpoint), options)
-    if not is_vector and _keeps_blocks(options):
+    if not is_vector and keeps_blocks(options):
         blocks = checkpoint.read_blocks(name, part)
         if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
             return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
@@ -204,7 +204,7 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
     shape = checkpoint.shape(name)
     if len(shape) == 1:
         return "f32"
-    kept = checkpoint.block_type(name) if _keeps_blocks(options) else None
+    kept = checkpoint.block_type(name) if keeps_blocks(options) else None
     if kept is not None and kept.lower() in QUANTISED_DTYPES:
         return kept.lower()
     wanted = quantised_dtype(options.quantization, name, shape)
@@ -240,7 +240,7 @@ def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None
     if options.device != "cpu":
         raise refuse("quantization", options.quantization, "left out unless the device is cpu")
     matrices = [n for n, shape in tensors(decoder_config(checkpoint)) if len(shape) == 2]
-    if _keeps_blocks(options) and all(checkpoint.block_type(n) is not None for n in matrices):
+    if keeps_blocks(options) and all(checkpoint.block_type(n) is not None for n in matrices):
         raise refuse(
             "quantization",
             options.quantization,

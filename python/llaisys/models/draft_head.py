@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.validation import refuse
 from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
+from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
-from llaisys.models.decoder import decoder_meta, dtype_of
+from llaisys.models.decoder import decoder_meta, dtype_of, keeps_blocks
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.draft_head_files import DraftHeadFiles
 from llaisys.models.native import NativeAdapter, kv_head_bytes
-from llaisys.models.tensors import tensor_from
+from llaisys.models.quantising import quantise, quantised_dtype
+from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 
 class DraftHeadAdapter(NativeAdapter):
@@ -68,11 +70,23 @@ class DraftHeadAdapter(NativeAdapter):
     def _fill(
         self, checkpoint: DraftHeadFiles, options: AdapterOptions, check: Callable[[], None]
     ) -> None:
+        """Beside a model whose weights are quantised on the CPU a head has such, too: the tables as
+        the model has them, its own in 8 bits."""
         dtype = dtype_of(checkpoint.config, options)
-        for slot, read, is_vector in checkpoint.slots(dtype):
-            check()
-            with tensor_from(read(), "f32" if is_vector else dtype) as tensor:
-                self.native.replace_weight(slot, 0, tensor)
+        is_small = keeps_blocks(options) and checkpoint.quantised_model
+        with Stream(n_threads=options.n_threads) as stream:
+            for slot, read, is_vector in checkpoint.slots(dtype):
+                check()
+                blocks = checkpoint.shared_blocks(slot) if is_small else None
+                if blocks is not None:
+                    name = blocks.type_name.lower()
+                    tensor = tensor_from_blocks(blocks.rows, blocks.shape, name)
+                else:
+                    tensor = tensor_from(read(), "f32" if is_vector else dtype)
+                    if is_small and quantised_dtype("int8", slot, tensor.shape) is not None:
+                        tensor = quantise(tensor, "q8_0", stream)
+                with tensor:
+                    self.native.replace_weight(slot, 0, tensor)
 
     def forward_features(
         self, step: ModelStepInput, attention: AttentionMetadata, features: NDArray[np.float32]

@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.libllaisys.types import QUANTISED_DTYPES
 from llaisys.models.families import FAMILIES
 from llaisys.models.families.decoder_tensors import EMBEDDING, OUTPUT
 from llaisys.models.families.model_config import ModelConfig, decoder_config
-from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
+from llaisys.models.packaged_heads import packaged_head
 from llaisys.tokenization.json_file import read_json_object
 
 MTP_PREFIX = "model.mtp_layers.0."
@@ -109,20 +111,46 @@ class DraftHeadFiles:
         if self.has(f"{fuse}.bias"):
             yield "fuse_b", self._vector(f"{fuse}.bias"), True
 
+    @property
+    def quantised_model(self) -> bool:
+        """The model's embedding is quantised, in blocks that products can be made with."""
+        return (self.model.block_type(EMBEDDING) or "").lower() in QUANTISED_DTYPES
+
+    def shared_blocks(self, slot: str) -> TensorBlocks | None:
+        """The blocks of a table that the model gives, as they are in its files; None: it gives none
+        for this slot, or they are not quantised."""
+        names = {"in_embed": (EMBEDDING, "embed_tokens.weight"), "out_embed": self._output_names()}
+        if slot not in names or self._is_own(names[slot][1]):
+            return None
+        blocks = self.model.read_blocks(names[slot][0])
+        if blocks is None or blocks.type_name.lower() not in QUANTISED_DTYPES:
+            return None
+        if slot == "in_embed" or self.token_ids is None:
+            return blocks
+        shape = (len(self.token_ids), *blocks.shape[1:])
+        return replace(blocks, rows=blocks.rows[self.token_ids], shape=shape)
+
+    def _is_own(self, name: str) -> bool:
+        return self.has(name) and self.files is not self.model
+
     def _reader(self, shared: str, own: str, dtype: str) -> Callable[[], Array]:
         """Of a tensor that the model has too."""
-        if self.has(own) and self.files is not self.model:
+        if self._is_own(own):
             return self._matrix(own, dtype)
         return lambda: self.model.read(shared, dtype)
 
     def _output(self, dtype: str) -> Callable[[], Array]:
         """The head's own rows, else the model's, of the tokens that it drafts."""
-        tied = decoder_config(self.model).tie_word_embeddings
-        shared, own = EMBEDDING if tied else OUTPUT, "lm_head.weight"
+        shared, own = self._output_names()
         read, ids = self._reader(shared, own, dtype), self.token_ids
-        if ids is None or (self.has(own) and self.files is not self.model):
+        if ids is None or self._is_own(own):
             return read
         return lambda: np.ascontiguousarray(read()[ids])
+
+    def _output_names(self) -> tuple[str, str]:
+        """Of the output matrix, in the model's files and in the head's."""
+        tied = decoder_config(self.model).tie_word_embeddings
+        return EMBEDDING if tied else OUTPUT, "lm_head.weight"
 
     def _matrix(self, name: str, dtype: str) -> Callable[[], Array]:
         return lambda: self.files.read(name, dtype)
@@ -135,8 +163,10 @@ class DraftHeadFiles:
 
 
 def open_draft_head(directory: Path | None, model: Checkpoint) -> DraftHeadFiles:
-    """The head in `directory`, or the MTP layer of the model itself. Raises ModelLoadError when it
-    is none, or is not one for this model."""
+    """The head in `directory`; else the MTP layer of the model itself, or the head that the package
+    has for it. Raises ModelLoadError when it is none, or is not one for this model."""
+    if directory is None and not _is("mtp", set(model.names())):
+        directory = packaged_head(model.where)
     if directory is None:
         return _head_of(model, model, {})
     files = SafetensorsCheckpoint(directory, *read_config(directory, FAMILIES))

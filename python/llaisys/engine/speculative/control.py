@@ -21,9 +21,10 @@ from llaisys.engine.speculative.ngram import NgramProposer
 from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
-PATIENCE = 2  # drafts in a row that may be all wrong before there is a pause
 LONGEST_PAUSE = 64  # steps
-_SPEED = 0.25  # weight of the newest draft token in the rate
+# Of a source that is right in streaks, and of a steady one: the weight of the newest draft token in
+# the rate, and the drafts in a row that may be all wrong before there is a pause.
+_SPEED, _PATIENCE = (0.25, 0.1), (2, 6)
 
 
 @dataclass(slots=True)
@@ -43,16 +44,18 @@ class SpeculativeStats:
 class _Course:
     """How one sequence has been doing."""
 
+    is_steady: bool = False  # as the source of its drafts says
     rate: float = FIRST_RATE  # chance that a draft token is accepted when the one before it was
     misses: int = 0  # drafts in a row of which nothing was accepted
     pause: int = 0  # steps until a draft is tried
 
     def learn(self, drafted: int, accepted: int) -> None:
-        self.rate = 1 - (1 - self.rate) * (1 - _SPEED) ** accepted
+        speed = _SPEED[self.is_steady]
+        self.rate = 1 - (1 - self.rate) * (1 - speed) ** accepted
         if accepted < drafted:
-            self.rate -= _SPEED * self.rate
+            self.rate -= speed * self.rate
         self.misses = 0 if accepted else self.misses + 1
-        over = self.misses - PATIENCE
+        over = self.misses - _PATIENCE[self.is_steady]
         self.pause = min(LONGEST_PAUSE, 1 << over) if over > 0 else 0
 
     def next_length(self, price: float, most: int) -> int:
@@ -93,7 +96,7 @@ class Speculator:
                 continue
             course = self._courses.get(request.seq_id)
             if course is None:
-                course = self._courses[request.seq_id] = _Course()
+                course = self._courses[request.seq_id] = _Course(self.proposer.is_steady)
                 length = course.next_length(self.costs.first_price(count), most)
             else:
                 length = course.next_length(price, most)

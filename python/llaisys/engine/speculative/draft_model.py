@@ -23,6 +23,8 @@ CATCHING_UP = 65  # new tokens of a sequence that cannot all be the last step's
 
 
 class DraftModelProposer(Proposer):
+    is_steady = True
+
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._known: dict[int, int] = {}  # sequence -> tokens that the model was told

@@ -14,6 +14,8 @@ class Proposer(ABC):
 
     # The last call did work that those behind it need not do: its time says nothing of theirs.
     is_catching_up = False
+    # It is right about as often anywhere in an answer; otherwise it comes true in streaks.
+    is_steady = False
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:

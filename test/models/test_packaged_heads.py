@@ -1,0 +1,69 @@
+"""Heads that come with the package: found by the model's file, and quantised as the model is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draft_heads import head_tensors, naive_head, write_head
+from model_files import tiny_config, write_gguf
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.common.step import ModelStepInput
+from llaisys.models import packaged_heads
+from llaisys.models.base import AdapterOptions
+from llaisys.models.draft_head import DraftHeadAdapter
+from llaisys.models.draft_head_files import open_draft_head
+from llaisys.models.families import open_checkpoint
+
+# Rows of whole blocks of 32.
+CONFIG = tiny_config(
+    "llama", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
+    num_hidden_layers=7, vocab_size=300, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def test_what_is_packaged_is_small_and_says_what_it_is_for() -> None:
+    folders = [config.parent for config in packaged_heads.DIRECTORY.glob("*/config.json")]
+    assert folders
+    for folder in folders:
+        made_for = json.loads((folder / "config.json").read_text())["drafts_for"]
+        assert made_for["file"].endswith(".gguf") and made_for["bytes"] > 0
+        assert (folder / "model.safetensors").stat().st_size < 8_000_000
+        assert made_for["file"] in (folder / "README.md").read_text()
+
+
+def test_a_packaged_head_is_found_by_the_file_and_has_the_models_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(path, CONFIG, kind="Q8_0")
+    tensors = head_tensors("eagle3", CONFIG, 50)
+    del tensors["lm_head.weight"]
+    made_for = {"file": path.name, "bytes": path.stat().st_size}
+    write_head(tmp_path / "heads" / "tiny", {**CONFIG, "drafts_for": made_for}, tensors)
+    monkeypatch.setattr(packaged_heads, "DIRECTORY", tmp_path / "heads")
+    rng = np.random.default_rng(1)
+    tokens, features = rng.integers(0, 300, 9), rng.standard_normal((9, 192), dtype=np.float32)
+    with open_checkpoint(path) as model:
+        files = open_draft_head(None, model)
+        assert files.kind == "eagle3" and files.quantised_model
+        blocks = files.shared_blocks("out_embed")
+        assert blocks is not None and blocks.shape == (50, 64) and len(blocks.rows) == 50
+        assert files.shared_blocks("feature_w") is None
+        adapter = DraftHeadAdapter.load(files, AdapterOptions(kv_cache_layout="slot"))
+        files.close()
+    with adapter:
+        zeros, ones = np.zeros(9, dtype=np.int64), np.ones(9, dtype=np.int8)
+        adapter.forward_features(ModelStepInput(tokens, np.arange(9), zeros, ones), None, features)
+        logits = adapter.logits()
+    embedding = weights["model.embed_tokens.weight"]
+    output = embedding[tensors["d2t"] + np.arange(50)]
+    expected, _ = naive_head("eagle3", CONFIG, tensors, embedding, output, tokens, features)
+    assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()  # 8 bits
+
+    other = path.rename(tmp_path / "other.gguf")  # another name, and it is another model
+    with open_checkpoint(other) as model, pytest.raises(ModelLoadError, match="no draft head"):
+        open_draft_head(None, model)
