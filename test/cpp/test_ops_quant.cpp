@@ -236,6 +236,20 @@ TEST(a_row_has_the_same_bits_at_any_number_of_rows_and_threads) {
     });
 }
 
+TEST(wide_rows_are_taken_in_groups_that_do_not_show) {
+    for_each_isa([] {
+        const Tensor weight = random_weight(LLAISYS_DTYPE_Q4_0, 33, 7168);
+        const Tensor in = random_tensor({50, 7168}, kF32);
+        const Tensor all = product(two_threads(), in, weight);
+        for (int64_t row : {0, 47, 48, 49}) {
+            const Tensor alone = product(one_thread(), in.slice(0, row, row + 1), weight);
+            for (int64_t j = 0; j < 33; ++j) {
+                CHECK_EQ(get2(all, row, j), get2(alone, 0, j));
+            }
+        }
+    });
+}
+
 TEST(rows_come_back_out_of_panels_exactly) {
     for_each_isa([] {
         for (DType dtype : kFormats) {

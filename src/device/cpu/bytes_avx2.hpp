@@ -48,6 +48,9 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+constexpr int32_t kSumStart = 0;
+constexpr float kSumBase = 0;
+inline vf float_of_bits(vi sum) { return _mm256_castsi256_ps(sum); }
 inline vi start_sum(int32_t value) { return _mm256_set1_epi32(value); }
 inline vf sum_of(vi sum) { return to_float(sum); }
 inline vi broadcast_int(const int32_t *p) { return _mm256_set1_epi32(*p); }
@@ -64,7 +67,12 @@ inline vf load_i8(const std::byte *p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
-inline void store_ints(int32_t *p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), a); }
+inline int32_t sum_of_16(const int8_t *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    const __m128i moved = _mm_xor_si128(bytes, _mm_set1_epi8(-128)); // each 128 more, unsigned
+    const __m128i sums = _mm_sad_epu8(moved, _mm_setzero_si128());
+    return int32_t(_mm_cvtsi128_si64(sums) + _mm_extract_epi64(sums, 1)) - 16 * 128;
+}
 
 constexpr bool kRowsFirst = false;
 constexpr int kQuantRows = 2;

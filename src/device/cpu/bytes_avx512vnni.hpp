@@ -39,11 +39,15 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(bits));
 }
 
-inline vi start_sum(int32_t value) { return _mm512_set1_epi32(value); }
-inline vf sum_of(vi sum) { return to_float(sum); }
+// A sum is kept as the bits of 1.5 * 2^23 + sum, which a fused multiply-add can scale as it is.
+constexpr int32_t kSumStart = 0x4b400000;
+constexpr float kSumBase = 0x1.8p23f;
+inline vf float_of_bits(vi sum) { return _mm512_castsi512_ps(sum); }
+inline vi start_sum(int32_t value) { return _mm512_set1_epi32(kSumStart + value); }
+inline vf sum_of(vi sum) { return sub(float_of_bits(sum), set1(kSumBase)); }
 inline vi broadcast_int(const int32_t *p) { return _mm512_set1_epi32(*p); }
 template <int n> vi start_sum_less(vi total) {
-    return _mm512_mullo_epi32(total, _mm512_set1_epi32(-n));
+    return sub(start_sum(0), _mm512_mullo_epi32(total, _mm512_set1_epi32(n)));
 }
 inline void hold(vi &) {}
 
@@ -54,6 +58,12 @@ inline vf load_u8(const std::byte *p) {
 inline vf load_i8(const std::byte *p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+inline int32_t sum_of_16(const int8_t *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    const __m128i moved = _mm_xor_si128(bytes, _mm_set1_epi8(-128)); // each 128 more, unsigned
+    const __m128i sums = _mm_sad_epu8(moved, _mm_setzero_si128());
+    return int32_t(_mm_cvtsi128_si64(sums) + _mm_extract_epi64(sums, 1)) - 16 * 128;
 }
 inline void store_ints(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 

@@ -47,13 +47,15 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
 }
 
 // A sum is kept as the bits of 1.5 * 2^23 + sum: reading it is a subtraction, where the instruction
-// that converts takes four times as long.
-constexpr int32_t kSumBits = 0x4b400000;
-inline vi start_sum(int32_t value) { return vdupq_n_s32(kSumBits + value); }
-inline vf sum_of(vi sum) { return vsubq_f32(vreinterpretq_f32_s32(sum), vdupq_n_f32(0x1.8p23f)); }
+// that converts takes four times as long, or nothing where a fused multiply-add takes it as it is.
+constexpr int32_t kSumStart = 0x4b400000;
+constexpr float kSumBase = 0x1.8p23f;
+inline vf float_of_bits(vi sum) { return vreinterpretq_f32_s32(sum); }
+inline vi start_sum(int32_t value) { return vdupq_n_s32(kSumStart + value); }
+inline vf sum_of(vi sum) { return vsubq_f32(float_of_bits(sum), vdupq_n_f32(kSumBase)); }
 inline vi broadcast_int(const int32_t *p) { return vld1q_dup_s32(p); }
 template <int n> vi start_sum_less(vi total) {
-    return vmlsq_s32(vdupq_n_s32(kSumBits), total, vdupq_n_s32(n));
+    return vmlsq_s32(vdupq_n_s32(kSumStart), total, vdupq_n_s32(n));
 }
 inline void hold(vi &a) { asm volatile("" : "+w"(a)); }
 
@@ -73,7 +75,7 @@ inline vf load_u8(const std::byte *p) { return float_bytes(load_four(p), 0x1p23f
 inline vf load_i8(const std::byte *p) {
     return float_bytes(veorq_u8(load_four(p), vdupq_n_u8(128)), 0x1p23f + 128.0f);
 }
-inline void store_ints(int32_t *p, vi a) { vst1q_s32(p, a); }
+inline int32_t sum_of_16(const int8_t *p) { return vaddlvq_s8(vld1q_s8(p)); }
 
 constexpr bool kRowsFirst = false;
 constexpr int kQuantRows = 4;

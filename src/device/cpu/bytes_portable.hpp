@@ -60,6 +60,13 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
     return acc;
 }
 
+constexpr int32_t kSumStart = 0;
+constexpr float kSumBase = 0;
+inline vf float_of_bits(vi sum) {
+    vf bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    return bits;
+}
 inline vi start_sum(int32_t value) { return vi{value, value, value, value}; }
 inline vf sum_of(vi sum) { return to_float(sum); }
 inline vi broadcast_int(const int32_t *p) { return start_sum(*p); }
@@ -72,7 +79,13 @@ inline vf load_u8(const std::byte *p) {
 inline vf load_i8(const std::byte *p) {
     return vf{float(int8_t(p[0])), float(int8_t(p[1])), float(int8_t(p[2])), float(int8_t(p[3]))};
 }
-inline void store_ints(int32_t *p, vi a) { std::memcpy(p, &a, sizeof a); }
+inline int32_t sum_of_16(const int8_t *p) {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) {
+        sum += p[i];
+    }
+    return sum;
+}
 
 constexpr bool kRowsFirst = false;
 constexpr int kQuantRows = 2;

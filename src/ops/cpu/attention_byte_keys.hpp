@@ -74,7 +74,7 @@ void byte_tile(Q q, const std::byte *keys, const float *scales, int64_t n, float
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) {
-            sums[r][v] = start_sum(0);
+            sums[r][v] = vi{};
         }
     }
     byte_pass(sums, q, 0, keys, n, fetch);
@@ -192,7 +192,7 @@ inline void prepare_query(float *row, int64_t d) {
     });
     // What the offset of the keys adds to every sum: the product with keys of nothing but the offset.
     alignas(64) int32_t sums[kLanes];
-    vi sum[2] = {start_sum(0), start_sum(0)};
+    vi sum[2] = {vi{}, vi{}};
     const vb key = sub_bytes<-kByteOffset>(bytes_of(zero()));
     for (int p = 0; p < 2; ++p) {
         for (int64_t i = 0; i < n; i += 4) {

@@ -36,28 +36,34 @@ void write_rows(Out *out, int64_t ldo, const float *acc, const float *bias, int6
     }
 }
 
+// The bias of the columns [first, first + n) as f32, in `wide`; null where there is none.
+inline const float *read_bias(const ops::cpu::LinearTask &task, int64_t first, int64_t n,
+                              float *wide) {
+    if (task.bias == nullptr) {
+        return nullptr;
+    }
+    switch (task.bias_dtype) {
+    case LLAISYS_DTYPE_F16:
+        convert_row(wide, static_cast<const f16_t *>(task.bias) + first, n);
+        break;
+    case LLAISYS_DTYPE_BF16:
+        convert_row(wide, static_cast<const bf16_t *>(task.bias) + first, n);
+        break;
+    case LLAISYS_DTYPE_F32:
+        convert_row(wide, static_cast<const float *>(task.bias) + first, n);
+        break;
+    default:
+        ops::cpu::no_rows(task.bias_dtype);
+    }
+    return wide;
+}
+
 // Panel number p of the task; acc [m, 32].
 inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const float *acc) {
     const int64_t first = p * kPanel;
     const int64_t n = task.n - first < kPanel ? task.n - first : kPanel;
     alignas(64) float wide[kPanel] = {};
-    const float *bias = nullptr;
-    if (task.bias != nullptr) {
-        bias = wide;
-        switch (task.bias_dtype) {
-        case LLAISYS_DTYPE_F16:
-            convert_row(wide, static_cast<const f16_t *>(task.bias) + first, n);
-            break;
-        case LLAISYS_DTYPE_BF16:
-            convert_row(wide, static_cast<const bf16_t *>(task.bias) + first, n);
-            break;
-        case LLAISYS_DTYPE_F32:
-            convert_row(wide, static_cast<const float *>(task.bias) + first, n);
-            break;
-        default:
-            ops::cpu::no_rows(task.bias_dtype);
-        }
-    }
+    const float *bias = read_bias(task, first, n, wide);
     switch (task.out_dtype) {
     case LLAISYS_DTYPE_F16:
         return write_rows(static_cast<f16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);

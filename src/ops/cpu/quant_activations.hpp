@@ -8,37 +8,55 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::kQuantGroup;
+using ops::cpu::QuantGroup;
 using ops::cpu::QuantRows;
 
+constexpr int kGroupVectors = int(kQuantGroup) / kLanes;
+
+// The largest of 32 magnitudes; `tainted` becomes NaN where one is NaN or infinite.
+inline float group_bound(const float *x, vf *tainted) {
+    vf largest = zero();
+    for (int v = 0; v < kGroupVectors; ++v) {
+        const vf value = load(x + v * kLanes);
+        largest = max_num(max_num(value, sub(zero(), value)), largest);
+        *tainted = fma(value, zero(), *tainted);
+    }
+    return reduce_max(largest);
+}
+
+// 32 values times `inverse` as bytes at q, and what is known of them.
+inline QuantGroup quantise_group(int8_t *q, const float *x, float inverse, float scale) {
+    for (int v = 0; v < kGroupVectors; ++v) {
+        store(q + v * kLanes, mul(load(x + v * kLanes), set1(inverse)));
+    }
+    const int32_t first = sum_of_16(q);
+    const int32_t rest = sum_of_16(q + 16);
+    const int32_t total = first + rest;
+    return {scale, -float(total), first, rest, kSumStart - 8 * total, kSumStart - 128 * total};
+}
+
 inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
-    constexpr int kVectors = int(kQuantGroup) / kLanes;
-    for (int64_t group = 0; group < out.k / kQuantGroup; ++group, x += kQuantGroup) {
-        int8_t *q = out.q + (group * out.stride + row) * kQuantGroup;
-        vf largest = zero();
-        vf tainted = zero(); // NaN as soon as one value is NaN or infinite
-        for (int v = 0; v < kVectors; ++v) {
-            const vf value = load(x + v * kLanes);
-            largest = max_num(max_num(value, sub(zero(), value)), largest);
-            tainted = fma(value, zero(), tainted);
+    constexpr int64_t kAtOnce = 16; // so that one group's chain of operations hides another's
+    const int64_t groups = out.k / kQuantGroup;
+    vf tainted = zero();
+    for (int64_t first = 0; first < groups; first += kAtOnce) {
+        const int64_t n = groups - first < kAtOnce ? groups - first : kAtOnce;
+        float bound[kAtOnce];
+        float inverse[kAtOnce];
+        for (int64_t g = 0; g < n; ++g) {
+            bound[g] = group_bound(x + (first + g) * kQuantGroup, &tainted);
         }
-        const float bound = reduce_max(largest);
-        const float inverse = bound > 0 ? 127.0f / bound : 0.0f;
-        const float scale = bound / 127.0f + reduce_add(tainted);
-        int32_t values[kQuantGroup];
-        for (int v = 0; v < kVectors; ++v) {
-            store_ints(values + v * kLanes, round_to_int(mul(load(x + v * kLanes), set1(inverse))));
+        for (int64_t g = 0; g < n; ++g) {
+            inverse[g] = bound[g] > 0 ? 127.0f / bound[g] : 0.0f;
         }
-        int32_t first = 0;
-        int32_t second = 0;
-        for (int i = 0; i < 16; ++i) { // of what is kept: a NaN is any integer before
-            first += int8_t(values[i]);
-            second += int8_t(values[i + 16]);
+        for (int64_t g = 0; g < n; ++g) {
+            const int64_t at = (first + g) * out.stride + row;
+            out.groups[at] = quantise_group(out.q + at * kQuantGroup, x + (first + g) * kQuantGroup,
+                                            inverse[g], bound[g] / 127.0f);
         }
-        for (int i = 0; i < 32; ++i) {
-            q[i] = int8_t(values[i]);
-        }
-        const int32_t total = first + second;
-        out.groups[group * out.stride + row] = {scale, -float(total), total, first, second};
+    }
+    if (groups > 0) {
+        out.groups[row].scale += reduce_add(tainted); // zero, or NaN: of all sums of the row then
     }
 }
 

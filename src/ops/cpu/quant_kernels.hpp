@@ -14,10 +14,12 @@ namespace llaisys::ops::cpu {
 // What a product wants to know of 32 values of a row beside their bytes.
 struct QuantGroup {
     float scale;
-    float minus;   // -total
-    int32_t total; // the sum of all 32 q
-    int32_t first; // that of the first 16
+    float minus;   // -(the sum of all 32 q)
+    int32_t first; // the sum of the first 16 q
     int32_t rest;  // that of the others
+    // What a sum begins with where weights are counted from 8 or 128: -8 * total, -128 * total, in the
+    // way that the kernels keep sums.
+    int32_t less_8, less_128;
 };
 
 // Quantised rows; k is a multiple of 32. Rows are side by side in every group, so that those of a
@@ -43,7 +45,7 @@ struct QuantKernels {
     const char *name;
     int byte_offset; // what is added to a signed weight byte of the 8-bit layout: 0 or 128
 
-    // Row `row` of `out` from k values; NaN and infinity become NaN scales.
+    // Row `row` of `out` from k values; with NaN or infinity among them its first scale is NaN.
     void (*quantise)(const QuantRows &out, int64_t row, const float *x);
 
     using Product = void (*)(const QuantTask &task);

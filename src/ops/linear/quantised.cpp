@@ -14,13 +14,27 @@ int64_t panels_of(const LinearPart &part) {
     return (part.weight->out_features + kQuantPanel - 1) / kQuantPanel;
 }
 
+// Rows from one group to the next: many are an odd number of 8, so that the rows of a tile in one
+// group and in the next ones fall into different sets of a cache.
+int64_t stride_of(int64_t m) { return m < 8 ? m : m + 7 - (m + 7) % 16 + 8; }
+
+// Rows that are multiplied at a time: as many as stay in the second cache while one panel of weights
+// after the other passes.
+int64_t rows_together(int64_t k) {
+    constexpr int64_t kCacheBytes = 512 << 10;
+    constexpr int64_t kStep = 48; // whole tiles of any height
+    const int64_t row_bytes = k + k / kQuantGroup * int64_t(sizeof(cpu::QuantGroup));
+    const int64_t rows = kCacheBytes / std::max<int64_t>(row_bytes, 1) / kStep * kStep;
+    return std::clamp(rows, kStep, cpu::kLinearRows);
+}
+
 // The m rows of `in` that are multiplied, quantised; the arrays lie in the scratch.
 cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const Tensor *rows,
                          int64_t m, cpu::Scratch *scratch) {
     const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
     const int64_t k = in.size(1);
     constexpr int64_t kFloats = sizeof(cpu::QuantGroup) / sizeof(float);
-    const int64_t stride = m | 1; // odd: groups of a row do not all fall into one set of a cache
+    const int64_t stride = stride_of(m);
     const int64_t bytes_end = stride * k / 4;
     const int64_t groups_end = bytes_end + kFloats * stride * (k / kQuantGroup);
     float *memory = scratch->floats(groups_end + m * k);
@@ -56,9 +70,10 @@ void run_quantised(const device::Stream &stream, const Tensor &in, const LinearP
     for (int p = 0; p < n_parts; ++p) {
         groups += (panels_of(parts[p]) + group - 1) / group;
     }
-    const int64_t row_groups = (m + cpu::kLinearRows - 1) / cpu::kLinearRows;
+    const int64_t together = rows_together(x.k);
+    const int64_t row_groups = (m + together - 1) / together;
     device::pool_of(stream).run(groups * row_groups, [&](int64_t chunk, int) {
-        const int64_t first_row = chunk / groups * cpu::kLinearRows;
+        const int64_t first_row = chunk / groups * together;
         int64_t number = chunk % groups;
         int p = 0;
         for (; number >= (panels_of(parts[p]) + group - 1) / group; ++p) {
@@ -70,7 +85,7 @@ void run_quantised(const device::Stream &stream, const Tensor &in, const LinearP
         task.x = x.from(first_row);
         task.w = part.weight->bytes.data() + number * group * part.weight->bytes.size(1);
         task.out = cpu::LinearTask{};
-        task.out.m = std::min(cpu::kLinearRows, m - first_row);
+        task.out.m = std::min(together, m - first_row);
         task.out.n = std::min(group * kQuantPanel, part.weight->out_features - first);
         task.out.bias =
             part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
