@@ -20,7 +20,7 @@ from llaisys.common.types import DraftRequest
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor import estimate_memory
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.engine.worker.drafting.head import DraftHead
+from llaisys.engine.worker.drafting.head import LATEST, MAX_IDLE, DraftHead
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
 from llaisys.models.draft_head import DraftHeadAdapter
@@ -148,6 +148,39 @@ def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
     engine.submit([1], greedy(1), "c")  # the others have gone
     run_all(engine)
     assert len(drafter.books.sequences) <= 1
+    engine.close()
+
+
+def test_who_does_not_draft_keeps_few_rows_and_a_full_batch_none(files: dict[str, Path]):
+    """A price that nobody pays, then one that everybody does."""
+
+    class TooDear(NothingCosts):
+        def first_price(self, running: int) -> float:
+            return 2.0
+
+        price = first_price
+
+    settings = settings_of(files, speculative_config=drafts_of("eagle3", files))
+    engine = LLMEngine(make_config(seed=7, **settings))
+    assert engine.core.speculator is not None
+    engine.core.speculator.costs = TooDear()
+    drafter = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    engine.submit(list(range(50)), greedy(60, ignore_eos=True), "a")
+    for _ in range(MAX_IDLE + 4):
+        engine.step()
+    (track,) = drafter._tracks.values()
+    assert LATEST <= len(track.tokens) <= MAX_IDLE and not track.sequence.blocks
+    engine.core.speculator.costs = NothingCosts()
+    engine.core.speculator._courses.clear()
+    engine.step()
+    drafted = engine.stats()["spec_decode_num_drafts"]
+    assert drafted == 1 and track.sequence.computed >= LATEST
+    drafter.books.check_integrity()
+    drafter._too_many = 1
+    engine.step()
+    assert not drafter._tracks and not drafter.books.sequences
+    run_all(engine)
+    assert engine.stats()["worker_errors"] == 0
     engine.close()
 
 

@@ -114,12 +114,14 @@ class Worker:
             adapter.reserve_host_blocks(opened.num_host_blocks)
         self.info = describe(opened, adapter, self.config)
         self._make_buffers(adapter, self.info)
-        if opened.draft is not None:
+        speculative = self.config.speculative
+        if opened.draft is not None and speculative is not None:
             self._drafter = load_drafter(
                 opened.draft,
                 adapter,
                 self.info.num_blocks,
                 self.config.scheduler.max_num_batched_tokens,
+                speculative.disable_by_batch_size,
             )
         logger.info(
             "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d threads=%d cpus=%s",

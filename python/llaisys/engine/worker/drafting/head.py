@@ -3,8 +3,8 @@
 Row p of a head stands for the model's hidden state of token p and the token behind it, p + 1; what
 it says is a guess at token p + 2. Rows of true tokens are kept after each step of the model; drafts
 are rows behind them, whose hidden states are the head's own; the next true rows overwrite them.
-A head whose rows do not begin with the prompt (a known prefix, a shifted context) looks at what it
-has.
+A head whose rows do not begin with the prompt (a known prefix, a shifted context, a time without
+drafts) looks at what it has.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from llaisys.models.base import ModelAdapter
 from llaisys.models.draft_head import DraftHeadAdapter
 
 MAX_PENDING = 256  # rows of a sequence that wait for the next draft; more are computed at once
+# A sequence that has decoded so many tokens without a draft is begun anew from its latest rows: who
+# does not draft pays for few rows when it tries again.
+MAX_IDLE, LATEST = 32, 16
 
 Features = NDArray[np.float32]
 
@@ -36,6 +39,7 @@ class _Track:
     end: int = 0  # tokens whose hidden states are known
     features: list[Features] = field(default_factory=list)  # of the rows that wait
     tokens: list[int] = field(default_factory=list)  # beside them
+    idle: int = 0  # of them, those decoded since the last draft
 
     @property
     def num_rows(self) -> int:
@@ -45,8 +49,10 @@ class _Track:
 class DraftHead(Drafter):
     adapter: DraftHeadAdapter
 
-    def __init__(self, adapter: DraftHeadAdapter, block_size: int) -> None:
+    def __init__(self, adapter: DraftHeadAdapter, block_size: int, too_many: int) -> None:
+        """In steps of `too_many` sequences and more it does not look on: nobody asks for drafts."""
         self.adapter = adapter
+        self._too_many = too_many
         self.books = DraftBooks(adapter.kv_capacity_tokens // block_size, block_size)
         self._tracks: dict[int, _Track] = {}
 
@@ -55,14 +61,17 @@ class DraftHead(Drafter):
     def observe(
         self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
     ) -> None:
-        for seq_id in plan.released_seq_ids:
+        is_crowd = len(plan.seq_ids) >= self._too_many
+        for seq_id in (*plan.released_seq_ids, *(plan.seq_ids if is_crowd else ())):
             self._forget(seq_id)
+        if is_crowd:
+            return
         hidden = model.hidden(sum(plan.counts))
         first, full = 0, []
         for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
             valid = count
+            drafts = plan.draft_token_ids.get(seq_id, ())
             if seq_id in output.sampled:  # drafts that were refused are no tokens of it
-                drafts = plan.draft_token_ids.get(seq_id, ())
                 valid += len(output.sampled[seq_id]) - 1 - len(drafts)
             if valid > 0 and seq_id not in output.failed:
                 track = self._track(seq_id, start)
@@ -71,7 +80,11 @@ class DraftHead(Drafter):
                 row = rows.row_of[seq_id]
                 track.tokens += rows.tokens[row, start + 1 : start + valid + 1].tolist()
                 track.end = start + valid
-                if len(track.tokens) >= MAX_PENDING:
+                if count == 1 + len(drafts):
+                    track.idle += valid
+                if track.idle > MAX_IDLE:
+                    self._begin_anew(track)
+                elif len(track.tokens) >= MAX_PENDING:
                     full.append(track)
             first += count
         for track in full:
@@ -88,6 +101,15 @@ class DraftHead(Drafter):
             self._forget(seq_id)
             track = self._tracks[seq_id] = _Track(self.books.sequence(seq_id))
         return track
+
+    def _begin_anew(self, track: _Track) -> None:
+        """Without what was computed, from its latest rows on."""
+        seq_id = track.sequence.seq_id
+        self.books.forget(seq_id)
+        track.sequence = self.books.sequence(seq_id)
+        track.features = [np.concatenate(track.features)[-LATEST:].copy()]
+        track.tokens = track.tokens[-LATEST:]
+        track.idle = len(track.tokens)
 
     def _forget(self, seq_id: int) -> None:
         self._tracks.pop(seq_id, None)
@@ -132,7 +154,7 @@ class DraftHead(Drafter):
         result = self._step(tracks, starts, tokens, features, counts, draws)
         for track, count in zip(tracks, counts, strict=True):
             track.sequence.computed += count
-            track.features, track.tokens = [], []
+            track.features, track.tokens, track.idle = [], [], 0
         return result
 
     def _step(

@@ -14,7 +14,11 @@ from llaisys.models.draft_head import DraftHeadAdapter
 
 
 def load_drafter(
-    opened: OpenedModel, model: ModelAdapter, num_blocks: int, max_step_tokens: int
+    opened: OpenedModel,
+    model: ModelAdapter,
+    num_blocks: int,
+    max_step_tokens: int,
+    too_many: int,  # running sequences from which on nobody is to draft
 ) -> Drafter:
     """With as many KV blocks as the model has; a head has the model keep its hidden states. Raises
     InvalidInputError when a draft model's vocabulary is not the model's: as far as files tell, that
@@ -25,7 +29,7 @@ def load_drafter(
     try:
         if isinstance(adapter, DraftHeadAdapter):
             model.keep_hidden(opened.checkpoint.layers)
-            return DraftHead(adapter, block_size)
+            return DraftHead(adapter, block_size, too_many)
         if adapter.vocab_size != model.vocab_size and not opened.has_checked_vocabulary:
             raise InvalidInputError(
                 f"speculative_config.model has a vocabulary of {adapter.vocab_size} tokens; it "
