@@ -5,7 +5,7 @@
 #   *_avx2.cpp         x86-64        -mavx2 -mfma -mf16c
 #   *_avx512.cpp       x86-64        the above, AVX-512 F BW VL DQ
 #   *_avx512vnni.cpp   x86-64        the above, AVX-512 VNNI; jumps within 32 bytes where the assembler can
-#   *_amx.cpp          x86-64        those of *_avx512.cpp, AVX-512 BF16, AMX tile and bf16
+#   *_amx.cpp          x86-64        those of *_avx512vnni.cpp, AVX-512 BF16, AMX tile, int8 and bf16
 #   *_neon.cpp         aarch64       the baseline (armv8-a)
 #   *_neon_dotprod.cpp aarch64       -march=armv8.2-a+dotprod+fp16
 #
@@ -39,7 +39,7 @@ if(LLAISYS_ARCH STREQUAL x86_64)
     list(APPEND _flags_avx512vnni -Wa,-mbranches-within-32B-boundaries)
   endif()
 endif()
-set(_flags_amx ${_flags_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
+set(_flags_amx ${_flags_avx512vnni} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)
 set(_flags_neon "")
 set(_flags_neon_dotprod -march=armv8.2-a+dotprod+fp16)
 set(_arch_avx2 x86_64)

@@ -47,7 +47,8 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_PROBE_READ_BANDWIDTH = 0, /* bytes a second */
     LLAISYS_PROBE_F32 = 1,            /* operations a second, a multiply-add counts as two */
     LLAISYS_PROBE_F16 = 2,
-    LLAISYS_PROBE_I8 = 3
+    LLAISYS_PROBE_I8 = 3,  /* of tile registers, where kernels use them */
+    LLAISYS_PROBE_BF16 = 4 /* of tile registers; 0 where kernels do not use them */
 } LlaisysProbe;
 
 /* Measures one limit with all of a stream's device (a CPU: with all threads of the stream); 0 when

@@ -88,8 +88,8 @@ int32_t llaisysSetThreadLimit(int32_t n_threads) {
 
 int32_t llaisysBenchProbe(llaisysStream_t stream, LlaisysProbe probe, double *value) {
     return guard([&] {
-        require(probe >= LLAISYS_PROBE_READ_BANDWIDTH && probe <= LLAISYS_PROBE_I8,
-                "probe must be in [0, 3], got ", int(probe));
+        require(probe >= LLAISYS_PROBE_READ_BANDWIDTH && probe <= LLAISYS_PROBE_BF16,
+                "probe must be in [0, 4], got ", int(probe));
         not_null(value, "value");
         const device::Stream &on = not_null(stream, "stream")->stream;
         const auto kind = device::Probe(int(probe));

@@ -25,7 +25,8 @@ enum class Probe {
     read_bandwidth, // bytes a second, from memory
     f32,            // f32 operations a second; a fused multiply-add counts as two
     f16,            // the same in f16
-    i8              // the same for int8 products summed in int32
+    i8,             // the same for int8 products summed in int32, of tiles where kernels use them
+    bf16            // the same for tiles of bf16 summed in f32
 };
 
 enum class CopyKind { host_to_host, host_to_device, device_to_host, device_to_device };

@@ -4,6 +4,7 @@
 
 #include "check.hpp"
 
+#include "device/cpu/amx.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/rearrange/op.hpp"
 #include "tensor/tensor.hpp"
@@ -54,17 +55,25 @@ inline Stream *const *all_streams() {
     return streams;
 }
 
-// Runs body once for each instruction set that this machine has.
+inline bool has_tiles(Isa isa) { return isa == Isa::avx512 && device::has_amx(); }
+
+// Runs body once for each instruction set that this machine has, with and without tiles.
 template <typename Body> void for_each_isa(const Body &body) {
     for (Isa isa : {Isa::portable, Isa::neon, Isa::avx2, Isa::avx512}) {
-        if (ops::cpu::use_kernels_of(isa)) {
+        for (bool tiles : {true, false}) {
+            device::allow_amx(tiles);
+            if (!ops::cpu::use_kernels_of(isa) || (tiles && !has_tiles(isa))) {
+                continue;
+            }
             const int before = check::failures();
             body();
             if (check::failures() != before) {
-                std::fprintf(stderr, "  ... with the kernels for %s\n", device::name_of(isa));
+                std::fprintf(stderr, "  ... with the kernels for %s%s\n", device::name_of(isa),
+                             tiles ? " and AMX" : "");
             }
         }
     }
+    device::allow_amx(true);
     ops::cpu::use_kernels_of(device::cpu_isa());
 }
 

@@ -19,7 +19,7 @@ class Limits(Protocol):
     def read_bandwidth(self) -> float:  # bytes/s
         ...
 
-    def peak_of(self, dtype: str) -> tuple[float, str]:
+    def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
         """Operations/s with weights of this dtype, and the unit of a billion of them."""
 
 
@@ -33,13 +33,15 @@ class Machine:
     read_bandwidth: float  # bytes/s
     f32: float  # operations/s, a multiply-add is two
     f16: float
-    i8: float
+    i8: float  # of tile registers where kernels use them
+    bf16: float  # of tile registers, where kernels use them
     parallel_region: float  # seconds an empty parallel region takes
 
-    def peak_of(self, dtype: str) -> tuple[float, str]:
+    def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
         if dtype in QUANTISED_DTYPES and self.i8 > 0:
             return self.i8, "GOP/s"
-        return self.f32, "GFLOP/s"
+        is_tiled = op == "linear" and dtype == "bf16" and self.bf16 > 0
+        return self.bf16 if is_tiled else self.f32, "GFLOP/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Gpu:
     f32: float  # operations/s, a multiply-add is two
     bf16: float  # of a large product; 0: without cuBLASLt
 
-    def peak_of(self, dtype: str) -> tuple[float, str]:
+    def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
         return self.bf16 if dtype in ("bf16", "f16") and self.bf16 > 0 else self.f32, "GFLOP/s"
 
 
@@ -72,6 +74,7 @@ def measure(place: Place) -> Machine | Gpu:
         f32=stream.probe("f32"),
         f16=stream.probe("f16"),
         i8=stream.probe("i8"),
+        bf16=stream.probe("bf16"),
         parallel_region=min(stream.parallel_region_seconds(10_000) for _ in range(5)) / 10_000,
     )
 
@@ -89,6 +92,7 @@ def probe_again(machine: Machine | Gpu, stream: Stream) -> Machine | Gpu:
         read_bandwidth=max(machine.read_bandwidth, stream.probe("read_bandwidth")),
         f32=max(machine.f32, stream.probe("f32")),
         i8=max(machine.i8, stream.probe("i8")),
+        bf16=max(machine.bf16, stream.probe("bf16")),
     )
 
 
@@ -98,7 +102,8 @@ def print_machine(machine: Machine | Gpu) -> None:
         rates = [("f32", machine.f32), ("bf16", machine.bf16)]
     else:
         print(f"{machine.cpu}, {machine.threads} threads, {machine.isa} kernels")
-        rates = [("f32", machine.f32), ("f16", machine.f16), ("int8", machine.i8)]
+        rates = [("f32", machine.f32), ("f16", machine.f16)]
+        rates += [("bf16", machine.bf16), ("int8", machine.i8)]
     print(f"  read       {machine.read_bandwidth / 1e9:8.1f} GB/s")
     for name, value in rates:
         print(f"  {name:9s} {value / 1e9:9.1f} GOP/s" if value else f"  {name:9s}      none")

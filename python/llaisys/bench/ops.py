@@ -119,7 +119,7 @@ class Timing:
     operations: float
 
     def against(self, machine: Limits) -> Result:
-        peak, unit = machine.peak_of(self.dtype)
+        peak, unit = machine.peak_of(self.op, self.dtype)
         is_memory_bound = self.n_bytes / machine.read_bandwidth >= self.operations / peak
         work, limit = (
             (self.n_bytes, machine.read_bandwidth) if is_memory_bound else (self.operations, peak)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any
 
-PROBES = {"read_bandwidth": 0, "f32": 1, "f16": 2, "i8": 3}
+PROBES = {"read_bandwidth": 0, "f32": 1, "f16": 2, "i8": 3, "bf16": 4}
 
 FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysDeviceCount", c_int32, [c_int]),

@@ -1,6 +1,7 @@
 #include "device/cpu/probes.hpp"
 
 #include "base/check.hpp"
+#include "device/cpu/amx.hpp"
 #include "device/cpu/isa.hpp"
 #include "device/runtime.hpp"
 
@@ -106,40 +107,57 @@ double measure_read(ThreadPool &pool) {
     return double(part * size_t(n_chunks) * sizeof(float)) / seconds;
 }
 
+// Runs so many rounds and says how many operations one of them is.
+using Rounds = float (*)(int64_t rounds, int64_t *operations_per_round);
+
+float f32_rounds(int64_t rounds, int64_t *operations) {
+    *operations = kernels().f32_operations;
+    return kernels().f32(rounds);
+}
+
+// Null where the machine has no instruction for it.
+Rounds rounds_of(Probe probe) {
+    switch (probe) {
+    case Probe::f32:
+        return f32_rounds;
+    case Probe::f16:
+        return probes::has_f16() ? probes::f16_rounds : nullptr;
+#if defined(LLAISYS_HAVE_AMX)
+    case Probe::i8:
+        if (uses_amx()) {
+            return probes::tile_i8_rounds;
+        }
+        return probes::has_i8() ? probes::i8_rounds : nullptr;
+    case Probe::bf16:
+        return uses_amx() ? probes::tile_bf16_rounds : nullptr;
+#else
+    case Probe::i8:
+        return probes::has_i8() ? probes::i8_rounds : nullptr;
+    case Probe::bf16:
+#endif
+    case Probe::read_bandwidth:
+        break;
+    }
+    return nullptr;
+}
+
 } // namespace
 
 double measure(ThreadPool &pool, Probe probe) {
+    if (probe == Probe::read_bandwidth) {
+        return measure_read(pool);
+    }
+    const Rounds run = rounds_of(probe);
+    if (run == nullptr) {
+        return 0;
+    }
     const int64_t threads = pool.size();
     int64_t operations = 0;
-    double seconds = 1;
-    switch (probe) {
-    case Probe::read_bandwidth:
-        return measure_read(pool);
-    case Probe::f32:
-        operations = kernels().f32_operations;
-        seconds = best_seconds(pool, threads, [](int64_t) { keep(kernels().f32(kRounds)); });
-        break;
-    case Probe::f16:
-        if (!probes::has_f16()) {
-            return 0;
-        }
-        probes::f16_rounds(1, &operations);
-        seconds = best_seconds(pool, threads, [](int64_t) {
-            int64_t unused;
-            keep(probes::f16_rounds(kRounds, &unused));
-        });
-        break;
-    case Probe::i8:
-        if (!probes::has_i8()) {
-            return 0;
-        }
-        probes::i8_rounds(1, &operations);
-        seconds = best_seconds(pool, threads, [](int64_t) {
-            int64_t unused;
-            keep(probes::i8_rounds(kRounds, &unused));
-        });
-        break;
-    }
+    run(1, &operations);
+    const double seconds = best_seconds(pool, threads, [&](int64_t) {
+        int64_t unused;
+        keep(run(kRounds, &unused));
+    });
     return double(operations) * double(kRounds) * double(threads) / seconds;
 }
 

@@ -25,6 +25,10 @@ namespace probes {
 constexpr int64_t kRoundChains = 16;
 float f16_rounds(int64_t rounds, int64_t *operations_per_round);
 float i8_rounds(int64_t rounds, int64_t *operations_per_round);
+#if defined(LLAISYS_HAVE_AMX)
+float tile_bf16_rounds(int64_t rounds, int64_t *operations_per_round);
+float tile_i8_rounds(int64_t rounds, int64_t *operations_per_round);
+#endif
 bool has_f16();
 bool has_i8();
 } // namespace probes

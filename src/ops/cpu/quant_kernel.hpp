@@ -111,6 +111,24 @@ template <bool is_short> struct GroupScale {
     }
 };
 
+// total + the sums of one group, weighted: `weighted` is `low` (all 32 values, or the first 16) times its
+// scale, s and m are the scales and minima of the group at one vector of outputs, `about` is what is known of
+// the row. Whatever made the sums, this is how they are added up.
+template <bool is_split, bool has_min>
+inline __attribute__((always_inline)) vf add_group(vf total, vf weighted, vf high, const float *s,
+                                                   const float *m, const QuantGroup &about) {
+    if constexpr (is_split) {
+        weighted = fma(high, load(s + kQuantPanel), weighted);
+    }
+    if constexpr (has_min && is_split) {
+        weighted = fma(load(m), set1(-float(about.first)), weighted);
+        weighted = fma(load(m + kQuantPanel), set1(-float(about.rest)), weighted);
+    } else if constexpr (has_min) {
+        weighted = fma(load(m), set1(about.minus), weighted);
+    }
+    return fma(weighted, set1(about.scale), total);
+}
+
 // acc [rows, 32], columns from `vector` on += the block, for `rows` rows from `row` on. `group` is
 // the number of the block's first group in a row of x.
 template <int rows, int vectors, int zero_point, bool is_split, bool has_min, bool is_short,
@@ -174,21 +192,11 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
             const GroupScale<is_short> scale(load(s + v * kLanes));
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
-                vf weighted = scale.times(sums.low[r][v]);
-                if constexpr (is_split) {
-                    const vf second = load(s + kQuantPanel + v * kLanes);
-                    weighted = fma(sum_of(sums.high[r][v]), second, weighted);
-                }
-                if constexpr (has_min && is_split) {
-                    const vf first = set1(-float(about[r].first));
-                    const vf rest = set1(-float(about[r].rest));
-                    weighted = fma(load(m + v * kLanes), first, weighted);
-                    weighted = fma(load(m + kQuantPanel + v * kLanes), rest, weighted);
-                } else if constexpr (has_min) {
-                    const vf minus = set1(about[r].minus);
-                    weighted = fma(load(m + v * kLanes), minus, weighted);
-                }
-                total[r][v] = fma(weighted, set1(about[r].scale), total[r][v]);
+                const vf high =
+                    is_split ? sum_of(sums.high[is_split ? r : 0][is_split ? v : 0]) : zero();
+                total[r][v] =
+                    add_group<is_split, has_min>(total[r][v], scale.times(sums.low[r][v]), high,
+                                                 s + v * kLanes, m + v * kLanes, about[r]);
             }
         }
         q += x.stride * kQuantGroup;

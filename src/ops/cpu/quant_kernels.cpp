@@ -1,5 +1,6 @@
 #include "ops/cpu/quant_kernels.hpp"
 
+#include "device/cpu/amx.hpp"
 #include "device/cpu/probes.hpp"
 
 namespace llaisys {
@@ -15,6 +16,11 @@ extern const ops::cpu::QuantKernels quant_kernels;
 #endif
 #if defined(LLAISYS_HAVE_AVX512VNNI)
 namespace cpu_avx512vnni {
+extern const ops::cpu::QuantKernels quant_kernels;
+}
+#endif
+#if defined(LLAISYS_HAVE_AMX)
+namespace cpu_amx {
 extern const ops::cpu::QuantKernels quant_kernels;
 }
 #endif
@@ -76,6 +82,11 @@ const QuantKernels *quant_kernels_of(device::Isa isa) {
         return &cpu_portable::quant_kernels;
 #if defined(LLAISYS_HAVE_AVX512VNNI)
     case device::Isa::avx512:
+#if defined(LLAISYS_HAVE_AMX)
+        if (device::uses_amx()) {
+            return &cpu_amx::quant_kernels;
+        }
+#endif
         if (device::probes::has_i8()) {
             return &cpu_avx512vnni::quant_kernels;
         }

@@ -11,6 +11,9 @@
 
 namespace llaisys::ops::cpu {
 
+// Products of so many rows use tile registers, where there are any: fewer were slower that way.
+constexpr int64_t kMinTileRows = 64;
+
 // What a product wants to know of 32 values of a row beside their bytes.
 struct QuantGroup {
     float scale;
@@ -23,7 +26,8 @@ struct QuantGroup {
 };
 
 // Quantised rows; k is a multiple of 32. Rows are side by side in every group, so that those of a
-// register tile lie at distances which the compiler knows.
+// register tile lie at distances which the compiler knows. kTileOverrun bytes behind q may be read.
+constexpr int64_t kTileOverrun = 15 * kQuantGroup;
 struct QuantRows {
     int8_t *q;          // [k / 32, stride, 32]
     QuantGroup *groups; // [k / 32, stride]

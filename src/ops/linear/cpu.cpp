@@ -1,6 +1,8 @@
 #include "ops/linear/cpu.hpp"
 
 #include "ops/cpu/rows.hpp"
+#include "ops/cpu/tile_kernels.hpp"
+#include "ops/linear/bf16_tiles.hpp"
 #include "ops/linear/quantised.hpp"
 
 #include <iterator>
@@ -204,6 +206,14 @@ constexpr LinearFormat plain(const char *name, DType dtype) {
     return format;
 }
 
+constexpr LinearFormat bf16_tiles() {
+    LinearFormat format = plain("bf16 tiles", LLAISYS_DTYPE_BF16);
+    format.pack = pack_bf16_tiles;
+    format.run = run_bf16_tiles;
+    format.rows = rows_of_bf16_tiles;
+    return format;
+}
+
 constexpr LinearFormat quantised(const char *name, DType dtype) {
     LinearFormat format = plain(name, dtype);
     format.pack = pack_quantised;
@@ -215,6 +225,9 @@ constexpr LinearFormat quantised(const char *name, DType dtype) {
 } // namespace
 
 int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features) {
+    if (dtype == LLAISYS_DTYPE_BF16 && cpu::tile_kernels() != nullptr) {
+        return bf16_tile_bytes(out_features, in_features);
+    }
     const int64_t panels = (out_features + kPanel - 1) / kPanel;
     return panels * (is_quantised(dtype) ? quantised_panel_bytes(dtype, in_features)
                                          : bytes_of(dtype, kPanel * in_features));
@@ -222,6 +235,8 @@ int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features)
 
 LinearFormats linear_formats_cpu() {
     static constexpr LinearFormat kFormats[] = {
+        // Before the other row of its dtype, and left out where there are no tiles.
+        bf16_tiles(),
         plain("f32 panels", LLAISYS_DTYPE_F32),
         plain("f16 panels", LLAISYS_DTYPE_F16),
         plain("bf16 panels", LLAISYS_DTYPE_BF16),
@@ -241,7 +256,8 @@ LinearFormats linear_formats_cpu() {
         quantised("i8_g32 panels", LLAISYS_DTYPE_I8_G32),
         quantised("i8_g128 panels", LLAISYS_DTYPE_I8_G128),
     };
-    return {kFormats, int(std::size(kFormats))};
+    const int left_out = cpu::tile_kernels() != nullptr ? 0 : 1;
+    return {kFormats + left_out, int(std::size(kFormats)) - left_out};
 }
 
 } // namespace llaisys::ops

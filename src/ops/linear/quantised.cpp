@@ -35,7 +35,7 @@ cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const T
     const int64_t k = in.size(1);
     constexpr int64_t kFloats = sizeof(cpu::QuantGroup) / sizeof(float);
     const int64_t stride = stride_of(m);
-    const int64_t bytes_end = stride * k / 4;
+    const int64_t bytes_end = (stride * k + cpu::kTileOverrun + 3) / 4;
     const int64_t groups_end = bytes_end + kFloats * stride * (k / kQuantGroup);
     float *memory = scratch->floats(groups_end + m * k);
     cpu::QuantRows x;

@@ -1,0 +1,156 @@
+// Linear with bf16 weights over tile registers, for any number of rows; compiled per instruction set,
+// after linear_kernel.hpp.
+//
+// Tile products take bf16 on both sides, so a row of x is rounded to bf16 first. An output adds up step
+// by step of 32 values along k; every row goes this way, one alone as well, so that a row has the same
+// bits in any company.
+//
+// Limit: of up to 32 rows the bandwidth of the weights, of many the tile products, 16 cycles for 16 rows
+// x 32 values x 16 outputs. There a block of k of a strip stays in the first cache while the rows of
+// the task pass by from the second one; sums wait in memory between blocks. Five of the eight tiles
+// are used, for 32 rows x 16 outputs: loads cost more than with 32 x 32, but a core whose other thread
+// uses tiles as well is a quarter faster this way (docs/performance.md).
+#pragma once
+
+#include "device/cpu/tiles.hpp"
+#include "ops/cpu/linear_kernel.hpp"
+#include "ops/cpu/tile_kernels.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+using ops::cpu::kStrip;
+using ops::cpu::kTileK;
+using ops::cpu::TileRows;
+using ops::cpu::TileTask;
+
+constexpr int64_t kTileBlockK = 256; // of k, where there are many rows
+constexpr int64_t kTilePair = 2 * kTileHeight;
+constexpr int64_t kTileRowBytes = 64;
+constexpr int64_t kTileBytes = 16 * kTileRowBytes; // of kTileK values of k of a strip
+constexpr int64_t kAccRow = kPanel * int64_t(sizeof(float));
+
+// Tiles 0 and 1 are sums, 2 and 3 rows of x, 4 weights. Fewer than 16 rows are that many.
+inline TileShapes linear_shapes(int64_t height) {
+    const int rows = int(height);
+    return {{rows, rows, rows, rows, 16, 0, 0, 0}, {64, 64, 64, 64, 64, 0, 0, 0}};
+}
+
+// acc [32, 16] += rows [row, row + 32) of x, or 16 of them, n columns from k on, times the strip w,
+// while `fetch` steps; at the first column acc holds nothing yet. Rows of acc are kPanel apart.
+template <typename Tiles, bool has_second, typename Fetch>
+void multiply_rows(const TileRows &x, int64_t row, int64_t k, int64_t n, const char *w, float *acc,
+                   Fetch &fetch) {
+    float *second_acc = acc + kTileHeight * kPanel;
+    const int64_t step = x.height * kTileK;
+    const int64_t to_second = x.row_block();
+    const bf16_t *from = x.tile(row, k);
+    if (k == 0) {
+        Tiles::template zero<0>();
+        if constexpr (has_second) {
+            Tiles::template zero<1>();
+        }
+    } else {
+        Tiles::template load<0>(acc, kAccRow);
+        if constexpr (has_second) {
+            Tiles::template load<1>(second_acc, kAccRow);
+        }
+    }
+    for (int64_t i = 0; i < n; i += kTileK, w += kTileBytes, from += step) {
+        fetch.step();
+        Tiles::template load<4>(w, kTileRowBytes);
+        Tiles::template load<2>(from, kTileRowBytes);
+        Tiles::template dot_bf16<0, 2, 4>();
+        if constexpr (has_second) {
+            Tiles::template load<3>(from + to_second, kTileRowBytes);
+            Tiles::template dot_bf16<1, 3, 4>();
+        }
+    }
+    Tiles::template store<0>(acc, kAccRow);
+    if constexpr (has_second) {
+        Tiles::template store<1>(second_acc, kAccRow);
+    }
+}
+
+// acc [m, 16] += all rows of the task, n columns from k on, times the strip w.
+template <typename Tiles, typename Fetch>
+void multiply_strip(const TileTask &task, int64_t k, int64_t n, const char *w, float *acc,
+                    Fetch fetch) {
+    for (int64_t row = 0; row < task.out.m; row += kTilePair, acc += kTilePair * kPanel) {
+        if (task.out.m - row > kTileHeight) {
+            multiply_rows<Tiles, true>(task.x, row, k, n, w, acc, fetch);
+        } else {
+            multiply_rows<Tiles, false>(task.x, row, k, n, w, acc, fetch);
+        }
+    }
+}
+
+// Up to 32 rows: a strip goes through the registers once, it is one stream.
+template <typename Tiles> void stream_strips(const TileTask &task) {
+    alignas(64) float acc[kTilePair * kPanel];
+    const int64_t strip_bytes = task.x.k / kTileK * kTileBytes;
+    const char *w = static_cast<const char *>(task.out.w);
+    for (int64_t first = 0; first < task.out.n; first += kStrip, w += strip_bytes) {
+        const int64_t column = first % kPanel;
+        multiply_strip<Tiles>(task, 0, task.x.k, w, acc + column,
+                              NearFetch<int(kTileBytes / 64)>{w + kStreamBytes});
+        if (column != 0 || first + kStrip >= task.out.n) {
+            finish_panel(task.out, first / kPanel, acc);
+        }
+    }
+}
+
+// More rows: block of k by block. What is fetched meanwhile is two strips ahead.
+template <typename Tiles> void block_strips(const TileTask &task) {
+    // Sums of a panel: [rows, 32].
+    alignas(64) float acc[ops::cpu::kTaskPanels * ops::cpu::kTileTaskRows * kPanel];
+    const int64_t panels = (task.out.n + kPanel - 1) / kPanel;
+    const int64_t strips = 2 * panels;
+    const int64_t k_all = task.x.k;
+    const int64_t strip_bytes = k_all / kTileK * kTileBytes;
+    const char *weights = static_cast<const char *>(task.out.w);
+    const int64_t rows = ops::cpu::round_up(task.out.m, kTilePair);
+    for (int64_t k = 0; k < k_all; k += kTileBlockK) {
+        const int64_t n = k_all - k < kTileBlockK ? k_all - k : kTileBlockK;
+        const char *block = weights + k / kTileK * kTileBytes;
+        const char *next_block = weights + (k + n) % k_all / kTileK * kTileBytes;
+        for (int64_t s = 0; s < strips; ++s) {
+            const int64_t ahead = s + 2;
+            const char *next = ahead < strips ? block + ahead * strip_bytes
+                                              : next_block + (ahead - strips) * strip_bytes;
+            multiply_strip<Tiles>(task, k, n, block + s * strip_bytes,
+                                  acc + s / 2 * rows * kPanel + s % 2 * kStrip,
+                                  FarFetch{next, next + n / kTileK * kTileBytes, next,
+                                           kTileBytes / (rows / kTilePair)});
+        }
+    }
+    for (int64_t p = 0; p < panels; ++p) {
+        finish_panel(task.out, p, acc + p * rows * kPanel);
+    }
+}
+
+template <typename Tiles> void linear_tiles(const TileTask &task) {
+    Tiles::configure(linear_shapes(task.x.height));
+    if (task.out.m <= kTilePair) {
+        stream_strips<Tiles>(task);
+    } else {
+        block_strips<Tiles>(task);
+    }
+    Tiles::release();
+}
+
+// Values [i, i + kLanes) of n, zero from n on.
+inline vf load_padded(const float *values, int64_t i, int64_t n) {
+    return n - i >= kLanes ? load(values + i) : n - i > 0 ? load_up_to(values + i, n - i) : zero();
+}
+
+// values [n] as bf16 into row number `row` of x, zero from n on.
+inline void place_row(const TileRows &x, int64_t row, const float *values, int64_t n) {
+    bf16_t *to = x.tile(row, 0) + row % kTileHeight * kTileK;
+    for (int64_t k = 0; k < x.k; k += kTileK, to += x.height * kTileK) {
+        for (int64_t i = 0; i < kTileK; i += kLanes) {
+            store(to + i, load_padded(values, k + i, n));
+        }
+    }
+}
+
+} // namespace llaisys::LLAISYS_CPU_NS

@@ -1,0 +1,177 @@
+// Kernels for tile registers on emulated tiles, so that they are checked on machines without them:
+// quantised products bit for bit against the kernels without tiles, bf16 products against a twin in
+// double. On a machine with tiles the tests of the operators meet the real ones.
+#define LLAISYS_CPU_NS cpu_test_tiles
+#include "device/cpu/simd_portable.hpp"
+
+#include "device/cpu/bytes_portable.hpp"
+#include "emulated_tiles.hpp"
+
+#include "ops/cpu/linear_tiles.hpp"
+#include "ops/cpu/quant_tiles.hpp"
+
+#include "ops_twins.hpp"
+
+#include "ops/linear/quantised.hpp"
+
+#include <vector>
+
+using namespace ops_test;
+namespace tiles = llaisys::cpu_test_tiles;
+using llaisys::ops::cpu::QuantLayout;
+using llaisys::ops::cpu::round_up;
+
+namespace {
+
+template <const QuantLayout &of> struct Format {
+    static constexpr QuantLayout layout = of;
+};
+
+double to_bf16(double value) { return to_f32(from_f32<bf16_t>(float(value))); }
+
+// Panels of random bytes with small scales, whatever they would mean in a file.
+std::vector<std::byte> random_panels(const QuantLayout &layout, int64_t panels, int64_t k) {
+    std::vector<std::byte> bytes(size_t(panels * layout.panel_bytes(k)));
+    for (std::byte &byte : bytes) {
+        byte = std::byte(random_int(0, 255));
+    }
+    const auto halves = [&](int64_t at, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) {
+            const f16_t half = from_f32<f16_t>(float(random_int(-1000, 1000)) * 1e-4f);
+            std::memcpy(bytes.data() + at + 2 * i, &half, sizeof half);
+        }
+    };
+    for (int64_t p = 0; p < panels; ++p) {
+        const int64_t panel = p * layout.panel_bytes(k);
+        for (int64_t front = 0; front < layout.front_bytes(k); front += layout.super_bytes()) {
+            if (layout.grouped != 0) {
+                for (int64_t i = 0; i < 32; ++i) {
+                    const float s = float(random_int(-1000, 1000)) * 1e-4f;
+                    std::memcpy(bytes.data() + panel + front + 4 * i, &s, sizeof s);
+                }
+                halves(panel + front + 128, 32);
+            } else {
+                halves(panel + front, layout.super_bytes() / 2);
+            }
+        }
+        for (int64_t g = 0; layout.super_bytes() == 0 && g < k / 32; ++g) {
+            halves(panel + g * layout.group_bytes(), layout.group_header() / 2);
+        }
+    }
+    return bytes;
+}
+
+template <const QuantLayout &layout> void check_format() {
+    const int64_t k = 768;
+    const int64_t n = 45;
+    const std::vector<std::byte> w = random_panels(layout, 2, k);
+    for (int64_t m : {1, 63, 64, 65, 80, 97}) {
+        const int64_t stride = m | 1;
+        std::vector<int8_t> q(size_t(stride * k + ops::cpu::kTileOverrun));
+        std::vector<ops::cpu::QuantGroup> groups(size_t(stride * k / 32));
+        ops::cpu::QuantTask task;
+        task.x = {q.data(), groups.data(), stride, k};
+        for (int64_t i = 0; i < m; ++i) {
+            const Tensor x = random_tensor({k}, kF32);
+            ops::cpu::quant_kernels_of(Isa::portable)->quantise(task.x, i, x.as<float>());
+        }
+        task.w = w.data();
+        const Tensor bias = random_tensor({n}, kF32);
+        const Tensor outs[] = {random_tensor({m, n}, kF32), random_tensor({m, n}, kF32)};
+        task.out = ops::cpu::LinearTask{};
+        task.out.m = m;
+        task.out.n = n;
+        task.out.bias = bias.data();
+        task.out.bias_dtype = kF32;
+        task.out.out_dtype = kF32;
+        task.out.ldo = n;
+        task.out.out = outs[0].data();
+        tiles::quant_linear<Format<layout>>(task);
+        task.out.out = outs[1].data();
+        tiles::quant_linear_tiles<tiles::EmulatedTiles, Format<layout>>(task);
+        CHECK(same_bits(outs[0], outs[1]));
+        CHECK(!tiles::EmulatedTiles::is_configured);
+    }
+}
+
+} // namespace
+
+TEST(quantised_products_over_tiles_have_the_bits_of_those_without) {
+    check_format<ops::cpu::kQ8_0>();
+    check_format<ops::cpu::kQ4_0>();
+    check_format<ops::cpu::kQ4_1>();
+    check_format<ops::cpu::kQ5_0>();
+    check_format<ops::cpu::kQ5_1>();
+    check_format<ops::cpu::kQ4_K>();
+    check_format<ops::cpu::kQ5_K>();
+    check_format<ops::cpu::kQ6_K>();
+    check_format<ops::cpu::kQ2_K>();
+    check_format<ops::cpu::kQ3_K>();
+    check_format<ops::cpu::kI4_G32>();
+    check_format<ops::cpu::kI4_G128>();
+    check_format<ops::cpu::kI8_G32>();
+    check_format<ops::cpu::kI8_G128>();
+}
+
+TEST(bf16_products_over_tiles_match_the_twin_and_a_row_is_the_same_in_any_company) {
+    const int64_t n = 45;
+    for (int64_t k : {1, 31, 33, 600, 1100}) {
+        const int64_t padded = round_up(k, 32);
+        const Tensor x = random_tensor({70, k}, kF32);
+        const Tensor weight = random_tensor({n, k}, kBf16);
+        std::vector<bf16_t> w(size_t(2 * 32 * padded));
+        for (int64_t j = 0; j < n; ++j) {
+            for (int64_t i = 0; i < k; ++i) {
+                w[size_t(j / 16 * 16 * padded + i / 2 * 32 + 2 * (j % 16) + i % 2)] =
+                    weight.as<bf16_t>()[j * k + i];
+            }
+        }
+        const auto product = [&](int64_t first, int64_t m) {
+            const Tensor out = random_tensor({m, n}, kF32);
+            ops::cpu::LinearTask task{};
+            task.m = m;
+            task.k = padded;
+            task.w = w.data();
+            task.n = n;
+            task.out = out.data();
+            task.out_dtype = kF32;
+            task.ldo = n;
+            std::vector<bf16_t> memory(size_t(round_up(m, 16) * padded));
+            const ops::cpu::TileRows rows = {memory.data(), std::min<int64_t>(m, 16), padded};
+            for (int64_t i = 0; i < m; ++i) {
+                tiles::place_row(rows, i, x.as<float>() + (first + i) * k, k);
+            }
+            tiles::linear_tiles<tiles::EmulatedTiles>({rows, task});
+            return out;
+        };
+        const Tensor all = product(0, 70);
+        for (int64_t i = 0; i < 70; ++i) {
+            for (int64_t j = 0; j < n; ++j) {
+                double sum = 0;
+                double size = 0;
+                for (int64_t c = 0; c < k; ++c) {
+                    const double term = to_bf16(get2(x, i, c)) * get2(weight, j, c);
+                    sum += term;
+                    size += std::abs(term);
+                }
+                check_close("tiles", get2(all, i, j), sum, 1e-6 * size);
+            }
+        }
+        for (int64_t m : {1, 2, 15, 16, 17, 32, 33, 49}) {
+            CHECK(same_bits(product(5, m), all.slice(0, 5, 5 + m)));
+        }
+    }
+}
+
+TEST(rows_are_rounded_to_bf16_and_padded_with_zeros) {
+    const float x[] = {kInf, -kInf, kNan, 3.0e38f, 1.0f + 0x1p-9f, 1.0f + 0x1p-8f + 0x1p-20f,
+                       -0.0f};
+    bf16_t tile[32];
+    tiles::place_row({tile, 1, 32}, 0, x, 7);
+    CHECK(to_f32(tile[0]) == kInf && to_f32(tile[1]) == -kInf && std::isnan(to_f32(tile[2])));
+    CHECK(to_f32(tile[3]) == float(to_bf16(3.0e38)));
+    CHECK(to_f32(tile[4]) == 1.0f && to_f32(tile[5]) == 1.0f + 0x1p-7f);
+    for (int i = 6; i < 32; ++i) {
+        CHECK(to_f32(tile[i]) == 0.0f);
+    }
+}
