@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.texts import Texts
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
@@ -200,7 +201,9 @@ def test_chat_ids_equal_apply_chat_template(smollm2: Tokenizer, smollm2_referenc
 
 def test_special_tokens_are_added_around_a_text() -> None:
     tokens = ("<s>", "</s>", *model_files.byte_alphabet())
-    vocabulary = BpeVocabulary(tokens, (), (), "llama-bpe", add_bos=True, add_eos=True)
+    vocabulary = BpeVocabulary(
+        Texts.of(tokens), (), Texts(), "llama-bpe", add_bos=True, add_eos=True
+    )
     source = TokenizerSource(
         vocabulary=vocabulary, special_ids=(("bos_token", 0), ("eos_token", 1))
     )
@@ -265,6 +268,7 @@ def test_damaged_vocabularies_are_load_errors() -> None:
     def source(**changes: Any) -> TokenizerSource:
         values: dict[str, Any] = {"tokens": letters, "token_types": (), "merges": ()}
         values.update({"pre_tokenizer": "gpt-2", **changes})
+        values.update({name: Texts.of(values[name]) for name in ("tokens", "merges")})
         return TokenizerSource(vocabulary=BpeVocabulary(**values))
 
     Tokenizer.from_source(source())

@@ -8,6 +8,7 @@ that names the key or tensor.
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.common.texts import Texts
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
 
@@ -26,7 +28,7 @@ MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = 1 << 16
 MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ITEMS = 1 << 24
-MAX_STRINGS = 1 << 22  # in the arrays of a file together: each is an object
+MAX_STRINGS = 1 << 22  # in the arrays of a file together
 MAX_NAME_BYTES = 256
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
@@ -93,7 +95,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata values are int, float, bool, str, tuples of str, or numpy arrays of numbers."""
+    """Metadata values are int, float, bool, str, Texts, or numpy arrays of numbers."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -159,26 +161,30 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"{what}: not UTF-8: {error.reason}") from error
 
-    def strings(self, count: int, limit: int, what: str) -> list[str]:
+    def strings(self, count: int, limit: int, what: str) -> Texts:
         """`count` strings in a row: `string` without its cost per call (vocabularies are long)."""
-        result: list[str] = []
+        data, ends = bytearray(), array("I")
         unpack = struct.Struct("<Q").unpack_from
-        while len(result) < count:
+        while len(ends) < count:
             window, at = self.window, self.at
             last = len(window) - 8
             try:
-                while at <= last and len(result) < count:
+                while at <= last and len(ends) < count:
                     end = at + 8 + unpack(window, at)[0]
                     if end > len(window):
                         break
-                    result.append(str(window[at + 8 : end], "utf-8"))
+                    piece = window[at + 8 : end]
+                    str(piece, "utf-8")  # raises
+                    data += piece
+                    ends.append(len(data))
                     at = end
             except UnicodeDecodeError as error:
-                raise self.fail(f"{what}: item {len(result)}: not UTF-8") from error
+                raise self.fail(f"{what}: item {len(ends)}: not UTF-8") from error
             self.at = at
-            if len(result) < count:  # the rest is not in the window, or not there at all
-                result.append(self.string(limit, what))
-        return result
+            if len(ends) < count:  # the rest is not in the window, or not there at all
+                data += self.string(limit, what).encode()
+                ends.append(len(data))
+        return Texts(bytes(data), ends.tobytes())
 
     def count(self, limit: int, item_bytes: int, what: str) -> int:
         """A 64-bit count of items that take at least `item_bytes` each in the file."""
@@ -204,12 +210,12 @@ def _read_value(cursor: _Cursor, kind: int, what: str) -> Any:
     return value
 
 
-def _read_array(cursor: _Cursor, what: str) -> tuple[str, ...] | npt.NDArray[Any]:
+def _read_array(cursor: _Cursor, what: str) -> Texts | npt.NDArray[Any]:
     kind = cursor.scalar("<I", what)
     if kind == _STRING:
         count = cursor.count(cursor.strings_left, 8, what)
         cursor.strings_left -= count
-        return tuple(cursor.strings(count, MAX_STRING_BYTES, what))
+        return cursor.strings(count, MAX_STRING_BYTES, what)
     if kind not in _SCALARS:
         name = "nested array" if kind == _ARRAY else f"unknown type {kind}"
         raise cursor.fail(f"{what}: array of {name}")

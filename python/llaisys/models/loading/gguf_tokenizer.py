@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from llaisys.common.texts import Texts
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_VOCAB
 from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
@@ -44,11 +45,11 @@ def tokenizer_from_gguf(
 
 def _byte_level(fields: Fields, default_pre_tokenizer: str) -> BpeVocabulary:
     pre = fields.string("tokenizer.ggml.pre", default_pre_tokenizer)
-    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    tokens = _texts(fields, "tokenizer.ggml.tokens")
     return BpeVocabulary(
         tokens=tokens,
         token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
-        merges=_array(fields, "tokenizer.ggml.merges", str),
+        merges=_texts(fields, "tokenizer.ggml.merges"),
         pre_tokenizer=pre,
         add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
         add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
@@ -56,7 +57,7 @@ def _byte_level(fields: Fields, default_pre_tokenizer: str) -> BpeVocabulary:
 
 
 def _sentencepiece(fields: Fields) -> BpeVocabulary:
-    tokens = _array(fields, "tokenizer.ggml.tokens", str)
+    tokens = _texts(fields, "tokenizer.ggml.tokens")
     scores = _array(fields, "tokenizer.ggml.scores", float, len(tokens))
     if not scores:
         raise fields.fail("tokenizer.ggml.scores", "is missing")
@@ -70,16 +71,27 @@ def _sentencepiece(fields: Fields) -> BpeVocabulary:
     )
 
 
-def _array(fields: Fields, key: str, kind: type, length: int | None = None) -> tuple[Any, ...]:
-    """An array of `kind`; with `length` given it may be absent, else its size must agree."""
+def _texts(fields: Fields, key: str) -> Texts:
     value = fields.values.get(key)
-    if value is None and length is not None:
+    if isinstance(value, np.ndarray) and not len(value):
+        return Texts()
+    if not isinstance(value, (Texts, np.ndarray)):
+        raise fields.fail(key, "is missing or not an array")
+    if not isinstance(value, Texts):
+        raise fields.fail(key, "must be an array of str")
+    return value
+
+
+def _array(fields: Fields, key: str, kind: type, length: int) -> tuple[Any, ...]:
+    """An array of numbers of `kind`: none, or as many as `length`."""
+    value = fields.values.get(key)
+    if value is None:
         return ()
-    if not isinstance(value, (tuple, np.ndarray)):
+    if not isinstance(value, (Texts, np.ndarray)):
         raise fields.fail(key, "is missing or not an array")
     found = _ARRAY_KINDS.get(value.dtype.kind) if isinstance(value, np.ndarray) else str
     if len(value) and found is not kind:
         raise fields.fail(key, f"must be an array of {kind.__name__}")
-    if length is not None and len(value) != length:
+    if len(value) != length:
         raise fields.fail(key, f"has {len(value)} items for {length} tokens")
-    return value if isinstance(value, tuple) else tuple(value.tolist())
+    return tuple(value.tolist()) if isinstance(value, np.ndarray) else ()
