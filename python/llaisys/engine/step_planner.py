@@ -51,10 +51,14 @@ class StepPlanner:
         """Give every running request what it can compute now, and the blocks for it."""
         block_size = self.blocks.block_size
         requests, starts, counts = step.requests, step.plan.starts, step.plan.counts
+        drafts_out = any(out.plan.draft_token_ids for out in self._steps_out.values())
+        goes_ahead = self.steps_ahead > 0 and not drafts_out
         for request in tuple(self.running):
             start = request.num_computed_tokens
             count = len(request.token_ids) - start
-            if count != 1 or request.draft_token_ids or not request.draws:
+            if count == 0 and goes_ahead and request.draws and start + 1 < request.max_total_tokens:
+                count = 1  # as _count says of a token that a step which is out will draw
+            elif count != 1 or request.draft_token_ids or not request.draws:
                 count = self._count(step, request, count)
                 if not count:
                     continue

@@ -21,6 +21,16 @@ def float_copy(address: int | None, n: int) -> bytearray:
     )
 
 
+def int32_list(address: int, n: int) -> list[int]:
+    """int32 [n]; quicker than an array where n is small and there are many."""
+    return memoryview(ctypes.string_at(address, 4 * n)).cast("i").tolist()
+
+
+def float_list(address: int, n: int) -> list[float]:
+    """The same of float."""
+    return memoryview(ctypes.string_at(address, 4 * n)).cast("f").tolist()
+
+
 def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
     """Point a `c_void_p` field of a struct at another struct and keep that alive with it."""
     setattr(owner, field, ctypes.addressof(value))

@@ -286,9 +286,9 @@ def _new_sampling() -> LlaisysSamplingMetadata:
 def _row_logprobs(native: LlaisysLogprobs) -> RowLogprobs | None:
     if native.n == 0:
         return None
-    ids = np.frombuffer(arrays.int32_copy(native.ids, native.n), np.int32).tolist()
-    values = np.frombuffer(arrays.float_copy(native.logprobs, native.n), np.float32).tolist()
-    return RowLogprobs(values[0], int(native.sampled_rank), ids[1:], values[1:])
+    ids = arrays.int32_list(native.ids, native.n)
+    values = arrays.float_list(native.logprobs, native.n)
+    return RowLogprobs(values[0], native.sampled_rank, ids[1:], values[1:])
 
 
 def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | None) -> None:

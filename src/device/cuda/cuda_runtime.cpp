@@ -3,6 +3,7 @@
 #include "device/cuda/cuda_runtime.hpp"
 
 #include "device/cuda/allocator.hpp"
+#include "device/cuda/cublaslt.hpp"
 #include "device/cuda/matrix_products.hpp"
 #include "device/cuda/probes.hpp"
 #include "device/cuda/uploader.hpp"
@@ -183,7 +184,8 @@ std::string describe(int device_id) {
     LLAISYS_CUDA(cudaGetDeviceProperties(&properties, device_id));
     return text(properties.name, ", compute capability ", properties.major, ".", properties.minor,
                 ", ", properties.multiProcessorCount, " processors, ",
-                properties.totalGlobalMem >> 20, " MiB");
+                properties.totalGlobalMem >> 20, " MiB",
+                cublaslt::open() != nullptr ? "" : ", without cuBLASLt");
 }
 
 void begin_capture(void *stream) {
