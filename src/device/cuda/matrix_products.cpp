@@ -23,6 +23,17 @@ constexpr size_t kFlushed = size_t(128) << 20; // more than any second-level cac
 constexpr int64_t kSearchUpTo = 1024; // rows: above, trying would take longer than it gives
 constexpr size_t kMaxPlans = 8192;
 
+// Rows for which algorithms are tried, a hundred milliseconds for a model: those of recorded steps, which
+// come again and again (CapturedSteps), so that it is done with when the warm-up is. A prompt may be of any
+// length, and takes the first proposal.
+bool is_searched(int64_t rows) {
+    int64_t step = 8;
+    while (rows > 8 * step) {
+        step *= 2;
+    }
+    return rows <= kSearchUpTo && rows % step == 0;
+}
+
 void check(int status, const char *call) {
     ensure(status == cublaslt::kSuccess, "cuBLASLt: ", call, ": status ", status);
 }
@@ -177,7 +188,7 @@ private:
         }
         plan->is_possible = true;
         plan->algorithm = found[0].algorithm;
-        if (p.m <= kSearchUpTo && capture == cudaStreamCaptureStatusNone) {
+        if (is_searched(p.m) && capture == cudaStreamCaptureStatusNone) {
             search(stream, p, plan, found, count);
         }
     }

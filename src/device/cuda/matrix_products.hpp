@@ -30,7 +30,8 @@ public:
     virtual ~MatrixProducts() = default;
 
     // Queues the product; false when there is no algorithm for it. The first product of a shape
-    // chooses the algorithm: by trying several, unless the stream is being captured.
+    // chooses the algorithm: for the rows of recorded steps by trying several, unless the stream is
+    // being captured.
     virtual bool run(cudaStream_t stream, const MatrixProduct &product) = 0;
 
     // Rows of a product by run_even, no more and no less.

@@ -1,0 +1,189 @@
+// The operators of a draw on the GPU against their twins on the CPU, bit for bit: masks, biases and penalties,
+// the sums of weights and what they pick, links over the best, ranks.
+//
+//   check_draws [check|small]
+#include "common.cuh"
+
+#include "ops/draw_rows/op.hpp"
+#include "ops/topk/op.hpp"
+
+#include <cstring>
+
+using namespace check;
+using namespace llaisys;
+
+namespace {
+
+// The same values on one device or the other.
+class Place {
+public:
+    explicit Place(DeviceType type) : stream(type, 0, 1) {}
+    template <typename T>
+    Tensor put(const std::vector<T> &values, const Shape &shape, DType dtype) const {
+        Tensor tensor = Tensor::create(shape, dtype, stream.type(), 0);
+        tensor.load(stream, values.data(), size_t(tensor.bytes()));
+        stream.synchronize();
+        return tensor;
+    }
+    Tensor make(const Shape &shape, DType dtype) const {
+        return Tensor::create(shape, dtype, stream.type(), 0);
+    }
+    std::vector<std::byte> bytes_of(const Tensor &tensor) const {
+        std::vector<std::byte> bytes(static_cast<size_t>(tensor.bytes()));
+        tensor.store(stream, bytes.data(), bytes.size());
+        stream.synchronize();
+        return bytes;
+    }
+    device::Stream stream;
+};
+
+constexpr DType kI32 = LLAISYS_DTYPE_I32, kI64 = LLAISYS_DTYPE_I64, kF32 = LLAISYS_DTYPE_F32;
+
+// Random rows and how each is drawn.
+struct Case {
+    int64_t vocabulary, n;
+    std::vector<float> logits;
+    std::vector<int32_t> rows, mask_rows, masks, bias_offsets{0}, bias_ids;
+    std::vector<float> bias_values, penalties, temperatures, link_values;
+    std::vector<int32_t> history_offsets{0}, history_tokens, history_drawn, late_rows;
+    std::vector<int64_t> drawn, uniforms;
+    std::vector<int32_t> kinds, link_offsets{0}, links;
+
+    Case(int64_t vocabulary_, int64_t n_, unsigned seed) : vocabulary(vocabulary_), n(n_) {
+        std::mt19937 random(seed);
+        const auto below = [&](int64_t limit) { return int32_t(random() % uint64_t(limit)); };
+        logits = normal<float>(size_t(n * vocabulary), seed, seed % 2 == 0 ? 3.0f : 0.7f);
+        for (size_t i = 0; i < logits.size(); i += 7) {
+            logits[i] = i % 2 == 0 ? std::round(logits[i]) : (i % 5 == 0 ? NAN : -INFINITY);
+        }
+        masks.assign(size_t((vocabulary + 31) / 32), int32_t(0xDDDDDDDDu));
+        for (int64_t r = 0; r < n; ++r) {
+            rows.push_back(below(n));
+            logits[size_t(rows.back() * vocabulary)] = 2;
+            mask_rows.push_back(r % 3 == 0 ? 0 : -1);
+            for (int32_t id = below(3); r % 2 == 0 && id < vocabulary && id < 9; id += below(3)) {
+                bias_ids.push_back(id); // rising, some more than once
+                bias_values.push_back(float(below(7)) * 0.3f - 1);
+                id += int32_t(bias_ids.size() % 2);
+            }
+            bias_offsets.push_back(int32_t(bias_ids.size()));
+            for (int64_t id = below(5); r % 4 < 2 && id < vocabulary && id < 3000;
+                 id += 1 + below(9)) {
+                history_tokens.push_back(int32_t(id));
+                history_drawn.push_back(below(3));
+            }
+            history_offsets.push_back(int32_t(history_tokens.size()));
+            penalties.insert(penalties.end(), {1.3f, 0.5f, -0.25f});
+            drawn.push_back(below(vocabulary));
+            late_rows.push_back(r % 4 < 2 ? below(n) : -1);
+            temperatures.push_back(r % 3 == 0 ? 1.0f : 0.3f * float(1 + below(6)));
+            const double u = double(random()) / 4294967296.0;
+            uniforms.emplace_back();
+            std::memcpy(&uniforms.back(), &u, sizeof u);
+            const int kind = below(8);
+            kinds.push_back(kind == 0 ? 0 : kind == 1 ? 1 : 2);
+            for (int link = 0; kinds.back() == 2 && link < 1 + below(4); ++link) {
+                const auto what = ops::DrawLink(below(link == 0 ? 3 : 4));
+                links.push_back(int32_t(what));
+                link_values.push_back(
+                    what == ops::DrawLink::top_k
+                        ? float(1 + below(std::min<int64_t>(vocabulary, 256)))
+                    : what == ops::DrawLink::top_p ? 0.05f + 0.01f * float(below(90))
+                    : what == ops::DrawLink::min_p ? 0.001f * float(1 + below(300))
+                                                   : 0.5f + 0.1f * float(below(9)));
+            }
+            link_offsets.push_back(int32_t(links.size()));
+        }
+    }
+};
+
+template <typename T> const std::vector<T> &or_one(const std::vector<T> &values) {
+    static const std::vector<T> one(1);
+    return values.empty() ? one : values;
+}
+
+// All that the operators give, in order.
+std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
+    const auto vector = [&](const auto &values, DType dtype) {
+        const auto &some = or_one(values);
+        return place.put(some, {int64_t(some.size())}, dtype);
+    };
+    const Tensor logits = place.put(c.logits, {c.n, c.vocabulary}, kF32);
+    ops::RowAdjustments a;
+    a.rows = vector(c.rows, kI32);
+    a.mask_rows = vector(c.mask_rows, kI32);
+    a.masks = vector(c.masks, kI32);
+    a.bias_offsets = vector(c.bias_offsets, kI32);
+    a.bias_ids = vector(c.bias_ids, kI32);
+    a.bias_values = vector(c.bias_values, kF32);
+    a.history_offsets = vector(c.history_offsets, kI32);
+    a.history_tokens = vector(c.history_tokens, kI32);
+    a.history_drawn = vector(c.history_drawn, kI32);
+    a.penalties = vector(c.penalties, kF32);
+    a.late_rows = vector(c.late_rows, kI32);
+    a.drawn = vector(c.drawn, kI64);
+    ops::RowDraws d;
+    d.kinds = vector(c.kinds, kI32);
+    d.temperatures = vector(c.temperatures, kF32);
+    d.uniforms = vector(c.uniforms, kI64);
+    d.link_offsets = vector(c.link_offsets, kI32);
+    d.links = vector(c.links, kI32);
+    d.link_values = vector(c.link_values, kF32);
+
+    const int64_t k = std::min(c.vocabulary, ops::kMostBest);
+    const int64_t m = std::min<int64_t>(k, 5);
+    const Tensor adjusted = place.make({c.n, c.vocabulary}, kF32);
+    const Tensor best_ids = place.make({c.n, k}, kI32), best = place.make({c.n, k}, kF32);
+    const Tensor sums = place.make({c.n}, kI64), picks = place.make({c.n}, kI32);
+    const Tensor ids = place.make({c.n}, kI64), is_open = place.make({c.n}, kI32);
+    const ops::RowRanks ranks{place.make({c.n}, kF32), place.make({c.n}, kI32),
+                              place.make({c.n, m}, kI32), place.make({c.n, m}, kF32)};
+    ops::adjust_rows(place.stream, adjusted, logits, a);
+    ops::topk(place.stream, best_ids, best, adjusted);
+    ops::weigh_rows(place.stream, sums, picks, adjusted, best, Tensor(), d.temperatures,
+                    d.uniforms);
+    ops::draw_rows(place.stream, ids, is_open, best_ids, best, sums, picks, d, c.vocabulary);
+    std::vector<int32_t> own(static_cast<size_t>(c.n));
+    for (size_t i = 0; i < own.size(); ++i) {
+        own[i] = int32_t(i);
+    }
+    ops::rank_rows(place.stream, ranks, ids, adjusted, vector(own, kI32), best_ids, best);
+    std::vector<std::vector<std::byte>> found;
+    for (const Tensor &tensor : {best_ids, sums, picks, ids, is_open, ranks.ranks, ranks.top_ids}) {
+        found.push_back(place.bytes_of(tensor));
+    }
+    return found;
+}
+
+void check_case(const Place &cpu, const Place &gpu, int64_t vocabulary, int64_t n, unsigned seed) {
+    static const char *const kNames[] = {"best", "sums", "picks", "ids", "open", "ranks", "tops"};
+    const Case c(vocabulary, n, seed);
+    const auto expected = run(cpu, c), got = run(gpu, c);
+    for (size_t i = 0; i < expected.size(); ++i) {
+        report(got[i] == expected[i],
+               line("draws of %lld, seed %u: %s", (long long)vocabulary, seed, kNames[i]));
+    }
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    const std::string what = argc > 1 ? argv[1] : "";
+    try {
+        const Place cpu(LLAISYS_DEVICE_CPU), gpu(LLAISYS_DEVICE_NVIDIA);
+        if (what == "small") { // under a sanitizer
+            check_case(cpu, gpu, 700, 6, 1);
+            check_case(cpu, gpu, 5, 3, 2);
+        } else if (what.empty() || what == "check") {
+            for (const int64_t vocabulary : {1, 5, 200, 256, 257, 1000, 40003}) {
+                for (unsigned seed = 1; seed < (vocabulary < 2000 ? 30u : 5u); ++seed) {
+                    check_case(cpu, gpu, vocabulary, 16, seed);
+                }
+            }
+            std::printf("draws: %d failed\n", failures());
+        }
+    } catch (const std::exception &error) {
+        report(false, error.what());
+    }
+    return failures() > 0 ? 1 : 0;
+}
