@@ -20,7 +20,7 @@ constexpr size_t kWorkspace = size_t(64) << 20;
 constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 3;
 constexpr size_t kFlushed = size_t(128) << 20; // more than any second-level cache holds
-constexpr int64_t kSearchUpTo = 1024; // rows: above, trying would take longer than it gives
+constexpr int64_t kSearchUpTo = 256; // rows: above, trying would take longer than it gives
 constexpr size_t kMaxPlans = 8192;
 
 // Rows for which algorithms are tried, a hundred milliseconds for a model: those of recorded steps, which

@@ -209,7 +209,8 @@ void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const
         const float *from = logits.as<float>() + integers(a.rows)[r] * vocabulary;
         float *to = out.as<float>() + r * vocabulary;
         const int64_t mask_row = integers(a.mask_rows)[r];
-        const int32_t *mask = integers(a.masks) + mask_row * ((vocabulary + 31) / 32);
+        const int32_t *mask =
+            integers(a.masks) + std::max<int64_t>(0, mask_row) * ((vocabulary + 31) / 32);
         for (int64_t i = 0; i < vocabulary; ++i) {
             const bool is_allowed = mask_row < 0 || (uint32_t(mask[i / 32]) >> (i % 32) & 1u) != 0;
             to[i] = is_allowed ? from[i] : -drawing::kInfinity;
