@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,12 +24,12 @@ def float_copy(address: int | None, n: int) -> bytearray:
 
 def int32_list(address: int, n: int) -> list[int]:
     """int32 [n]; quicker than an array where n is small and there are many."""
-    return memoryview(ctypes.string_at(address, 4 * n)).cast("i").tolist()
+    return array("i", ctypes.string_at(address, 4 * n)).tolist()
 
 
 def float_list(address: int, n: int) -> list[float]:
     """The same of float."""
-    return memoryview(ctypes.string_at(address, 4 * n)).cast("f").tolist()
+    return array("f", ctypes.string_at(address, 4 * n)).tolist()
 
 
 def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
@@ -39,9 +40,9 @@ def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
 
 def keep_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:
     """Point a `c_void_p` field at a new array of n structs, kept alive with it; the array."""
-    array = (kind * n)()
-    _keep(owner, field, array)
-    return array
+    structs = (kind * n)()
+    _keep(owner, field, structs)
+    return structs
 
 
 def keep_int32(owner: Any, field: str, values: Sequence[int]) -> None:
@@ -59,6 +60,6 @@ def keep_float(owner: Any, field: str, values: Sequence[float]) -> None:
     _keep(owner, field, (ctypes.c_float * max(1, len(values)))(*values))
 
 
-def _keep(owner: Any, field: str, array: Any) -> None:
-    setattr(owner, field, ctypes.addressof(array))
-    setattr(owner, f"_{field}_kept", array)
+def _keep(owner: Any, field: str, values: Any) -> None:
+    setattr(owner, field, ctypes.addressof(values))
+    setattr(owner, f"_{field}_kept", values)
