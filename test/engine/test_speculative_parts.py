@@ -112,6 +112,20 @@ def test_the_price_is_learned_from_the_steps():
     assert costs.wants_plain_step(1)
 
 
+def test_a_new_number_of_requests_begins_with_the_price_of_its_neighbour():
+    costs = DraftCosts()
+    costs.note(2, 0, 0.010)
+    assert costs.price(2) == costs.price(9) == 0.2  # nobody knows
+    for _ in range(80):
+        costs.note(2, 2, 0.012)  # 1 ms a draft
+    costs.note(8, 0, 0.016)
+    assert costs.price(8) == pytest.approx(8 * 0.001 / 0.016, rel=0.01)
+    costs.note(8, 8, 0.032)  # 2 ms a draft, in the one step that was seen
+    assert costs.price(8) == pytest.approx(8 * 0.0011 / 0.016, rel=0.01)
+    costs.note(7, 0, 0.014)
+    assert costs.price(7) == pytest.approx(7 * 0.0011 / 0.014, rel=0.01)
+
+
 def test_catching_up_is_in_the_price_of_the_first_draft():
     costs = DraftCosts()
     costs.note(2, 0, 0.010)

@@ -32,9 +32,17 @@ class DraftCosts:
     def price(self, running: int) -> float:
         """Of one draft, as a share of the time that one token takes without drafts; from 1 on no
         draft is worth its price."""
-        if running not in self._draft:
-            return _UNKNOWN
-        return self._draft[running] * running / self._plain[running]
+        plain = self._plain.get(running)
+        return _UNKNOWN if plain is None else self._added(running) * running / plain
+
+    def _added(self, running: int) -> float:
+        """Seconds that one draft adds; before one was timed, as with the nearest number of requests
+        that it was timed with. `running` has been timed without drafts."""
+        if running in self._draft:
+            return self._draft[running]
+        if not self._draft:
+            return _UNKNOWN * self._plain[running] / running
+        return self._draft[min(self._draft, key=lambda known: abs(known - running))]
 
     def first_price(self, running: int) -> float:
         """Of a draft for a sequence that had none: with its share of what it takes a draft model to
@@ -68,7 +76,6 @@ class DraftCosts:
                 self._draft[running] *= _FADING
         elif usual is not None:
             self._since_plain[running] += 1
-            share = usual / running
-            added = min(max(0.0, seconds - usual) / drafts, 2 * share)
-            known = self._draft.get(running, _UNKNOWN * share)
+            added = min(max(0.0, seconds - usual) / drafts, 2 * usual / running)
+            known = self._added(running)
             self._draft[running] = known + _SPEED * (added - known)
