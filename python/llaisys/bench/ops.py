@@ -38,7 +38,7 @@ LINEAR_SHAPES = {
     "qwen2.5-7b": [(3584, 3584), (18944, 3584), (3584, 18944)],
 }
 HEAD_OUTPUTS = 40_000  # a product with more is a head: its outputs are f32 on every device
-LINEAR_ROWS = (1, 2, 4, 7, 8, 16, 32, 64, 512)
+LINEAR_ROWS = (1, 2, 4, 7, 8, 16, 32, 64, 128, 512)
 QUICK_ROWS = (1, 4, 8, 64)
 MIN_COLD_BYTES = 400 << 20
 LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")

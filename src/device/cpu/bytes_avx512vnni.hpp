@@ -68,11 +68,11 @@ inline int32_t sum_of_16(const int8_t *p) {
 inline void store_ints(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 constexpr bool kRowsFirst = true;
-constexpr int kQuantRows = 6;
-constexpr int64_t kPackedRows = 2 * kQuantRows;
+constexpr int kQuantRows = 8; // sums fill half of the registers; their totals wait in memory
+constexpr int64_t kPackedRows = 12;
 constexpr int64_t quant_height(int64_t m) { // no tile of one where there is another way
-    constexpr int kHeights[] = {0, 1, 2, 3, 4, 3, 6, 4, 4, 6, 6, 4};
-    return m < 12 ? kHeights[m] : 6;
+    constexpr int kHeights[] = {0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 4, 6, 6, 6, 6};
+    return m < 16 ? kHeights[m] : 8;
 }
 constexpr int quant_vectors(int rows, bool is_split) { return is_split && rows > 4 ? 1 : 2; }
 
