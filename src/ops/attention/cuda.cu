@@ -109,16 +109,17 @@ void run_plain(const device::CudaStream &stream, const AttentionArgs &args, cons
                  size_t(kPlainWarps * d) * sizeof(float), false, args, plain);
 }
 
-void run_prefill(const device::CudaStream &stream, void (*kernel)(AttentionArgs, const int32_t *),
-                 int rows, int threads, int shared_bytes, bool heads_first,
-                 const AttentionArgs &args, const AttentionRuns &runs) {
+template <typename Kernel, typename... More>
+void run_prefill(const device::CudaStream &stream, Kernel *kernel, int rows, int threads,
+                 int shared_bytes, bool heads_first, const AttentionArgs &args,
+                 const AttentionRuns &runs, const More &...more) {
     cuda::allow_shared(kernel, size_t(shared_bytes));
     const unsigned tiles = cuda::blocks_for(runs.longest, rows / args.group);
     const auto heads = unsigned(args.kv_heads);
     const dim3 grid(heads_first ? heads : tiles, heads_first ? tiles : heads,
                     unsigned(runs.n_runs));
     cuda::launch(stream, kernel, grid, unsigned(threads), size_t(shared_bytes), false, args,
-                 runs.runs.as<int32_t>());
+                 runs.runs.as<int32_t>(), more...);
 }
 
 // Every token by itself, whatever stands beside it.
@@ -140,7 +141,7 @@ void run_exact(device::CudaStream &stream, AttentionArgs args, int64_t n) {
 }
 
 template <typename T, int D>
-void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
+void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, int64_t n_slots,
               const AttentionRuns &runs) {
     const int32_t *singles = runs.singles.defined() ? runs.singles.as<int32_t>() : nullptr;
     const int64_t n_singles = runs.are_all_single ? n : runs.n_singles;
@@ -151,7 +152,8 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
     }
     if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
         run_prefill(stream, cuda::attention_wgmma_kernel<T, D>, cuda::kWgmmaRows,
-                    cuda::kWgmmaThreads, cuda::wgmma_shared_bytes<D>(), true, args, runs);
+                    cuda::kWgmmaThreads, cuda::wgmma_shared_bytes<D>(), true, args, runs,
+                    cuda::wgmma_pages<T, D>(args, n_slots));
     } else if (runs.n_runs > 0) {
         run_prefill(stream, cuda::attention_prefill_kernel<T, D>, cuda::kPrefillRows,
                     cuda::kPrefillThreads, cuda::prefill_shared_bytes<D>(), false, args, runs);
@@ -160,9 +162,9 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
 
 template <typename T>
 void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, int64_t d,
-              const AttentionRuns &runs) {
-    return d == 64 ? run_fast<T, 64>(stream, args, n, runs)
-                   : run_fast<T, 128>(stream, args, n, runs);
+              int64_t n_slots, const AttentionRuns &runs) {
+    return d == 64 ? run_fast<T, 64>(stream, args, n, n_slots, runs)
+                   : run_fast<T, 128>(stream, args, n, n_slots, runs);
 }
 
 bool lies_on_16_bytes(const Tensor &tensor) {
@@ -237,8 +239,9 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
         });
     }
     const AttentionRuns runs = lists.runs.is_known ? lists.runs : runs_of(stream, lists, n);
-    cuda::visit_half(dtype,
-                     [&](auto type) { run_fast<decltype(type)>(cuda_stream, args, n, d, runs); });
+    cuda::visit_half(dtype, [&](auto type) {
+        run_fast<decltype(type)>(cuda_stream, args, n, d, kv.n_slots, runs);
+    });
     if (!lists.runs.is_known) {
         stream.synchronize(); // the runs are ours
     }

@@ -1,44 +1,20 @@
 // Runs of neighbouring query tokens of one list on compute capability 9.0: 128 rows (token, head of the
 // group) a block against tiles of 128 keys, on wgmma.
 //
-// Grid (key/value head, tile of the run, run), the tiles with the longest lists first. Two warpgroups compute, 64 rows each; a third copies
-// keys and values, row by row through the block table (cp.async, 16 bytes a lane), into a ring of 5
-// tiles that alternate: keys, values, keys, .. Queries lie in shared memory; scores, weights and the
-// output of a warpgroup stay in registers. The scores of a tile are under way while the values of the
-// one before are added, and the softmax runs beside that. Tiles count from entry 0 of the list, so that a
-// token's sums do not depend on the run it came in.
+// Grid (key/value head, tile of the run, run), the tiles with the longest lists first. Two warpgroups
+// compute, 64 rows each; a third copies keys and values (cuda_prefill_copy.cuh) into a ring of 5 tiles that
+// alternate: keys, values, keys, .. Queries lie in shared memory; scores, weights and the output of a
+// warpgroup stay in registers. The scores of a tile are under way while the values of the one before are
+// added, and the softmax runs beside that. Tiles count from entry 0 of the list, so that a token's sums do
+// not depend on the run it came in.
 //
 // Bound by the tensor cores: 4 * 128 * 128 * D operations a tile for 4 * 128 * D bytes from the
 // second-level cache, 128 operations a byte.
 #pragma once
 
-#include "ops/attention/cuda_args.cuh"
-#include "ops/cuda/bulk.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/attention/cuda_prefill_copy.cuh"
 
 namespace llaisys::ops::cuda {
-
-constexpr int kWgmmaRows = 128;  // of a block
-constexpr int kWgmmaKeys = 128;  // of a tile
-constexpr int kWgmmaGroup = 128; // threads of a warpgroup
-constexpr int kWgmmaThreads = 3 * kWgmmaGroup;
-constexpr int kWgmmaSlots = 5; // tiles in the ring
-constexpr int kWgmmaLag = 2;   // tiles of which a copying thread waits for the oldest
-constexpr uint32_t kColumnBytes = kWgmmaKeys * 128; // of 64 columns of a tile of keys or values
-
-template <int D> __host__ __device__ constexpr uint32_t wgmma_tile_bytes() {
-    return kWgmmaKeys * D * 2;
-}
-template <int D> constexpr int wgmma_shared_bytes() {
-    return 1024 + int(wgmma_tile_bytes<D>()) * kWgmmaSlots + kWgmmaRows * D * 2;
-}
-
-// What a block works on.
-struct WgmmaSpan {
-    int token0, n_tokens;                         // of its rows
-    int low_begin, high_begin, low_end, high_end; // smallest and largest begin and end of these
-    int first_tile, last_tile;
-};
 
 // The rows of a lane: g and g + 8 of its warp's 16.
 struct WgmmaRowsSeen {
@@ -84,57 +60,6 @@ __device__ __forceinline__ void weigh_tile(float (&s)[64], float (&max)[2], floa
             added += low + high;
         }
         sum[r] = sum[r] * fade[r] + added;
-    }
-}
-
-// Copies this block's tiles into the ring; one warpgroup.
-template <typename T, int D>
-__device__ __forceinline__ void copy_tiles(const AttentionArgs &args, const WgmmaSpan &span,
-                                           int kv_head, uint32_t ring, uint32_t full,
-                                           uint32_t empty) {
-    constexpr int kChunks = D / 8;             // of 16 bytes, a row
-    constexpr int kTogether = kWarp / kChunks; // rows that a warp copies at a time
-    const int lane = threadIdx.x % kWarp;
-    const int key0 = threadIdx.x / kWarp % 4 * kWarp; // this warp's first of a tile
-    const int chunk = lane % kChunks;
-    const int32_t *table = args.table_of(span.token0);
-    const auto slot_at = [&](int tile) { // of key key0 + lane; -1: nobody looks at it
-        const int e = tile * kWgmmaKeys + key0 + lane;
-        return tile < span.last_tile && e >= span.low_begin && e < span.high_end
-                   ? int(args.slot_of(table, e))
-                   : -1;
-    };
-    const int n_items = 2 * (span.last_tile - span.first_tile);
-    int next = slot_at(span.first_tile);
-    int slot_of_key = -1;
-    for (int item = 0; item < n_items + kWgmmaLag; ++item) {
-        if (item < n_items) {
-            if (item % 2 == 0) {
-                slot_of_key = next;
-                next = slot_at(span.first_tile + item / 2 + 1);
-            }
-            const uint32_t place = uint32_t(item % kWgmmaSlots);
-            if (item >= kWgmmaSlots) {
-                barrier_wait(empty + place * 8, uint32_t(item / kWgmmaSlots - 1) & 1);
-            }
-            const T *from = static_cast<const T *>(item % 2 == 0 ? args.k : args.v) +
-                            int64_t(kv_head) * D + chunk * 8;
-            const uint32_t to =
-                ring + place * wgmma_tile_bytes<D>() + uint32_t(chunk / 8) * kColumnBytes;
-#pragma unroll 4
-            for (int i = 0; i < kWarp; i += kTogether) {
-                const int row = i + lane / kChunks;
-                const int slot = __shfl_sync(kAll, slot_of_key, row);
-                copy_async(to + swizzled(key0 + row, chunk % 8),
-                           from + int64_t(slot < 0 ? 0 : slot) * args.kv_heads * D, slot >= 0);
-            }
-        }
-        copies_end_group(); // empty at the end
-        if (item >= kWgmmaLag) {
-            copies_wait<kWgmmaLag>();
-            show_to_products();
-            barrier_arrive(full + uint32_t((item - kWgmmaLag) % kWgmmaSlots) * 8);
-        }
     }
 }
 
@@ -225,9 +150,9 @@ __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const Wg
     pack();
     for (int i = 1; i < n; ++i) {
         wait(2 * i);
+        wait(2 * i - 1);
         products_begin();
         multiply_keys(2 * i);
-        wait(2 * i - 1);
         add_values(2 * i - 1);
         products_wait<1>();
         settle(s);
@@ -252,7 +177,8 @@ __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const Wg
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    attention_wgmma_kernel(AttentionArgs args, const int32_t *runs) {
+    attention_wgmma_kernel(AttentionArgs args, const int32_t *runs,
+                           const __grid_constant__ WgmmaPages pages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char dynamic[];
     __shared__ WgmmaSpan span_of_block;
@@ -296,7 +222,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         if (lane == 0) {
             span_of_block = span;
             for (int i = 0; i < kWgmmaSlots; ++i) {
-                barrier_init(full + i * 8, kWgmmaGroup);
+                barrier_init(full + i * 8, pages.n_slots > 0 ? 1 : kWgmmaGroup);
                 barrier_init(empty + i * 8, 2 * kWgmmaGroup / kWarp);
             }
             barriers_are_made();
@@ -306,8 +232,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     const WgmmaSpan span = span_of_block;
     if (group == 2) {
         give_registers<56>();
-        if (span.last_tile > span.first_tile) {
+        if (span.last_tile > span.first_tile && pages.n_slots == 0) {
             copy_tiles<T, D>(args, span, kv_head, ring, full, empty);
+        } else if (span.last_tile > span.first_tile &&
+                   threadIdx.x / kWarp == 2 * kWgmmaGroup / kWarp) {
+            copy_pages<T, D>(args, pages, span, kv_head, shared, full, empty);
         }
     } else {
         take_registers<224>();

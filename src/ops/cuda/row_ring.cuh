@@ -12,7 +12,8 @@
 //
 // Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
 // kernel before has copies of its own under way. More copies under way are not always better: a block
-// with a long way to go is the fastest with a small ring, one with a short way with a large one. A row's
+// with a long way to go is the fastest with a small ring, one with a short way with a large one, unless
+// its rows are wide: then it has to fit beside the large ring of the kernel before. A row's
 // bits depend on k alone, neither on how many rows nor on how many outputs there are.
 #pragma once
 
@@ -36,12 +37,15 @@ constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that i
 
 // What may be tried out; the defaults are what runs.
 struct RingTuning {
-    size_t block_bytes = 0;        // 0: of a length that fits the way, below
-    size_t early_bytes = 36 << 10; // two slots of a whole unit
+    size_t block_bytes = 0; // 0: of a length that fits the way, below
+    size_t early_bytes = 0; // 0: below
 };
+constexpr size_t kEarlyNormed = 18 << 10;   // one slot of a whole unit
+constexpr size_t kEarlyStreamed = 54 << 10; // two or three
 constexpr size_t kShortWayBytes = 150 * 1000;
-constexpr size_t kLongWayBytes = 75 * 1000;
+constexpr size_t kLongWayBytes = 60 * 1000;
 constexpr int64_t kLongWay = 1536 << 10; // bytes of weights that one block reads
+constexpr int kWideRow = 2048; // values: the products of wider rows all take the small ring
 
 // Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
 struct RingShape {
@@ -64,13 +68,16 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
     const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
     const int wanted = most_units * ((in.k + kRingChunk - 1) / kRingChunk);
     const int64_t way = int64_t(most_units) * 2 * items * in.k * 2;
-    const size_t block_bytes = tuning.block_bytes > 0    ? tuning.block_bytes
-                               : norms && way > kLongWay ? kLongWayBytes
-                                                         : kShortWayBytes;
+    const bool is_small = norms && (way > kLongWay || in.k > kWideRow);
+    const size_t block_bytes = tuning.block_bytes > 0 ? tuning.block_bytes
+                               : is_small             ? kLongWayBytes
+                                                      : kShortWayBytes;
+    const size_t early_bytes = tuning.early_bytes > 0 ? tuning.early_bytes
+                               : norms                ? kEarlyNormed
+                                                      : kEarlyStreamed;
     const int room = block_bytes > rest ? int((block_bytes - rest) / s.slot_bytes) : 0;
     s.n_slots = std::min({std::max(room, kRingLeastSlots), wanted, kRingMostSlots});
-    s.early_slots =
-        std::clamp(int(tuning.early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
+    s.early_slots = std::clamp(int(early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
     s.x_at = uint32_t(s.n_slots) * s.slot_bytes;
     s.sums_at = s.x_at + x_bytes;
     s.scratch_at = s.sums_at + sums_bytes;

@@ -225,11 +225,12 @@ void tune(CudaStream &stream) {
     struct Choice {
         size_t block, early; // KB
     };
-    constexpr Choice kNormed[] = {{0, 36}, {0, 72}, {75, 36}, {100, 36}, {150, 36}};
-    constexpr Choice kStreamed[] = {{0, 36}, {0, 72}, {130, 36}, {170, 36}, {190, 36}};
-    std::printf("\na decode step, ms; lines: KB a block (0: as it runs) / before the input of "
-                "products that normalise; "
-                "columns: of the others\n");
+    constexpr Choice kNormed[] = {{0, 0}, {0, 36}, {75, 18}, {75, 36}, {150, 18}, {150, 36}};
+    constexpr Choice kStreamed[] = {{0, 0}, {0, 36}, {0, 72}, {120, 54}, {170, 54}};
+    std::printf(
+        "\na decode step, ms; lines: KB a block (0: as it runs) / before the input (likewise) of "
+        "products that normalise; "
+        "columns: of the others\n");
     for (const Model &model : kModels) {
         for (const auto &[m, context] : {std::pair(1, 128), std::pair(8, 1000)}) {
             Chain chain(stream, model, m, context);

@@ -173,12 +173,18 @@ struct Case {
     int fresh, heads, kv_heads, d, block, window;
 };
 
+// On wgmma, with boxes of 16 entries or row by row, or on mma.sync.
+enum class Way { kPages, kRows, kMma };
+constexpr std::pair<Way, const char *> kWays[] = {
+    {Way::kPages, "wgmma"}, {Way::kRows, "by rows"}, {Way::kMma, "mma.sync"}};
+
 template <typename T> struct Problem {
     std::vector<int32_t> rows, begin, end, tables, runs;
     int longest = 0, width = 0;
     std::unique_ptr<Array<T>> q, k, v, out;
     std::unique_ptr<Array<int32_t>> on_rows, on_begin, on_end, on_tables, on_runs;
     AttentionArgs args{};
+    int64_t n_slots = 0;
     int d;
 
     // run_tokens: runs are cut after so many tokens.
@@ -216,8 +222,21 @@ template <typename T> struct Problem {
         const size_t n = rows.size();
         const size_t cache = size_t(blocks) * size_t(c.block) * size_t(c.kv_heads * c.d);
         q = std::make_unique<Array<T>>(normal<T>(n * size_t(c.heads * c.d), 1));
-        k = std::make_unique<Array<T>>(normal<T>(cache, 2));
-        v = std::make_unique<Array<T>>(normal<T>(cache, 3));
+        n_slots = int64_t(blocks) * c.block;
+        auto keys = normal<T>(cache, 2), values = normal<T>(cache, 3);
+        const size_t a_slot = size_t(c.kv_heads * c.d);
+        for (size_t row = 0; row < c.lengths.size(); ++row) { // nothing is said of what lies behind
+            for (int e = c.lengths[row]; e % c.block != 0; ++e) {
+                const int at =
+                    tables[row * size_t(width) + size_t(e / c.block)] * c.block + e % c.block;
+                std::fill_n(keys.begin() + int64_t(size_t(at) * a_slot), a_slot,
+                            host_value<T>(NAN));
+                std::fill_n(values.begin() + int64_t(size_t(at) * a_slot), a_slot,
+                            host_value<T>(NAN));
+            }
+        }
+        k = std::make_unique<Array<T>>(keys);
+        v = std::make_unique<Array<T>>(values);
         out = std::make_unique<Array<T>>(n * size_t(c.heads * c.d));
         on_rows = std::make_unique<Array<int32_t>>(rows);
         on_begin = std::make_unique<Array<int32_t>>(begin);
@@ -240,27 +259,31 @@ template <typename T> struct Problem {
         args.group = c.heads / c.kv_heads;
         args.scale_log2 = 1.4426950408889634f / std::sqrt(float(c.d));
     }
-    void run(CudaStream &stream, bool on_wgmma) const {
+    template <int D> void run_wgmma(CudaStream &stream, bool on_pages) const {
+        const auto kernel = attention_wgmma_kernel<T, D>;
+        allow_shared(kernel, size_t(wgmma_shared_bytes<D>()));
+        const dim3 grid(unsigned(args.kv_heads), blocks_for(longest, kWgmmaRows / args.group),
+                        unsigned(runs.size() / 2));
+        launch(stream, kernel, grid, kWgmmaThreads, size_t(wgmma_shared_bytes<D>()), false, args,
+               static_cast<const int32_t *>(on_runs->get()),
+               on_pages ? wgmma_pages<T, D>(args, n_slots) : WgmmaPages{});
+    }
+    void run(CudaStream &stream, Way way) const {
+        if (way != Way::kMma) {
+            const bool on_pages = way == Way::kPages;
+            return d == 64 ? run_wgmma<64>(stream, on_pages) : run_wgmma<128>(stream, on_pages);
+        }
         const auto start = [&](auto kernel, int tile_rows, int threads, int bytes) {
             allow_shared(kernel, size_t(bytes));
-            const unsigned tiles = blocks_for(longest, tile_rows / args.group);
-            const auto heads = unsigned(args.kv_heads);
-            const dim3 grid(on_wgmma ? heads : tiles, on_wgmma ? tiles : heads,
+            const dim3 grid(blocks_for(longest, tile_rows / args.group), unsigned(args.kv_heads),
                             unsigned(runs.size() / 2));
             launch(stream, kernel, grid, unsigned(threads), size_t(bytes), false, args,
                    static_cast<const int32_t *>(on_runs->get()));
         };
-        if (on_wgmma) {
-            d == 64 ? start(attention_wgmma_kernel<T, 64>, kWgmmaRows, kWgmmaThreads,
-                            wgmma_shared_bytes<64>())
-                    : start(attention_wgmma_kernel<T, 128>, kWgmmaRows, kWgmmaThreads,
-                            wgmma_shared_bytes<128>());
-        } else {
-            d == 64 ? start(attention_prefill_kernel<T, 64>, kPrefillRows, kPrefillThreads,
-                            prefill_shared_bytes<64>())
-                    : start(attention_prefill_kernel<T, 128>, kPrefillRows, kPrefillThreads,
-                            prefill_shared_bytes<128>());
-        }
+        d == 64 ? start(attention_prefill_kernel<T, 64>, kPrefillRows, kPrefillThreads,
+                        prefill_shared_bytes<64>())
+                : start(attention_prefill_kernel<T, 128>, kPrefillRows, kPrefillThreads,
+                        prefill_shared_bytes<128>());
     }
 };
 
@@ -274,24 +297,31 @@ template <typename T> void check_attention(CudaStream &stream, const Case &c) {
            problem.args, c.d, expected.get());
     const std::vector<float> twin = expected.host();
     const std::vector<double> want(twin.begin(), twin.end());
-    problem.out->poison();
-    problem.run(stream, true);
-    const std::vector<T> whole = problem.out->host();
-    const Distance found = distance(whole, want);
     const double limit = std::is_same_v<T, bf16> ? 6e-3 : 1e-3;
-    report(
-        found.within(limit, 12 * limit),
-        line("prefill %s lists %zu of %d.. fresh %d heads %d/%d of %d block %d window %d: relative "
-             "%.2e, largest %.2e",
-             name_of<T>(), c.lengths.size(), c.lengths[0], c.fresh, c.heads, c.kv_heads, c.d,
-             c.block, c.window, found.relative, found.largest));
     const Problem<T> cut(c, 37);
-    cut.out->poison();
-    cut.run(stream, true);
-    const std::vector<T> parts = cut.out->host();
-    report(std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(T)) == 0,
-           line("prefill %s fresh %d heads %d/%d of %d window %d: runs of 37 have the same bits",
-                name_of<T>(), c.fresh, c.heads, c.kv_heads, c.d, c.window));
+    for (const auto &[way, name] : kWays) {
+        if (way == Way::kMma) {
+            continue;
+        }
+        problem.out->poison();
+        problem.run(stream, way);
+        const std::vector<T> whole = problem.out->host();
+        const Distance found = distance(whole, want);
+        report(
+            found.within(limit, 12 * limit),
+            line("prefill %s %s lists %zu of %d.. fresh %d heads %d/%d of %d block %d window %d: "
+                 "relative %.2e, largest %.2e",
+                 name_of<T>(), name, c.lengths.size(), c.lengths[0], c.fresh, c.heads, c.kv_heads,
+                 c.d, c.block, c.window, found.relative, found.largest));
+        cut.out->poison();
+        cut.run(stream, way);
+        const std::vector<T> parts = cut.out->host();
+        report(
+            std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(T)) == 0,
+            line(
+                "prefill %s %s fresh %d heads %d/%d of %d window %d: runs of 37 have the same bits",
+                name_of<T>(), name, c.fresh, c.heads, c.kv_heads, c.d, c.window));
+    }
 }
 
 template <typename T> void check_all(CudaStream &stream) {
@@ -321,10 +351,11 @@ void time_all(CudaStream &stream) {
         const double operations = seen * c.heads * c.d * 4;
         std::printf("%2zu lists of %5d, %5d fresh, heads %d/%d of %d:", c.lengths.size(),
                     c.lengths[0], c.fresh, c.heads, c.kv_heads, c.d);
-        for (const bool on_wgmma : {true, false}) {
-            const double us = time_of(stream, 5, [&](int) { problem.run(stream, on_wgmma); }, 7);
-            std::printf("  %s %8.1f (%4.0f, %2.0f%%)", on_wgmma ? "wgmma" : "mma.sync", us,
-                        operations / us / 1e6, 100 * operations / us * 1e6 / kPeak);
+        for (const auto &[way, name] : kWays) {
+            const Way chosen = way;
+            const double us = time_of(stream, 5, [&](int) { problem.run(stream, chosen); }, 7);
+            std::printf("  %s %8.1f (%4.0f, %2.0f%%)", name, us, operations / us / 1e6,
+                        100 * operations / us * 1e6 / kPeak);
         }
         std::printf("\n");
         std::fflush(stdout);
@@ -351,8 +382,8 @@ int main(int argc, char **argv) {
             time_all(stream);
         }
         if (what == "profile") {
-            Problem<bf16>({{4000}, 4000, 12, 2, 128, 16, 0}, 1 << 30).run(stream, true);
-            Problem<bf16>({{4000}, 4000, 28, 4, 128, 16, 0}, 1 << 30).run(stream, true);
+            Problem<bf16>({{4000}, 4000, 12, 2, 128, 16, 0}, 1 << 30).run(stream, Way::kPages);
+            Problem<bf16>({{4000}, 4000, 28, 4, 128, 16, 0}, 1 << 30).run(stream, Way::kPages);
             LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
         }
     } catch (const std::exception &error) {
