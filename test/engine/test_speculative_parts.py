@@ -239,6 +239,20 @@ def test_the_option_is_checked_field_by_field():
 # ---- draws behind drafts -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("given", "device", "batch"),
+    [
+        ({"method": "ngram"}, "cpu", 32),
+        ({"method": "eagle"}, "cpu", 4),
+        ({"method": "eagle", "disable_by_batch_size": 32}, "cpu", 32),
+        ({"method": "draft_model", "model": "small"}, "cuda", 32),
+    ],
+)
+def test_weights_on_a_cpu_draft_for_few_unless_told_otherwise(given, device, batch):
+    config = EngineConfig(device=device, speculative_config=given).speculative
+    assert config is not None and config.disable_by_batch_size == batch
+
+
 def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
     rows, ends, tokens, drafts = (np.array(x) for x in ([4, 1, 7], [9, 3, 5], [0, 2, 3], [1, 0, 2]))
     every = Drawing(rows, ends, tokens, drafts).with_drafts()

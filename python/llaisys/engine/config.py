@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llaisys.common.options import (
@@ -55,6 +55,8 @@ DTYPE_NAMES = {
 KV_DTYPES = (*DTYPES, "q8")  # q8: on the CPU alone, see EngineConfig
 KV_DTYPE_NAMES = {**DTYPE_NAMES, "int8": "q8"}
 MAX_BYTES = 1 << 62
+# Sequences from which on a CPU's rows cost what they compute: there a draft costs what a token does.
+CPU_DRAFT_BATCH = 4
 MAX_TEMPLATE_CHARS = 64 << 10  # as `tokenization.chat_template` takes
 
 
@@ -140,7 +142,10 @@ class SpeculativeConfig:
     prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
     prompt_lookup_min: int = option(2, Integer(1, 64), "tokens in common that a draft needs")
     disable_by_batch_size: int = option(
-        32, Integer(1, 65536), "running sequences from which on there are no drafts"
+        32,
+        Integer(1, 65536),
+        f"running sequences from which on there are no drafts; {CPU_DRAFT_BATCH} where a model or "
+        "a head drafts on a CPU",
     )
 
     def __post_init__(self) -> None:
@@ -233,7 +238,12 @@ class EngineConfig:
     def speculative(self) -> SpeculativeConfig | None:
         """`speculative_config` with its defaults; None: no drafts."""
         given = self.speculative_config
-        return None if given is None else SpeculativeConfig(**given)
+        if given is None:
+            return None
+        config = SpeculativeConfig(**given)
+        if "disable_by_batch_size" not in given and config.has_weights and self.device == "cpu":
+            return replace(config, disable_by_batch_size=CPU_DRAFT_BATCH)
+        return config
 
     @classmethod
     def of(cls, **values: Any) -> EngineConfig:
