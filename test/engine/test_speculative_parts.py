@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,8 @@ class Ones(NgramProposer):
 
 
 def make_speculator(**config: Any) -> Speculator:
-    speculator = Speculator(SpeculativeConfig(**config), Ones(2, 4), vocab_size=64)
+    given = SpeculativeConfig(**{"disable_by_batch_size": 32} | config)
+    speculator = Speculator(given, Ones(2, 4), vocab_size=64)
     speculator.costs.note(1, 0, 0.01)
     return speculator
 
@@ -221,10 +223,11 @@ def test_drafts_preempt_nobody():
 
 def test_the_option_is_checked_field_by_field():
     assert EngineConfig().speculative is None
-    assert EngineConfig(speculative_config={}).speculative == SpeculativeConfig()
+    default = SpeculativeConfig(disable_by_batch_size=32)
+    assert EngineConfig(speculative_config={}).speculative == default
     given = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 5}
     config = EngineConfig.of(speculative_config=given)
-    assert config.speculative == SpeculativeConfig(num_speculative_tokens=7, prompt_lookup_max=5)
+    assert config.speculative == replace(default, num_speculative_tokens=7, prompt_lookup_max=5)
     for bad, message in (
         ({"method": "medusa"}, "method is 'medusa'"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),

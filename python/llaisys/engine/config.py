@@ -55,8 +55,9 @@ DTYPE_NAMES = {
 KV_DTYPES = (*DTYPES, "q8")  # q8: on the CPU alone, see EngineConfig
 KV_DTYPE_NAMES = {**DTYPE_NAMES, "int8": "q8"}
 MAX_BYTES = 1 << 62
-# Sequences from which on a CPU's rows cost what they compute: there a draft costs what a token does.
-CPU_DRAFT_BATCH = 4
+# Running sequences from which on there are no drafts by default. On a CPU a row costs what it
+# computes from few rows on, so a draft of a model or a head costs what a token does.
+DRAFT_BATCH, CPU_DRAFT_BATCH = 32, 4
 MAX_TEMPLATE_CHARS = 64 << 10  # as `tokenization.chat_template` takes
 
 
@@ -142,10 +143,10 @@ class SpeculativeConfig:
     prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
     prompt_lookup_min: int = option(2, Integer(1, 64), "tokens in common that a draft needs")
     disable_by_batch_size: int = option(
-        32,
-        Integer(1, 65536),
-        f"running sequences from which on there are no drafts; {CPU_DRAFT_BATCH} where a model or "
-        "a head drafts on a CPU",
+        0,
+        Integer(0, 65536),
+        f"running sequences from which on there are no drafts; 0: {DRAFT_BATCH}, and "
+        f"{CPU_DRAFT_BATCH} where a model or a head drafts on a CPU",
     )
 
     def __post_init__(self) -> None:
@@ -241,9 +242,9 @@ class EngineConfig:
         if given is None:
             return None
         config = SpeculativeConfig(**given)
-        if "disable_by_batch_size" not in given and config.has_weights and self.device == "cpu":
-            return replace(config, disable_by_batch_size=CPU_DRAFT_BATCH)
-        return config
+        few = config.has_weights and self.device == "cpu"
+        batch = config.disable_by_batch_size or (CPU_DRAFT_BATCH if few else DRAFT_BATCH)
+        return replace(config, disable_by_batch_size=batch)
 
     @classmethod
     def of(cls, **values: Any) -> EngineConfig:
