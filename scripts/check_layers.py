@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
@@ -43,6 +44,7 @@ class Violation:
         return f"{self.path}:{self.line}: {self.rule}"
 
 
+@cache
 def covers(entry: str, target: str) -> bool:
     """Whether a table entry stands for `target`: the same path, or a folder above it."""
     parts, wanted = PurePosixPath(entry).parts, PurePosixPath(target).parts

@@ -48,7 +48,7 @@ class Trap:
         self.script.parent.mkdir()
         write_hf_model(self.folder)
         names = {module.name for module in pkgutil.iter_modules()}
-        self.names = names | sys.stdlib_module_names | set(OPTIONAL) | {"server_helpers"}
+        self.names = names | sys.stdlib_module_names | set(OPTIONAL) | {"fault_engine"}
         for name in self.names - {"llaisys"}:
             self.plant(name)
         self.script.write_text("import sys\nfrom llaisys.__main__ import main\nsys.exit(main())\n")

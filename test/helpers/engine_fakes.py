@@ -3,12 +3,12 @@ can see through its block table, so a wrong slot, block or length changes the ou
 
 from __future__ import annotations
 
-import codecs
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from fake_tokenizer import EOS, VOCAB, FakeTokenizer
 from numpy.typing import NDArray
 
 from llaisys.common.errors import InvalidInputError
@@ -25,8 +25,6 @@ from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.models.base import AdapterOptions, ModelAdapter
 
-VOCAB = 512
-EOS = 0
 MAX_MODEL_LEN = 512
 
 
@@ -244,65 +242,6 @@ class FakeAdapter(ModelAdapter):
 
     def close(self) -> None:
         self.closed = True
-
-
-class FakeDetokenizer:
-    def __init__(self, skip_special: bool) -> None:
-        self._skip = skip_special
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def add(self, token_id: int) -> str:
-        if token_id == EOS and self._skip:
-            return ""
-        return self._decoder.decode(FakeTokenizer.token_bytes(token_id))
-
-    def add_all(self, token_ids: Iterable[int]) -> str:
-        return "".join([self.add(token_id) for token_id in token_ids])
-
-    def finish(self) -> str:
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return text
-
-
-class FakeTokenizer:
-    """1..255 are bytes, 256.. are pairs of letters, 0 ends a text."""
-
-    eos_token_ids = (EOS,)
-    vocab_size = VOCAB
-
-    @staticmethod
-    def token_bytes(token_id: int) -> bytes:
-        if token_id == EOS:
-            return b"<eos>"
-        if token_id < 256:
-            return bytes([token_id])
-        rest = token_id - 256
-        return bytes([97 + rest % 26, 97 + rest // 26])
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def token_id(self, text: str) -> int | None:
-        """No text is the name of a token."""
-        return None
-
-    def encode_chat(
-        self,
-        messages: Sequence[dict[str, str]],
-        add_generation_prompt: bool = True,
-        tools: Any = None,
-        variables: Any = None,
-    ) -> list[int]:
-        text = "".join(f"[{m['role']}]{m['content']}" for m in messages)
-        return self.encode(text + ("[assistant]" if add_generation_prompt else ""))
-
-    def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        detokenizer = self.detokenizer(skip_special_tokens)
-        return detokenizer.add_all(token_ids) + detokenizer.finish()
-
-    def detokenizer(self, skip_special_tokens: bool = True) -> FakeDetokenizer:
-        return FakeDetokenizer(skip_special_tokens)
 
 
 def make_config(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 MODEL = "scripted"
 KEY = "sk-clients"
+CONTEXT = 8192
+SCRIPT = "LLAISYS_TEST_SCRIPT"  # in the environment: the file of the rules
 
 HELLO = "Hello from the script."
 COUNT = "one two three four five six seven eight nine ten"

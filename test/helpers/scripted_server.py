@@ -1,11 +1,9 @@
 """A real server whose model says what a script tells it: for clients that call tools or want JSON.
 
-    python test/helpers/scripted_server.py serve MODEL [options of `llaisys serve`]
+    python test/helpers/scripted_server.py MODEL [options of `llaisys serve`]
 
 MODEL is a directory of `write_model`: a real tokenizer with a real chat template. Only the model's
-arithmetic is replaced, as in `server_helpers`: the first rule of the script whose words all stand
-in the prompt says the answer. A token that a grammar forbids is replaced by the first that it
-allows.
+arithmetic is replaced, by `scripted_engine`. Imports next to nothing before the engine starts.
 """
 
 from __future__ import annotations
@@ -13,76 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from engine_fakes import FakeAdapter
-from numpy.typing import NDArray
-from script import HELLO, MODEL, RULES
-
-from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
-from llaisys.models.base import AdapterOptions
-
-SCRIPT = "LLAISYS_TEST_SCRIPT"
-CONTEXT = 8192
-TURN = "<|im_start|>assistant\n"
-TOOL_NAME = re.compile(r'<tools>\s*\{"type": "function", "function": \{"name": "([^"]+)"')
-
-
-class ScriptedAdapter(FakeAdapter):
-    max_len = CONTEXT
-
-    def __init__(self, checkpoint: Any, options: AdapterOptions) -> None:
-        super().__init__(options)
-        from tokenizers import Tokenizer
-
-        self.tokenizer = Tokenizer.from_file(str(Path(checkpoint.where) / "tokenizer.json"))
-        self.eos = self.tokenizer.token_to_id("<|im_end|>")
-        self.eos_token_ids = (self.eos,)
-        self.vocab_size = 320
-        self.rules = json.loads(Path(os.environ[SCRIPT]).read_text())
-        self.rows: list[list[int]] = []  # what each output row has seen
-
-    @classmethod
-    def load(cls, checkpoint: Any, options: AdapterOptions) -> ScriptedAdapter:
-        return cls(checkpoint, options)
-
-    def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
-        output = super().forward(step, attention)
-        assert attention is not None
-        size = self.options.kv_cache_block_size
-        row_of = {seq: row for row, seq in enumerate(attention.batch_seq_ids.tolist())}
-        self.rows = []
-        for index in np.flatnonzero(step.logits_mask).tolist():
-            length = int(step.positions[index]) + 1
-            table = attention.block_tables[row_of[int(step.seq_ids[index])]]
-            blocks = table[: -(-length // size)]
-            self.rows.append(self.kv.reshape(-1, size)[blocks].reshape(-1)[:length].tolist())
-        return output
-
-    def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
-        self.last_sampling = sampling
-        self._drawn = []
-        for index, row in enumerate(sampling.rows.tolist()):
-            token = self._next(self.rows[row])
-            tokens = [token, *range(3, self.vocab_size), self.eos]
-            self._drawn.append(next(t for t in tokens if self._allowed(sampling, index, t)))
-        return np.array(self._drawn, dtype=np.int32)
-
-    def _next(self, seen: Sequence[int]) -> int:
-        text = self.tokenizer.decode(list(seen), skip_special_tokens=False)
-        prompt, _, said = text.rpartition(TURN)
-        answer = next((r["say"] for r in self.rules if all(w in prompt for w in r["when"])), HELLO)
-        tool = TOOL_NAME.search(prompt)
-        answer = answer.replace("TOOL", tool[1]) if tool else answer
-        script = self.tokenizer.encode(answer, add_special_tokens=False).ids
-        begun = self.tokenizer.encode(said, add_special_tokens=False).ids
-        return script[len(begun)] if len(begun) < len(script) else self.eos
+from script import CONTEXT, MODEL, RULES, SCRIPT
 
 
 def write_model(folder: Path, template: str | None = None) -> Path:
@@ -108,7 +42,7 @@ def scripted_server(
 
     script = folder / "script.json"
     script.write_text(json.dumps(list(rules)))
-    command = [str(Path(__file__).resolve()), "serve", str(write_model(folder, template))]
+    command = [str(Path(__file__).resolve()), str(write_model(folder, template))]
     name = ("--served-model-name", MODEL)
     with ServerProcess(*name, *options, command=command, env={SCRIPT: str(script)}) as process:
         yield process.wait_ready()
@@ -122,15 +56,9 @@ def main() -> int:
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    config = config_from_args(parser.parse_args(sys.argv[2:]))
-    return serve(dataclasses.replace(config, engine_module="scripted_server"))
+    config = config_from_args(parser.parse_args())
+    return serve(dataclasses.replace(config, engine_module="scripted_engine"))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        sys.exit(main())
-    from llaisys.common.model_registry import MODEL_REGISTRY
-    from llaisys.server.engine_client import process as engine_process
-
-    MODEL_REGISTRY["qwen2"] = "scripted_server:ScriptedAdapter"
-    engine_process.main()
+    sys.exit(main())

@@ -1,17 +1,10 @@
-"""A real server in real processes for tests, with a model that has no weights and faults on demand.
-
-    python test/helpers/server_helpers.py serve [options of `llaisys serve`]
-
-runs the server's own code; only the engine process is this file instead of
-`llaisys.server.engine_client.process`, so that its model is `FaultAdapter`.
-"""
+"""A real server in real processes for tests, with a model that has no weights and faults on demand:
+the program is `fault_server`, its engine process `fault_engine`."""
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -27,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from engine_fakes import FakeAdapter, FakeTokenizer
+from fault_engine import CONTEXT, FAULT_FILE
 
 import llaisys
-from llaisys.common.progress import report
-from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
-from llaisys.models.base import AdapterOptions
 
 ROOT = Path(__file__).resolve().parents[2]
+HELPERS = ROOT / "test" / "helpers"
 PACKAGE = Path(llaisys.__file__).resolve().parent.parent  # the one under test, installed or not
 # Servers of other test runs on this machine must not be taken for ours: a folder of our own, which
 # the processes started here inherit.
@@ -42,81 +33,8 @@ if "LLAISYS_TEST_TMP" not in os.environ:
     own = tempfile.mkdtemp(prefix="ll-")
     os.environ["LLAISYS_TEST_TMP"] = os.environ["TMPDIR"] = tempfile.tempdir = own
     atexit.register(shutil.rmtree, own, ignore_errors=True)
-FAULT_FILE = "LLAISYS_TEST_FAULT_FILE"
-STEP_SECONDS = "LLAISYS_TEST_STEP_SECONDS"
-CONTEXT = 2048
 START_SECONDS = 90.0
-PANIC = "the tokenizer panics"
-UNTOUCHABLE = "not to be tokenised"
-INLINE_CHARS = 4096  # what the server tokenises at once
 LONG = {"prompt": "long", "max_tokens": CONTEXT - 100, "ignore_eos": True, "temperature": 0}
-
-
-class PanicException(BaseException):
-    """As PyO3 raises it."""
-
-
-class OffLoopTokenizer(FakeTokenizer):
-    """Long texts must not be tokenised on the event loop, which is the main thread, and
-    UNTOUCHABLE not at all: either is a 500."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        on_loop = threading.current_thread() is threading.main_thread()
-        if on_loop and len(text) > INLINE_CHARS:
-            raise AssertionError(f"{len(text)} characters were tokenised on the event loop")
-        if text == UNTOUCHABLE:
-            raise AssertionError("this text was tokenised")
-        if text.startswith(PANIC):
-            raise PanicException("a panic inside Rust")
-        return super().encode(text, add_special_tokens)
-
-
-class FaultAdapter(FakeAdapter):
-    """`FakeAdapter` that does what the fault file says: `raise`, `raise once`, `hang`, `exit`,
-    `wait` for as long as it says so, or `prefill N`: wait where a prompt is not complete. What it
-    is waiting for then stands in the file `*.held`. `load DONE TOTAL`: stand there with loading.
-    See `Gate`."""
-
-    max_len = CONTEXT
-
-    @classmethod
-    def load(cls, checkpoint: Any, options: AdapterOptions) -> FakeAdapter:
-        while (fault := cls.fault()).startswith("load"):
-            _, done, total = fault.split()
-            report("loading weights", int(done), int(total))
-            time.sleep(0.002)
-        return super().load(checkpoint, options)
-
-    def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
-        pause = float(os.environ.get(STEP_SECONDS, "0"))
-        if pause:
-            time.sleep(pause)
-        halves = len(set(step.seq_ids.tolist())) > int(step.logits_mask.sum())
-        held = ""
-        while (fault := self.fault()) == "wait" or (halves and fault.startswith("prefill")):
-            if held and fault != held:
-                break  # another order: for the next step
-            held = fault
-            Path(os.environ[FAULT_FILE] + ".held").write_text(held)
-            time.sleep(0.002)
-        if fault == "raise once":
-            Path(os.environ[FAULT_FILE]).unlink()
-        if fault.startswith("raise"):
-            raise RuntimeError("secret detail at 0x7f00deadbeef in /root/model")
-        if fault == "hang":
-            time.sleep(3600)
-        if fault == "exit":
-            os._exit(17)
-        return super().forward(step, attention)
-
-    @staticmethod
-    def fault() -> str:
-        name = os.environ.get(FAULT_FILE)
-        if not name or not os.path.exists(name):
-            return ""
-        with contextlib.suppress(FileNotFoundError):
-            return Path(name).read_text()
-        return ""
 
 
 class Gate:
@@ -171,13 +89,13 @@ class ServerProcess:
         if real:
             command = ["-m", "llaisys.server"]
         elif command is None:
-            command = [str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve"]
+            command = [str(HELPERS / "fault_server.py")]
         named = "--api-key" in options
         self.key = options[options.index("--api-key") + 1] if named else None  # the first
         self._folder = tempfile.TemporaryDirectory(prefix="test-server-")
         kept = session_file or Path(self._folder.name) / "sessions.sqlite3"
         options = (*options, "--session-file", str(kept))
-        path = os.pathsep.join([str(PACKAGE), str(ROOT / "test" / "helpers")])
+        path = os.pathsep.join([str(PACKAGE), str(HELPERS)])
         self.process = subprocess.Popen(
             [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
             env={**os.environ, "PYTHONPATH": path, **(env or {})},
@@ -338,37 +256,3 @@ def resident(pid: int) -> int:
 def socket_directories() -> set[str]:
     """Where servers of this test process keep their sockets."""
     return {path.name for path in Path(tempfile.gettempdir()).glob("llaisys-*")}
-
-
-def main() -> int:
-    from llaisys.server.options import add_arguments, config_from_args
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    parser.add_argument("--exit-delay", type=float, default=1.5)
-    args = parser.parse_args(sys.argv[2:])
-    config = config_from_args(args)
-    engine = dataclasses.replace(config.engine, model="mock", tokenizer=OffLoopTokenizer())
-    health = dataclasses.replace(config.health, exit_delay=args.exit_delay)
-    names = config.served_model_names or ("fake",)
-    from llaisys.server.http_server import serve
-
-    return serve(
-        dataclasses.replace(
-            config,
-            engine=engine,
-            engine_module="server_helpers",
-            served_model_names=names,
-            health=health,
-        )
-    )
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        sys.exit(main())
-    from llaisys.common.model_registry import MODEL_REGISTRY
-    from llaisys.server.engine_client import process as engine_process
-
-    MODEL_REGISTRY["mock"] = "server_helpers:FaultAdapter"
-    engine_process.main()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from quick_gguf import quick_gguf
 from reference_models import opened, reference_logits
 
 from llaisys.common.step import ModelStepInput, SamplingMetadata
@@ -64,7 +65,8 @@ def reference(path: Path) -> Any:
     directory = path
     if path.is_file():
         directory, source["gguf_file"] = path.parent, path.name
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, **source)
+    with quick_gguf():
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, **source)
     return model.eval()
 
 

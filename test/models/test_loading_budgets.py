@@ -26,15 +26,15 @@ FLAGS = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": F
 
 @contextmanager
 def budget(seconds: float, mib: float) -> Iterator[None]:
-    """Python's own allocations, numpy's included, and the clock."""
+    """Python's own allocations, numpy's included, and the processor's time."""
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         yield
         peak = tracemalloc.get_traced_memory()[1] / MIB
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - started < seconds
+    assert time.process_time() - started < seconds
     assert peak < mib
 
 
@@ -58,9 +58,9 @@ def test_28000_added_tokens_load_in_seconds(tmp_path: Path, special: bool) -> No
 
     model_files.write_tiny_tokenizer(tmp_path)
     change_tokenizer(tmp_path, change)
-    started = time.perf_counter()
+    started = time.process_time()
     tokenizer = Tokenizer.from_directory(tmp_path)
-    assert time.perf_counter() - started < 15
+    assert time.process_time() - started < 15
     name = "<|27.99|>"
     assert tokenizer.token_id(name) == 259 + 2799
     ids = tokenizer.encode(name)
@@ -81,10 +81,10 @@ def test_control_tokens_of_a_gguf_file_load_in_seconds(tmp_path: Path) -> None:
     config = model_files.tiny_config("llama", vocab_size=257 + len(tokens), hidden_size=32)
     path = tmp_path / "m.gguf"
     model_files.write_gguf(path, config, add_tokenizer=add)
-    started = time.perf_counter()
+    started = time.process_time()
     with open_checkpoint(path) as checkpoint:
         tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-    assert time.perf_counter() - started < 15
+    assert time.process_time() - started < 15
     assert tokenizer.token_id("<|c19999|>") == 257 + 19_999
 
 

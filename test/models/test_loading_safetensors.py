@@ -214,7 +214,7 @@ def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(header)] ^= 1 << rng.randrange(8)
         cases.append(bytes(data))
-    started = time.perf_counter()
+    started = time.process_time()
     for case in cases:
         path.write_bytes(case)
         try:
@@ -222,4 +222,4 @@ def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
         except ModelLoadError:
             continue
         assert accepted_by_the_library(case), case
-    assert (time.perf_counter() - started) / len(cases) < 0.05
+    assert (time.process_time() - started) / len(cases) < 0.05

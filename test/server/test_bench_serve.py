@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_helpers import PACKAGE, STEP_SECONDS, ServerProcess
+from fault_engine import STEP_SECONDS
+from server_helpers import PACKAGE, ServerProcess
 from wire_helpers import make_certificate
 
 from llaisys.bench.http_client import Endpoint

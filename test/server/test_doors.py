@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from fault_engine import STEP_SECONDS
 from http_helpers import KEYS
-from server_helpers import STEP_SECONDS, Gate, ServerProcess
+from server_helpers import Gate, ServerProcess
 from test_online_security import CANARY, TELLING
 from wire_helpers import post_bytes, reset
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import engine_fakes
+import fault_server
 import httpx
 import pytest
-import server_helpers
 import zmq
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import LONG, PACKAGE, STEP_SECONDS, ServerProcess, alive, socket_directories
+from fault_engine import STEP_SECONDS
+from server_helpers import LONG, PACKAGE, ServerProcess, alive, socket_directories
 from wire_helpers import raw_request, reset, sse_events
 
 from llaisys.common.errors import InvalidInputError
@@ -47,7 +48,7 @@ async def running_engine(**limits: Any) -> AsyncIterator[AsyncLLMEngine]:
             warmup=False,
         ),
         limits=Limits(**limits),
-        engine_module="server_helpers",
+        engine_module="fault_engine",
     )
     engine = AsyncLLMEngine(config)
     try:
@@ -161,7 +162,7 @@ async def impossible_requests_are_rejected(engine: AsyncLLMEngine) -> None:
 
 
 async def long_texts_and_bad_words_are_tokenised_in_a_thread(engine: AsyncLLMEngine) -> None:
-    assert INLINE_CHARS == server_helpers.INLINE_CHARS
+    assert INLINE_CHARS == fault_server.INLINE_CHARS
     seen: list[tuple[str, bool]] = []  # (text, on the event loop)
     plain = engine.tokenizer.encode
 

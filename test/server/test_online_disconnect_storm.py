@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import LONG, STEP_SECONDS, Gate, ServerProcess
+from fault_engine import STEP_SECONDS
+from server_helpers import LONG, Gate, ServerProcess
 from wire_helpers import completion_choices, post_bytes, raw_request, read_to_end, reset
 
 PATH = "/v1/completions"

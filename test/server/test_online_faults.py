@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fault_engine import STEP_SECONDS
 from server_helpers import (
     FAULT_FILE,
     LONG,
-    STEP_SECONDS,
     Gate,
     ServerProcess,
     alive,

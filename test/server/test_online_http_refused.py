@@ -7,10 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fault_server import UNTOUCHABLE
 from http_helpers import CHAT, chat, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_helpers import UNTOUCHABLE, ServerProcess
+from server_helpers import ServerProcess
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from server_helpers import STEP_SECONDS, ServerProcess
+from fault_engine import STEP_SECONDS
+from server_helpers import ServerProcess
 from wire_helpers import make_certificate, post_bytes
 
 from llaisys.server.config import Limits

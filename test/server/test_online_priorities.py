@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from fault_engine import STEP_SECONDS
 from http_helpers import chat, error_of
-from server_helpers import STEP_SECONDS, Gate, ServerProcess
+from server_helpers import Gate, ServerProcess
 from wire_helpers import sse_events
 
 PATH = "/v1/completions"

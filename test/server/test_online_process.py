@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fault_engine import STEP_SECONDS
 from server_helpers import (
     LONG,
     PACKAGE,
-    STEP_SECONDS,
     ServerProcess,
     alive,
     open_files,

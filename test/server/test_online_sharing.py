@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_helpers import LONG, STEP_SECONDS, ServerProcess
+from fault_engine import STEP_SECONDS
+from server_helpers import LONG, ServerProcess
 
 from llaisys.engine.worker import STAGES
 from llaisys.server.config import Limits, ServerConfig

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from engine_fakes import FakeTokenizer, expected_tokens
-from server_helpers import LONG, STEP_SECONDS, ServerProcess, resident
+from fault_engine import STEP_SECONDS
+from server_helpers import LONG, ServerProcess, resident
 from wire_helpers import post_bytes, raw_events, raw_request, read_to_end, reset
 
 PATH = "/v1/completions"

@@ -13,16 +13,9 @@ from unittest.mock import MagicMock
 
 import httpx
 import pytest
+from fault_server import INLINE_CHARS, PANIC, UNTOUCHABLE, PanicException
 from http_helpers import CHAT, chat, error_of
-from server_helpers import (
-    INLINE_CHARS,
-    LONG,
-    PANIC,
-    UNTOUCHABLE,
-    Gate,
-    PanicException,
-    ServerProcess,
-)
+from server_helpers import LONG, Gate, ServerProcess
 from wire_helpers import raw_request, reset
 
 from llaisys.common.logs import JsonFormatter, TextFormatter

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_helpers import PACKAGE, ROOT, Gate, ServerProcess
+from server_helpers import HELPERS, PACKAGE, Gate, ServerProcess
 from terminal import Terminal
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.http_server import bind
 
-PROGRAM = (str(ROOT / "test" / "helpers" / "server_helpers.py"), "serve")
+PROGRAM = (str(HELPERS / "fault_server.py"),)
 
 
 def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.order("load 1 4")
     options = ("--port", "0", "--session-file", str(tmp_path / "s.db"), "--log-level", "error")
-    path = f"{PACKAGE}:{ROOT / 'test' / 'helpers'}"
+    path = f"{PACKAGE}:{HELPERS}"
     with Terminal(*options, program=PROGRAM, env={**gate.env, "PYTHONPATH": path}) as terminal:
         terminal.read_until("loading weights [" + "#" * 7 + "." * 23 + "]  25 %")
         gate.order("load 3 4")
@@ -70,19 +70,19 @@ def test_health_is_red_until_the_model_is_there(tmp_path: Path) -> None:
 
         def health() -> tuple[int, dict[str, object]]:
             try:
-                answer = httpx.get(f"{url}/health")
+                answer = httpx.get(f"{url}/health", timeout=60)
             except httpx.ConnectError:
                 return 0, {}
             return answer.status_code, answer.json()
 
         body = {"status": "loading", "stage": "loading weights", "progress": 0.25}
         server.wait_for(lambda: health() == (503, body), "the progress")
-        assert httpx.get(f"{url}/health").headers["retry-after"] == "1"
-        assert httpx.get(f"{url}/live").json() == {"status": "alive"}
+        assert httpx.get(f"{url}/health", timeout=60).headers["retry-after"] == "1"
+        assert httpx.get(f"{url}/live", timeout=60).json() == {"status": "alive"}
         gate.open()
         server.wait_ready()
         assert health() == (200, {"status": "ok"})
-        assert httpx.get(f"{url}/live").status_code == 200
+        assert httpx.get(f"{url}/live", timeout=60).status_code == 200
 
 
 def test_a_port_takes_connections_and_refuses_other_servers_from_the_start() -> None:

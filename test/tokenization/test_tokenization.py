@@ -13,6 +13,7 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quick_gguf import quick_gguf
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.texts import Texts
@@ -44,7 +45,8 @@ def smollm2(smollm2_path: Path) -> Tokenizer:
 def smollm2_reference(smollm2_path: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)
+    with quick_gguf():
+        return AutoTokenizer.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def run(folder: Path, holds: bool, *arguments: str) -> subprocess.CompletedProce
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test/some/test_some.py").write_text(TESTS.format(holds=holds))
     command = [sys.executable, str(folder / "scripts/run_tests.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds to import
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=plain)
 
 
 def test_a_test_that_fails_once_is_named_and_one_that_fails_twice_fails_the_run(
