@@ -13,6 +13,8 @@ from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.step import ModelStepInput
+from llaisys.common.types import SchedulerOutputs
+from llaisys.engine.core import EngineCore
 from llaisys.models.base import AdapterOptions
 from llaisys.models.draft_head import DraftHeadAdapter
 from llaisys.models.draft_head_files import open_draft_head
@@ -90,3 +92,40 @@ def test_drafts_change_no_token(files: dict[str, Path], method: str, exact: bool
             assert not llm.stats()["worker_errors"]
     assert answers[0] == answers[1]
     assert counts[0] == 0 < counts[1]
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+def test_steps_without_drafts_are_launched_ahead(
+    files: dict[str, Path], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that repeat themselves and answers that do not, in one batch and alone."""
+    plans: list[SchedulerOutputs] = []
+    launch = EngineCore._launch
+
+    def noted(core: EngineCore, plan: SchedulerOutputs, start: float) -> None:
+        plans.append(plan)
+        launch(core, plan, start)
+
+    monkeypatch.setattr(EngineCore, "_launch", noted)
+    drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method != "ngram":
+        drafts["model"] = str(files["model" if method == "draft_model" else method])
+    common: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "detokenize": False}
+    params = [
+        SamplingParams(temperature=1.0, seed=index, **common)
+        if index % 2
+        else SamplingParams(temperature=0.0, **common)
+        for index in range(len(PROMPTS))
+    ]
+    answers = []
+    for speculative, ahead in ((None, "off"), (drafts, "on")):
+        options: dict[str, Any] = {"speculative_config": speculative, "async_stepping": ahead}
+        options |= {"device": "cuda", "dtype": "f32", "num_kv_blocks": 200}
+        with LLM(str(files["model"]), **options) as llm:
+            found = [output.token_ids for output in llm.generate(PROMPTS, params)]
+            found += [o.token_ids for o in llm.generate(PROMPTS[:1], params[1:2])]
+            answers.append(found)
+            assert not llm.stats()["worker_errors"]
+            assert bool(plans) == (ahead == "on")
+    assert answers[0] == answers[1]
+    assert not any(plan.draft_token_ids for plan in plans)

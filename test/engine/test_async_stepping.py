@@ -309,12 +309,8 @@ def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failur
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"speculative_config": {"method": "ngram"}},
-        {"step_timeout": 60.0},
-        {"tensor_parallel_size": 2},
-    ],
-    ids=["speculation", "timeout", "ranks"],
+    [{"step_timeout": 60.0}, {"tensor_parallel_size": 2}],
+    ids=["timeout", "ranks"],
 )
 def test_what_needs_the_host_in_every_step_stays_synchronous(fields, caplog):
     fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False, **fields}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 
 import pytest
+from model_files import tiny_config
 
 from llaisys.bench import ops, place
 from llaisys.bench.machine import cpu_name_of
 from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import main
 from llaisys.libllaisys.model import STAGES as NATIVE_STAGES
+from llaisys.models.synthetic import SHAPES
 
 
 def test_bench_latency_has_the_promised_fields(
@@ -92,8 +95,20 @@ def test_bench_speculative_simulates_drafts_of_a_given_quality(
     assert {run["tokens_per_step"] for run in json.loads(capsys.readouterr().out)} == {1.0}
     assert main([*arguments, "--simulate", "2"]) != 0
     assert "simulate" in capsys.readouterr().err
-    assert main([*arguments, "--shape", "qwen2.5-7b"]) != 0
-    assert "left out without --simulate" in capsys.readouterr().err
+
+
+def test_bench_speculative_draws_from_random_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLAISYS_CACHE", str(tmp_path))
+    monkeypatch.setitem(SHAPES, "tiny", tiny_config(vocab_size=200, max_position_embeddings=256))
+    arguments = ["bench", "speculative", "--shape", "tiny", "--json", "--concurrency", "1,2"]
+    assert main([*arguments, "--new-tokens", "40", "--repeats", "1"]) == 0
+    runs = json.loads(capsys.readouterr().out)
+    assert [(run["work"], run["concurrency"]) for run in runs] == [
+        (work, count) for work in ("free", "chance", "repeat") for count in (1, 2)
+    ]
+    assert all(run["same_tokens"] and run["tok_s"] > 0 for run in runs)
 
 
 def test_bench_throughput_refuses_what_the_cache_cannot_hold(

@@ -71,7 +71,10 @@ class EveryStep(Speculator):
         for request, draft in zip(asked, drafts, strict=True):
             request.draft_token_ids = list(draft)
 
-    def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float) -> None:
+    def waits(self, running: Sequence[Request]) -> bool:
+        return True
+
+    def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float | None) -> None:
         for seq_id, draft in plan.draft_token_ids.items():
             self._count(len(draft), max(0, len(output.sampled.get(seq_id, ())) - 1))
 

@@ -8,6 +8,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
 
@@ -41,6 +43,17 @@ WORK = {
         "Plan a day in Rome for a family with children.",
     ),
 }
+# The same for random weights, which say nothing: what is drawn, and from which tokens. `free` cannot
+# be guessed; in `chance` the last tokens have often occurred before, and what followed says nothing;
+# in `repeat` every guess is right.
+DRAWS: dict[str, dict[str, Any]] = {
+    "free": {"temperature": 1.0},
+    "chance": {"temperature": 1.0, "allowed_token_ids": list(range(100, 132))},
+    "repeat": {"temperature": 0.0, "allowed_token_ids": [100]},
+}
+DRAWN_PROMPT = 128  # tokens
+
+_Asked = tuple[list[int], SamplingParams]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +80,55 @@ class _Timed:
 
 
 def run_speculative(
-    drafted: LLM, plain: LLM, concurrencies: list[int], new_tokens: int, repeats: int
+    drafted: LLM,
+    plain: LLM,
+    concurrencies: list[int],
+    new_tokens: int,
+    repeats: int,
+    *,
+    is_random: bool = False,
 ) -> list[dict[str, Any]]:
-    """Medians of runs in turn; `plain` has the same model and no drafts."""
+    """Medians of runs in turn; `plain` has the same model and no drafts. `is_random`: its weights
+    are, and it has no text."""
     results = []
-    for work, texts in WORK.items():
+    for work in DRAWS if is_random else WORK:
         for concurrency in concurrencies:
-            batches = [_prompts(plain, text, concurrency) for text in texts]
-            pairs = [
-                (_timed(plain, batches, new_tokens), _timed(drafted, batches, new_tokens))
-                for _ in range(repeats)
-            ]
+            if is_random:
+                batches = [_draws(plain, work, concurrency, new_tokens)]
+                _timed(plain, batches)  # the first steps of a size prepare it
+                _timed(drafted, batches)
+            else:
+                batches = [_prompts(plain, text, concurrency, new_tokens) for text in WORK[work]]
+            pairs = [(_timed(plain, batches), _timed(drafted, batches)) for _ in range(repeats)]
             results.append(asdict(_summary(work, concurrency, pairs)))
     return results
 
 
-def _prompts(llm: LLM, text: str, count: int) -> list[list[int]]:
-    """No two begin alike, so that none waits for another's prefix."""
+def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[_Asked]:
+    """No two begin alike, so that none waits for another's prefix. Answers end where they end: what
+    a model says behind a copied text is no copy."""
+    params = SamplingParams(max_tokens=new_tokens, temperature=0.0, detokenize=False)
     return [
-        llm.encode_chat([{"role": "user", "content": f"Task {index + 1}. {text}"}])
+        (llm.encode_chat([{"role": "user", "content": f"Task {index + 1}. {text}"}]), params)
         for index in range(count)
     ]
 
 
-def _timed(llm: LLM, batches: list[list[list[int]]], new_tokens: int) -> _Timed:
+def _draws(llm: LLM, work: str, count: int, new_tokens: int) -> list[_Asked]:
+    vocab_size = llm.model_info.vocab_size
+    prompts = np.random.default_rng(count).integers(0, vocab_size, (count, DRAWN_PROMPT))
+    common = {"max_tokens": new_tokens, "ignore_eos": True, "detokenize": False, **DRAWS[work]}
+    return [
+        (prompt, SamplingParams(seed=seed, **common)) for seed, prompt in enumerate(prompts.tolist())
+    ]
+
+
+def _timed(llm: LLM, batches: list[list[_Asked]]) -> _Timed:
     before = llm.stats()
     tokens: list[list[int]] = []
     decoded, seconds = 0, 0.0
-    for prompts in batches:
-        count, took = _decoded(llm, prompts, new_tokens, tokens)
+    for asked in batches:
+        count, took = _decoded(llm, asked, tokens)
         decoded, seconds = decoded + count, seconds + took
     after = llm.stats()
     counts = [
@@ -105,17 +138,14 @@ def _timed(llm: LLM, batches: list[list[list[int]]], new_tokens: int) -> _Timed:
     return _Timed(decoded / seconds if decoded else 0.0, tokens, *counts)
 
 
-def _decoded(
-    llm: LLM, prompts: list[list[int]], new_tokens: int, tokens: list[list[int]]
-) -> tuple[int, float]:
+def _decoded(llm: LLM, asked: list[_Asked], tokens: list[list[int]]) -> tuple[int, float]:
     """(tokens, seconds) of decoding, from the step on that finds every prompt done; the answers go
-    to `tokens`. They end where they end: what a model says behind a copied text is no copy."""
-    params = SamplingParams(max_tokens=new_tokens, temperature=0.0, detokenize=False)
-    names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
+    to `tokens`."""
+    names = [llm.submit(prompt, params, stream=True) for prompt, params in asked]
     started: set[str] = set()
     begin, decoded = time.perf_counter(), 0
     while llm.has_unfinished():
-        is_decoding = len(started) == len(prompts)
+        is_decoding = len(started) == len(asked)
         outputs = llm.step()
         if is_decoding:
             decoded += sum(len(output.token_ids) for output in outputs)

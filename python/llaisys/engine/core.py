@@ -78,12 +78,12 @@ class EngineCore:
         wanted = config.async_stepping
         if wanted == "off" or (wanted == "auto" and config.device not in AUTO_ASYNC_DEVICES):
             return False
-        if self.speculator is None and self.executor.can_launch:
+        if self.executor.can_launch:
             return True
         logger.log(
             logging.WARNING if wanted == "on" else logging.INFO,
-            "async_stepping is off: it needs one rank, no step_timeout, no speculative_config and "
-            "a model that can be launched",
+            "async_stepping is off: it needs one rank, no step_timeout and a model that can be "
+            "launched",
         )
         return False
 
@@ -160,18 +160,25 @@ class EngineCore:
 
     def _step_ahead(self) -> list[TokenUpdate]:
         """Launch until two steps are out, then wait for the older one. A step that is bound to the
-        results of those before it waits for all of them and runs alone."""
+        results of those before it waits for all of them and runs alone; so does one with drafts,
+        which are asked for when nothing is out."""
+        running, speculator = self.scheduler.running, self.speculator
         while len(self._out) < MAX_STEPS_OUT:
             start = time.perf_counter()
+            if speculator is not None:
+                if not self._out:
+                    speculator.propose(running)
+                elif speculator.waits(running):
+                    break
             plan = self._plan()
             if plan is None:
                 break
-            if self.scheduler.is_bound(plan):
+            if self.scheduler.is_bound(plan) or (speculator and speculator.looks_on(plan)):
                 updates, failed = self._attempt(plan, self._finish_all)
                 if updates is None:
                     return failed
                 with self._keeping(updates):
-                    return updates + self._run(plan, start)
+                    return updates + self._run(plan, max(start, self._last_finish))
             _, failed = self._attempt(plan, partial(self._launch, plan, start))
             if failed:
                 return failed
@@ -187,7 +194,11 @@ class EngineCore:
         output, failed = self._attempt(plan, partial(self.executor.finish_step, plan.step_id))
         if output is None:
             return failed
+        was_behind = start < self._last_finish  # its own time is that since the one before it
         start = max(start, self._last_finish)
+        if self.speculator is not None:
+            took = time.perf_counter() - start if was_behind else None
+            self.speculator.observe(plan, output, took)
         updates = self._applied(plan, output, start)
         self._last_finish = time.perf_counter()
         return updates

@@ -62,7 +62,7 @@ def add_commands(commands: Any) -> None:
     speculative.add_argument(
         "--simulate", type=float, help="drafts that are right with this chance; MODEL or --shape"
     )
-    speculative.add_argument("--shape", help="with --simulate: random weights of this shape")
+    speculative.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
     structured = kinds.add_parser("structured", help="requests with a JSON schema and without")
     _add_load(structured, _structured, concurrency="1,8", new_tokens=128, repeats=5)
     _add_perplexity(kinds)
@@ -184,9 +184,7 @@ def _throughput(options: argparse.Namespace) -> int:
 
     concurrencies = _concurrencies(options)
     if options.shape is not None:
-        from llaisys.bench.latency import shape_model_path
-
-        options.model = str(shape_model_path(options.shape, options.dtype or "auto"))
+        options.model = _shape_model(options)
     with open_llm(options) as llm:
         result = run_throughput(
             llm,
@@ -230,6 +228,12 @@ def _concurrencies(options: argparse.Namespace) -> list[int]:
     return found
 
 
+def _shape_model(options: argparse.Namespace) -> str:
+    from llaisys.bench.latency import shape_model_path
+
+    return str(shape_model_path(options.shape, options.dtype or "auto"))
+
+
 def _speculative(options: argparse.Namespace) -> int:
     """The exit status is 1 when drafts changed an answer."""
     from llaisys.bench.speculative import run_speculative
@@ -238,14 +242,19 @@ def _speculative(options: argparse.Namespace) -> int:
     if options.simulate is not None:
         return _simulated(options, concurrencies)
     if options.shape is not None:
-        raise refuse("shape", options.shape, "left out without --simulate")
+        options.model = _shape_model(options)
     if options.speculative_config is None:
         options.speculative_config = {}
     with open_llm(options) as drafted:
         options.speculative_config = None
         with open_llm(options) as plain:
             runs = run_speculative(
-                drafted, plain, concurrencies, options.new_tokens, options.repeats
+                drafted,
+                plain,
+                concurrencies,
+                options.new_tokens,
+                options.repeats,
+                is_random=options.shape is not None,
             )
     _print_runs(runs, options.json)
     return 0 if all(run["same_tokens"] for run in runs) else 1
@@ -254,13 +263,8 @@ def _speculative(options: argparse.Namespace) -> int:
 def _simulated(options: argparse.Namespace, concurrencies: list[int]) -> int:
     from llaisys.bench.simulated import run_simulated
 
-    model = options.model
-    if options.shape is not None:
-        from llaisys.bench.latency import shape_model_path
-
-        model = str(shape_model_path(options.shape, options.dtype or "auto"))
     runs = run_simulated(
-        model,
+        options.model if options.shape is None else _shape_model(options),
         given_engine_options(options),
         options.simulate,
         concurrencies,

@@ -4,6 +4,9 @@ A draft costs time and saves the step of a token when it is accepted. A request'
 as pays best: `rate` is the chance that its next draft is accepted, as its last ones say, and the
 price of one is learned by `DraftCosts`. A request that cannot be guessed tries a single draft now
 and then, more and more rarely.
+
+Drafts follow the newest token, so a step that may have some is planned when the steps before it are
+done. Where steps are launched ahead, `waits` says beforehand whether that is worth while.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
 LONGEST_PAUSE = 64  # steps
+HEAD_WATCHES = 16  # steps before a draft whose hidden states a head sees
 # Of a source that is right in streaks, and of a steady one: the weight of the newest draft token in
 # the rate, and the drafts in a row that may be all wrong before there is a pause.
 _SPEED, _PATIENCE = (0.25, 0.1), (2, 6)
@@ -48,6 +52,7 @@ class _Course:
     rate: float = FIRST_RATE  # chance that a draft token is accepted when the one before it was
     misses: int = 0  # drafts in a row of which nothing was accepted
     pause: int = 0  # steps until a draft is tried
+    is_awaited: bool = False  # a step waited for tokens because a draft was foreseen
 
     def learn(self, drafted: int, accepted: int) -> None:
         speed = _SPEED[self.is_steady]
@@ -57,6 +62,14 @@ class _Course:
         self.misses = 0 if accepted else self.misses + 1
         over = self.misses - _PATIENCE[self.is_steady]
         self.pause = min(LONGEST_PAUSE, 1 << over) if over > 0 else 0
+
+    def is_due(self, price: float, most: int) -> bool:
+        """Whether the next step may have a draft. When it may not, it will have none: the pause goes
+        on by one step, or begins."""
+        if self.pause <= 1 and (self.pause or best_length(self.rate, price, most)):
+            return True
+        self.pause = self.pause - 1 if self.pause else LONGEST_PAUSE
+        return False
 
     def next_length(self, price: float, most: int) -> int:
         """Of the draft for the next step; 0: none."""
@@ -86,7 +99,7 @@ class Speculator:
     def propose(self, running: Sequence[Request]) -> None:
         """Set `draft_token_ids` of those running requests that can use drafts in the next step."""
         count = len(running)
-        if count >= self.config.disable_by_batch_size or self.costs.wants_plain_step(count):
+        if self._goes_without(count):
             return
         price, most = self.costs.price(count), self.config.num_speculative_tokens
         requests, counts = [], []
@@ -111,6 +124,42 @@ class Speculator:
             self.costs.note_catching_up(time.perf_counter() - begin)
         for request, wanted, draft in zip(requests, counts, drafts, strict=True):
             request.draft_token_ids = self._usable(draft, wanted)
+            course = self._courses[request.seq_id]
+            if course.is_awaited and not draft and not course.is_steady:
+                course.learn(1, 0)  # as dear as a draft that was wrong
+            course.is_awaited = False
+
+    def waits(self, running: Sequence[Request]) -> bool:
+        """Whether the step to be planned, of which some tokens are drawn by one that is out, waits
+        for them because it will probably have drafts."""
+        count, found = len(running), False
+        if self._goes_without(count):
+            return False
+        price, most = self.costs.price(count), self.config.num_speculative_tokens
+        for request in running:
+            room = request.max_total_tokens - request.num_tokens - 2
+            if room < 1 or request.num_tokens != request.num_computed_tokens:
+                continue
+            course = self._courses.get(request.seq_id)
+            if course is None or course.is_due(price, most):
+                is_foreseen = self.proposer.foresees(request)
+                if course is not None:
+                    course.is_awaited = is_foreseen
+                found |= is_foreseen
+        return found
+
+    def looks_on(self, plan: SchedulerOutputs) -> bool:
+        """Whether the source of drafts has to see what a step computes."""
+        watched = self.proposer.steps_watched
+        if not watched or plan.batch_size >= self.config.disable_by_batch_size:
+            return False
+        courses = [self._courses.get(seq_id) for seq_id in plan.seq_ids]
+        return any(course is None or course.pause <= watched for course in courses)
+
+    def _goes_without(self, count: int) -> bool:
+        """Whether nobody gets drafts in a step of so many requests, whatever was learned."""
+        many = count >= self.config.disable_by_batch_size
+        return many or self.costs.wants_plain_step(count)
 
     def _usable(self, draft: Sequence[int], count: int) -> list[int]:
         """The tokens before the first that the model does not have."""
@@ -122,8 +171,9 @@ class Speculator:
 
     # ---- after it ------------------------------------------------------------------------------
 
-    def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float) -> None:
-        """Take in what a step made of its drafts, and forget the sequences that have gone."""
+    def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float | None) -> None:
+        """Take in what a step made of its drafts, and forget the sequences that have gone.
+        `seconds`: that it took; None: they are not a step's alone."""
         for seq_id in plan.released_seq_ids:
             self._courses.pop(seq_id, None)
             self.proposer.forget(seq_id)
@@ -133,7 +183,8 @@ class Speculator:
                 self._count(len(draft), accepted)
                 self.costs.note_drafts(len(draft))
                 self._courses[seq_id].learn(len(draft), accepted)
-        if not plan.num_prefill_tokens and not self.proposer.is_catching_up:
+        is_clean = not plan.num_prefill_tokens and not self.proposer.is_catching_up
+        if is_clean and seconds is not None:
             drafts = plan.num_decode_tokens - plan.batch_size
             self.costs.note(plan.batch_size, drafts, seconds)
 
@@ -169,7 +220,7 @@ def make_speculator(
         return None
     proposer: Proposer
     if config.has_weights:
-        proposer = DraftModelProposer(draft)
+        proposer = DraftModelProposer(draft, HEAD_WATCHES if config.is_head else 0)
     else:
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(config, proposer, vocab_size)

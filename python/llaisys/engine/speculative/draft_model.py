@@ -25,8 +25,9 @@ CATCHING_UP = 65  # new tokens of a sequence that cannot all be the last step's
 class DraftModelProposer(Proposer):
     is_steady = True
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, steps_watched: int = 0) -> None:
         self._draft = draft
+        self.steps_watched = steps_watched
         self._known: dict[int, int] = {}  # sequence -> tokens that the model was told
         self._forgotten: list[int] = []  # it is to be told of with the next call
         self.is_catching_up = False

@@ -27,13 +27,25 @@ class NgramProposer(Proposer):
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
         drafts: list[Sequence[int]] = []
         for request, count in zip(requests, counts, strict=True):
-            places = self._tables.get(request.seq_id)
-            if places is None:
-                places = self._tables[request.seq_id] = _Places(self._shortest)
             tokens = request.token_ids
-            start = places.find(tokens, self._longest)
+            start = self._places(request).find(tokens, self._longest)
             drafts.append(() if start == _NONE else tokens[start : start + count])
         return drafts
+
+    def foresees(self, request: Request) -> bool:
+        """When the last token is what was guessed at without a draft, and there is a guess at the
+        next one: one that comes true may be chance, and to look costs nothing."""
+        places, tokens = self._places(request), request.token_ids
+        came_true = places.guess == (len(tokens) - 1, tokens[-1])
+        start = places.find(tokens, self._longest)
+        places.guess = None if start == _NONE else (len(tokens), tokens[start])
+        return came_true and start != _NONE
+
+    def _places(self, request: Request) -> _Places:
+        places = self._tables.get(request.seq_id)
+        if places is None:
+            places = self._tables[request.seq_id] = _Places(self._shortest)
+        return places
 
     def forget(self, seq_id: int) -> None:
         self._tables.pop(seq_id, None)
@@ -42,13 +54,14 @@ class NgramProposer(Proposer):
 class _Places:
     """Where the tokens of one sequence occurred."""
 
-    __slots__ = ("_before", "_latest", "_shortest")
+    __slots__ = ("_before", "_latest", "_shortest", "guess")
 
     def __init__(self, shortest: int) -> None:
         self._shortest = shortest
         self._latest: dict[tuple[int, ...], int] = {}  # tokens -> index behind them
         # Place i - shortest: the place before i of the same tokens.
         self._before: list[int] = []
+        self.guess: tuple[int, int] | None = None  # (index, token) that nobody was told
 
     def find(self, tokens: list[int], longest: int) -> int:
         """The index of what followed the last tokens before, or _NONE. Enters the new tokens."""

@@ -16,11 +16,17 @@ class Proposer(ABC):
     is_catching_up = False
     # It is right about as often anywhere in an answer; otherwise it comes true in streaks.
     is_steady = False
+    # It sees what the model computes: so many of a sequence's steps before a draft at least.
+    steps_watched = 0
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
         """For each request at most `counts[i]` tokens that may follow `token_ids`; none: no idea.
         The tokens of a request only ever grow between two calls."""
+
+    def foresees(self, request: Request) -> bool:
+        """Whether it will have an idea when the next token, which is being computed, is known."""
+        return True
 
     @abstractmethod
     def forget(self, seq_id: int) -> None:

@@ -181,13 +181,11 @@ class Worker:
     def close(self) -> None:
         adapter, self.adapter = self.adapter, None
         opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
-        self._begun = None
         drafter, self._drafter = self._drafter, None
-        for model in (adapter, drafter):
-            if model is not None:
-                model.close()
+        self._begun = None
+        for part in (opened, adapter, drafter):
+            if part is not None:
+                part.close()
 
     def _open_adapter(self) -> ModelAdapter:
         if self.adapter is None:
@@ -233,13 +231,15 @@ class Worker:
 
     def launch_step(self, plan: SchedulerOutputs) -> None:
         """Hand a step to the model and return while it runs; at most one other may be out. Only for
-        plans of which nothing depends on the tokens of the step that is out but the tokens
-        themselves: no drafts, shifts, forms or scored prompts. Fails as `execute_step` does."""
+        plans of which nothing but the tokens themselves depends on those of the step that is out:
+        no drafts, shifts, forms or scored prompts. Fails as `execute_step` does."""
         self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
         self._sampling.set_masks(None, self._rows.row_of)
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
         self._launched.add(self._launch(plan, step))
+        if self._drafter is not None:
+            self._drafter.pass_over(plan)
         self._timers.num_steps += 1
 
     def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> LaunchedStep:

@@ -59,6 +59,9 @@ class DraftModel(Drafter):
     ) -> None:
         """It needs nothing but the tokens, which it is told when it is asked."""
 
+    def pass_over(self, plan: SchedulerOutputs) -> None:
+        """As above."""
+
     def _room(self, sequence: DraftSequence, count: int) -> int:
         """How many tokens can be drafted behind the known ones."""
         known = len(sequence.tokens)

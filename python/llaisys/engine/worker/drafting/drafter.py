@@ -28,5 +28,9 @@ class Drafter(ABC):
     ) -> None:
         """A step of the model has been drawn from; its hidden states are there still."""
 
+    @abstractmethod
+    def pass_over(self, plan: SchedulerOutputs) -> None:
+        """A step is launched of which it will not hear again."""
+
     def close(self) -> None:
         self.adapter.close()

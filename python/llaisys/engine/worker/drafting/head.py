@@ -61,11 +61,11 @@ class DraftHead(Drafter):
     def observe(
         self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
     ) -> None:
-        is_crowd = len(plan.seq_ids) >= self._too_many
-        for seq_id in (*plan.released_seq_ids, *(plan.seq_ids if is_crowd else ())):
-            self._forget(seq_id)
-        if is_crowd:
+        if len(plan.seq_ids) >= self._too_many:
+            self.pass_over(plan)
             return
+        for seq_id in plan.released_seq_ids:
+            self._forget(seq_id)
         hidden = model.hidden(sum(plan.counts))
         first, full = 0, []
         for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
@@ -92,6 +92,11 @@ class DraftHead(Drafter):
                 self._take_in([track], draws=False)
             else:
                 self._forget(track.sequence.seq_id)
+
+    def pass_over(self, plan: SchedulerOutputs) -> None:
+        """Its sequences begin anew, should they be seen again."""
+        for seq_id in (*plan.released_seq_ids, *plan.seq_ids):
+            self._forget(seq_id)
 
     def _track(self, seq_id: int, start: int) -> _Track:
         """That of a sequence which goes on at `start`; it begins anew when that is another place

@@ -1,0 +1,246 @@
+"""Drafts where steps are launched ahead: steps without drafts are, those with drafts wait, and the
+answers are those of an engine that has neither."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draft_heads import head_tensors, write_head
+from engine_fakes import VOCAB, expected_tokens, greedy, make_config, run_all
+from late_fakes import LateAdapter, late_adapter_of, make_late_engine
+from model_files import tiny_config, write_hf_model
+from proposers import AlwaysRight, AlwaysWrong, Fake, NoIdea, SometimesRight
+from test_speculative import (
+    MOCK_VOCAB,
+    NATIVE,
+    NothingCosts,
+    answers,
+    check_streams,
+    random_requests,
+    run,
+    truth_of,
+)
+from test_speculative_parts import make_speculator, request_of
+
+from llaisys.common.request import Request
+from llaisys.common.types import SchedulerOutputs, StepOutput
+from llaisys.engine.core import EngineCore
+from llaisys.engine.llm_engine import LLMEngine
+from llaisys.engine.speculative.control import HEAD_WATCHES, LONGEST_PAUSE
+from llaisys.engine.speculative.ngram import NgramProposer
+
+AHEAD: dict[str, Any] = {"async_stepping": "on"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fake": {"max_num_seqs": 48},
+    "native": {**NATIVE, "max_num_seqs": 8, "max_num_batched_tokens": 11, "num_blocks": 24},
+}
+HEAD_VOCAB = 96
+HEAD_CONFIG = tiny_config(
+    "mimo", hidden_size=32, num_hidden_layers=6, intermediate_size=40, vocab_size=HEAD_VOCAB,
+    max_position_embeddings=256,
+)  # fmt: skip
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[SchedulerOutputs]:
+    """The plans that were launched ahead."""
+    found: list[SchedulerOutputs] = []
+    launch = EngineCore._launch
+
+    def noted(core: EngineCore, plan: SchedulerOutputs, start: float) -> None:
+        assert not plan.draft_token_ids
+        found.append(plan)
+        launch(core, plan, start)
+
+    monkeypatch.setattr(EngineCore, "_launch", noted)
+    return found
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "proposer",
+    [None, AlwaysRight, AlwaysWrong, SometimesRight, NoIdea],
+    ids=lambda p: p.__name__ if p else "ngram",
+)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_drafts_between_steps_ahead_change_no_answer(
+    name: str, proposer: type[Fake] | None, launched: list[SchedulerOutputs]
+):
+    plain_settings = SETTINGS[name]
+    settings = plain_settings | AHEAD
+    if name == "fake":
+        settings |= {"adapter_class": LateAdapter}
+    drafts = 0
+    for seed in range(2, 4):
+        requests = random_requests(seed, VOCAB if name == "fake" else MOCK_VOCAB)
+        plain = run(requests, plain_settings)
+        drafted = run(requests, settings, truth_of(plain), proposer)
+        assert answers(drafted.outputs) == answers(plain.outputs)
+        check_streams(drafted, [f"r{i}" for i, request in enumerate(requests) if request[2]])
+        drafts += drafted.stats["spec_decode_num_draft_tokens"]
+    assert launched
+    if proposer is not None:
+        assert bool(drafts) == (proposer is not NoIdea)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model, and a head that knows nothing of what it says."""
+    path = tmp_path_factory.mktemp("ahead")
+    write_hf_model(path / "model", HEAD_CONFIG, tokenizer=False)
+    head = write_head(
+        path / "eagle",
+        {**HEAD_CONFIG, "model_type": "llama"},
+        head_tensors("eagle", HEAD_CONFIG),
+    )
+    return {"model": path / "model", "eagle": head}
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+def test_what_drafts_with_weights_follows_steps_that_it_has_not_seen(
+    method: str, files: dict[str, Path], launched: list[SchedulerOutputs]
+):
+    """Long answers, so that pauses become long enough for steps ahead; then short ones again."""
+    settings = {"model": str(files["model"]), "adapter_class": None, "max_num_seqs": 4}
+    drafts = {"method": method, "model": str(files["eagle"]), "num_speculative_tokens": 3}
+    if method == "draft_model":
+        drafts["model"] = str(files["model"])
+    requests = [([1, 2, 3], greedy(150, ignore_eos=True), False)]
+    requests += [([4 + i] * 5, greedy(9 + i, ignore_eos=True), False) for i in range(3)]
+    plain = run(requests, settings)
+    drafted = run(requests, settings | AHEAD, speculative={**drafts, "disable_by_batch_size": 9})
+    assert answers(drafted.outputs) == answers(plain.outputs)
+    assert drafted.stats["worker_errors"] == 0
+    assert drafted.stats["spec_decode_num_draft_tokens"] > 9
+    if method == "eagle":  # what the head must see is never launched
+        assert launched and all(not plan.num_prefill_tokens for plan in launched)
+
+
+def test_a_head_keeps_nothing_of_sequences_that_went_in_steps_ahead(files: dict[str, Path]):
+    drafts = {"method": "eagle", "model": str(files["eagle"]), "disable_by_batch_size": 2}
+    settings = {"model": str(files["model"]), "adapter_class": None, **AHEAD}
+    engine = LLMEngine(make_config(seed=7, speculative_config=drafts, **settings))
+    for count in (1, 3, 1):  # seen, too many to be seen, seen
+        for index in range(count):
+            engine.submit([index + 1] * 6, greedy(12, ignore_eos=True))
+        run_all(engine)
+    head = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    head.books.check_integrity()
+    assert len(head._tracks) <= 1  # the last one, of which no plan has said yet that it has gone
+    engine.close()
+
+
+# ---- which steps wait ----------------------------------------------------------------------------
+
+
+def steps_of(engine: LLMEngine, prompt: list[int], count: int, proposer: Any) -> tuple[int, int]:
+    """(steps, of them launched) of one answer."""
+    engine.core.speculator.proposer = proposer
+    engine.core.speculator.costs = NothingCosts()
+    engine.submit(prompt, greedy(count, ignore_eos=True), "r")
+    output = run_all(engine)["r"]
+    assert output.token_ids == expected_tokens(prompt, count, stops=())
+    return engine.stats()["num_steps"], late_adapter_of(engine).num_launched
+
+
+def test_an_answer_that_cannot_be_guessed_is_launched_ahead_like_any_other():
+    engine = make_late_engine(speculative_config={})
+    steps, launched = steps_of(engine, [1, 2, 3], 60, NgramProposer(2, 4))
+    assert steps == launched == 60
+
+
+def test_steps_wait_while_drafts_come_true():
+    prompt, drafts = [1, 2, 3], {"num_speculative_tokens": 4}
+    truth = {"r": [*prompt, *expected_tokens(prompt, 60, stops=())]}
+    engine = make_late_engine(speculative_config=drafts)
+    steps, launched = steps_of(engine, prompt, 60, AlwaysRight(truth, VOCAB))
+    assert launched == 1 and steps < 20  # the prompt's own
+    engine = make_late_engine(speculative_config=drafts)
+    steps, launched = steps_of(engine, prompt, 60, AlwaysWrong(truth, VOCAB))
+    assert steps == 60 and 50 < launched < 60
+
+
+def test_own_tokens_are_foreseen_when_a_guess_has_come_true():
+    proposer = NgramProposer(2, 4)
+    request = request_of([1, 2, 3, 4, 5, 1])
+    seen = []
+    for token in (2, 3, 4, 9, 1, 2, 8, 8):
+        seen.append(proposer.foresees(request))
+        request.token_ids.append(token)
+    #  1      2: guess 3  3: it came   4: and again  9      1      2: guess 3  8: another came
+    assert seen == [False, False, True, True, False, False, False, False]
+    assert not proposer.foresees(request_of([7], 1))
+
+
+class Foreseeing(NgramProposer):
+    """Sure to have an idea, and never has one."""
+
+    def foresees(self, request: Request) -> bool:
+        return True
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
+        return [()] * len(requests)
+
+
+def test_to_wait_for_nothing_counts_as_a_wrong_draft():
+    speculator = make_speculator()
+    speculator.proposer = Foreseeing(2, 4)
+    request = request_of([1, 2, 3])
+    speculator.propose([request])
+    waited = 0
+    for _ in range(300):
+        request.num_computed_tokens = request.num_tokens
+        if speculator.waits([request]):
+            waited += 1
+            request.num_computed_tokens -= 1
+            speculator.propose([request])
+    assert 5 < waited < 25
+    assert speculator.stats.num_drafts == 0
+
+
+def test_nobody_waits_for_drafts_that_there_will_not_be():
+    speculator = make_speculator(disable_by_batch_size=3)
+    speculator.proposer = Foreseeing(2, 4)
+    request, second, third = (request_of([1, 2, 3], seq_id) for seq_id in range(3))
+    for each in (request, second, third):
+        each.num_computed_tokens = 3
+    assert speculator.waits([request])
+    assert not speculator.waits([request, second, third])  # too many
+    assert not speculator.waits([request, second])  # two have not been timed
+    request.num_computed_tokens = 1
+    assert not speculator.waits([request])  # a prompt
+    request.num_computed_tokens, request.max_total_tokens = 3, 5
+    assert not speculator.waits([request])  # it ends before a draft would
+
+
+def test_a_head_sees_the_steps_before_its_drafts():
+    speculator = make_speculator()
+    plan = SchedulerOutputs(0, [0], ["r"])
+    assert not speculator.looks_on(plan)  # its own tokens are all that it needs
+    speculator.proposer.steps_watched = HEAD_WATCHES
+    assert speculator.looks_on(plan)  # a new sequence
+    request = request_of([1, 2, 3])
+    speculator.propose([request])
+    course = speculator._courses[0]
+    course.pause = LONGEST_PAUSE
+    request.num_computed_tokens = 3
+    unseen = 0
+    while not speculator.looks_on(plan):
+        assert not speculator.waits([request])
+        unseen += 1
+    assert unseen == LONGEST_PAUSE - HEAD_WATCHES
+    assert not speculator.looks_on(SchedulerOutputs(0, list(range(32)), ["r"] * 32))
+
+
+def test_a_step_whose_time_is_not_its_own_is_not_timed():
+    speculator = make_speculator()
+    plan = SchedulerOutputs(0, [0, 1], ["r", "s"], num_decode_tokens=2)
+    speculator.observe(plan, StepOutput(0, {0: [1], 1: [1]}), None)
+    assert speculator.costs.wants_plain_step(2)
+    speculator.observe(plan, StepOutput(0, {0: [1], 1: [1]}), 0.01)
+    assert not speculator.costs.wants_plain_step(2)
