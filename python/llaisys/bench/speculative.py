@@ -43,9 +43,9 @@ WORK = {
         "Plan a day in Rome for a family with children.",
     ),
 }
-# The same for random weights, which say nothing: what is drawn, and from which tokens. `free` cannot
-# be guessed; in `chance` the last tokens have often occurred before, and what followed says nothing;
-# in `repeat` every guess is right.
+# The same for random weights, which say nothing: how tokens are drawn, and which. `free` cannot be
+# guessed; in `chance` the last tokens have often occurred before, which says nothing; in
+# `repeat` every guess is right.
 DRAWS: dict[str, dict[str, Any]] = {
     "free": {"temperature": 1.0},
     "chance": {"temperature": 1.0, "allowed_token_ids": list(range(100, 132))},
@@ -118,9 +118,7 @@ def _draws(llm: LLM, work: str, count: int, new_tokens: int) -> list[_Asked]:
     vocab_size = llm.model_info.vocab_size
     prompts = np.random.default_rng(count).integers(0, vocab_size, (count, DRAWN_PROMPT))
     common = {"max_tokens": new_tokens, "ignore_eos": True, "detokenize": False, **DRAWS[work]}
-    return [
-        (prompt, SamplingParams(seed=seed, **common)) for seed, prompt in enumerate(prompts.tolist())
-    ]
+    return [(p, SamplingParams(seed=seed, **common)) for seed, p in enumerate(prompts.tolist())]
 
 
 def _timed(llm: LLM, batches: list[list[_Asked]]) -> _Timed:

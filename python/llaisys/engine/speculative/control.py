@@ -64,8 +64,8 @@ class _Course:
         self.pause = min(LONGEST_PAUSE, 1 << over) if over > 0 else 0
 
     def is_due(self, price: float, most: int) -> bool:
-        """Whether the next step may have a draft. When it may not, it will have none: the pause goes
-        on by one step, or begins."""
+        """Whether the next step may have a draft. When it may not, there will be none: the pause
+        goes on by one step, or begins."""
         if self.pause <= 1 and (self.pause or best_length(self.rate, price, most)):
             return True
         self.pause = self.pause - 1 if self.pause else LONGEST_PAUSE
