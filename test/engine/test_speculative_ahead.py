@@ -29,7 +29,8 @@ from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.core import EngineCore
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.engine.speculative.control import HEAD_WATCHES, LONGEST_PAUSE
+from llaisys.engine.speculative.control import LONGEST_PAUSE
+from llaisys.engine.speculative.draft_model import HEAD_WATCHES
 from llaisys.engine.speculative.ngram import NgramProposer
 
 AHEAD: dict[str, Any] = {"async_stepping": "on"}

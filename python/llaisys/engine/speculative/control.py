@@ -25,7 +25,6 @@ from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
 LONGEST_PAUSE = 64  # steps
-HEAD_WATCHES = 16  # steps before a draft whose hidden states a head sees
 # Of a source that is right in streaks, and of a steady one: the weight of the newest draft token in
 # the rate, and the drafts in a row that may be all wrong before there is a pause.
 _SPEED, _PATIENCE = (0.25, 0.1), (2, 6)
@@ -115,7 +114,7 @@ class Speculator:
                 length = course.next_length(price, most)
             if length:
                 requests.append(request)
-                counts.append(min(room, length))
+                counts.append(min(room, most if self.proposer.stops_itself else length))
         if not requests:
             return
         begin = time.perf_counter()
@@ -220,7 +219,7 @@ def make_speculator(
         return None
     proposer: Proposer
     if config.has_weights:
-        proposer = DraftModelProposer(draft, HEAD_WATCHES if config.is_head else 0)
+        proposer = DraftModelProposer(draft, config.is_head)
     else:
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(config, proposer, vocab_size)

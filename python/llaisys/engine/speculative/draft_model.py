@@ -19,15 +19,17 @@ logger = logging.getLogger("llaisys.engine")
 # (sequences, those that have gone) -> drafts, one list a sequence
 Draft = Callable[[Sequence[DraftRequest], Sequence[int]], list[list[int]]]
 
+HEAD_WATCHES = 16  # steps before a draft whose hidden states a head sees
 CATCHING_UP = 65  # new tokens of a sequence that cannot all be the last step's
 
 
 class DraftModelProposer(Proposer):
     is_steady = True
 
-    def __init__(self, draft: Draft, steps_watched: int = 0) -> None:
+    def __init__(self, draft: Draft, is_head: bool = False) -> None:
         self._draft = draft
-        self.steps_watched = steps_watched
+        self.steps_watched = HEAD_WATCHES if is_head else 0
+        self.stops_itself = is_head
         self._known: dict[int, int] = {}  # sequence -> tokens that the model was told
         self._forgotten: list[int] = []  # it is to be told of with the next call
         self.is_catching_up = False

@@ -18,6 +18,8 @@ class Proposer(ABC):
     is_steady = False
     # It sees what the model computes: so many of a sequence's steps before a draft at least.
     steps_watched = 0
+    # It stops where it is no longer sure, so that a draft may be as long as it likes.
+    stops_itself = False
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,19 @@ MAX_PENDING = 256  # rows of a sequence that wait for the next draft; more are c
 # A sequence that has decoded so many tokens without a draft is begun anew from its latest rows: who
 # does not draft pays for few rows when it tries again.
 MAX_IDLE, LATEST = 32, 16
+# A draft goes on while the head gives all of it this chance to be right: the best of those that were
+# tried on chat (docs/speculative.md).
+SURE = 0.45
 
 Features = NDArray[np.float32]
+
+
+class _Guesses(NamedTuple):
+    """What a step of the head says, a row a sequence."""
+
+    tokens: NDArray[np.int64]  # the likeliest ones, by the model's ids
+    features: Features  # the head's own hidden states
+    chances: NDArray[np.float64]  # that the tokens are right, as the head has it
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +138,8 @@ class DraftHead(Drafter):
         self, requests: Sequence[DraftRequest], forgotten: Sequence[int] = ()
     ) -> list[list[int]]:
         """None for a sequence of which the last step's hidden states are not known, or that there
-        is no room for. Who is forgotten, the plans say."""
+        is no room for; fewer than asked for when the head is not sure. Who is forgotten, the plans
+        say."""
         drafts: list[list[int]] = [[] for _ in requests]
         active: list[tuple[_Track, int, list[int]]] = []  # (who, drafts wanted, drafts)
         for request, draft in zip(requests, drafts, strict=True):
@@ -138,19 +151,24 @@ class DraftHead(Drafter):
                 active.append((track, count, draft))
         if not active:
             return drafts
-        drawn, hidden = self._take_in([track for track, _, _ in active], draws=True)
+        drawn, hidden, chances = self._take_in([track for track, _, _ in active], draws=True)
         while True:
             for (_, _, draft), token in zip(active, drawn.tolist(), strict=True):
                 draft.append(token)
-            going_on = [i for i, (_, count, draft) in enumerate(active) if len(draft) < count]
+            is_sure = (chances >= SURE).tolist()
+            going_on = [
+                i for i, (_, count, draft) in enumerate(active) if is_sure[i] and len(draft) < count
+            ]
             if not going_on:
                 return drafts
             active, drawn, hidden = [active[i] for i in going_on], drawn[going_on], hidden[going_on]
+            before = chances[going_on]
             tracks = [track for track, _, _ in active]
             starts = [track.sequence.computed + len(draft) - 1 for track, _, draft in active]
-            drawn, hidden = self._step(tracks, starts, drawn, hidden, [1] * len(active))
+            drawn, hidden, chances = self._step(tracks, starts, drawn, hidden, [1] * len(active))
+            chances *= before
 
-    def _take_in(self, tracks: Sequence[_Track], draws: bool) -> tuple[NDArray[np.int64], Features]:
+    def _take_in(self, tracks: Sequence[_Track], draws: bool) -> _Guesses:
         """Compute the rows that wait; see `_step`."""
         starts = [track.sequence.computed for track in tracks]
         counts = [len(track.tokens) for track in tracks]
@@ -170,9 +188,8 @@ class DraftHead(Drafter):
         features: Features,
         counts: Sequence[int],
         draws: bool = True,
-    ) -> tuple[NDArray[np.int64], Features]:
-        """The likeliest token behind the last row of each, by the model's ids, and that row's
-        hidden state; both empty when nothing is drawn."""
+    ) -> _Guesses:
+        """Behind the last row of each; all empty when nothing is drawn."""
         sizes = np.array(counts, dtype=np.int64)
         edges = sizes.cumsum()
         ends = np.array(starts, dtype=np.int64) + sizes
@@ -187,10 +204,13 @@ class DraftHead(Drafter):
         attention = self.books.attention(sequences, ends.tolist(), rows, positions)
         output = self.adapter.forward_features(step, attention, np.ascontiguousarray(features))
         if not draws:
-            return np.zeros(0, dtype=np.int64), features[:0]
+            return _Guesses(np.zeros(0, dtype=np.int64), features[:0], np.zeros(0))
         outputs = np.argsort(output.output_ids[: output.n_outputs]).astype(np.int32)
-        greedy = {"temperature": np.zeros(len(tracks))}
-        drawn = self.adapter.sample(SamplingMetadata(outputs, numbers=greedy)).astype(np.int64)
+        zeros = np.zeros(len(tracks))
+        greedy = SamplingMetadata(outputs, numbers={"temperature": zeros, "n_logprobs": zeros})
+        drawn = self.adapter.sample(greedy).astype(np.int64)
+        found = [self.adapter.logprobs(index) for index in range(len(tracks))]
+        chances = np.exp([row.sampled for row in found if row is not None])
         if self.adapter.token_ids is not None:
             drawn = self.adapter.token_ids[drawn]
-        return drawn, self.adapter.hidden(len(tokens))[edges - 1]
+        return _Guesses(drawn, self.adapter.hidden(len(tokens))[edges - 1], chances)
