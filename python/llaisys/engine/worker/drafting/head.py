@@ -28,8 +28,8 @@ MAX_PENDING = 256  # rows of a sequence that wait for the next draft; more are c
 # A sequence that has decoded so many tokens without a draft is begun anew from its latest rows: who
 # does not draft pays for few rows when it tries again.
 MAX_IDLE, LATEST = 32, 16
-# A draft goes on while the head gives all of it this chance to be right: the best of those that were
-# tried on chat (docs/speculative.md).
+# A draft goes on while the head gives all of it this chance to be right: what was best on chat
+# (docs/speculative.md).
 SURE = 0.45
 
 Features = NDArray[np.float32]
