@@ -1,48 +1,45 @@
 #!/usr/bin/env bash
-# check_amx.sh [OUT]: everything about AMX tiles in one run, on a machine that has them: builds library and C++
-# tests, runs the tests of products, then times products and a prompt with tiles and without and prints the
-# ratios. Results in OUT (default build/amx). Needs cmake, ninja (or make), a C++ compiler, python3 with numpy.
+# check_amx.sh: everything about AMX tiles in one run, on a machine that has them, about two minutes with 16
+# threads: builds the library and the C++ tests of products, runs those with tiles and without, then times
+# products and the 1.5B shape (bf16, int8, int4; 1 to all threads). Prints every figure as it comes.
+# Needs cmake, ninja (or make), a C++ compiler, python3 with numpy. PREBUILT=1: with what is in build/amx-native.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=${1:-build/amx}
-mkdir -p "$out"
-grep -o -w 'amx_[a-z0-9]*' /proc/cpuinfo | sort -u | tr '\n' ' '
-echo "$(nproc) threads, $(uname -r)"
-cmake -S . -B build/amx-native -DCMAKE_BUILD_TYPE=Release -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_CUDA=OFF >"$out/cmake.log"
-cmake --build build/amx-native -j "$(nproc)" >"$out/build.log"
+threads=$(nproc)
+step() { echo "@@ $SECONDS s: $*"; }
+step "$(grep -o -w 'amx_[a-z0-9]*' /proc/cpuinfo | sort -u | tr '\n' ' '), $threads threads, $(uname -r)"
+native=build/amx-native
+tests=(test_tiles test_ops test_ops_linear test_ops_quant test_packed_weights test_decoder test_runner test_parallel_linear)
+if [ -z "${PREBUILT:-}" ]; then
+  step build
+  mkdir -p "$native"
+  cmake -S . -B "$native" -DCMAKE_BUILD_TYPE=Release -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_CUDA=OFF >"$native/cmake.log"
+  cmake --build "$native" -j "$threads" --target llaisys "${tests[@]}" >"$native/build.log"
+fi
+export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} LLAISYS_LIBRARY=$PWD/$native/libllaisys.so
+time_it() { LLAISYS_CPU_AMX=$1 python3 scripts/bench_amx.py "${@:2}"; }
+step tests
+python3 -c 'from llaisys.bench.latency import shape_model_path as path; path("qwen2.5-1.5b", "auto")' & # written meanwhile
 for amx in on off; do
-  LLAISYS_CPU_AMX=$amx ctest --test-dir build/amx-native -R 'test_(tiles|ops|packed|decoder|runner|parallel_linear)' \
-    --output-on-failure >"$out/ctest.$amx.log" && echo "tests with AMX $amx: pass" || { tail -40 "$out/ctest.$amx.log"; exit 1; }
-done
-export PYTHONPATH=$PWD/python LLAISYS_LIBRARY=$PWD/build/amx-native/libllaisys.so
-bench() { # name, arguments
-  local name=$1
-  shift
-  for amx in on off; do
-    LLAISYS_CPU_AMX=$amx python3 -m llaisys bench "$@" --json >"$out/$name.$amx.json"
+  for test in "${tests[@]}"; do
+    LLAISYS_CPU_AMX=$amx "$native/test/cpp/$test" >"$native/test.log" 2>&1 ||
+      { tail -40 "$native/test.log"; echo "$test with AMX $amx: failed"; exit 1; }
   done
-}
-bench ops ops --model qwen2.5-0.5b --dtype bf16 --dtype q8_0 --dtype q4_0 --dtype q4_k --dtype q6_k
-bench latency.bf16 latency --shape qwen2.5-1.5b
-bench latency.int8 latency --shape qwen2.5-1.5b --quantization int8
-bench latency.int4 latency --shape qwen2.5-1.5b --quantization int4
-python3 - "$out" <<'P'
-import json, sys
-
-out = sys.argv[1]
-def read(name):
-    return [json.load(open(f"{out}/{name}.{amx}.json")) for amx in ("on", "off")]
-
-on, off = read("ops")
-before = {(r["op"], r["dtype"], r["shape"], r["rows"]): r for r in off["results"]}
-print(f"{'product':28s} {'rows':>5s} {'AMX':>9s} {'without':>9s} {'ratio':>6s}")
-for r in on["results"]:
-    if r["op"] == "linear":
-        b = before[r["op"], r["dtype"], r["shape"], r["rows"]]
-        print(f"{r['dtype'] + ' ' + r['shape']:28s} {r['rows']:5d} {r['value']:9.1f} {b['value']:9.1f} "
-              f"{r['value'] / b['value']:6.2f} {r['unit']}")
-for name in ("bf16", "int8", "int4"):
-    on, off = read(f"latency.{name}")
-    for key in ("load_s", "prefill_tok_s", "decode_tok_s", "bandwidth_fraction"):
-        print(f"1.5B {name:5s} {key:20s} {on[key]:10.2f} {off[key]:10.2f} {on[key] / off[key]:6.2f}")
-P
+  step "tests with AMX $amx: pass"
+done
+wait
+for weights in bf16 int8 int4; do
+  step "1.5B in $weights"
+  time_it on model $weights "$threads"
+  time_it off model $weights "$threads"
+done
+step products
+time_it on products
+time_it off products
+step "fewer threads"
+for ((n = threads / 2; n >= 1; n /= 2)); do
+  for weights in bf16 int8 int4; do
+    time_it on model $weights $n
+  done
+done
+step end

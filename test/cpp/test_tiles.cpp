@@ -65,12 +65,12 @@ template <const QuantLayout &layout> void check_format() {
     const int64_t k = 768;
     const int64_t n = 45;
     const std::vector<std::byte> w = random_panels(layout, 2, k);
-    for (int64_t m : {1, 63, 64, 65, 80, 97}) {
-        const int64_t stride = m | 1;
-        std::vector<int8_t> q(size_t(stride * k + ops::cpu::kTileOverrun));
-        std::vector<ops::cpu::QuantGroup> groups(size_t(stride * k / 32));
+    for (int64_t m : {1, 31, 32, 33, 63, 64, 65, 80, 97}) {
+        const int64_t rows = m < 16 ? m : round_up(m, 16);
+        std::vector<int8_t> q(size_t(rows * k));
+        std::vector<ops::cpu::QuantGroup> groups(size_t(rows * k / 32));
         ops::cpu::QuantTask task;
-        task.x = {q.data(), groups.data(), stride, k};
+        task.x = {q.data(), groups.data(), std::min<int64_t>(m, 16), k};
         for (int64_t i = 0; i < m; ++i) {
             const Tensor x = random_tensor({k}, kF32);
             ops::cpu::quant_kernels_of(Isa::portable)->quantise(task.x, i, x.as<float>());

@@ -144,7 +144,7 @@ def time_ops(place: Place, models: list[str], dtypes: list[str], quick: bool) ->
         for shape in LINEAR_SHAPES[model]:
             for dtype in dtypes:
                 if shape[1] % block_of(dtype)[0] == 0:
-                    yield from _linear(place, shape, dtype, rows)
+                    yield from time_linear(place, shape, dtype, rows)
     for dtype in (*dtypes, *workload.kv_dtypes):
         if dtype in QUANTISED_DTYPES:
             continue
@@ -160,7 +160,7 @@ def _weight_bytes(place: Place, dtype: str, shape: tuple[int, int]) -> int:
     return shape[0] * shape[1] * DTYPE_BYTES[dtype]
 
 
-def _linear(
+def time_linear(
     place: Place, shape: tuple[int, int], dtype: str, row_counts: tuple[int, ...]
 ) -> Iterator[Timing]:
     out_features, in_features = shape

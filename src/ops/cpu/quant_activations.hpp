@@ -50,13 +50,13 @@ inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
             inverse[g] = bound[g] > 0 ? 127.0f / bound[g] : 0.0f;
         }
         for (int64_t g = 0; g < n; ++g) {
-            const int64_t at = (first + g) * out.stride + row;
+            const int64_t at = out.at(row, first + g);
             out.groups[at] = quantise_group(out.q + at * kQuantGroup, x + (first + g) * kQuantGroup,
                                             inverse[g], bound[g] / 127.0f);
         }
     }
     if (groups > 0) {
-        out.groups[row].scale += reduce_add(tainted); // zero, or NaN: of all sums of the row then
+        out.groups[out.at(row, 0)].scale += reduce_add(tainted); // zero, or NaN for the row
     }
 }
 

@@ -151,8 +151,8 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
             }
         }
     }
-    const int8_t *q = x.q + (group * x.stride + row) * kQuantGroup;
-    const QuantGroup *about = x.groups + group * x.stride + row;
+    const int8_t *q = x.q + x.at(row, group) * kQuantGroup;
+    const QuantGroup *about = x.groups + x.at(row, group);
     const float *s = scales.s + vector * kLanes;
     const float *m = scales.m + vector * kLanes;
     for (int64_t g = 0; g < n_groups; ++g) {
@@ -199,8 +199,8 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
                                                  s + v * kLanes, m + v * kLanes, about[r]);
             }
         }
-        q += x.stride * kQuantGroup;
-        about += x.stride;
+        q += x.height * kQuantGroup;
+        about += x.height;
         s += kParts * kQuantPanel;
         m += kParts * kQuantPanel;
     }
@@ -259,11 +259,17 @@ FarFetch quant_some_rows(int64_t n, const QuantTask &task, int64_t row, int64_t 
     return fetch;
 }
 
+// How many of m rows the tile takes that begins at `row`: no more than are left in its block.
+inline int64_t height_at(int64_t row, int64_t m) {
+    const int64_t in_block = ops::cpu::kRowBlock - row % ops::cpu::kRowBlock;
+    return quant_height(m - row < in_block ? m - row : in_block);
+}
+
 // Tiles that go over a block, for m rows.
 template <typename Format> int64_t passes_of(int64_t m) {
     int64_t passes = 0;
-    for (int64_t n; m > 0; m -= n) {
-        n = quant_height(m);
+    for (int64_t row = 0, n; row < m; row += n) {
+        n = height_at(row, m);
         passes += kPanelVectors / vectors_of<Format>(int(n));
     }
     return passes;
@@ -279,7 +285,7 @@ void quant_block(const QuantTask &task, int64_t group, int64_t n_groups, const G
     FarFetch fetch = {first, reinterpret_cast<const char *>(end), first,
                       (end - next + steps - 1) / steps};
     for (int64_t row = 0, n; row < task.out.m; row += n) {
-        n = quant_height(task.out.m - row);
+        n = height_at(row, task.out.m);
         fetch = quant_some_rows<Format>(n, task, row, group, n_groups, groups, scales, ends, fetch);
     }
 }

@@ -11,9 +11,6 @@
 
 namespace llaisys::ops::cpu {
 
-// Products of so many rows use tile registers, where there are any: fewer were slower that way.
-constexpr int64_t kMinTileRows = 64;
-
 // What a product wants to know of 32 values of a row beside their bytes.
 struct QuantGroup {
     float scale;
@@ -25,16 +22,24 @@ struct QuantGroup {
     int32_t less_8, less_128;
 };
 
-// Quantised rows; k is a multiple of 32. Rows are side by side in every group, so that those of a
-// register tile lie at distances which the compiler knows. kTileOverrun bytes behind q may be read.
-constexpr int64_t kTileOverrun = 15 * kQuantGroup;
+// Quantised rows, in blocks of kRowBlock; k is a multiple of 32. In a block rows are side by side in
+// every group, so that those of a register tile lie at distances which the compiler knows and are one
+// stream along k. No tile reaches from one block into the next.
+constexpr int64_t kRowBlock = 16;
 struct QuantRows {
-    int8_t *q;          // [k / 32, stride, 32]
-    QuantGroup *groups; // [k / 32, stride]
-    int64_t stride;     // rows from one group to the next
+    int8_t *q;          // [rows / 16, k / 32, height, 32]
+    QuantGroup *groups; // [rows / 16, k / 32, height]
+    int64_t height;     // of a block: 16, or all rows where there are fewer
     int64_t k;
 
-    QuantRows from(int64_t row) const { return {q + row * kQuantGroup, groups + row, stride, k}; }
+    // Where a group of a row is, in groups.
+    int64_t at(int64_t row, int64_t group) const {
+        return (row / kRowBlock * (k / kQuantGroup) + group) * height + row % kRowBlock;
+    }
+    // From a row on that is a multiple of kRowBlock.
+    QuantRows from(int64_t row) const {
+        return {q + at(row, 0) * kQuantGroup, groups + at(row, 0), height, k};
+    }
 };
 
 // out[i, j] = sum over k of x[i, k] * w[j, k] + bias[j], for whole panels. `out` gives n, bias and

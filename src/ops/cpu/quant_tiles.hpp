@@ -6,8 +6,9 @@
 // the first cache) and are weighted and added up in f32 group by group, exactly as in quant_tile: the
 // sums are whole numbers, so a row has the same bits whichever way it went.
 //
-// Limit: the f32 arithmetic, three operations for a vector of 16 sums, 24 cycles beside the 16 of the
-// tile product (Sapphire Rapids); byte products without tiles take 64 and the same 24.
+// Limit: the f32 arithmetic, two operations for a vector of 16 sums (three with mins), 16 cycles beside
+// the 16 of the tile product (Sapphire Rapids); byte products without tiles take 64 and the same 16.
+// Five of the eight tiles are used: a core whose other thread uses tiles as well is faster so.
 #pragma once
 
 #include "device/cpu/tiles.hpp"
@@ -15,71 +16,106 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
+static_assert(ops::cpu::kRowBlock == kTileHeight);
+
 constexpr int64_t kSumGroups = 4;                                   // whose sums wait in memory
 constexpr int64_t kSumInts = 2 * kTileHeight * kQuantPanel;         // of one group, in two halves
-constexpr int64_t kMinTileRows = ops::cpu::kMinTileRows;            // fewer go without tiles
 constexpr int64_t kSumRow = kQuantPanel * int64_t(sizeof(int32_t)); // bytes
 
-// Tiles 0..3 are sums, 4 and 5 rows of x, 6 and 7 weights of 16 outputs each.
-template <bool is_split> constexpr TileShapes quant_shapes() {
-    constexpr int x_bytes = is_split ? 16 : 32; // values of k that share a scale
-    return {{16, 16, 16, 16, 16, 16, x_bytes / 4, x_bytes / 4},
-            {64, 64, 64, 64, x_bytes, x_bytes, 64, 64}};
+// Products of so many rows and more use tiles; fewer were as fast or faster without (docs/performance.md).
+// Weights of 8 bits need no unpacking there, and two scales in 32 values leave tiles a quarter of their depth.
+constexpr int64_t min_tile_rows(const QuantLayout &layout) {
+    return layout.bits == 8 || layout.is_split ? 64 : 32;
 }
 
-// sums [32, 32] = x (16 rows, or 32 where there is a second half) times a group of signed bytes w.
-template <typename Tiles>
-void multiply_group(const int8_t *x, const std::byte *w, bool has_second, int32_t *sums) {
-    Tiles::template load<6>(w, kSumRow);
-    Tiles::template load<7>(w + 64, kSumRow);
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    Tiles::template load<4>(x, kQuantGroup);
-    Tiles::template dot_bytes<0, 4, 6>();
-    Tiles::template dot_bytes<1, 4, 7>();
-    if (has_second) {
-        Tiles::template zero<2>();
-        Tiles::template zero<3>();
-        Tiles::template load<5>(x + kTileHeight * kQuantGroup, kQuantGroup);
-        Tiles::template dot_bytes<2, 5, 6>();
-        Tiles::template dot_bytes<3, 5, 7>();
-        int32_t *second = sums + kTileHeight * kQuantPanel;
-        Tiles::template store<2>(second, kSumRow);
-        Tiles::template store<3>(second + 16, kSumRow);
-    }
+// Tiles 0 and 1 are sums, 2 rows of x, 3 and 4 weights of 16 outputs each.
+template <bool is_split> constexpr TileShapes quant_shapes() {
+    constexpr int x_bytes = is_split ? 16 : 32; // values of k that share a scale
+    return {{16, 16, 16, x_bytes / 4, x_bytes / 4, 0, 0, 0}, {64, 64, x_bytes, 64, 64, 0, 0, 0}};
+}
+
+// sums [16, 32] = x (16 rows) times the weights in tiles 3 and 4, begun with kSumStart.
+template <typename Tiles> void multiply_half(const int8_t *x, int32_t *sums) {
+    alignas(64) static constexpr int32_t kStart[16] = {
+        kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart,
+        kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart};
+    Tiles::template load<0>(kStart, 0); // the same line for every row
+    Tiles::template load<1>(kStart, 0);
+    Tiles::template load<2>(x, kQuantGroup);
+    Tiles::template dot_bytes<0, 2, 3>();
+    Tiles::template dot_bytes<1, 2, 4>();
     Tiles::template store<0>(sums, kSumRow);
     Tiles::template store<1>(sums + 16, kSumRow);
+}
+
+template <typename Tiles> void load_weights(const std::byte *w) {
+    Tiles::template load<3>(w, kSumRow);
+    Tiles::template load<4>(w + 64, kSumRow);
+}
+
+// sums [32, 32] = x (16 rows) and `second` (the next 16, or null) times a group of signed bytes w.
+template <typename Tiles>
+void multiply_group(const int8_t *x, const int8_t *second, const std::byte *w, int32_t *sums) {
+    load_weights<Tiles>(w);
+    multiply_half<Tiles>(x, sums);
+    if (second != nullptr) {
+        multiply_half<Tiles>(second, sums + kTileHeight * kQuantPanel);
+    }
 }
 
 // The same for 16 rows where the first 16 values of k and the others have sums of their own: those of
 // the others are the second half.
 template <typename Tiles>
 void multiply_split_group(const int8_t *x, const std::byte *w, int32_t *sums) {
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    Tiles::template zero<2>();
-    Tiles::template zero<3>();
-    Tiles::template load<4>(x, kQuantGroup);
-    Tiles::template load<5>(x + 16, kQuantGroup);
-    Tiles::template load<6>(w, kSumRow);
-    Tiles::template load<7>(w + 64, kSumRow);
-    Tiles::template dot_bytes<0, 4, 6>();
-    Tiles::template dot_bytes<1, 4, 7>();
-    Tiles::template load<6>(w + kGroupBytes / 2, kSumRow);
-    Tiles::template load<7>(w + kGroupBytes / 2 + 64, kSumRow);
-    Tiles::template dot_bytes<2, 5, 6>();
-    Tiles::template dot_bytes<3, 5, 7>();
-    int32_t *rest = sums + kTileHeight * kQuantPanel;
-    Tiles::template store<0>(sums, kSumRow);
-    Tiles::template store<1>(sums + 16, kSumRow);
-    Tiles::template store<2>(rest, kSumRow);
-    Tiles::template store<3>(rest + 16, kSumRow);
+    load_weights<Tiles>(w);
+    multiply_half<Tiles>(x, sums);
+    load_weights<Tiles>(w + kGroupBytes / 2);
+    multiply_half<Tiles>(x + 16, sums + kTileHeight * kQuantPanel);
 }
 
-inline vf load_sum(const int32_t *p) {
+inline vi load_sum(const int32_t *p) {
     vi sum;
     __builtin_memcpy(&sum, p, sizeof sum);
-    return to_float(sum);
+    return sum;
+}
+
+// acc [rows, 32] += the sums of n groups, weighted, for up to 16 rows, all in one block. s and m are the
+// scales and minima of the first of the groups, `about` what is known of the rows there.
+template <typename Format, int n>
+void add_sums(float *__restrict acc, int64_t rows, const int32_t *sums, const float *s,
+              const float *m, const QuantGroup *about) {
+    constexpr QuantLayout layout = Format::layout;
+    constexpr int64_t kParts = layout.is_split ? 2 : 1;
+    for (int64_t r = 0; r < rows; ++r, acc += kQuantPanel, sums += kQuantPanel) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kPanelVectors; ++v) {
+            vf total = load(acc + v * kLanes);
+#pragma GCC unroll 8
+            for (int j = 0; j < n; ++j) {
+                const int32_t *sum = sums + j * kSumInts + v * kLanes;
+                const float *scales = s + j * kParts * kQuantPanel + v * kLanes;
+                const GroupScale<layout.grouped == 0> scale(load(scales));
+                const vf high =
+                    layout.is_split ? sum_of(load_sum(sum + kTileHeight * kQuantPanel)) : zero();
+                total = add_group<layout.is_split, layout.has_min>(
+                    total, scale.times(load_sum(sum)), high, scales,
+                    m + j * kParts * kQuantPanel + v * kLanes, about[j * kTileHeight + r]);
+            }
+            store(acc + v * kLanes, total);
+        }
+    }
+}
+
+// The same for up to kSumGroups groups.
+template <typename Format, int most = int(kSumGroups)>
+void add_some_sums(int64_t n, float *acc, int64_t rows, const int32_t *sums, const float *s,
+                   const float *m, const QuantGroup *about) {
+    if constexpr (most > 1) {
+        if (n < most) {
+            return add_some_sums<Format, most - 1>(n, acc, rows, sums, s, m, about);
+        }
+    }
+    add_sums<Format, most>(acc, rows, sums, s, m, about);
 }
 
 // acc [m, 32] += all rows of the task times a block of signed bytes, while [next, end) is fetched.
@@ -102,33 +138,22 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
             const int64_t n = n_groups - g < kSumGroups ? n_groups - g : kSumGroups;
             for (int64_t j = 0; j < n; ++j) {
                 fetch.step();
-                const int64_t at = (group + g + j) * task.x.stride + row;
-                const int8_t *x = task.x.q + at * kQuantGroup;
+                const int8_t *x = task.x.q + task.x.at(row, group + g + j) * kQuantGroup;
                 const std::byte *w = bytes + (g + j) * kGroupBytes;
                 if constexpr (layout.is_split) {
                     multiply_split_group<Tiles>(x, w, sums + j * kSumInts);
                 } else {
-                    multiply_group<Tiles>(x, w, rows > kTileHeight, sums + j * kSumInts);
+                    const int8_t *second =
+                        rows > kTileHeight ? x + kTileHeight * task.x.k : nullptr;
+                    multiply_group<Tiles>(x, second, w, sums + j * kSumInts);
                 }
             }
-            const QuantGroup *about = task.x.groups + (group + g) * task.x.stride + row;
-            for (int64_t r = 0; r < rows; ++r) {
-#pragma GCC unroll 8
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    const int64_t column = v * kLanes;
-                    float *place = acc + (row + r) * kQuantPanel + column;
-                    vf total = load(place);
-                    for (int64_t j = 0; j < n; ++j) {
-                        const int32_t *sum = sums + j * kSumInts + r * kQuantPanel + column;
-                        const int64_t s = (g + j) * kParts * kQuantPanel + column;
-                        const vf high =
-                            layout.is_split ? load_sum(sum + kTileHeight * kQuantPanel) : zero();
-                        total = add_group<layout.is_split, layout.has_min>(
-                            total, mul(load_sum(sum), load(scales.s + s)), high, scales.s + s,
-                            scales.m + s, about[j * task.x.stride + r]);
-                    }
-                    store(place, total);
-                }
+            const int64_t s = g * kParts * kQuantPanel;
+            for (int64_t r = 0; r < rows; r += kTileHeight) {
+                add_some_sums<Format>(n, acc + (row + r) * kQuantPanel,
+                                      rows - r < kTileHeight ? rows - r : kTileHeight,
+                                      sums + r * kQuantPanel, scales.s + s, scales.m + s,
+                                      task.x.groups + task.x.at(row + r, group + g));
             }
         }
     }
@@ -155,10 +180,10 @@ void unpack_signed(std::byte *out, const Groups &groups, int64_t n_groups) {
     }
 }
 
-// quant_linear with tiles for kMinTileRows rows and more. Up to 15 rows of x behind the last are read.
+// quant_linear with tiles for min_tile_rows() rows and more. All 16 rows of the last block of x are read.
 template <typename Tiles, typename Format> void quant_linear_tiles(const QuantTask &task) {
     constexpr QuantLayout layout = Format::layout;
-    if (task.out.m < kMinTileRows) {
+    if (task.out.m < min_tile_rows(layout)) {
         return quant_linear<Format>(task);
     }
     alignas(64) float acc[ops::cpu::kLinearRows * kQuantPanel];

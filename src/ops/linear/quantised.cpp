@@ -14,15 +14,11 @@ int64_t panels_of(const LinearPart &part) {
     return (part.weight->out_features + kQuantPanel - 1) / kQuantPanel;
 }
 
-// Rows from one group to the next: many are an odd number of 8, so that the rows of a tile in one
-// group and in the next ones fall into different sets of a cache.
-int64_t stride_of(int64_t m) { return m < 8 ? m : m + 7 - (m + 7) % 16 + 8; }
-
 // Rows that are multiplied at a time: as many as stay in the second cache while one panel of weights
 // after the other passes.
 int64_t rows_together(int64_t k) {
     constexpr int64_t kCacheBytes = 512 << 10;
-    constexpr int64_t kStep = 48; // whole tiles of any height
+    constexpr int64_t kStep = 3 * cpu::kRowBlock;
     const int64_t row_bytes = k + k / kQuantGroup * int64_t(sizeof(cpu::QuantGroup));
     const int64_t rows = kCacheBytes / std::max<int64_t>(row_bytes, 1) / kStep * kStep;
     return std::clamp(rows, kStep, cpu::kLinearRows);
@@ -34,13 +30,14 @@ cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const T
     const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
     const int64_t k = in.size(1);
     constexpr int64_t kFloats = sizeof(cpu::QuantGroup) / sizeof(float);
-    const int64_t stride = stride_of(m);
-    const int64_t bytes_end = (stride * k + cpu::kTileOverrun + 3) / 4;
-    const int64_t groups_end = bytes_end + kFloats * stride * (k / kQuantGroup);
-    float *memory = scratch->floats(groups_end + m * k);
     cpu::QuantRows x;
-    x.stride = stride;
+    x.height = std::min(m, cpu::kRowBlock);
     x.k = k;
+    const int64_t n_groups =
+        (m + cpu::kRowBlock - 1) / cpu::kRowBlock * x.height * (k / kQuantGroup);
+    const int64_t bytes_end = n_groups * kQuantGroup / int64_t(sizeof(float));
+    const int64_t groups_end = bytes_end + kFloats * n_groups;
+    float *memory = scratch->floats(groups_end + m * k);
     x.q = reinterpret_cast<int8_t *>(memory);
     x.groups = reinterpret_cast<cpu::QuantGroup *>(memory + bytes_end);
     float *wide = memory + groups_end; // where x is not f32
