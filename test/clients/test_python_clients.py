@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.mark.parametrize("name", CLIENTS)
-def test_client(server: ServerProcess, tmp_path: Path, name: str) -> None:
+@pytest.fixture(scope="module")
+def runs(
+    request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """Those that were chosen, two at a time: most of their seconds are imports."""
+    tests = [item for item in request.session.items if item.path == request.path]
+    chosen = [test.callspec.params["name"] for test in tests]
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(run, name, server, tmp_path_factory.mktemp(name)) for name in chosen
+        }
+
+
+def run(name: str, server: ServerProcess, home: Path) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "test" / "helpers"),
-        "HOME": str(tmp_path),  # nobody's settings
+        "HOME": str(home),  # nobody's settings
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # nothing is fetched
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LANGSMITH_TRACING": "false",
     }
     command = [str(PYTHON), str(PROGRAMS / f"{name}.py"), server.url, *CLIENTS[name]]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_client(runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str) -> None:
+    done = runs[name].result()
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

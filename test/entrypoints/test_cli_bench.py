@@ -13,8 +13,23 @@ from llaisys.bench import ops, place
 from llaisys.bench.machine import cpu_name_of
 from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import main
+from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.model import STAGES as NATIVE_STAGES
 from llaisys.models.synthetic import SHAPES
+
+PROBED: dict[str, float] = {}
+
+
+@pytest.fixture(autouse=True)
+def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each limit of the machine is measured once for all tests: what is reported matters here."""
+    probe = Stream.probe
+
+    def probe_once(stream: Stream, name: str) -> float:
+        PROBED[name] = PROBED.get(name) or probe(stream, name)
+        return PROBED[name]
+
+    monkeypatch.setattr(Stream, "probe", probe_once)
 
 
 def test_bench_latency_has_the_promised_fields(

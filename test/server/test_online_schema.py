@@ -23,6 +23,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--strict-fields",
         "--max-num-seqs",
         "16",
+        "--max-model-len",  # an answer without a limit ends here
+        "256",
         session_file=tmp_path_factory.mktemp("schema") / "s.db",
     ) as process:
         yield process.wait_ready()

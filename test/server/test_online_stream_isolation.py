@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -72,12 +73,17 @@ def test_eight_streams_do_not_mix(server: ServerProcess) -> None:
 
 def test_five_hundred_streams_at_once_lose_nothing(server: ServerProcess) -> None:
     async def run() -> None:
-        limits = httpx.Limits(max_connections=500)
-        async with httpx.AsyncClient(
-            base_url=server.url, timeout=120, limits=limits, verify=False
-        ) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [  # each has 20: what a client does for one grows with those that it has
+                await stack.enter_async_context(
+                    httpx.AsyncClient(base_url=server.url, timeout=120, verify=False)
+                )
+                for _ in range(25)
+            ]
             jobs = [(f"client {i}", 4 + i % 5) for i in range(500)]
-            results = await asyncio.gather(*[stream_tokens(client, *job) for job in jobs])
+            results = await asyncio.gather(
+                *[stream_tokens(clients[i % 25], *job) for i, job in enumerate(jobs)]
+            )
             for job, tokens in zip(jobs, results, strict=True):
                 assert tokens == wanted(*job)
 
