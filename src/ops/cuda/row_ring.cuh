@@ -230,33 +230,32 @@ __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
     const int own_units = (n_units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
 
     allow_next();
-    if (warp >= kRingWarps) {
-        if (warp == kRingWarps && lane == 0) {
-            for (int slot = 0; slot < shape.n_slots; ++slot) {
-                barrier_init(full + uint32_t(slot) * 8, 1);
-                barrier_init(empty + uint32_t(slot) * 8, kRingWarps);
-            }
-            barriers_are_made();
+    if (warp == kRingWarps && lane == 0) {
+        for (int slot = 0; slot < shape.n_slots; ++slot) {
+            barrier_init(full + uint32_t(slot) * 8, 1);
+            barrier_init(empty + uint32_t(slot) * 8, kRingWarps);
         }
-        __syncthreads();
+        barriers_are_made();
+    }
+    float4 scale[kStreams ? 1 : NormVectors]; // a weight: it may be read early
+    if constexpr (!kStreams) {
+#pragma unroll
+        for (int j = 0; j < NormVectors; ++j) {
+            const int at = threadIdx.x + j * kRingThreads;
+            scale[j] = warp < kRingWarps && at < in.k / 4
+                           ? reinterpret_cast<const float4 *>(in.norm_weight)[at]
+                           : make_float4(0, 0, 0, 0);
+        }
+    }
+    __syncthreads(); // one place for all warps: an aligned barrier wants that
+    if (warp >= kRingWarps) {
         fill_ring<T, kStreams>(in, use, own_units, shape, shared_address(shared), full, empty,
                                warp - kRingWarps);
         return;
     }
     const unsigned char *rows_of_x = shared + shape.x_at;
-    if constexpr (kStreams) {
-        __syncthreads();
-        wait_for_input();
-    } else {
-        float4 scale[NormVectors]; // a weight: it may be read early
-#pragma unroll
-        for (int j = 0; j < NormVectors; ++j) {
-            const int at = threadIdx.x + j * kRingThreads;
-            scale[j] = at < in.k / 4 ? reinterpret_cast<const float4 *>(in.norm_weight)[at]
-                                     : make_float4(0, 0, 0, 0);
-        }
-        __syncthreads();
-        wait_for_input();
+    wait_for_input();
+    if constexpr (!kStreams) {
         norm_rows_inside<T>(shared + shape.x_at, shape.x_stride, in,
                             reinterpret_cast<float *>(shared + shape.scratch_at), scale);
     }
