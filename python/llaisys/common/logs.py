@@ -14,6 +14,7 @@ from typing import Any
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
+SEPARATORS = frozenset(' ="')  # of the fields of a line
 
 
 # What ends a line somewhere, or writes over one: controls (ECMA-48), U+2028 and U+2029, and the
@@ -43,8 +44,7 @@ class JsonFormatter(logging.Formatter):
 def _one_word(value: object) -> str:
     """What a client sent must not look like another field or another line."""
     text = str(value)
-    plain = text.isprintable() and not any(c in text for c in ' ="')
-    return text if plain else json.dumps(text)
+    return text if text.isprintable() and SEPARATORS.isdisjoint(text) else json.dumps(text)
 
 
 class TextFormatter(logging.Formatter):

@@ -10,10 +10,11 @@ clients (`json_schema`). None is allowed where it is the field's default.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from llaisys.common.validation import (
 )
 
 _KEY = "llaisys"  # of the field's metadata
+_NEVER = object()  # no value is this
 
 
 class Kind:
@@ -265,19 +267,38 @@ def described(default: Any, about: Option) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: about})
 
 
-def options_of(owner: Any) -> Iterator[tuple[str, Option, Any]]:
+def options_of(owner: Any) -> tuple[tuple[str, Option, Any], ...]:
     """(name, description, default) of each described field of a dataclass, in its order."""
-    for field in dataclasses.fields(owner):
-        if _KEY in field.metadata:
-            yield field.name, field.metadata[_KEY], field.default
+    described_class: Any = owner if isinstance(owner, type) else type(owner)
+    return _options_of(described_class)
+
+
+@functools.cache
+def _options_of(owner: Any) -> tuple[tuple[str, Option, Any], ...]:
+    return tuple(
+        (field.name, field.metadata[_KEY], field.default)
+        for field in dataclasses.fields(owner)
+        if _KEY in field.metadata
+    )
+
+
+@functools.cache
+def _checks_of(owner: Any) -> tuple[tuple[str, Kind, Any], ...]:
+    """(name, kind, the default as it is when it needs no check) of each described field."""
+    found = []
+    for name, about, default in _options_of(owner):
+        is_plain = default is None or about.kind.check(name, default) is default
+        found.append((name, about.kind, default if is_plain else _NEVER))
+    return tuple(found)
 
 
 def check_options(instance: Any) -> None:
     """Check every described field of a frozen dataclass and put in the plain values."""
-    for name, about, default in options_of(instance):
+    owner: Any = type(instance)
+    for name, kind, plain in _checks_of(owner):
         value = getattr(instance, name)
-        if value is not None or default is not None:
-            object.__setattr__(instance, name, about.kind.check(name, value))
+        if value is not plain:
+            object.__setattr__(instance, name, kind.check(name, value))
 
 
 def changed(instance: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Sequence
@@ -106,8 +107,9 @@ class Service:
     def fingerprint(self) -> str:
         """Of the program and the model: answers of equal ones can be compared."""
         info = self.info
-        about = (VERSION, self.model_names[0], info.model_type, info.vocab_size, info.max_model_len)
-        return f"b{VERSION}-{hashlib.sha256(repr(about).encode()).hexdigest()[:8]}"
+        return _fingerprint(
+            self.model_names[0], info.model_type, info.vocab_size, info.max_model_len
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -162,6 +164,12 @@ def read_keys_again(shared: Shared, services: Sequence[Service]) -> None:
     shared.sessions.file.max_owner_bytes = config.max_session_bytes_per_key
     for service in services:
         service.admission.max_per_key = config.max_per_key
+
+
+@functools.lru_cache(64)
+def _fingerprint(*about: Any) -> str:
+    digest = hashlib.sha256(repr((VERSION, *about)).encode()).hexdigest()
+    return f"b{VERSION}-{digest[:8]}"
 
 
 def unknown_model(name: str, known: Sequence[str]) -> ApiError:

@@ -28,6 +28,7 @@ from llaisys.tokenization.token_text import LazyTokenBytes, token_text
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_TEXT_CHARS = 64 * 1024 * 1024
+SHORT_TEXT = 2048  # characters: waking other threads takes longer than encoding them
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -332,6 +333,8 @@ class Tokenizer:
 def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     """Bare ids of `text`; a vocabulary that cannot express it is the caller's error."""
     try:
+        if len(text) <= SHORT_TEXT:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
         # encode() keeps the GIL for as long as it takes, encode_batch() lets other threads run.
         return list(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
     except Exception as error:

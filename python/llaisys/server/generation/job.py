@@ -228,18 +228,19 @@ class Job:
                 events = answer.chunks(number, part)
                 if part.output is not None and self.turn is not None:
                     await self.turn.finish(part.output.outputs[0], self.model)
-                for event in events:
-                    yield event
-                item = await anext(parts, None)
+                item = None
+                if len(generation.outputs) < generation.num_prompts:
+                    if events:
+                        yield b"".join(events)
+                    item = await anext(parts, None)
+            # What ends the stream goes out together, in one write.
             usage = add_usage([output.usage for output in generation.outputs.values()])
-            for event in answer.end(usage):
-                yield event
+            yield b"".join([*events, *answer.end(usage)])
         except BaseException as error:
             if not is_fault(error):
                 raise
             failed = True
-            for event in answer.break_off(error_of(error, self.request_id)):
-                yield event
+            yield b"".join(answer.break_off(error_of(error, self.request_id)))
         finally:
             await parts.aclose()
             generation.close(failed)
