@@ -25,7 +25,7 @@ from server_helpers import ServerProcess
 pytestmark = pytest.mark.slow
 
 PROMISE = 0.1  # seconds
-SECONDS = 1.5  # of each abuse
+SECONDS = 1.0  # of each abuse
 CONTEXT = 32768
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
