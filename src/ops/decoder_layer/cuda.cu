@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kFinishThreads)
         const int at = (head - pairs.s.first_head(section)) * pairs.s.d + pair;
         load_eight(pairs.s.biases[section], at, low_bias);
         load_eight(pairs.s.biases[section], at + half, high_bias);
-        to = pairs.place(head, pair, row);
+        to = pairs.place(head, pair, row, section == 0 ? 0 : pairs.s.slots[row]);
     };
     if (threadIdx.x < n_items) {
         load(threadIdx.x);

@@ -31,14 +31,13 @@ template <typename T> struct PairStore {
     int64_t q_row;
     T *k_cache, *v_cache;
 
-    // The first value of a pair; null: a row that only fills the graph up.
-    __device__ __forceinline__ T *place(int head, int pair, int row) const {
+    // The first value of a pair; null: a row that only fills the graph up. slot: of the row.
+    __device__ __forceinline__ T *place(int head, int pair, int row, int64_t slot) const {
         const int section = s.section_of(head);
         const int own = head - s.first_head(section);
         if (section == 0) {
             return q + row * q_row + own * s.d + pair;
         }
-        const int64_t slot = s.slots[row];
         if (slot < 0 || slot >= s.n_slots) {
             return nullptr;
         }
@@ -65,11 +64,12 @@ template <typename T> struct PairStore {
 
 // Pairs of heads: a row of the first half and one of the second.
 template <typename T> struct QkvUse {
-    // All that the sums of a pair need: none of it waits for them.
+    // All that the sums of a pair need of memory: none of it waits for them, and they for none of it.
     struct Held {
         float low, high; // biases
-        float sin, cos;
-        T *to; // null: nowhere
+        int64_t position;
+        float frequency;
+        int32_t slot;
     };
 
     PairStore<T> pairs;
@@ -96,24 +96,30 @@ template <typename T> struct QkvUse {
         const int head = at / half;
         const int pair = at % half;
         if (i >= items || head >= pairs.s.heads()) {
-            return Held{0.0f, 0.0f, 0.0f, 1.0f, nullptr};
+            return Held{};
         }
-        Held held{pairs.bias(head, pair), pairs.bias(head, pair + half), 0.0f, 1.0f,
-                  pairs.place(head, pair, row)};
-        pairs.angle(pair, row, &held.sin, &held.cos);
-        return held;
+        return Held{pairs.bias(head, pair), pairs.bias(head, pair + half), pairs.s.positions[row],
+                    pairs.s.inv_freq[pair], pairs.s.slots[row]};
     }
-    __device__ __forceinline__ void store(int unit, int i, int, float low, float high,
+    __device__ __forceinline__ void store(int unit, int i, int row, float low, float high,
                                           const Held &held) const {
-        if (held.to == nullptr) {
+        const int half = pairs.s.d / 2;
+        const int at = unit * items + i;
+        const int head = at / half;
+        if (i >= items || head >= pairs.s.heads()) {
             return;
         }
-        const int half = pairs.s.d / 2;
+        T *to = pairs.place(head, at % half, row, held.slot);
+        if (to == nullptr) {
+            return;
+        }
+        float sin, cos;
+        turn_of(held.position, held.frequency, &sin, &cos);
         low += held.low;
         high += held.high;
-        pairs.turn((unit * items + i) / half, held.sin, held.cos, &low, &high);
-        held.to[0] = from_float<T>(low);
-        held.to[half] = from_float<T>(high);
+        pairs.turn(head, sin, cos, &low, &high);
+        to[0] = from_float<T>(low);
+        to[half] = from_float<T>(high);
     }
 };
 
