@@ -46,7 +46,10 @@ def naive_draft(tokens: list[int], shortest: int, longest: int, count: int) -> l
         return []
     longest_found = max(length for length, _ in places)
     end = next(end for length, end in places if length == longest_found)
-    return tokens[end : end + count]
+    draft: list[int] = []
+    while len(draft) < count:  # the drafts themselves follow the last token
+        draft.append((tokens + draft)[end + len(draft)])
+    return draft
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 3), (2, 4), (3, 3)])
@@ -68,7 +71,7 @@ def test_drafts_are_what_followed_the_same_tokens(shortest: int, longest: int):
 def test_requests_do_not_see_each_others_tokens_and_are_forgotten():
     proposer = NgramProposer(2, 4)
     first, second = request_of([1, 2, 3, 1, 2], 0), request_of([1, 2], 1)
-    assert [list(d) for d in proposer.propose([first, second], [2, 2])] == [[3, 1], []]
+    assert [list(d) for d in proposer.propose([first, second], [5, 2])] == [[3, 1, 2, 3, 1], []]
     proposer.forget(0)
     proposer.forget(77)
     assert list(proposer._tables) == [1]

@@ -29,7 +29,10 @@ class NgramProposer(Proposer):
         for request, count in zip(requests, counts, strict=True):
             tokens = request.token_ids
             start = self._places(request).find(tokens, self._longest)
-            drafts.append(() if start == _NONE else tokens[start : start + count])
+            draft = [] if start == _NONE else tokens[start : start + count]
+            if draft and len(draft) < count:  # what repeats itself goes on repeating itself
+                draft = (draft * (-(-count // len(draft))))[:count]
+            drafts.append(draft)
         return drafts
 
     def foresees(self, request: Request) -> bool:
