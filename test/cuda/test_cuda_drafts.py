@@ -81,6 +81,7 @@ def test_drafts_change_no_token(files: dict[str, Path], method: str, exact: bool
     if method != "ngram":
         name = "model" if method == "draft_model" else method
         drafts |= {"method": method.removesuffix("3"), "model": str(files[name])}
+        drafts["prompt_lookup_max"] = 64  # the head drafts, not the own tokens before it
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, detokenize=False)
     answers, counts = [], []
     for speculative in (None, drafts):
@@ -110,6 +111,7 @@ def test_steps_without_drafts_are_launched_ahead(
     drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
     if method != "ngram":
         drafts["model"] = str(files["model" if method == "draft_model" else method])
+        drafts["prompt_lookup_max"] = 64
     common: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "detokenize": False}
     params = [
         SamplingParams(temperature=1.0, seed=index, **common)

@@ -109,6 +109,7 @@ def test_what_drafts_with_weights_follows_steps_that_it_has_not_seen(
     """Long answers, so that pauses become long enough for steps ahead; then short ones again."""
     settings = {"model": str(files["model"]), "adapter_class": None, "max_num_seqs": 4}
     drafts = {"method": method, "model": str(files["eagle"]), "num_speculative_tokens": 3}
+    drafts["prompt_lookup_max"] = 64  # it is not the own tokens that draft
     if method == "draft_model":
         drafts["model"] = str(files["model"])
     requests = [([1, 2, 3], greedy(150, ignore_eos=True), False)]

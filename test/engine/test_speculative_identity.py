@@ -100,7 +100,7 @@ def test_answers_have_the_same_bits_with_every_proposer(
     monkeypatch.setattr("llaisys.engine.worker.drafting.head.SURE", 0.0)  # as long as they may be
     drafts = {"num_speculative_tokens": 5, "disable_by_batch_size": 1000, "method": method}
     if method != "ngram":
-        drafts["model"] = str(files[method])
+        drafts |= {"model": str(files[method]), "prompt_lookup_max": 64}
     model, accepted, refused, seed, count = str(files["model"]), 0, 0, 0, 0
     while count < COUNT:
         requests = random_requests(seed, VOCAB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.engine.speculative.control import LONGEST_PAUSE, Speculator, best_length
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts
 from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
+from llaisys.engine.speculative.own_first import OwnTokensFirst
 from llaisys.engine.worker.batch import Drawing
 from llaisys.engine.worker.sampling import SamplingRows
 
@@ -287,3 +289,58 @@ def test_only_draws_that_depend_on_no_other_are_made_together():
         hold(2, **changes)
         assert not sampling.are_greedy(np.array([0, 2])) and sampling.are_greedy(np.array([0, 1]))
         sampling.release(2)
+
+
+# ---- a head behind the own tokens ----------------------------------------------------------------
+
+
+class Nines(NgramProposer):
+    """Stands for a head: nines, and who was asked."""
+
+    steps_watched = 16
+    stops_itself = True
+
+    def propose(self, requests: Any, counts: Any) -> list[Any]:
+        self.asked = [request.seq_id for request in requests]
+        return [[9] * count for count in counts]
+
+
+def test_own_tokens_come_before_a_head_as_long_as_they_come_true():
+    head = Nines(2, 4)
+    proposer = OwnTokensFirst(NgramProposer(3, 3), head)
+    assert proposer.steps_watched == 16 and proposer.stops_itself and proposer.is_steady
+    text = list(range(10, 40))
+    copying, fresh = request_of([*text, 7, *text[:3]], 0), request_of([1, 2, 3], 1)
+    known = [*copying.token_ids, *text[3:], 7]
+    lengths = []
+    while copying.num_tokens < 55:
+        drafts = proposer.propose([copying, fresh], [8, 2])
+        assert list(drafts[1]) == [9, 9] and head.asked == [1]
+        end = copying.num_tokens
+        assert list(drafts[0]) == known[end : end + len(drafts[0])]
+        lengths.append(len(drafts[0]))
+        copying.token_ids = known[: end + len(drafts[0]) + 1]
+    assert lengths == [3, 6, 8, 8]
+
+
+def test_own_tokens_that_are_wrong_rest_longer_and_longer():
+    proposer = OwnTokensFirst(NgramProposer(2, 2), Nines(2, 4))
+    request, own = request_of([1, 2, 3, 1, 2]), []
+    for _ in range(200):
+        (draft,) = proposer.propose([request], [4])
+        if list(draft) != [9] * 4:
+            own.append(request.num_tokens)
+            request.token_ids.append(5)  # not what it was
+        request.token_ids += [1, 2]
+    gaps = [later - earlier for earlier, later in pairwise(own)]
+    assert gaps == sorted(gaps) and gaps[0] >= 16 and gaps[-1] >= 64
+    proposer.forget(0)
+    assert not proposer._trust and not proposer._own._tables
+
+
+def test_own_tokens_are_trusted_as_far_as_they_were_right():
+    proposer = OwnTokensFirst(NgramProposer(2, 2), Nines(2, 4))
+    request = request_of([1, 2, 3, 4, 5, 6, 1, 2])
+    assert list(proposer.propose([request], [8])[0]) == [3, 4, 5]
+    request.token_ids += [3, 4, 8, 1, 2]  # two were
+    assert len(proposer.propose([request], [8])[0]) == 2

@@ -62,7 +62,8 @@ def test_a_packaged_head_is_found_by_the_file_and_has_the_models_blocks(
     embedding = weights["model.embed_tokens.weight"]
     output = embedding[tensors["d2t"] + np.arange(50)]
     expected, _ = naive_head("eagle3", CONFIG, tensors, embedding, output, tokens, features)
-    assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()  # 8 bits
+    assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 4 bits
+    assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.99
 
     other = path.rename(tmp_path / "other.gguf")  # another name, and it is another model
     with open_checkpoint(other) as model, pytest.raises(ModelLoadError, match="no draft head"):

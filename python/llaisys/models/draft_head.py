@@ -71,7 +71,7 @@ class DraftHeadAdapter(NativeAdapter):
         self, checkpoint: DraftHeadFiles, options: AdapterOptions, check: Callable[[], None]
     ) -> None:
         """Beside a model whose weights are quantised on the CPU a head has such, too: the tables as
-        the model has them, its own in 8 bits."""
+        the model has them, or else in 8 bits, its layer in 4."""
         dtype = dtype_of(checkpoint.config, options)
         is_small = keeps_blocks(options) and checkpoint.quantised_model
         with Stream(n_threads=options.n_threads) as stream:
@@ -83,8 +83,10 @@ class DraftHeadAdapter(NativeAdapter):
                     tensor = tensor_from_blocks(blocks.rows, blocks.shape, name)
                 else:
                     tensor = tensor_from(read(), "f32" if is_vector else dtype)
-                    if is_small and quantised_dtype("int8", slot, tensor.shape) is not None:
-                        tensor = quantise(tensor, "q8_0", stream)
+                    choice = "int8" if slot in ("in_embed", "out_embed") else "int4"
+                    smaller = quantised_dtype(choice, slot, tensor.shape) if is_small else None
+                    if smaller is not None:
+                        tensor = quantise(tensor, smaller, stream)
                 with tensor:
                     self.native.replace_weight(slot, 0, tensor)
 

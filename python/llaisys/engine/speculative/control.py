@@ -21,6 +21,7 @@ from llaisys.engine.config import SpeculativeConfig
 from llaisys.engine.speculative.costs import DraftCosts
 from llaisys.engine.speculative.draft_model import Draft, DraftModelProposer
 from llaisys.engine.speculative.ngram import NgramProposer
+from llaisys.engine.speculative.own_first import OwnTokensFirst
 from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
@@ -220,6 +221,9 @@ def make_speculator(
     proposer: Proposer
     if config.has_weights:
         proposer = DraftModelProposer(draft, config.is_head)
+        if config.is_head:  # all of the tokens in common that count, lest it is asked for nothing
+            own = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_max)
+            proposer = OwnTokensFirst(own, proposer)
     else:
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(config, proposer, vocab_size)
