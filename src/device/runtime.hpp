@@ -80,6 +80,9 @@ struct Runtime {
     // From now on no result of an operator on the stream depends on how many rows or tokens it was
     // given with. Null where that is so anyway.
     void (*make_exact)(void *stream) = nullptr;
+    // Whether the first operator of a shape on the stream may take its time to try several ways of doing
+    // it; at first it may. Null where nothing is tried.
+    void (*allow_trials)(void *stream, bool are_allowed) = nullptr;
 };
 
 // Throws LLAISYS_ERROR_UNSUPPORTED for a device that this build does not have, INVALID for no such.

@@ -1,7 +1,8 @@
-// Workspace, output buffer and graph runner, each on its own.
+// Workspace, output buffer, graph runner and recorded steps, each on its own.
 #include "check.hpp"
 #include "fake_device.hpp"
 #include "ops/rearrange/op.hpp"
+#include "runtime/graph/captured_steps.hpp"
 #include "runtime/graph/graph.hpp"
 #include "runtime/output/output_buffer.hpp"
 #include "runtime/workspace/workspace.hpp"
@@ -242,4 +243,36 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
     }
     CHECK_EQ(n_allocations - before, 0);
     CHECK(before > 0);
+}
+
+// -- Recorded steps ----------------------------------------------------------------------------
+
+namespace {
+
+bool may_try = true; // several ways of an operator, on the stream of the test below
+
+} // namespace
+
+TEST(several_ways_are_tried_in_the_first_run_of_a_recorded_step_only) {
+    device::Runtime table = device::cpu_runtime();
+    table.allow_trials = [](void *, bool are_allowed) { may_try = are_allowed; };
+    table.begin_capture = [](void *) {};
+    table.end_capture = [](void *) -> void * { return &may_try; };
+    table.launch_graph = [](void *, void *) {};
+    table.destroy_graph = [](void *) {};
+    device::use_runtime(LLAISYS_DEVICE_CPU, &table);
+    {
+        const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
+        CapturedSteps steps(stream);
+        CHECK(!may_try); // a prompt that comes first does not wait
+        std::vector<bool> seen;
+        const auto body = [&] { seen.push_back(may_try); };
+        steps.run(8, 1, body);
+        steps.run(8, 1, body); // replayed
+        CHECK(seen == std::vector<bool>({true, false}));
+        CHECK(!may_try);
+        CHECK_THROWS(steps.run(16, 1, [&] { fail(LLAISYS_ERROR_INTERNAL, "lost"); }), "lost");
+        CHECK(!may_try);
+    }
+    device::use_runtime(LLAISYS_DEVICE_CPU, nullptr);
 }

@@ -1,12 +1,20 @@
-"""These tests need a GPU: without one (or without libllaisys_cuda) they are skipped by name."""
+"""These tests need a GPU: without one (or without libllaisys_cuda) they are skipped by name.
+
+The CPU is the reference of many of them: without AMX, which rounds activations to bf16.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
 from llaisys.common.errors import LlaisysError
 from llaisys.libllaisys.library import choose_library, lib
 from llaisys.libllaisys.types import DEVICE_NVIDIA
+
+
+os.environ["LLAISYS_CPU_AMX"] = "off"  # looked at when the first product is made
 
 
 def why_not() -> str | None:

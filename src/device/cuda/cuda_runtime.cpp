@@ -220,6 +220,10 @@ double measure(void *stream, Probe probe) {
 
 void make_exact(void *stream) { static_cast<CudaStream *>(stream)->is_exact = true; }
 
+void allow_trials(void *stream, bool are_allowed) {
+    static_cast<CudaStream *>(stream)->has_trials = are_allowed;
+}
+
 } // namespace
 
 const Runtime &cuda_runtime() {
@@ -251,6 +255,7 @@ const Runtime &cuda_runtime() {
         table.time_graph = time_graph;
         table.measure = measure;
         table.make_exact = make_exact;
+        table.allow_trials = allow_trials;
         return table;
     }();
     return runtime;

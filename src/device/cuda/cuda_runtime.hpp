@@ -46,10 +46,11 @@ struct CudaStream {
     int device_id;
     int compute_major; // of the compute capability
     int n_processors;
-    int max_shared_bytes;  // that a block can ask for
-    bool is_exact = false; // no result depends on how many rows or tokens an operator is given
-    bool has_early_launch; // compute capability 9: programmatic dependent launch
-    cudaStream_t stream;   // does not wait for the default stream
+    int max_shared_bytes;   // that a block can ask for
+    bool is_exact = false;  // no result depends on how many rows or tokens an operator is given
+    bool has_trials = true; // the first product of a shape may try several algorithms
+    bool has_early_launch;  // compute capability 9: programmatic dependent launch
+    cudaStream_t stream;    // does not wait for the default stream
     std::unique_ptr<MatrixProducts> products; // cuBLASLt, when it can be loaded
     GrowingMemory scratch;                    // of one operator, until the next
     GrowingMemory counters;                   // zero between operators

@@ -16,16 +16,15 @@ namespace {
 
 using cublaslt::Library;
 
-constexpr size_t kWorkspace = size_t(64) << 20;
+constexpr size_t kWorkspace = size_t(64) << 20; // and more than the second-level cache of an H200
 constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 3;
-constexpr size_t kFlushed = size_t(128) << 20; // more than any second-level cache holds
+constexpr float kHopeless = 1.15f;   // times the best: not timed again
 constexpr int64_t kSearchUpTo = 256; // rows: above, trying would take longer than it gives
 constexpr size_t kMaxPlans = 8192;
 
-// Rows for which algorithms are tried, a hundred milliseconds for a model: those of recorded steps, which
-// come again and again (CapturedSteps), so that it is done with when the warm-up is. A prompt may be of any
-// length, and takes the first proposal.
+// Rows for which algorithms are tried: those of recorded steps, which come again and again (CapturedSteps).
+// A prompt may be of any length, and takes the first proposal.
 bool is_searched(int64_t rows) {
     int64_t step = 8;
     while (rows > 8 * step) {
@@ -82,6 +81,7 @@ public:
     cublaslt::MatrixLayout d = nullptr;
     cublaslt::Algorithm algorithm{};
     bool is_possible = false;
+    bool is_tried = false; // against others
 
 private:
     void layout(cublaslt::MatrixLayout *result, cudaDataType_t type, int64_t rows, int64_t columns,
@@ -94,7 +94,8 @@ private:
 
 class CublasLt final : public MatrixProducts {
 public:
-    CublasLt(const Library &library, int device_id) : library_(library), device_id_(device_id) {
+    CublasLt(const Library &library, int device_id)
+        : library_(library), device_id_(device_id), trial_out_(device_id) {
         LLAISYS_CUDA(cudaSetDevice(device_id));
         check(library.Create(&handle_), "Create");
         LLAISYS_CUDA(cudaMalloc(&workspace_, kWorkspace));
@@ -110,21 +111,28 @@ public:
         library_.Destroy(handle_);
     }
 
-    bool run(cudaStream_t stream, const MatrixProduct &p) override { return run(stream, p, false); }
+    bool run(cudaStream_t stream, const MatrixProduct &p, bool may_try) override {
+        Plan &plan = plan_of(stream, p, false);
+        if (may_try && !plan.is_tried && plan.is_possible && is_searched(p.m) &&
+            !is_capturing(stream)) {
+            plan.is_tried = true;
+            search(stream, p, &plan);
+        }
+        return run(stream, p, plan);
+    }
 
     bool run_even(cudaStream_t stream, const MatrixProduct &p) override {
         ensure(p.m == kEvenRows && p.ldx == p.k && p.ldo == p.n && !p.accumulates &&
                    p.out_dtype == LLAISYS_DTYPE_F32,
                "run_even: ", p.m, " rows, strides of ", p.ldx, " and ", p.ldo);
-        return run(stream, p, true);
+        return run(stream, p, plan_of(stream, p, true));
     }
 
 private:
     // The last: whether it is even.
     using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool>;
 
-    bool run(cudaStream_t stream, const MatrixProduct &p, bool is_even) {
-        Plan &plan = plan_of(stream, p, is_even);
+    bool run(cudaStream_t stream, const MatrixProduct &p, const Plan &plan) {
         if (!plan.is_possible) {
             return false;
         }
@@ -155,7 +163,8 @@ private:
         return *plans_.emplace(key, std::move(plan)).first->second;
     }
 
-    void choose(cudaStream_t stream, const MatrixProduct &p, Plan *plan, bool is_even) {
+    // What cuBLASLt would take, the best first by its own reckoning.
+    std::vector<cublaslt::HeuristicResult> proposals(const Plan &plan, bool is_even) {
         cublaslt::Preference preference = nullptr;
         check(library_.MatmulPreferenceCreate(&preference), "MatmulPreferenceCreate");
         const size_t limit = kWorkspace;
@@ -166,31 +175,35 @@ private:
             library_.MatmulPreferenceSetAttribute(preference, cublaslt::kPreferenceReductions,
                                                   &none, sizeof none);
         }
-        cublaslt::HeuristicResult found[kCandidates];
+        std::vector<cublaslt::HeuristicResult> found(kCandidates);
         int count = 0;
         const int status =
-            library_.MatmulAlgoGetHeuristic(handle_, plan->matmul, plan->a, plan->b, plan->d,
-                                            plan->d, preference, kCandidates, found, &count);
+            library_.MatmulAlgoGetHeuristic(handle_, plan.matmul, plan.a, plan.b, plan.d, plan.d,
+                                            preference, kCandidates, found.data(), &count);
         library_.MatmulPreferenceDestroy(preference);
-        if (status != cublaslt::kSuccess || count == 0) {
+        found.resize(status == cublaslt::kSuccess ? size_t(count) : 0);
+        return found;
+    }
+
+    void choose(cudaStream_t stream, const MatrixProduct &p, Plan *plan, bool is_even) {
+        const std::vector<cublaslt::HeuristicResult> found = proposals(*plan, is_even);
+        if (!is_even) {
+            plan->is_possible = !found.empty();
+            plan->algorithm = found.empty() ? plan->algorithm : found[0].algorithm;
             return;
         }
+        ensure(!is_capturing(stream), "cuBLASLt: an even product of ", p.n, " x ", p.k,
+               " is recorded before its first run");
+        for (size_t i = 0; i < found.size() && !plan->is_possible; ++i) {
+            plan->algorithm = found[i].algorithm;
+            plan->is_possible = is_row_even(stream, p, *plan);
+        }
+    }
+
+    static bool is_capturing(cudaStream_t stream) {
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         LLAISYS_CUDA(cudaStreamIsCapturing(stream, &capture));
-        if (is_even) {
-            ensure(capture == cudaStreamCaptureStatusNone, "cuBLASLt: an even product of ", p.n,
-                   " x ", p.k, " is recorded before its first run");
-            for (int i = 0; i < count && !plan->is_possible; ++i) {
-                plan->algorithm = found[i].algorithm;
-                plan->is_possible = is_row_even(stream, p, *plan);
-            }
-            return;
-        }
-        plan->is_possible = true;
-        plan->algorithm = found[0].algorithm;
-        if (is_searched(p.m) && capture == cudaStreamCaptureStatusNone) {
-            search(stream, p, plan, found, count);
-        }
+        return capture != cudaStreamCaptureStatusNone;
     }
 
     // Multiplies rows that are all alike, and compares the results bit by bit.
@@ -223,25 +236,21 @@ private:
         return status == cublaslt::kSuccess;
     }
 
-    // Times the candidates on memory of its own and keeps the fastest. Before each run the caches are
-    // filled with something else, as the other layers of a model will have done.
-    void search(cudaStream_t stream, const MatrixProduct &p, Plan *plan,
-                const cublaslt::HeuristicResult *found, int count) {
-        const size_t out_bytes = size_t(bytes_of(p.out_dtype, p.m * p.ldo));
-        void *scratch = nullptr;
-        if (cudaMalloc(&scratch, out_bytes + kFlushed) != cudaSuccess) {
-            cudaGetLastError();
-            return;
-        }
+    // Times the candidates and keeps the fastest. Results go to `out` where they are overwritten anyway.
+    // Before each run the caches are filled with something else, as the other layers of a model will have
+    // done: with the workspace, where nothing stands between products.
+    void search(cudaStream_t stream, const MatrixProduct &p, Plan *plan) {
+        const std::vector<cublaslt::HeuristicResult> found = proposals(*plan, false);
+        void *out =
+            p.accumulates ? trial_out_.at_least(size_t(bytes_of(p.out_dtype, p.m * p.ldo))) : p.out;
         float best = 0;
-        for (int i = 0; i < count; ++i) {
+        for (const cublaslt::HeuristicResult &candidate : found) {
             float least = 0;
             bool runs = true;
             for (int run = 0; run <= kTimedRuns && runs; ++run) {
-                LLAISYS_CUDA(cudaMemsetAsync(static_cast<std::byte *>(scratch) + out_bytes, run,
-                                             kFlushed, stream));
+                LLAISYS_CUDA(cudaMemsetAsync(workspace_, run, kWorkspace, stream));
                 LLAISYS_CUDA(cudaEventRecord(begin_, stream));
-                runs = multiply(stream, p, *plan, found[i].algorithm, scratch, p.accumulates) ==
+                runs = multiply(stream, p, *plan, candidate.algorithm, out, p.accumulates) ==
                        cublaslt::kSuccess;
                 LLAISYS_CUDA(cudaEventRecord(end_, stream));
                 LLAISYS_CUDA(cudaEventSynchronize(end_));
@@ -250,19 +259,22 @@ private:
                 if (run > 0) { // the first is a warm-up
                     least = run == 1 ? milliseconds : std::min(least, milliseconds);
                 }
+                if (run > 0 && best > 0 && least > kHopeless * best) {
+                    break;
+                }
             }
             if (runs && (best == 0 || least < best)) {
                 best = least;
-                plan->algorithm = found[i].algorithm;
+                plan->algorithm = candidate.algorithm;
             }
         }
-        cudaFree(scratch);
     }
 
     const Library &library_;
     int device_id_;
     cublaslt::Handle handle_ = nullptr;
     void *workspace_ = nullptr;
+    GrowingMemory trial_out_; // of products that would add to what is there
     cudaEvent_t begin_ = nullptr;
     cudaEvent_t end_ = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans_;

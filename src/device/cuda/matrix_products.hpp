@@ -29,10 +29,10 @@ public:
     static std::unique_ptr<MatrixProducts> open(int device_id);
     virtual ~MatrixProducts() = default;
 
-    // Queues the product; false when there is no algorithm for it. The first product of a shape
-    // chooses the algorithm: for the rows of recorded steps by trying several, unless the stream is
-    // being captured.
-    virtual bool run(cudaStream_t stream, const MatrixProduct &product) = 0;
+    // Queues the product; false when there is no algorithm for it. The first product of a shape takes the
+    // first proposal; the first one that may try, for the rows of recorded steps and unless the stream is
+    // being captured, tries several and keeps the fastest.
+    virtual bool run(cudaStream_t stream, const MatrixProduct &product, bool may_try) = 0;
 
     // Rows of a product by run_even, no more and no less.
     static constexpr int64_t kEvenRows = 128;

@@ -122,8 +122,10 @@ double product_operations(const CudaStream &stream) {
     const MatrixProduct product{kSide,  kSide, kSide, LLAISYS_DTYPE_BF16, x,    kSide,
                                 weight, out,   kSide, LLAISYS_DTYPE_BF16, false};
     bool is_possible = true;
-    const double seconds = best_of_rounds(
-        stream, [&] { is_possible = is_possible && stream.products->run(stream.stream, product); });
+    const double seconds = best_of_rounds(stream, [&] {
+        is_possible =
+            is_possible && stream.products->run(stream.stream, product, stream.has_trials);
+    });
     return is_possible ? 2.0 * double(kSide) * double(kSide) * double(kSide) / seconds : 0;
 }
 

@@ -139,7 +139,7 @@ bool run_large(const device::CudaStream &stream, const Product &p, const void *x
     }
     const device::MatrixProduct product{p.m,      p.n,        p.k,   p.dtype,     x,     ldx,
                                         p.weight, p.out.data, p.ldo, p.out.dtype, p.adds};
-    if (!stream.products->run(stream.stream, product)) {
+    if (!stream.products->run(stream.stream, product, stream.has_trials)) {
         return false;
     }
     if (p.bias != nullptr) {

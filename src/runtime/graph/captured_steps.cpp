@@ -25,6 +25,12 @@ int64_t CapturedSteps::bucket_of(int64_t rows) const {
     return bucket;
 }
 
+void CapturedSteps::allow_trials(bool are_allowed) {
+    if (stream_.runtime().allow_trials != nullptr) {
+        stream_.runtime().allow_trials(stream_.native(), are_allowed);
+    }
+}
+
 void CapturedSteps::clear() {
     if (graphs_.empty()) {
         return;

@@ -2,6 +2,9 @@
 //
 // Rows are rounded up to a bucket, so that a few graphs serve all steps. The memory that a graph
 // touches must stay where it is: a caller says by a version when it has moved, and all graphs go.
+//
+// Only the first run of a step that is recorded afterwards may try several ways of an operator: that is time
+// of the warm-up, which no request pays for.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -12,7 +15,7 @@ namespace llaisys::runtime {
 
 class CapturedSteps {
 public:
-    explicit CapturedSteps(const device::Stream &stream) : stream_(stream) {}
+    explicit CapturedSteps(const device::Stream &stream) : stream_(stream) { allow_trials(false); }
     ~CapturedSteps() { clear(); }
     CapturedSteps(const CapturedSteps &) = delete;
     CapturedSteps &operator=(const CapturedSteps &) = delete;
@@ -33,7 +36,7 @@ public:
             stream_.runtime().launch_graph(found->second, stream_.native());
             return;
         }
-        body();
+        run_first(body);
         stream_.runtime().begin_capture(stream_.native());
         try {
             body();
@@ -48,6 +51,17 @@ public:
     size_t count() const { return graphs_.size(); }
 
 private:
+    template <typename Body> void run_first(const Body &body) {
+        allow_trials(true);
+        try {
+            body();
+        } catch (...) {
+            allow_trials(false);
+            throw;
+        }
+        allow_trials(false);
+    }
+    void allow_trials(bool are_allowed);
     void abandon();
 
     const device::Stream &stream_;
