@@ -13,7 +13,6 @@ from llaisys.common.errors import LlaisysError
 from llaisys.libllaisys.library import choose_library, lib
 from llaisys.libllaisys.types import DEVICE_NVIDIA
 
-
 os.environ["LLAISYS_CPU_AMX"] = "off"  # looked at when the first product is made
 
 
