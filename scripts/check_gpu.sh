@@ -82,7 +82,8 @@ for tool in memcheck synccheck racecheck; do
     "$build/check_draws" small
 done
 for shape in qwen2.5-1.5b qwen2.5-7b; do
-  stage "benchmark $shape" 120 "$python" scripts/bench_compare_vllm.py --engine ours --shape "$shape"
+  stage "benchmark $shape" 120 "$python" scripts/bench_compare_vllm.py --engine ours \
+    --shape "$shape" --repeats 1
 done
 stage "memory over 10,000 steps" 60 "$python" scripts/check_steps_memory.py
 stage "server against the engine alone" 60 "$python" scripts/bench_gpu_server.py
