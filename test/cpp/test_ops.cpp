@@ -171,8 +171,12 @@ TEST(rope_matches_twin_at_small_and_large_positions) {
                                     b * std::cos(angle) + a * std::sin(angle), tolerance);
                     }
                     if (in_dtype == out_dtype) {
-                        ops::rope(one_thread(), in, in, i64_tensor(positions), inv_freq);
+                        const Tensor keys = random_strided({n, 2, d}, in_dtype);
+                        const Tensor turned = random_strided({n, 2, d}, in_dtype);
+                        ops::rope(one_thread(), turned, keys, i64_tensor(positions), inv_freq);
+                        ops::rope_both(one_thread(), in, keys, i64_tensor(positions), inv_freq);
                         CHECK(same_bits(in, out));
+                        CHECK(same_bits(keys, turned));
                     }
                 }
             }

@@ -226,8 +226,7 @@ void DraftHead::attend(const device::Stream &stream, const ModelInput &input,
     };
     const ops::KvLayer &kv = attention.kv[0];
     const Tensor values = heads(act.v);
-    ops::rope(stream, heads(act.q), heads(act.q), input.positions, spec().kv.inv_freq);
-    ops::rope(stream, heads(act.k), heads(act.k), input.positions, spec().kv.inv_freq);
+    ops::rope_both(stream, heads(act.q), heads(act.k), input.positions, spec().kv.inv_freq);
     ops::kv_store(stream, kv, heads(act.k), &values, attention.slots);
     ops::attention(stream, heads(act.attn_out), heads(act.q), kv, attention.lists_of(0), scale_);
     ops::add_product(stream, residual, act.attn_out, o_.weight, nullptr, act.normed);

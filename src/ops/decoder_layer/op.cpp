@@ -70,8 +70,7 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
     };
     norm_heads(queries, head_norms.q);
     norm_heads(keys, head_norms.k);
-    rope(stream, queries, queries, placement.positions, placement.inv_freq);
-    rope(stream, keys, keys, placement.positions, placement.inv_freq);
+    rope_both(stream, queries, keys, placement.positions, placement.inv_freq);
     kv_store(stream, placement.kv, keys, &values, placement.slots);
 }
 

@@ -30,11 +30,14 @@ void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in
 
 } // namespace
 
-void rope_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in,
+void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count,
               const Tensor &positions, const Tensor &inv_freq) {
-    const int64_t n = in.size(0);
-    const int64_t heads = in.size(1);
-    const int64_t d = in.size(2);
+    const int64_t n = positions.size(0);
+    const int64_t d = 2 * inv_freq.size(0);
+    int64_t heads = 0;
+    for (int r = 0; r < count; ++r) {
+        heads += rotations[r].in.size(1);
+    }
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, n, heads * d + 4 * d, [&](int64_t first, int64_t last) {
         float cos[kAngles];
@@ -44,7 +47,9 @@ void rope_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in,
                 const int64_t pairs = std::min(kAngles, d / 2 - p);
                 kernels.angles(cos, sin, positions.as<int64_t>()[i], inv_freq.as<float>() + p,
                                pairs);
-                rope_pairs(kernels, out, in, i, p, pairs, cos, sin);
+                for (int r = 0; r < count; ++r) {
+                    rope_pairs(kernels, rotations[r].out, rotations[r].in, i, p, pairs, cos, sin);
+                }
             }
         }
     });

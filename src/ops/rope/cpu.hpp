@@ -5,7 +5,13 @@
 
 namespace llaisys::ops {
 
-void rope_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in,
+struct Rotation {
+    const Tensor &out;
+    const Tensor &in;
+};
+
+// All of them have the same tokens and d.
+void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count,
               const Tensor &positions, const Tensor &inv_freq);
 
 } // namespace llaisys::ops

@@ -6,9 +6,10 @@
 
 namespace llaisys::ops {
 
-void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
-          const Tensor &positions, const Tensor &inv_freq) {
-    const Checks check{"rope", stream};
+namespace {
+
+void check_rope(const Checks &check, const Tensor &out, const Tensor &in, const Tensor &positions,
+                const Tensor &inv_freq) {
     check.real_rows("in", in, 3);
     const int64_t n = in.size(0);
     const int64_t heads = in.size(1);
@@ -21,9 +22,18 @@ void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
     check.shape("out", out, {n, heads, d});
     check.vector("positions", positions, LLAISYS_DTYPE_I64, n);
     check.vector("inv_freq", inv_freq, LLAISYS_DTYPE_F32, d / 2);
+}
+
+} // namespace
+
+void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
+          const Tensor &positions, const Tensor &inv_freq) {
+    const Checks check{"rope", stream};
+    check_rope(check, out, in, positions, inv_freq);
+    const Rotation rotation{out, in};
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return rope_cpu(stream, out, in, positions, inv_freq);
+        return rope_cpu(stream, &rotation, 1, positions, inv_freq);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
         return rope_cuda(stream, out, in, positions, inv_freq);
@@ -31,6 +41,19 @@ void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
     default:
         check.no_kernel();
     }
+}
+
+void rope_both(const device::Stream &stream, const Tensor &q, const Tensor &k,
+               const Tensor &positions, const Tensor &inv_freq) {
+    if (stream.type() != LLAISYS_DEVICE_CPU) {
+        rope(stream, q, q, positions, inv_freq);
+        return rope(stream, k, k, positions, inv_freq);
+    }
+    const Checks check{"rope", stream};
+    check_rope(check, q, q, positions, inv_freq);
+    check_rope(check, k, k, positions, inv_freq);
+    const Rotation rotations[] = {{q, q}, {k, k}};
+    rope_cpu(stream, rotations, 2, positions, inv_freq);
 }
 
 } // namespace llaisys::ops
