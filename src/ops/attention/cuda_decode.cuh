@@ -2,7 +2,7 @@
 // query heads of a group its 8 columns, so that nothing is wasted on one token.
 //
 // Grid (split, key/value head, token), 4 warps. A warp streams tiles of 16 keys and values through a
-// ring of its own (3 slots of 2 * 16 * D values, cp.async) and keeps scores^T, a running maximum and
+// ring of its own (2 or 3 slots of 2 * 16 * D values, cp.async) and keeps scores^T, a running maximum and
 // out^T [D, 8 heads] in registers. The warps are merged in shared memory, the splits by
 // cuda_decode_merge.cuh, always in their order. Bound by memory: 2 blocks a processor keep about 128 KB
 // on their way.
@@ -15,13 +15,16 @@
 
 namespace llaisys::ops::cuda {
 
-constexpr int kDecodeStages = 3;
 constexpr int kDecodeKeys = 16;    // of a tile
 constexpr int kDecodeMinTiles = 8; // of a split: less does not pay for the merge
 
-template <int D> constexpr int decode_shared_bytes() {
-    return kDecodeWarps * kDecodeStages * 2 * kDecodeKeys * D * 2;
-}
+// What may be tried out; the defaults are what runs.
+struct DecodeTuning {
+    int stages = 0; // slots of a warp's ring, 2 or 3; 0: by how many tokens there are
+};
+
+template <int D, int Stages>
+constexpr int kDecodeRingBytes = kDecodeWarps * Stages * 2 * kDecodeKeys * D * 2;
 
 // Scores, maximum, sum and output of one warp.
 template <typename T, int D, int HeadTiles> struct DecodeState {
@@ -97,7 +100,7 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
 };
 
 // Streams this warp's tiles (first_tile + warp, + kDecodeWarps, ...) below last_tile into the state.
-template <typename T, int D, int HeadTiles>
+template <typename T, int D, int HeadTiles, int Stages>
 __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const int32_t *table,
                                              int kv_head, int begin, int end, int first_tile,
                                              int last_tile, uint32_t ring, const T *query,
@@ -116,7 +119,7 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     };
     const auto fetch = [&](int i, int64_t slot) {
         if (i < n) {
-            const uint32_t to = ring + uint32_t(i % kDecodeStages) * 2 * kTile;
+            const uint32_t to = ring + uint32_t(i % Stages) * 2 * kTile;
 #pragma unroll
             for (int c = lane; c < kDecodeKeys * kChunks; c += kWarp) {
                 const int row = c / kChunks;
@@ -131,10 +134,10 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
         copies_end_group();
     };
     // The tile of the last entry is being written by the kernel before; the others are not.
-    int64_t first_slots[kDecodeStages - 1];
-    bool is_fetched[kDecodeStages - 1];
+    int64_t first_slots[Stages];
+    bool is_fetched[Stages];
 #pragma unroll
-    for (int i = 0; i < kDecodeStages - 1; ++i) {
+    for (int i = 0; i < Stages; ++i) {
         first_slots[i] = slot_at(i);
         const int tile_end = (first_tile + warp + i * kDecodeWarps + 1) * kDecodeKeys;
         is_fetched[i] = args.are_settled && i < n && tile_end < end;
@@ -142,12 +145,12 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
             fetch(i, first_slots[i]);
         }
     }
-    int64_t next = slot_at(kDecodeStages - 1);
+    int64_t next = slot_at(Stages);
     if (args.are_settled) {
         wait_for_input();
     }
 #pragma unroll
-    for (int i = 0; i < kDecodeStages - 1; ++i) {
+    for (int i = 0; i < Stages; ++i) {
         if (!is_fetched[i]) {
             fetch(i, first_slots[i]);
         }
@@ -166,25 +169,26 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
         }
     }
     for (int i = 0; i < n; ++i) {
-        copies_wait<kDecodeStages - 2>();
+        copies_wait<Stages - 1>();
         __syncwarp();
-        fetch(i + kDecodeStages - 1, next);
-        next = slot_at(i + kDecodeStages);
-        const uint32_t tile = ring + uint32_t(i % kDecodeStages) * 2 * kTile;
+        const uint32_t tile = ring + uint32_t(i % Stages) * 2 * kTile;
         const int first = (first_tile + warp + i * kDecodeWarps) * kDecodeKeys;
         state.add(tile, tile + kTile, q, first, begin, end, args.scale_log2);
+        __syncwarp(); // before its slot is filled again
+        fetch(i + Stages, next);
+        next = slot_at(i + Stages + 1);
     }
     copies_wait<0>();
 }
 
-template <typename T, int D, int HeadTiles>
+template <typename T, int D, int HeadTiles, int Stages>
 __global__ void __launch_bounds__(kDecodeThreads, 2)
     attention_decode_kernel(AttentionArgs args, const int32_t *tokens, DecodeSplits splits) {
     constexpr int kHeads = 8 * HeadTiles;
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ float max_of[kDecodeWarps][kHeads];
     __shared__ float sum_of[kDecodeWarps][kHeads];
-    __shared__ float top_of[kHeads], total_of[kHeads]; // of all warps
+    __shared__ uint64_t merge_barrier;
 
     allow_next();
     if (!args.are_settled) {
@@ -209,12 +213,19 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int n_tiles = tiles_end - tiles_begin;
     const int per_split = max((n_tiles + splits.n - 1) / splits.n, kDecodeMinTiles);
     const int n_splits = (n_tiles + per_split - 1) / per_split;
-    float *outs = reinterpret_cast<float *>(shared);  // [warp][head][D]
-    float *merged = outs + kDecodeWarps * kHeads * D; // [head][D], of all warps
+    constexpr int kPitch = D + 4;                    // of `outs`, so that no bank is met twice
+    float *outs = reinterpret_cast<float *>(shared); // [warp][head][kPitch]
+    const unsigned char *room = shared + kDecodeRingBytes<D, Stages>;
+    SplitMerge<T, D, kHeads> merge(args, splits, n_splits, shared_address(room),
+                                   shared_address(&merge_barrier));
+    if (n_splits > 1) {
+        merge.begin();
+    }
     if (split >= n_splits) {
         wait_for_input(); // who does not wait lets the kernel after the next begin too early
         if (n_splits > 1) {
-            merge_splits<T, D, kHeads>(args, splits, n_splits, merged, top_of, total_of, out);
+            merge.meet();
+            merge.finish(out, args.out_head, room);
         }
         return;
     }
@@ -225,10 +236,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const T *q = static_cast<const T *>(args.q) + token * args.q_token +
                  int64_t(kv_head) * args.group * args.q_head;
     const uint32_t ring =
-        shared_address(shared) + uint32_t(warp) * kDecodeStages * 2 * kDecodeKeys * D * 2;
+        shared_address(shared) + uint32_t(warp) * Stages * 2 * kDecodeKeys * D * 2;
     const int first_tile = tiles_begin + split * per_split;
-    decode_tiles<T, D, HeadTiles>(args, args.table_of(token), kv_head, begin, end, first_tile,
-                                  min(first_tile + per_split, tiles_end), ring, q, state);
+    decode_tiles<T, D, HeadTiles, Stages>(args, args.table_of(token), kv_head, begin, end,
+                                          first_tile, min(first_tile + per_split, tiles_end), ring,
+                                          q, state);
 
     __syncthreads(); // before the ring becomes `outs`
 #pragma unroll
@@ -246,10 +258,14 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
             }
 #pragma unroll
             for (int d = 0; d < D / 16; ++d) {
-                outs[(warp * kHeads + head) * D + d * 16 + lane / 4] = state.out[h][d][c];
-                outs[(warp * kHeads + head) * D + d * 16 + lane / 4 + 8] = state.out[h][d][c + 2];
+                float *to = outs + (warp * kHeads + head) * kPitch + d * 16 + lane / 4;
+                to[0] = state.out[h][d][c];
+                to[8] = state.out[h][d][c + 2];
             }
         }
+    }
+    if (n_splits > 1) {
+        merge.meet();
     }
     __syncthreads();
     for (int i = threadIdx.x; i < args.group * D; i += kDecodeThreads) {
@@ -262,21 +278,17 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
         float sum = 0;
         for (int w = 0; w < kDecodeWarps; ++w) {
             const float fade = exp2f(max_of[w][head] - top);
-            value += outs[(w * kHeads + head) * D + i % D] * fade;
+            value += outs[(w * kHeads + head) * kPitch + i % D] * fade;
             sum += sum_of[w][head] * fade;
         }
         if (n_splits == 1) {
             out[head * args.out_head + i % D] = from_float<T>(value / sum);
         } else {
-            merged[i] = value;
-            if (i % D == 0) {
-                top_of[head] = top;
-                total_of[head] = sum;
-            }
+            merge.give(i, value, top, sum);
         }
     }
     if (n_splits > 1) {
-        merge_splits<T, D, kHeads>(args, splits, n_splits, merged, top_of, total_of, out);
+        merge.finish(out, args.out_head, room);
     }
 }
 
@@ -294,13 +306,12 @@ inline int decode_splits(const device::CudaStream &stream, int64_t units) {
     return n;
 }
 
-// n_tokens single tokens; `tokens`: which, null: the first.
-template <typename T, int D, int HeadTiles>
-void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                int64_t n_tokens) {
+template <typename T, int D, int HeadTiles, int Stages>
+void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
+                   int64_t n_tokens, int n_splits) {
     const int64_t units = n_tokens * args.kv_heads;
     DecodeSplits splits{};
-    splits.n = decode_splits(stream, units);
+    splits.n = n_splits;
     const bool has_clusters = stream.has_early_launch;
     if (!has_clusters) {
         splits.partial = static_cast<float *>(stream.scratch.at_least(
@@ -308,12 +319,28 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
         splits.counters =
             static_cast<int32_t *>(stream.counters.at_least(size_t(units) * sizeof(int32_t)));
     }
-    const auto kernel = attention_decode_kernel<T, D, HeadTiles>;
-    constexpr int kBytes = decode_shared_bytes<D>();
-    allow_shared(kernel, kBytes);
+    const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages>;
+    allow_shared(kernel,
+                 size_t(kDecodeRingBytes<D, Stages> + merge_bytes<D>(8 * HeadTiles, kMostSplits)));
+    const int bytes = kDecodeRingBytes<D, Stages> + merge_bytes<D>(args.group, splits.n);
     const dim3 grid(unsigned(splits.n), unsigned(args.kv_heads), unsigned(n_tokens));
-    launch(stream, kernel, grid, kDecodeThreads, kBytes,
+    launch(stream, kernel, grid, kDecodeThreads, size_t(bytes),
            {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
+}
+
+// n_tokens single tokens; `tokens`: which, null: the first.
+template <typename T, int D, int HeadTiles>
+void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
+                int64_t n_tokens, const DecodeTuning &tuning = {}) {
+    const int64_t units = n_tokens * args.kv_heads;
+    const int n = decode_splits(stream, units);
+    // Few tokens have short splits: what counts is that blocks fit beside those of the kernel before.
+    const bool are_few = 2 * stream.n_processors / units >= 4;
+    if (tuning.stages == 2 || (tuning.stages == 0 && are_few)) {
+        launch_decode<T, D, HeadTiles, 2>(stream, args, tokens, n_tokens, n);
+    } else {
+        launch_decode<T, D, HeadTiles, 3>(stream, args, tokens, n_tokens, n);
+    }
 }
 
 } // namespace llaisys::ops::cuda

@@ -1,15 +1,13 @@
 // Merges the splits of a token that cuda_decode.cuh has made, in their order.
 //
-// On compute capability 9 the splits of a token and key/value head are one cluster: each block leaves
-// its sums in its shared memory, and all of them merge a part of the outputs each, out of each other's
-// memory. On 8 the sums go through memory, and whichever block comes last merges all.
+// On compute capability 9 the splits of a token and key/value head are one cluster. The outputs are cut into
+// pieces of 128 values, piece p belongs to block p % n: each block stores its sums in the shared memory of the
+// block that has the piece, which waits for all of them and merges. On 8 the sums go through memory, and
+// whichever block comes last merges all.
 #pragma once
 
 #include "ops/attention/cuda_args.cuh"
-
-#if __CUDA_ARCH__ >= 900
-#include <cooperative_groups.h>
-#endif
+#include "ops/cuda/cluster.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -34,90 +32,152 @@ struct SplitSum {
     }
 };
 
+// What a block of n splits has room for: the values of its pieces by split, and maximum and sum of the heads
+// of a piece.
+template <int D> constexpr int kPieceHeads = kDecodeThreads / D;
+template <int D> constexpr int kPieceBytes = kDecodeThreads * 4 + kPieceHeads<D> * 8;
+template <int D> constexpr int merge_bytes(int group, int n) {
+    const int pieces = (group * D + kDecodeThreads - 1) / kDecodeThreads;
+    return n == 1 ? 0 : (pieces + n - 1) / n * n * kPieceBytes<D>;
+}
+
 #if __CUDA_ARCH__ >= 900
 
-// merged [group, D], tops and totals [group]: of this block's split, in shared memory. By all threads
-// of all blocks of the token and head, also of those that have no split.
-template <typename T, int D, int Heads>
-__device__ __forceinline__ void merge_splits(const AttentionArgs &args, const DecodeSplits &splits,
-                                             int n_splits, float *merged, float *tops,
-                                             float *totals, T *out) {
-    const auto cluster = cooperative_groups::this_cluster();
-    cluster.sync();
-    const int step = splits.n * kDecodeThreads;
-    for (int i = int(blockIdx.x) * kDecodeThreads + int(threadIdx.x); i < args.group * D;
-         i += step) {
-        float top[kMostSplits], total[kMostSplits], value[kMostSplits];
-#pragma unroll
-        for (int s = 0; s < kMostSplits; ++s) { // all under way together
-            const bool is_there = s < n_splits;
-            const int from = is_there ? s : 0;
-            top[s] = is_there ? cluster.map_shared_rank(tops, from)[i / D] : -INFINITY;
-            total[s] = is_there ? cluster.map_shared_rank(totals, from)[i / D] : 0.0f;
-            value[s] = is_there ? cluster.map_shared_rank(merged, from)[i] : 0.0f;
+// Of a token and head with n_splits > 1, used by all threads of all its blocks, also of those that have no
+// split. room: merge_bytes, on 8 bytes; barrier: in shared memory.
+template <typename T, int D, int Heads> class SplitMerge {
+public:
+    __device__ __forceinline__ SplitMerge(const AttentionArgs &args, const DecodeSplits &splits,
+                                          int n_splits, uint32_t room, uint32_t barrier)
+        : group_(args.group), n_(splits.n), n_splits_(n_splits), rank_(int(blockIdx.x)),
+          room_(room), barrier_(barrier) {}
+    __device__ __forceinline__ void begin() {
+        if (threadIdx.x == 0) {
+            barrier_init(barrier_, 1);
+            barriers_are_made();
+            int values = 0;
+            for (int piece = rank_; piece * kDecodeThreads < group_ * D; piece += n_) {
+                values += min(kDecodeThreads, group_ * D - piece * kDecodeThreads);
+            }
+            barrier_arrive_expecting(barrier_, uint32_t(n_splits_ * (values * 4 + values / D * 8)));
         }
-        float highest = top[0];
-#pragma unroll
-        for (int s = 1; s < kMostSplits; ++s) {
-            highest = fmaxf(highest, top[s]);
-        }
-        SplitSum all;
-#pragma unroll
-        for (int s = 0; s < kMostSplits; ++s) {
-            all.add(value[s], total[s], exp2f(top[s] - highest));
-        }
-        out[i / D * args.out_head + i % D] = from_float<T>(all.value / all.sum);
+        cluster_arrive();
     }
-    cluster.sync(); // nobody leaves while its memory is read
-}
+    // After begin and before the first give: all blocks have their barriers.
+    __device__ __forceinline__ void meet() { cluster_wait(); }
+    // Value i [group, D] of this block's split, with its head's maximum and sum.
+    __device__ __forceinline__ void give(int i, float value, float top, float sum) {
+        const int piece = i / kDecodeThreads;
+        const auto to = uint32_t(piece % n_);
+        const uint32_t at = address_in_block(place(piece / n_, int(blockIdx.x)), to);
+        const uint32_t barrier = address_in_block(barrier_, to);
+        store_in_block(at + uint32_t(i % kDecodeThreads) * 4, value, barrier);
+        if (i % D == 0) {
+            store_in_block(at + kDecodeThreads * 4 + uint32_t(i % kDecodeThreads / D) * 8,
+                           make_float2(top, sum), barrier);
+        }
+    }
+    __device__ __forceinline__ void finish(T *out, int64_t out_head, const unsigned char *room) {
+        barrier_wait_cluster(barrier_, 0);
+        for (int own = 0; (own * n_ + rank_) * kDecodeThreads < group_ * D; ++own) {
+            const int i = (own * n_ + rank_) * kDecodeThreads + int(threadIdx.x);
+            if (i >= group_ * D) {
+                break;
+            }
+            float2 stats[kMostSplits];
+            float value[kMostSplits];
+#pragma unroll
+            for (int s = 0; s < kMostSplits; ++s) {
+                const unsigned char *at = room + (place(own, min(s, n_splits_ - 1)) - room_);
+                const bool is_there = s < n_splits_;
+                value[s] = is_there ? reinterpret_cast<const float *>(at)[threadIdx.x] : 0.0f;
+                stats[s] =
+                    is_there
+                        ? reinterpret_cast<const float2 *>(at + kDecodeThreads * 4)[threadIdx.x / D]
+                        : make_float2(-INFINITY, 0.0f);
+            }
+            float highest = stats[0].x;
+#pragma unroll
+            for (int s = 1; s < kMostSplits; ++s) {
+                highest = fmaxf(highest, stats[s].x);
+            }
+            SplitSum all;
+#pragma unroll
+            for (int s = 0; s < kMostSplits; ++s) {
+                all.add(value[s], stats[s].y, exp2f(stats[s].x - highest));
+            }
+            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+        }
+    }
+
+private:
+    __device__ __forceinline__ uint32_t place(int own, int split) const {
+        return room_ + uint32_t((own * n_ + split) * kPieceBytes<D>);
+    }
+    int group_, n_, n_splits_, rank_;
+    uint32_t room_, barrier_;
+};
 
 #else
 
-template <typename T, int D, int Heads>
-__device__ __forceinline__ void merge_splits(const AttentionArgs &args, const DecodeSplits &splits,
-                                             int n_splits, float *merged, float *tops,
-                                             float *totals, T *out) {
-    __shared__ bool is_last;
-    if (int(blockIdx.x) >= n_splits) {
-        return;
+template <typename T, int D, int Heads> class SplitMerge {
+public:
+    __device__ __forceinline__ SplitMerge(const AttentionArgs &args, const DecodeSplits &splits,
+                                          int n_splits, uint32_t, uint32_t)
+        : group_(args.group), n_splits_(n_splits) {
+        const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
+        parts_ = splits.partial + unit * splits.n * kPart;
+        counter_ = splits.counters + unit;
     }
-    constexpr int kPart = Heads * (D + 2);
-    const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
-    float *parts = splits.partial + unit * splits.n * kPart;
-    float *own = parts + int64_t(blockIdx.x) * kPart;
-    __syncthreads(); // merged is complete
-    for (int i = threadIdx.x; i < args.group * (D + 2); i += kDecodeThreads) {
-        const int head = i / (D + 2);
-        const int d = i % (D + 2);
-        own[i] = d < D ? merged[head * D + d] : d == D ? tops[head] : totals[head];
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(splits.counters + unit, 1) == n_splits - 1;
-    }
-    __syncthreads();
-    if (!is_last) {
-        return;
-    }
-    __threadfence();
-    for (int i = threadIdx.x; i < args.group * D; i += kDecodeThreads) {
-        const float *part = parts + i / D * (D + 2);
-        float highest = -INFINITY;
-        for (int s = 0; s < n_splits; ++s) {
-            highest = fmaxf(highest, __ldcg(part + int64_t(s) * kPart + D));
+    __device__ __forceinline__ void begin() {}
+    __device__ __forceinline__ void meet() {}
+    __device__ __forceinline__ void give(int i, float value, float top, float sum) {
+        float *head = parts_ + int64_t(blockIdx.x) * kPart + i / D * (D + 2);
+        head[i % D] = value;
+        if (i % D == 0) {
+            head[D] = top;
+            head[D + 1] = sum;
         }
-        SplitSum all;
-        for (int s = 0; s < n_splits; ++s) {
-            const float *at = part + int64_t(s) * kPart;
-            all.add(__ldcg(at + i % D), __ldcg(at + D + 1), exp2f(__ldcg(at + D) - highest));
+    }
+    __device__ __forceinline__ void finish(T *out, int64_t out_head, const unsigned char *) {
+        __shared__ bool is_last;
+        if (int(blockIdx.x) >= n_splits_) {
+            return;
         }
-        out[i / D * args.out_head + i % D] = from_float<T>(all.value / all.sum);
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            is_last = atomicAdd(counter_, 1) == n_splits_ - 1;
+        }
+        __syncthreads();
+        if (!is_last) {
+            return;
+        }
+        __threadfence();
+        for (int i = threadIdx.x; i < group_ * D; i += kDecodeThreads) {
+            const float *part = parts_ + i / D * (D + 2);
+            float highest = -INFINITY;
+            for (int s = 0; s < n_splits_; ++s) {
+                highest = fmaxf(highest, __ldcg(part + int64_t(s) * kPart + D));
+            }
+            SplitSum all;
+            for (int s = 0; s < n_splits_; ++s) {
+                const float *at = part + int64_t(s) * kPart;
+                all.add(__ldcg(at + i % D), __ldcg(at + D + 1), exp2f(__ldcg(at + D) - highest));
+            }
+            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+        }
+        if (threadIdx.x == 0) {
+            *counter_ = 0;
+        }
     }
-    if (threadIdx.x == 0) {
-        splits.counters[unit] = 0;
-    }
-}
+
+private:
+    static constexpr int kPart = Heads * (D + 2);
+    int group_, n_splits_;
+    float *parts_;
+    int32_t *counter_;
+};
 
 #endif
 

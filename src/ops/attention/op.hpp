@@ -12,12 +12,13 @@ namespace llaisys::ops {
 // knows says so; the operator finds out otherwise, which waits for the device.
 struct AttentionRuns {
     bool is_known = false;
-    bool are_all_single = false; // every token is alone in its list: no lists below
+    bool are_all_single = false; // every token is alone in its list
     int64_t n_runs = 0;
     int64_t longest = 0; // tokens of the longest run
     int64_t n_singles = 0;
-    Tensor runs;    // i32 [n_runs, 2]: first token and number of tokens, at least 2
-    Tensor singles; // i32 [n_singles]: the other tokens
+    Tensor runs; // i32 [n_runs, 2]: first token and number of tokens, at least 2
+    // i32 [n_singles]: the other tokens, begun with in this order; not defined where all are single: in theirs
+    Tensor singles;
 };
 
 // Finds the runs of q_rows [n] (host memory): replaces *runs and *singles, flat, and fills in the

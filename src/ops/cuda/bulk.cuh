@@ -86,5 +86,9 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void *global, u
 template <int Id, int Threads> __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
 }
+// The same of several teams of so many threads each; barriers from 2 on.
+__device__ __forceinline__ void meet_team(int team, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + team), "r"(threads) : "memory");
+}
 
 } // namespace llaisys::ops::cuda

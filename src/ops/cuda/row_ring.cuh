@@ -5,86 +5,21 @@
 // of every weight row of a unit, one bulk copy each (1 KB, given up by the second-level cache first),
 // and the same 512 of the rows of x where these have 16 bits; a barrier says when a slot is full,
 // another when its readers are done. A warp issues its copies one after the other, so one alone would
-// be the limit (74 % of the bandwidth); the two take turns at the slots. Four are slower again. Rows are 1,088 bytes apart, so that the 8 lanes of a 16-byte read
-// meet different banks. A warp takes 64 of the 512 values; k is dealt to the operands in an order of
-// its own, the same for both (a lane's 16 bytes). Sums: two chains a warp, then the warps in order, in
-// shared memory. f32 rows are normalised into shared memory by each block for itself.
+// be the limit (74 % of the bandwidth); the two take turns at the slots. Four are slower again. Rows are
+// 1,088 bytes apart, so that the 8 lanes of a 16-byte read meet different banks. A warp takes 64 of the
+// 512 values; k is dealt to the operands in an order of its own, the same for both (a lane's 16 bytes).
+// Sums: two chains a warp, then the warps in order, in shared memory. f32 rows are normalised into
+// shared memory by each block for itself (row_ring_norm.cuh).
 //
 // Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
-// kernel before has copies of its own under way. More copies under way are not always better: a block
-// with a long way to go is the fastest with a small ring, one with a short way with a large one, unless
-// its rows are wide: then it has to fit beside the large ring of the kernel before. A row's
+// kernel before has copies of its own under way. More copies under way are not always better: products
+// that normalise wide rows take a small ring, to fit beside the large one of the kernel before. A row's
 // bits depend on k alone, neither on how many rows nor on how many outputs there are.
 #pragma once
 
-#include "ops/cuda/bulk.cuh"
-#include "ops/cuda/few_rows_types.cuh"
-
-#include <algorithm>
+#include "ops/cuda/row_ring_norm.cuh"
 
 namespace llaisys::ops::cuda {
-
-constexpr int kRingRows = 16; // most rows of x
-constexpr int kRingWarps = 8;
-constexpr int kRingThreads = kRingWarps * kWarp; // that compute
-constexpr int kRingCopiers = 2;                  // warps that copy
-constexpr int kRingChunk = 512;                  // of k, a slot
-constexpr int kRingWarpChunk = kRingChunk / kRingWarps;
-constexpr uint32_t kRingStride = kRingChunk * 2 + 64; // bytes from row to row of a slot
-constexpr int kRingLeastSlots = 4;
-constexpr int kRingMostSlots = 16;
-constexpr int kRingLongestNorm = 4 * 4 * kRingThreads; // values of a row that is normalised inside
-
-// What may be tried out; the defaults are what runs.
-struct RingTuning {
-    size_t block_bytes = 0; // 0: of a length that fits the way, below
-    size_t early_bytes = 0; // 0: below
-};
-constexpr size_t kEarlyNormed = 18 << 10;   // one slot of a whole unit
-constexpr size_t kEarlyStreamed = 54 << 10; // two or three
-constexpr size_t kShortWayBytes = 150 * 1000;
-constexpr size_t kLongWayBytes = 60 * 1000;
-constexpr int64_t kLongWay = 1536 << 10; // bytes of weights that one block reads
-constexpr int kWideRow = 2048; // values: the products of wider rows all take the small ring
-
-// Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
-struct RingShape {
-    int n_slots, early_slots;
-    uint32_t slot_bytes, x_at, x_stride, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
-};
-
-inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
-                            const RingTuning &tuning) {
-    const bool norms = in.residual != nullptr;
-    const auto m = uint32_t(in.m);
-    RingShape s{};
-    s.slot_bytes = (2 * uint32_t(items) + (norms ? 0 : m)) * kRingStride;
-    s.x_stride = uint32_t(in.k * 2 + 127) / 128 * 128 + 64;
-    const uint32_t x_bytes = norms ? m * s.x_stride : 0;
-    s.sums_pitch = m == 1 ? 1 : m + 1;
-    const uint32_t sums_bytes = 2 * kRingWarps * 16 * s.sums_pitch * 4;
-    constexpr uint32_t kScratchBytes = 2 * kRingWarps * 4 * 4;
-    constexpr uint32_t kBarrierBytes = 2 * kRingMostSlots * 8;
-    const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
-    const int wanted = most_units * ((in.k + kRingChunk - 1) / kRingChunk);
-    const int64_t way = int64_t(most_units) * 2 * items * in.k * 2;
-    const bool is_small = norms && (way > kLongWay || in.k > kWideRow);
-    const size_t block_bytes = tuning.block_bytes > 0 ? tuning.block_bytes
-                               : is_small             ? kLongWayBytes
-                                                      : kShortWayBytes;
-    const size_t early_bytes = tuning.early_bytes > 0 ? tuning.early_bytes
-                               : norms                ? kEarlyNormed
-                                                      : kEarlyStreamed;
-    const int room = block_bytes > rest ? int((block_bytes - rest) / s.slot_bytes) : 0;
-    s.n_slots = std::min({std::max(room, kRingLeastSlots), wanted, kRingMostSlots});
-    s.early_slots = std::clamp(int(early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
-    s.x_at = uint32_t(s.n_slots) * s.slot_bytes;
-    s.sums_at = s.x_at + x_bytes;
-    s.scratch_at = s.sums_at + sums_bytes;
-    s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
-    s.bytes = s.barriers_at + kBarrierBytes;
-    return s;
-}
 
 // Fills every second slot of the ring, from slot `copier` on, one warp: lanes 0 to 15 copy the weight
 // rows of a slot, the others those of x.
@@ -155,73 +90,12 @@ __device__ __forceinline__ void fill_ring(const FewRowsInput &in, const Use &use
     }
 }
 
-// Normalises the rows of the residual stream into shared memory; the threads that compute. Every
-// thread has the same values of a row whatever the number of rows.
-template <typename T, int Vectors>
-__device__ __forceinline__ void norm_rows_inside(unsigned char *to, uint32_t stride,
-                                                 const FewRowsInput &in, float *scratch,
-                                                 const float4 (&scale)[Vectors]) {
-    constexpr int kBatch = Vectors == 2 ? 4 : 2; // rows whose loads are under way together
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
-    for (int first = 0; first < in.m; first += kBatch) {
-        float4 values[kBatch][Vectors];
-#pragma unroll
-        for (int r = 0; r < kBatch; ++r) {
-            const bool is_row = first + r < in.m;
-            const float4 *from =
-                reinterpret_cast<const float4 *>(is_row ? in.residual_row(first + r) : nullptr);
-#pragma unroll
-            for (int j = 0; j < Vectors; ++j) {
-                const int at = threadIdx.x + j * kRingThreads;
-                values[r][j] = is_row && at < in.k / 4 ? from[at] : make_float4(0, 0, 0, 0);
-            }
-        }
-        float *sums = scratch + (first / kBatch & 1) * kRingWarps * 4;
-#pragma unroll
-        for (int r = 0; r < kBatch; ++r) {
-            float sum = 0;
-#pragma unroll
-            for (int j = 0; j < Vectors; ++j) {
-                const float4 v = values[r][j];
-                sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) {
-                sums[warp * 4 + r] = sum;
-            }
-        }
-        meet<1, kRingThreads>();
-#pragma unroll
-        for (int r = 0; r < kBatch; ++r) {
-            float sum = 0;
-#pragma unroll
-            for (int w = 0; w < kRingWarps; ++w) {
-                sum += sums[w * 4 + r];
-            }
-            const float factor = 1.0f / sqrtf(sum / float(in.k) + in.epsilon);
-            auto *row = reinterpret_cast<uint2 *>(to + uint32_t(first + r) * stride);
-#pragma unroll
-            for (int j = 0; j < Vectors; ++j) {
-                const int at = threadIdx.x + j * kRingThreads;
-                const float4 v = values[r][j];
-                const float4 w = scale[j];
-                if (first + r < in.m && at < in.k / 4) {
-                    row[at] = make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
-                                         pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
-                }
-            }
-        }
-    }
-    meet<1, kRingThreads>();
-}
-
-// NormVectors: of 4 values that a thread has of a row that is normalised; 0: x has 16 bits.
-template <typename T, int NormVectors, typename Use>
+// WarpsARow: that normalise a row; 0: x has 16 bits.
+template <typename T, int WarpsARow, typename Use>
 __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
     row_ring_kernel(FewRowsInput in, Use use, int n_units, RingShape shape) {
 #if __CUDA_ARCH__ >= 900
-    constexpr bool kStreams = NormVectors == 0;
+    constexpr bool kStreams = WarpsARow == 0;
     extern __shared__ __align__(128) unsigned char shared[];
     const uint32_t full = shared_address(shared) + shape.barriers_at;
     const uint32_t empty = full + uint32_t(shape.n_slots) * 8;
@@ -237,15 +111,8 @@ __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
         }
         barriers_are_made();
     }
-    float4 scale[kStreams ? 1 : NormVectors]; // a weight: it may be read early
     if constexpr (!kStreams) {
-#pragma unroll
-        for (int j = 0; j < NormVectors; ++j) {
-            const int at = threadIdx.x + j * kRingThreads;
-            scale[j] = warp < kRingWarps && at < in.k / 4
-                           ? reinterpret_cast<const float4 *>(in.norm_weight)[at]
-                           : make_float4(0, 0, 0, 0);
-        }
+        prefetch_norm_weight(in);
     }
     __syncthreads(); // one place for all warps: an aligned barrier wants that
     if (warp >= kRingWarps) {
@@ -256,8 +123,8 @@ __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
     const unsigned char *rows_of_x = shared + shape.x_at;
     wait_for_input();
     if constexpr (!kStreams) {
-        norm_rows_inside<T>(shared + shape.x_at, shape.x_stride, in,
-                            reinterpret_cast<float *>(shared + shape.scratch_at), scale);
+        norm_rows_inside<T, WarpsARow>(shared + shape.x_at, shape.x_stride, in,
+                                       reinterpret_cast<float *>(shared + shape.scratch_at));
     }
 
     const int chunks = (in.k + kRingChunk - 1) / kRingChunk;
@@ -355,14 +222,14 @@ inline bool can_ring(const device::CudaStream &stream, int64_t m, int64_t k, boo
            (!norms || k <= kRingLongestNorm);
 }
 
-template <typename T, int NormVectors, typename Use>
+template <typename T, int WarpsARow, typename Use>
 void launch_row_ring(const device::CudaStream &stream, const FewRowsInput &in, const Use &use,
                      const RingTuning &tuning) {
     const int n_units = int((use.count() + use.items - 1) / use.items);
     const int rounds = (n_units + stream.n_processors - 1) / stream.n_processors;
     const int grid = (n_units + rounds - 1) / rounds;
     const RingShape shape = ring_shape(in, use.items, rounds, tuning);
-    const auto kernel = row_ring_kernel<T, NormVectors, Use>;
+    const auto kernel = row_ring_kernel<T, WarpsARow, Use>;
     allow_shared(kernel, size_t(stream.max_shared_bytes)); // a recorded launch may have had more
     launch(stream, kernel, unsigned(grid), kRingThreads + kRingCopiers * kWarp, shape.bytes, true,
            in, use, n_units, shape);
@@ -373,10 +240,10 @@ void run_row_ring(const device::CudaStream &stream, const FewRowsInput &in, cons
                   const RingTuning &tuning = {}) {
     if (in.residual == nullptr) {
         launch_row_ring<T, 0>(stream, in, use, tuning);
-    } else if (in.k <= 2 * 4 * kRingThreads) {
-        launch_row_ring<T, 2>(stream, in, use, tuning);
+    } else if (in.k <= kRingNormK) {
+        launch_row_ring<T, 1>(stream, in, use, tuning);
     } else {
-        launch_row_ring<T, 4>(stream, in, use, tuning);
+        launch_row_ring<T, 2>(stream, in, use, tuning);
     }
 }
 

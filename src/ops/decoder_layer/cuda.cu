@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(kFinishThreads)
         *reinterpret_cast<uint4 *>(low) = *reinterpret_cast<const uint4 *>(from);
         *reinterpret_cast<uint4 *>(high) = *reinterpret_cast<const uint4 *>(from + half);
         const int at = (head - pairs.s.first_head(section)) * pairs.s.d + pair;
-        load_eight(pairs.s.biases[section], at, low_bias);
-        load_eight(pairs.s.biases[section], at + half, high_bias);
+        const cuda::Reals bias = pairs.s.bias_of(section);
+        load_eight(bias, at, low_bias);
+        load_eight(bias, at + half, high_bias);
         to = pairs.place(head, pair, row, section == 0 ? 0 : pairs.s.slots[row]);
     };
     if (threadIdx.x < n_items) {

@@ -19,6 +19,10 @@ struct Sections {
     __device__ __forceinline__ int section_of(int head) const {
         return head < n_heads ? 0 : (head < n_heads + kv_heads ? 1 : 2);
     }
+    // Chosen by comparing: an index that is not known would put all three into local memory.
+    __device__ __forceinline__ Reals bias_of(int section) const {
+        return section == 0 ? biases[0] : section == 1 ? biases[1] : biases[2];
+    }
     __device__ __forceinline__ int first_head(int section) const {
         return section == 0 ? 0 : n_heads + (section - 1) * kv_heads;
     }
@@ -45,7 +49,7 @@ template <typename T> struct PairStore {
     }
     __device__ __forceinline__ float bias(int head, int i) const {
         const int section = s.section_of(head);
-        const Reals &bias = s.biases[section];
+        const Reals bias = s.bias_of(section);
         return bias.data != nullptr ? bias.load((head - s.first_head(section)) * s.d + i) : 0.0f;
     }
     __device__ __forceinline__ void angle(int pair, int row, float *sin, float *cos) const {

@@ -1,6 +1,7 @@
 #include "runtime/runner/attention_metadata_builder.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace llaisys::runtime {
 
@@ -105,11 +106,22 @@ void AttentionMetadataBuilder::describe_block(const PreparedStep &step, const Ub
 
 void AttentionMetadataBuilder::find_runs() {
     ops::find_attention_runs(host_rows_.data(), n_, &host_runs_, &host_singles_, &runs_);
+    order_singles();
+}
+
+void AttentionMetadataBuilder::order_singles() {
+    std::sort(host_singles_.begin(), host_singles_.end(), [&](int32_t a, int32_t b) {
+        const int32_t end_a = host_end_[size_t(a)];
+        const int32_t end_b = host_end_[size_t(b)];
+        return end_a != end_b ? end_a > end_b : a < b;
+    });
 }
 
 void AttentionMetadataBuilder::part_runs() {
     host_runs_.clear();
-    host_singles_.clear();
+    host_singles_.resize(size_t(n_));
+    std::iota(host_singles_.begin(), host_singles_.end(), 0);
+    order_singles();
     runs_ = ops::AttentionRuns();
     runs_.is_known = true;
     runs_.are_all_single = true;
@@ -125,8 +137,8 @@ int64_t AttentionMetadataBuilder::most_bytes(int64_t n_tokens, int64_t n_table_e
 int64_t AttentionMetadataBuilder::bytes(int64_t n_padded) const {
     const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
     return (3 + int64_t(groups_.size())) * bytes(n_padded) + bytes(1) +
-           bytes(int64_t(host_runs_.size())) + bytes(int64_t(host_singles_.size())) +
-           bytes(n_rows_ * width_);
+           bytes(int64_t(host_runs_.size())) +
+           bytes(runs_.are_all_single ? n_padded : runs_.n_singles) + bytes(n_rows_ * width_);
 }
 
 models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_t n_padded,
@@ -151,8 +163,11 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
     lists.runs = runs_;
     if (!runs_.are_all_single) {
         lists.runs.runs = put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
-        lists.runs.singles = put(host_singles_.data(), runs_.n_singles, runs_.n_singles, 0);
     }
+    const int64_t n_singles = runs_.are_all_single ? n_padded : runs_.n_singles;
+    int32_t *singles = arena->take<int32_t>({n_singles}, &lists.runs.singles);
+    std::copy(host_singles_.begin(), host_singles_.end(), singles);
+    std::iota(singles + runs_.n_singles, singles + n_singles, int32_t(n_)); // they see nothing
     const int32_t width = int32_t(width_);
     lists.width = put(&width, 1, 1, 0);
     lists.tables = put(tables_, n_rows_ * width_, n_rows_ * width_, 0).view({n_rows_, width_});

@@ -48,6 +48,7 @@ public:
 private:
     int32_t list_of(const PreparedStep &step, int32_t token, const KvCache &cells);
     void find_runs();
+    void order_singles(); // the longest lists first: a GPU begins with them
 
     // The layers that see through one window.
     struct Group {

@@ -1,8 +1,8 @@
-// ops/attention's kernel for single tokens by itself: microseconds of one layer with many sequences, lists of
-// one length and of all lengths, against the bytes it must read. test/cuda/test_cuda_ops.py holds it against
-// the CPU's.
+// ops/attention's kernel for single tokens by itself: against a naive twin (heads of 64 and 128, groups of 1 to
+// 16, empty, short and long lists, one split and several), then microseconds of one layer, lists of one length
+// and of all lengths, against the bytes it must read.
 //
-//   check_decode [time|profile]
+//   check_decode [check|small|time|profile]
 #include "common.cuh"
 
 #include "ops/attention/cuda_decode.cuh"
@@ -17,6 +17,102 @@ namespace {
 constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
 constexpr int kBlock = 16;                 // entries of a page
 constexpr int kD = 128;
+
+// One launch over lists of these entries against the twin.
+template <typename T, int D, int HeadTiles>
+void check_lists(CudaStream &stream, int kv_heads, int group, const std::vector<int32_t> &ends,
+                 const DecodeTuning &tuning) {
+    const int n = int(ends.size());
+    const int heads = kv_heads * group;
+    const int width = (*std::max_element(ends.begin(), ends.end()) + kBlock) / kBlock;
+    const auto q = normal<T>(size_t(n * heads * D), 1);
+    const auto k = normal<T>(size_t(n * width * kBlock * kv_heads * D), 2);
+    const auto v = normal<T>(k.size(), 3);
+    std::vector<int32_t> tables(size_t(n * width)), rows(size_t(n), 0), begin(rows);
+    for (size_t i = 0; i < tables.size(); ++i) {
+        tables[i] = int32_t(i);
+    }
+    std::shuffle(tables.begin(), tables.end(), std::mt19937(4));
+    for (int t = 0; t < n; ++t) {
+        rows[size_t(t)] = n - 1 - t;
+        begin[size_t(t)] = t % 3 == 2 ? ends[size_t(t)] / 5 : 0; // a window
+    }
+    const Array<T> on_q(q), on_k(k), on_v(v);
+    Array<T> out(q.size());
+    out.poison();
+    const Array<int32_t> on_tables(tables), on_rows(rows), on_begin(begin), on_end(ends);
+    AttentionArgs args{};
+    args.q = on_q.get();
+    args.out = out.get();
+    args.q_token = args.out_token = heads * D;
+    args.q_head = args.out_head = D;
+    args.k = on_k.get();
+    args.v = on_v.get();
+    args.q_rows = on_rows.get();
+    args.begin = on_begin.get();
+    args.end = on_end.get();
+    args.tables = on_tables.get();
+    args.width = width;
+    args.block_size = kBlock;
+    args.kv_heads = kv_heads;
+    args.group = group;
+    args.scale_log2 = 0.13f;
+    args.are_settled = true;
+    run_decode<T, D, HeadTiles>(stream, args, nullptr, n, tuning);
+
+    std::vector<double> expected(q.size(), 0.0);
+    for (int t = 0; t < n; ++t) {
+        for (int head = 0; head < heads; ++head) {
+            const size_t at = size_t(t * heads + head) * D;
+            std::vector<double> weights;
+            double sum = 0;
+            const auto entry = [&](int e) {
+                const int page = tables[size_t(rows[size_t(t)] * width + e / kBlock)];
+                return (size_t(page * kBlock + e % kBlock) * kv_heads + head / group) * D;
+            };
+            for (int e = begin[size_t(t)]; e < ends[size_t(t)]; ++e) {
+                double score = 0;
+                for (int i = 0; i < D; ++i) {
+                    score += double(host_float(q[at + i])) * host_float(k[entry(e) + i]);
+                }
+                weights.push_back(std::exp2(score * 0.13f));
+                sum += weights.back();
+            }
+            for (int e = begin[size_t(t)]; e < ends[size_t(t)]; ++e) {
+                for (int i = 0; i < D; ++i) {
+                    expected[at + i] +=
+                        weights[size_t(e - begin[size_t(t)])] / sum * host_float(v[entry(e) + i]);
+                }
+            }
+        }
+    }
+    const Distance found = distance(out.host(), expected);
+    const double limit = std::is_same_v<T, bf16> ? 6e-3 : 1e-3;
+    report(
+        found.within(limit, 20 * limit),
+        line("decode %s heads %d/%d of %d, %d lists to %d, %d stages: relative %.2e, largest %.2e",
+             name_of<T>(), heads, kv_heads, D, n, *std::max_element(ends.begin(), ends.end()),
+             tuning.stages, found.relative, found.largest));
+}
+
+template <typename T> void check_all(CudaStream &stream) {
+    std::vector<int32_t> many;
+    for (int i = 0; i < 70; ++i) {
+        many.push_back(i * 37 % 300);
+    }
+    const std::vector<int32_t> cases[] = {{1}, {2000}, {0, 16, 17, 129, 300, 1000, 5, 640}, many};
+    for (const int stages : {2, 3}) {
+        const DecodeTuning tuning{stages};
+        for (const auto &ends : cases) {
+            check_lists<T, 128, 1>(stream, 2, 6, ends, tuning);
+            check_lists<T, 128, 1>(stream, 4, 7, ends, tuning);
+            check_lists<T, 128, 1>(stream, 1, 1, ends, tuning);
+            check_lists<T, 128, 2>(stream, 1, 11, ends, tuning);
+            check_lists<T, 64, 1>(stream, 3, 3, ends, tuning);
+            check_lists<T, 64, 2>(stream, 2, 16, ends, tuning);
+        }
+    }
+}
 
 // n lists of `mean` entries, or of 1/8 to 15/8 of it; the pages of all lists lie in mixed order.
 class Lists {
@@ -46,9 +142,13 @@ public:
         rows_ = std::make_unique<Array<int32_t>>(rows);
         begin_ = std::make_unique<Array<int32_t>>(begin);
         end_ = std::make_unique<Array<int32_t>>(end);
+        std::sort(rows.begin(), rows.end(),
+                  [&](int32_t a, int32_t b) { return end[size_t(a)] > end[size_t(b)]; });
+        order_ = std::make_unique<Array<int32_t>>(rows);
     }
     double bytes() const { return double(entries_) * kv_heads_ * kD * 4; }
-    void run(CudaStream &stream) const {
+    // is_ordered: the longest lists first.
+    void run(CudaStream &stream, const DecodeTuning &tuning = {}, bool is_ordered = false) const {
         AttentionArgs args{};
         args.q = q_.get();
         args.out = out_.get();
@@ -66,22 +166,22 @@ public:
         args.group = heads_ / kv_heads_;
         args.scale_log2 = 0.1f;
         args.are_settled = true;
-        run_decode<bf16, kD, 1>(stream, args, nullptr, n_);
+        run_decode<bf16, kD, 1>(stream, args, is_ordered ? order_->get() : nullptr, n_, tuning);
     }
 
 private:
     int heads_, kv_heads_, n_, width_;
     double entries_ = 0;
     Array<bf16> k_, v_, q_, out_;
-    std::unique_ptr<Array<int32_t>> tables_, rows_, begin_, end_;
+    std::unique_ptr<Array<int32_t>> tables_, rows_, begin_, end_, order_;
 };
 
 void time_all(CudaStream &stream) {
     std::printf(
         "\nattention of single tokens, bf16, microseconds (percent of 4.39 TB/s): lists of one "
-        "length; of all lengths\n");
+        "length; of all lengths; by slots of a ring (0: as it runs), the longest lists first\n");
     for (const auto &[heads, kv_heads] : {std::pair(12, 2), std::pair(28, 4)}) {
-        for (const int n : {32, 64, 128, 256}) {
+        for (const int n : {8, 16, 32, 64, 128, 256}) {
             std::printf("heads %d/%d, %3d lists of 830:", heads, kv_heads, n);
             for (const bool is_even : {true, false}) {
                 // As many as no cache holds, one after the other.
@@ -89,10 +189,20 @@ void time_all(CudaStream &stream) {
                 for (int i = 0; i < std::max(2, 1024 / n); ++i) {
                     layers.push_back(std::make_unique<Lists>(heads, kv_heads, n, 830, is_even));
                 }
-                const double us = time_of(stream, int(layers.size()),
-                                          [&](int i) { layers[size_t(i)]->run(stream); });
-                std::printf("  %7.1f (%2.0f%%)", us,
-                            100e6 * layers[0]->bytes() / kReadBandwidth / us);
+                const auto time = [&](const DecodeTuning &tuning, bool is_ordered) {
+                    const double us = time_of(stream, int(layers.size()), [&](int i) {
+                        layers[size_t(i)]->run(stream, tuning, is_ordered);
+                    });
+                    std::printf("  %d%s %6.1f (%2.0f%%)", tuning.stages,
+                                is_ordered ? " ordered" : "", us,
+                                100e6 * layers[0]->bytes() / kReadBandwidth / us);
+                };
+                for (const int stages : {2, 3}) {
+                    time({stages}, false);
+                }
+                if (!is_even) {
+                    time({}, true);
+                }
             }
             std::printf("\n");
             std::fflush(stdout);
@@ -106,7 +216,14 @@ int main(int argc, char **argv) {
     const std::string what = argc > 1 ? argv[1] : "time";
     try {
         CudaStream stream(0);
-        if (what == "time") {
+        if (what == "check") {
+            check_all<bf16>(stream);
+            check_all<f16>(stream);
+            std::printf("decode: %d failed\n", failures());
+        } else if (what == "small") { // under a sanitizer
+            check_lists<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
+            check_lists<f16, 64, 2>(stream, 1, 11, {2000}, {3});
+        } else if (what == "time") {
             time_all(stream);
         } else {
             Lists(28, 4, 256, 830, true).run(stream);

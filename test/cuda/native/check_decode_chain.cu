@@ -205,7 +205,8 @@ void time_all(CudaStream &stream) {
                 "kernel is worth, us a layer\n");
     for (const Model &model : kModels) {
         for (const auto &[m, context] :
-             {std::pair(1, 128), std::pair(1, 2048), std::pair(8, 1000), std::pair(16, 1000)}) {
+             {std::pair(1, 128), std::pair(1, 2048), std::pair(2, 1000), std::pair(4, 1000),
+              std::pair(8, 1000), std::pair(16, 1000)}) {
             Chain chain(stream, model, m, context);
             const double all = chain.time(kAllKernels);
             std::printf("%-5s %2d rows, context %4d: %.3f ms (%2.0f%%)", model.name, m, context,

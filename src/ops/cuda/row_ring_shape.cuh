@@ -1,0 +1,68 @@
+// Where things lie in the shared memory of the row ring (row_ring.cuh), and how much of it there is.
+#pragma once
+
+#include "ops/cuda/few_rows_types.cuh"
+
+#include <algorithm>
+
+namespace llaisys::ops::cuda {
+
+constexpr int kRingRows = 16; // most rows of x
+constexpr int kRingWarps = 8;
+constexpr int kRingThreads = kRingWarps * kWarp; // that compute
+constexpr int kRingCopiers = 2;                  // warps that copy
+constexpr int kRingChunk = 512;                  // of k, a slot
+constexpr int kRingWarpChunk = kRingChunk / kRingWarps;
+constexpr uint32_t kRingStride = kRingChunk * 2 + 64; // bytes from row to row of a slot
+constexpr int kRingLeastSlots = 4;
+constexpr int kRingMostSlots = 16;
+
+// What may be tried out; the defaults are what runs.
+struct RingTuning {
+    size_t block_bytes = 0; // 0: below
+    size_t early_bytes = 0; // 0: below
+};
+constexpr size_t kEarlyNormed = 18 << 10;   // one slot of a whole unit
+constexpr size_t kEarlyStreamed = 54 << 10; // two or three
+constexpr size_t kLargeRingBytes = 150 * 1000;
+constexpr size_t kSmallRingBytes = 60 * 1000;
+constexpr int kWideRow = 2048; // values: products that normalise wider rows take the small ring
+
+// Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
+struct RingShape {
+    int n_slots, early_slots;
+    uint32_t slot_bytes, x_at, x_stride, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
+};
+
+inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
+                            const RingTuning &tuning) {
+    const bool norms = in.residual != nullptr;
+    const auto m = uint32_t(in.m);
+    RingShape s{};
+    s.slot_bytes = (2 * uint32_t(items) + (norms ? 0 : m)) * kRingStride;
+    s.x_stride = uint32_t(in.k * 2 + 127) / 128 * 128 + 64;
+    const uint32_t x_bytes = norms ? m * s.x_stride : 0;
+    s.sums_pitch = m == 1 ? 1 : m + 1;
+    const uint32_t sums_bytes = 2 * kRingWarps * 16 * s.sums_pitch * 4;
+    constexpr uint32_t kScratchBytes = 2 * kRingWarps * 4 * 4;
+    constexpr uint32_t kBarrierBytes = 2 * kRingMostSlots * 8;
+    const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
+    const int wanted = most_units * ((in.k + kRingChunk - 1) / kRingChunk);
+    const size_t block_bytes = tuning.block_bytes > 0     ? tuning.block_bytes
+                               : norms && in.k > kWideRow ? kSmallRingBytes
+                                                          : kLargeRingBytes;
+    const size_t early_bytes = tuning.early_bytes > 0 ? tuning.early_bytes
+                               : norms                ? kEarlyNormed
+                                                      : kEarlyStreamed;
+    const int room = block_bytes > rest ? int((block_bytes - rest) / s.slot_bytes) : 0;
+    s.n_slots = std::min({std::max(room, kRingLeastSlots), wanted, kRingMostSlots});
+    s.early_slots = std::clamp(int(early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
+    s.x_at = uint32_t(s.n_slots) * s.slot_bytes;
+    s.sums_at = s.x_at + x_bytes;
+    s.scratch_at = s.sums_at + sums_bytes;
+    s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
+    s.bytes = s.barriers_at + kBarrierBytes;
+    return s;
+}
+
+} // namespace llaisys::ops::cuda
