@@ -76,6 +76,7 @@ class DraftCosts:
                 self._draft[running] *= _FADING
         elif usual is not None:
             self._since_plain[running] += 1
-            added = min(max(0.0, seconds - usual) / drafts, 2 * usual / running)
+            # No draft is worth more than a token: a step that had to wait says no more than that.
+            added = min(max(0.0, seconds - usual) / drafts, usual / running)
             known = self._added(running)
             self._draft[running] = known + _SPEED * (added - known)
