@@ -2,6 +2,7 @@
 // which counts the copies. Its streams have no threads.
 #pragma once
 
+#include "base/check.hpp"
 #include "device/runtime.hpp"
 
 #include <atomic>
@@ -73,17 +74,21 @@ private:
 };
 
 // While it lives, an event of the CPU is over when a later one was recorded, or after open(): as on a
-// device that works through a queue.
+// device that works through a queue. After fail() every one of them says that the device is broken.
 class LateEvents {
 public:
     LateEvents() {
         recorded_ = 0;
         is_open_ = false;
+        is_broken_ = false;
         table_ = device::cpu_runtime();
         table_.create_event = [](int) -> void * { return new std::atomic<int64_t>(0); };
         table_.destroy_event = [](void *event) { delete number_of(event); };
         table_.record_event = [](void *event, void *) { *number_of(event) = ++recorded_; };
-        table_.query_event = [](void *event) { return is_open_ || *number_of(event) < recorded_; };
+        table_.query_event = [](void *event) {
+            ensure(!is_broken_, "the fake device is broken");
+            return is_open_ || *number_of(event) < recorded_;
+        };
         device::use_runtime(LLAISYS_DEVICE_CPU, &table_);
     }
     ~LateEvents() { device::use_runtime(LLAISYS_DEVICE_CPU, nullptr); }
@@ -91,6 +96,7 @@ public:
     LateEvents &operator=(const LateEvents &) = delete;
 
     void open() { is_open_ = true; }
+    void fail() { is_broken_ = true; }
 
 private:
     static std::atomic<int64_t> *number_of(void *event) {
@@ -98,6 +104,7 @@ private:
     }
     inline static std::atomic<int64_t> recorded_{0};
     inline static std::atomic<bool> is_open_{false};
+    inline static std::atomic<bool> is_broken_{false};
     device::Runtime table_;
 };
 

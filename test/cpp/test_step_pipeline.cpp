@@ -124,6 +124,18 @@ TEST(a_step_that_cannot_be_queued_leaves_the_one_before_it_alone) {
     CHECK_EQ(pipe.collect(pipe.launch(other, draw)), 21);
 }
 
+TEST(a_device_that_breaks_under_a_queued_step_fails_the_step_and_not_the_process) {
+    LateEvents events;
+    Pipe pipe;
+    const Draw draw(1);
+    const Step first = tokens({7}), other = tokens({20});
+    const int64_t queued = pipe.launch(first, draw);
+    events.fail();
+    int32_t id = -1;
+    CHECK_THROWS(pipe.pipeline.collect(queued, &id), "the fake device is broken");
+    CHECK_THROWS(pipe.pipeline.collect(pipe.launch(other, draw), &id), "the fake device is broken");
+}
+
 TEST(a_draw_for_the_host_waits_for_the_queued_one) {
     LateEvents events;
     Pipe pipe;

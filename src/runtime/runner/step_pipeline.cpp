@@ -111,7 +111,7 @@ void StepPipeline::work() {
         } else {        // whatever comes first: its end, or a step to be queued behind it
             const int64_t ticket = queued_->ticket;
             lock.unlock();
-            while (!runner_.is_drawn(queued_->place) && newest_ == ticket && !is_stopping_) {
+            while (!is_over(*queued_) && newest_ == ticket && !is_stopping_) {
                 std::this_thread::yield();
             }
             if (newest_ == ticket) {
@@ -123,7 +123,7 @@ void StepPipeline::work() {
 }
 
 void StepPipeline::start(Job *job) {
-    if (queued_ != nullptr && runner_.is_drawn(queued_->place)) {
+    if (queued_ != nullptr && is_over(*queued_)) {
         finish_queued(true); // its ids need not wait for this step to be queued
     }
     if (queued_ == nullptr && job->is_behind && !is_last_good_) {
@@ -146,8 +146,16 @@ void StepPipeline::start(Job *job) {
         return end(job);
     }
     queued_ = job;
-    if (runner_.is_drawn(job->place)) {
+    if (is_over(*job)) {
         finish_queued(true);
+    }
+}
+
+bool StepPipeline::is_over(const Job &job) const {
+    try {
+        return runner_.is_drawn(job.place);
+    } catch (const Error &) {
+        return true; // finish_queued says what went wrong
     }
 }
 

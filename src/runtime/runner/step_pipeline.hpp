@@ -85,6 +85,8 @@ private:
     void start(Job *job);
     void run(Job *job);
     bool queue(Job *job);
+    // Whether a queued job need not be waited for: drawn, or failed on the device.
+    bool is_over(const Job &job) const;
     // Waits for queued_, if there is one.
     void finish_queued(bool is_newest);
     // Keeps what the next step may ask for and tells who waits.
