@@ -3,6 +3,7 @@
 // of the weights.
 //
 //   check_row_ring [check|small|time|tune|profile]      default: check and time
+#include "few_rows_times.cuh"
 #include "few_rows_twins.cuh"
 
 #include "ops/cuda/few_rows.cuh"
@@ -11,8 +12,6 @@ using namespace llaisys::ops::cuda;
 using namespace check;
 
 namespace {
-
-constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
 
 template <typename T> struct RunRing {
     RingTuning tuning{};
@@ -74,65 +73,6 @@ template <typename Run> void check_early_launches(CudaStream &stream, const Run 
     cudaGraphDestroy(graph);
     report(n == kChain - 1 && early == n,
            line("recorded chain of %d launches: %zu edges, %zu of them early", kChain, n, early));
-}
-
-struct Shape {
-    const char *name;
-    int n, k;
-    bool norms, adds, is_pair; // pair: gate and up
-};
-
-constexpr Shape kShapes[] = {
-    {"1.5B qkv", 2048, 1536, true, false, false},    {"1.5B o", 1536, 1536, false, true, false},
-    {"1.5B gate/up", 8960, 1536, true, false, true}, {"1.5B down", 1536, 8960, false, true, false},
-    {"1.5B head", 151936, 1536, true, false, false}, {"7B qkv", 4608, 3584, true, false, false},
-    {"7B o", 3584, 3584, false, true, false},        {"7B gate/up", 18944, 3584, true, false, true},
-    {"7B down", 3584, 18944, false, true, false},    {"7B head", 152064, 3584, true, false, false},
-};
-
-// Microseconds of one launch in a chain over weights that no cache holds.
-template <typename Run>
-double time_shape(CudaStream &stream, const Shape &shape, int m, const Run &run,
-                  bool norms_inside = true) {
-    const size_t bytes = size_t(shape.n) * shape.k * 2 * (shape.is_pair ? 2 : 1);
-    const int copies = int(std::max<size_t>(2, (size_t(400) << 20) / bytes));
-    static Array<bf16> weights(size_t(2200) << 20); // 4.4 GB
-    static bool is_filled = false;
-    if (!is_filled) {
-        fill(weights.get(), weights.size(), 17);
-        is_filled = true;
-    }
-    const Input<bf16> input(m, shape.k, shape.norms, 3);
-    Array<float> out32(size_t(m) * shape.n);
-    Array<bf16> out16(size_t(m) * shape.n);
-    LLAISYS_CUDA(cudaMemset(out32.get(), 0, out32.size() * 4));
-    FewRowsInput in = input.few(0, m);
-    if (!shape.norms || !norms_inside) {
-        in.residual = nullptr;
-        in.x = input.on_x.get();
-        in.ldx = input.ldx;
-    }
-    return time_of(stream, std::max(copies, 20), [&](int i) {
-        const bf16 *w = weights.get() + size_t(i % copies) * (bytes / 2);
-        if (shape.is_pair) {
-            run(stream, in,
-                SwigluUse<bf16>{w, w + size_t(shape.n) * shape.k, shape.n, shape.k, out16.get(),
-                                shape.n, 0});
-        } else {
-            StoreRows<bf16> use{};
-            use.w = w;
-            use.n = use.ldo = shape.n;
-            use.k = shape.k;
-            use.bias = {nullptr, LLAISYS_DTYPE_F32};
-            use.out = {out32.get(), LLAISYS_DTYPE_F32};
-            use.adds = shape.adds;
-            run(stream, in, use);
-        }
-    });
-}
-
-double floor_of(const Shape &shape) {
-    return 1e6 * double(shape.n) * shape.k * 2 * (shape.is_pair ? 2 : 1) / kReadBandwidth;
 }
 
 constexpr int kTimedRows[] = {1, 2, 4, 8, 12, 16};
