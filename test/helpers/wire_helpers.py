@@ -50,8 +50,8 @@ def make_certificate(folder: Path) -> tuple[Path, Path, Path]:
 
 
 def raw_events(received: bytes) -> list[str]:
-    """The data of each event of a stream as it came over the wire, one event to a chunk."""
-    lines = received.decode().split("\r\n")
+    """The data of each event of a stream as it came over the wire, whole events to a chunk."""
+    lines = received.decode().replace("\r\n", "\n").split("\n")
     return [line.removeprefix("data: ").strip() for line in lines if line.startswith("data: ")]
 
 

@@ -232,6 +232,7 @@ class Job:
                 if len(generation.outputs) < generation.num_prompts:
                     if events:
                         yield b"".join(events)
+                        events = []
                     item = await anext(parts, None)
             # What ends the stream goes out together, in one write.
             usage = add_usage([output.usage for output in generation.outputs.values()])
