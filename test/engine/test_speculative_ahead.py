@@ -167,6 +167,28 @@ def test_steps_wait_while_drafts_come_true():
     assert steps == 60 and 50 < launched < 60
 
 
+def test_a_step_with_drafts_is_begun_before_the_one_before_it_is_told():
+    prompts = {"r": [1, 2, 3], "s": [7, 8]}
+    truth = {n: [*p, *expected_tokens(p, 40, stops=())] for n, p in prompts.items()}
+    engine = make_late_engine(speculative_config={"num_speculative_tokens": 4})
+    engine.core.speculator.proposer = AlwaysRight(truth, VOCAB)
+    engine.core.speculator.costs = NothingCosts()
+    for name, prompt in prompts.items():
+        engine.submit(prompt, greedy(40, ignore_eos=True), name, stream=True)
+    told: dict[str, list[int]] = {"r": [], "s": []}
+    while engine.has_unfinished():
+        outputs = engine.step()
+        for output in outputs:
+            told[output.request_id] += output.token_ids
+        if "r" in engine._groups and any(len(output.token_ids) > 1 for output in outputs):
+            (out,) = engine.core._out
+            assert set(out[0].draft_token_ids) == {0, 1}
+            engine.cancel("r")  # the others do not notice
+    assert 1 < len(told["r"]) < 20 and told["r"] == truth["r"][3 : 3 + len(told["r"])]
+    assert told["s"] == truth["s"][2:]
+    engine.core.scheduler.check_integrity()
+
+
 def test_own_tokens_are_foreseen_when_a_guess_has_come_true():
     proposer = NgramProposer(2, 4)
     request = request_of([1, 2, 3, 4, 5, 1])

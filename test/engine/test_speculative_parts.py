@@ -127,9 +127,42 @@ def test_a_new_number_of_requests_begins_with_the_price_of_its_neighbour():
     costs.note(8, 0, 0.016)
     assert costs.price(8) == pytest.approx(8 * 0.001 / 0.016, rel=0.01)
     costs.note(8, 8, 0.032)  # 2 ms a draft, in the one step that was seen
-    assert costs.price(8) == pytest.approx(8 * 0.0011 / 0.016, rel=0.01)
+    assert costs.price(8) == pytest.approx(8 * 0.001 / 0.016, rel=0.01)
+    for _ in range(2):
+        costs.note(8, 8, 0.032)
+    assert costs.price(8) == pytest.approx(8 * 0.002 / 0.016, rel=0.01)
     costs.note(7, 0, 0.014)
-    assert costs.price(7) == pytest.approx(7 * 0.0011 / 0.014, rel=0.01)
+    assert costs.price(7) == pytest.approx(7 * 0.002 / 0.014, rel=0.01)
+
+
+def test_who_else_uses_the_machine_does_not_make_drafts_dear():
+    costs = DraftCosts()
+    costs.note(1, 0, 0.010)
+    for index in range(40):
+        costs.note(1, 2, 0.030 if index % 3 == 0 else 0.012)  # now and then
+    assert costs.price(1) == pytest.approx(0.1) and not costs.wants_plain_step(1)
+    while not costs.wants_plain_step(1):
+        costs.note(1, 2, 0.024)  # from now on
+    costs.note(1, 0, 0.020)
+    for _ in range(8):
+        costs.note(1, 2, 0.024)
+    assert costs.price(1) == pytest.approx(0.1) and not costs.wants_plain_step(1)
+    costs.note(1, 2, 0.012)  # and is gone
+    assert costs.wants_plain_step(1)
+    costs.note(1, 0, 0.010)
+    costs.note(1, 2, 0.012)
+    assert costs.price(1) == pytest.approx(0.1, rel=0.01) and not costs.wants_plain_step(1)
+
+
+def test_a_price_that_rises_is_believed_when_other_steps_take_as_long_as_before():
+    costs = DraftCosts()
+    costs.note(1, 0, 0.010)
+    for drafts, seconds in ((4, 0.012), (4, 0.030)):
+        for _ in range(20):
+            costs.note(1, drafts, seconds)
+            if costs.wants_plain_step(1):
+                costs.note(1, 0, 0.010)
+        assert costs.price(1) == pytest.approx((seconds / 0.010 - 1) / drafts)
 
 
 def test_catching_up_is_in_the_price_of_the_first_draft():

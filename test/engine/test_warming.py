@@ -56,3 +56,20 @@ def test_rows_of_a_warming_step_do_not_share_a_block():
     adapter = adapter_of(engine)
     warm_up(adapter, [8], 4)
     assert (adapter.kv.reshape(8, 4)[:, 0] == 0).all() and (adapter.kv >= 0).sum() == 8
+
+
+def test_steps_with_drafts_are_recorded_among_the_others(monkeypatch):
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    settings = {"max_num_seqs": 8, "num_blocks": 18, "max_num_batched_tokens": 64}
+    engine = make_engine(speculative_config=drafts, **settings)
+    worker, adapter = engine.core.executor.worker, adapter_of(engine)
+    seen = []
+    adapter.on_forward = lambda step: seen.append(
+        (len(step.token_ids), len(set(step.seq_ids.tolist())))
+    )
+    monkeypatch.setattr(worker, "gpu_use", lambda: GpuUse(0, 1, 2))
+    worker.warmup()
+    runs = [(32, 1), (24, 1), (16, 1), (8, 8), (8, 1), (4, 4), (4, 1), (2, 2), (2, 1), (1, 1)]
+    assert sorted(seen, reverse=True) == sorted(runs, reverse=True)
+    assert [tokens for tokens, _ in seen] == sorted((t for t, _ in seen), reverse=True)
+    assert run_prompts(engine, [[1, 2]], greedy(5)) == [expected_tokens([1, 2], 5)]

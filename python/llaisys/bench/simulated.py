@@ -1,7 +1,9 @@
 """`llaisys bench speculative --simulate RATE`: what a step with drafts costs, whoever makes them.
 
-The drafts are what the model said without any, each of them spoilt with the chance 1 - RATE: so the
-cost of verification can be measured on random weights, whose text nobody can guess.
+The drafts are what the model said before, each of them spoilt with the chance 1 - RATE: so the cost
+of verification can be measured on random weights, whose text nobody can guess. It says it in steps
+with drafts: on a GPU, where products of one row and of several round differently, random weights
+may say something else without.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class SimulatedRun:
 
 
 class Reciter(Proposer):
-    """Knows the answers, and says some of their tokens wrong."""
+    """Knows the answers, and says some of their tokens wrong; to what it does not know, token 0."""
 
     def __init__(self, rate: float, count: int, vocab_size: int) -> None:
         self.answers: dict[str, list[int]] = {}  # request id -> prompt and answer
@@ -51,10 +53,12 @@ class Reciter(Proposer):
         ]
 
     def _recited(self, request: Request, count: int) -> list[int]:
-        known = request.num_tokens
+        known, answer = request.num_tokens, self.answers.get(request.request_id)
+        if answer is None:
+            return [0] * count
         return [
             token if self._random.random() < self._rate else (token + 1) % self._vocab_size
-            for token in self.answers[request.request_id][known : known + count]
+            for token in answer[known : known + count]
         ]
 
     def forget(self, seq_id: int) -> None:
@@ -120,12 +124,14 @@ def run_simulated(
         reciter = Reciter(rate, drafts, vocab_size)
         results = []
         for count in concurrencies:
-            every = engine.core.speculator = EveryStep(speculative.config, reciter, vocab_size)
+            reciter.answers = {}
+            engine.core.speculator = EveryStep(speculative.config, reciter, vocab_size)
+            said = _timed(engine, prompts[count], new_tokens).tokens
             reciter.answers = {
-                name: [*prompt, *plain[count].tokens[name]]
+                name: [*prompt, *said[name]]
                 for name, prompt in zip(_names(count), prompts[count], strict=True)
             }
-            _timed(engine, prompts[count], 8)
+            every = engine.core.speculator = EveryStep(speculative.config, reciter, vocab_size)
             drafted = _timed(engine, prompts[count], new_tokens)
             shares = every.stats.num_accepted_tokens, every.stats.num_draft_tokens
             results.append(asdict(_summary(count, drafts, plain[count], drafted, shares)))

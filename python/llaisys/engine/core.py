@@ -159,45 +159,77 @@ class EngineCore:
     # ---- steps ahead ---------------------------------------------------------------------------
 
     def _step_ahead(self) -> list[TokenUpdate]:
-        """Launch until two steps are out, then wait for the older one. A step that is bound to the
-        results of those before it waits for all of them and runs alone; so does one with drafts,
-        which are asked for when nothing is out."""
+        """Launch until two steps are out, then wait for the older one. Behind one with drafts,
+        which is out alone, the next is begun at once: what was drawn is told while that one runs.
+        """
+        ended = self._launch_steps()
+        if ended or not self._out:
+            return ended
+        has_drafts = bool(self._out[0][0].draft_token_ids)
+        updates = self._finish_oldest()
+        if has_drafts:
+            with self._keeping(updates):
+                updates += self._launch_steps()
+        return updates
+
+    def _launch_steps(self) -> list[TokenUpdate]:
+        """A step that is bound to the results of those before it waits for all of them and runs
+        alone; so does one with drafts, which are asked for when nothing is out. The updates are of
+        steps that failed, or that could not but be waited for."""
         running, speculator = self.scheduler.running, self.speculator
         while len(self._out) < MAX_STEPS_OUT:
             start = time.perf_counter()
             if speculator is not None:
                 if not self._out:
                     speculator.propose(running)
-                elif speculator.waits(running):
+                elif self._out[-1][0].draft_token_ids or speculator.waits(running):
                     break
             plan = self._plan()
             if plan is None:
                 break
-            if self.scheduler.is_bound(plan) or (speculator and speculator.looks_on(plan)):
+            if self._is_bound(plan):
                 updates, failed = self._attempt(plan, self._finish_all)
                 if updates is None:
                     return failed
                 with self._keeping(updates):
                     return updates + self._run(plan, max(start, self._last_finish))
-            _, failed = self._attempt(plan, partial(self._launch, plan, start))
+            launch = self._begin if plan.draft_token_ids else self._launch
+            _, failed = self._attempt(plan, partial(launch, plan, start))
             if failed:
                 return failed
-        return self._finish_oldest() if self._out else []
+        return []
+
+    def _is_bound(self, plan: SchedulerOutputs) -> bool:
+        """Whether a step can only run when all others are done, and be waited for."""
+        if self.scheduler.is_bound(plan):
+            return True
+        if plan.draft_token_ids:
+            return bool(self._out)
+        return self.speculator is not None and self.speculator.looks_on(plan)
 
     def _launch(self, plan: SchedulerOutputs, start: float) -> None:
         self.executor.launch_step(plan)
         self.scheduler.note_launched(plan)
         self._out.append((plan, start))
 
+    def _begin(self, plan: SchedulerOutputs, start: float) -> None:
+        """Its draws, which may be many for a sequence, are made when it is waited for."""
+        self.executor.execute_model(plan)
+        self.scheduler.note_launched(plan)
+        self._out.append((plan, start))
+
     def _finish_oldest(self) -> list[TokenUpdate]:
         plan, start = self._out.popleft()
-        output, failed = self._attempt(plan, partial(self.executor.finish_step, plan.step_id))
+        has_drafts = bool(plan.draft_token_ids)
+        finish = partial(self.executor.finish_step, plan.step_id)
+        output, failed = self._attempt(plan, self.executor.sample_tokens if has_drafts else finish)
         if output is None:
             return failed
-        was_behind = start < self._last_finish  # its own time is that since the one before it
+        # The time of one that was launched behind another is that since the other was done.
+        is_timed = has_drafts or start < self._last_finish
         start = max(start, self._last_finish)
         if self.speculator is not None:
-            took = time.perf_counter() - start if was_behind else None
+            took = time.perf_counter() - start if is_timed else None
             self.speculator.observe(plan, output, took)
         updates = self._applied(plan, output, start)
         self._last_finish = time.perf_counter()

@@ -156,8 +156,7 @@ class RequestScheduler:
         """Whether a plan that was handed out needs more of the steps before it than that they run
         before it: what they draw decides what its sequences may draw, or where they lie."""
         requests = self._steps[plan.step_id].requests
-        is_plain = not (plan.draft_token_ids or plan.shifts)
-        return not is_plain or any(request.is_bound for request in requests)
+        return bool(plan.shifts) or any(request.is_bound for request in requests)
 
     def note_launched(self, plan: SchedulerOutputs) -> None:
         """The worker has the plan and has moved the blocks that it names, whatever becomes of the

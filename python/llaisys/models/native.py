@@ -39,6 +39,8 @@ def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
     """The address of a dense array of this dtype."""
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise refuse(name, array.dtype, f"a contiguous array of {np.dtype(dtype)}")
+    if array.size and array.flags.writeable:
+        return arrays.address_of(array.data)
     return array.ctypes.data
 
 

@@ -175,14 +175,12 @@ class Executor(ABC):
         return output
 
     def execute_model(self, outputs: SchedulerOutputs) -> None:
-        """A contract of the seeds that the engine does not use, which takes `execute_step`: run the
-        forward pass of a plan on every rank."""
+        """Begin the forward pass of a plan on every rank; `sample_tokens` follows."""
         self.collective_rpc("execute_model", self.config.step_timeout, (outputs,))
         self.stats.steps += 1
 
     def sample_tokens(self) -> StepOutput:
-        """A contract of the seeds that the engine does not use: the driver rank's draws for the
-        step that `execute_model` ran."""
+        """Wait for the step that `execute_model` began, and draw: the driver rank's result."""
         output: StepOutput = self.collective_rpc("sample_tokens", self.config.step_timeout)[0]
         return output
 

@@ -143,7 +143,6 @@ class ScoredPrompt(NamedTuple):
 class PreparedStep(ModelStepInput):
     """The tokens of a step, and what the later stages need to know of its sequences."""
 
-    token_rows: NDArray[np.int64]  # [n]
     rows: NDArray[np.int64]  # [s]
     ends: NDArray[np.int64]  # [s]: tokens computed after the step
     drawing: Drawing
@@ -208,9 +207,7 @@ class StepBuffers:
         if drawing.drafts is not None:
             for index in range(int(drawing.drafts.max(initial=0))):
                 logits_mask[drawing.tokens[drawing.drafts > index] + index + 1] = 1
-        return PreparedStep(
-            token_ids, positions, seq_ids, logits_mask, token_rows, step_rows, ends, drawing
-        )
+        return PreparedStep(token_ids, positions, seq_ids, logits_mask, step_rows, ends, drawing)
 
     def _write_drafts(
         self, plan: SchedulerOutputs, step_rows: NDArray[np.int64], ends: NDArray[np.int64]
@@ -227,10 +224,11 @@ class StepBuffers:
         return counts
 
     def fill_attention(self, step: PreparedStep) -> AttentionMetadata:
-        """Where each token of the step is written and what each sequence may look at."""
+        """Where each token of the step that was filled last is written, and what each sequence may
+        look at."""
         rows, block_size = self._rows, self._rows.block_size
         indices = step.positions // block_size
-        blocks = rows.blocks[step.token_rows, indices]
+        blocks = rows.blocks[self._token_rows[: len(indices)], indices]
         if blocks.min() < 0:
             raise RuntimeError("a token of the step lies outside the blocks of its sequence")
         slot_mapping = self.slot_mapping[: len(step.positions)]

@@ -66,23 +66,21 @@ class TokenDrawer:
         and each is cheap; None: they are to be drawn one after the other."""
         if drawing.drafts is None or not self._sampling.are_greedy(drawing.rows):
             return None
-        every = drawing.with_drafts()
+        every, seq_ids = drawing.with_drafts(), self.seq_ids(drawing)
+        places = zip(seq_ids, drawing.rows.tolist(), drawing.ends.tolist(), strict=True)
         try:
             tokens = self._draw(forward, every)
         except InvalidInputError:  # perhaps of a row that nobody would have drawn from
             return None
-        known = self._rows.tokens
-        # Row i is in the answer when every draft before it in its sequence was drawn.
-        is_right = (known[every.rows, every.ends] == tokens).tolist()
-        known[every.rows, every.ends] = tokens
-        drawn, first, sampled = tokens.tolist(), 0, {}
-        counts = drawing.drafts.tolist()
-        for seq_id, count in zip(self.seq_ids(drawing), counts, strict=True):
-            right = first
-            while right < first + count and is_right[right]:
+        # From here on the device waits.
+        drawn, first, sampled, known = tokens.tolist(), 0, {}, self._rows.tokens.data
+        for seq_id, row, end in places:
+            draft, right = plan.draft_token_ids.get(seq_id, ()), 0
+            while right < len(draft) and draft[right] == drawn[first + right]:
                 right += 1
-            sampled[seq_id] = drawn[first : right + 1]
-            first += count + 1
+            known[row, end + right] = drawn[first + right]  # those before it are the drafts
+            sampled[seq_id] = drawn[first : first + right + 1]
+            first += len(draft) + 1
         return StepOutput(plan.step_id, sampled)
 
     def seq_ids(self, drawing: Drawing) -> list[int]:

@@ -7,11 +7,20 @@ largest first: memory that grew afterwards would make those recorded before it w
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
+from llaisys.common.types import GpuUse, ModelInfo
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.worker.few_tokens import FEW_TOKENS
 from llaisys.models.base import ModelAdapter
+
+logger = logging.getLogger("llaisys.engine")
 
 MOST_ROWS = 512  # of a step that is recorded
 
@@ -28,21 +37,68 @@ def graph_rows(most: int) -> list[int]:
     return sorted({min(row, most) for row in rows}, reverse=True)
 
 
-def warm_up(adapter: ModelAdapter, rows: list[int], block_size: int) -> None:
-    """A greedy decode step of each number of rows. Each row has a block of its own, which nobody
-    holds yet, and is its first token."""
-    for done, count in enumerate(rows):
-        report("warming up", done, len(rows))
-        numbers = np.arange(count, dtype=np.int64)
-        blocks = numbers.astype(np.int32)
-        zeros = np.zeros(count, dtype=np.int64)
-        step = ModelStepInput(zeros, zeros.copy(), numbers, np.ones(count, dtype=np.int8))
-        attention = AttentionMetadata(
-            slot_mapping=blocks * np.int32(block_size),
-            batch_seq_ids=numbers.copy(),
-            context_lens=np.ones(count, dtype=np.int32),
-            block_tables=blocks.reshape(count, 1).copy(),
-        )
-        adapter.forward(step, attention)
-        greedy = {"temperature": np.zeros(count)}
-        adapter.sample(SamplingMetadata(blocks.copy(), numbers=greedy))
+def draft_runs(config: EngineConfig, info: ModelInfo) -> list[int]:
+    """Rows of the graphs that serve steps with drafts, falling; empty: there are no drafts."""
+    drafts = config.speculative
+    if drafts is None:
+        return []
+    seqs = min(config.scheduler.max_num_seqs, drafts.disable_by_batch_size - 1)
+    room = min(info.max_model_len, info.num_blocks * info.block_size)
+    most = min(FEW_TOKENS, room, max(1, seqs) * (1 + drafts.num_speculative_tokens))
+    return graph_rows(most)[:-1]  # one row is no run
+
+
+def warm_up(
+    adapter: ModelAdapter, rows: list[int], block_size: int, runs: Sequence[int] = ()
+) -> None:
+    """A greedy decode step of each number of rows, each of which has a block of its own, which
+    nobody holds yet, and is its first token; and one of each number of `runs`, the first tokens of
+    one sequence, as a step with drafts has them. Both fall."""
+    steps = sorted([(count, 1) for count in rows] + [(count, count) for count in runs])
+    for done, (count, run) in enumerate(reversed(steps)):
+        report("warming up", done, len(steps))
+        _run_step(adapter, count // run, run, block_size)
+
+
+def _run_step(adapter: ModelAdapter, num_seqs: int, run: int, block_size: int) -> None:
+    """Of the first `run` tokens of each of so many sequences."""
+    count = num_seqs * run
+    width = -(-run // block_size)
+    seq_ids, positions = np.divmod(np.arange(count, dtype=np.int64), run)
+    tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)
+    blocks = tables[seq_ids, positions // block_size].astype(np.int64)
+    step = ModelStepInput(
+        np.zeros(count, dtype=np.int64), positions, seq_ids, np.ones(count, dtype=np.int8)
+    )
+    attention = AttentionMetadata(
+        slot_mapping=(blocks * block_size + positions % block_size).astype(np.int32),
+        batch_seq_ids=np.arange(num_seqs, dtype=np.int64),
+        context_lens=np.full(num_seqs, run, dtype=np.int32),
+        block_tables=tables,
+    )
+    adapter.forward(step, attention)
+    greedy = {"temperature": np.zeros(count)}
+    adapter.sample(SamplingMetadata(np.arange(count, dtype=np.int32), numbers=greedy))
+
+
+def record_steps(
+    adapter: ModelAdapter,
+    rows: list[int],
+    runs: list[int],
+    block_size: int,
+    look: Callable[[], GpuUse | None],
+) -> None:
+    """Warm up a GPU and log what that took, or a CPU, with one token. `look`: says how much of the
+    GPU's memory is used; None: there is none."""
+    before, start = look(), time.perf_counter()
+    if before is None:
+        return warm_up(adapter, [1], block_size)
+    warm_up(adapter, rows, block_size, runs)
+    after = look() or before
+    logger.info(
+        "recorded %d decode steps of up to %d rows in %.1f s, %.1f MiB",
+        len(rows) + len(runs),
+        max(rows + runs),
+        time.perf_counter() - start,
+        (after.memory_used - before.memory_used) / (1 << 20),
+    )

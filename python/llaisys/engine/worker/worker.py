@@ -8,15 +8,13 @@ A step is five stages, in this order:
     sample                    adapter.sample
     postprocess               drawn ids -> StepOutput, and into the rows for the next step
 
-Each stage takes what the one before it returned; between steps the worker keeps only what the plans
-told it about each sequence. It decides nothing about who runs.
+Between steps the worker keeps only what the plans told it. It decides nothing about who runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +29,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
 from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.drawing import TokenDrawer, output_rows
+from llaisys.engine.worker.few_tokens import FewTokens
 from llaisys.engine.worker.held import HeldSequences
 from llaisys.engine.worker.launching import LaunchedStep, LaunchedSteps
 from llaisys.engine.worker.opening import OpenedModel, describe, device_ids, open_model
@@ -38,7 +37,7 @@ from llaisys.engine.worker.pooling import read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import score_prompt
 from llaisys.engine.worker.timers import StageTimers
-from llaisys.engine.worker.warming import graph_rows, warm_up
+from llaisys.engine.worker.warming import draft_runs, graph_rows, record_steps
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuWatch, is_gpu, open_device, warn_of_missing_parts
 
@@ -68,6 +67,7 @@ class Worker:
         self._opened: OpenedModel | None = None  # between `open_model` and `load_model`
         self._rows: SequenceRows
         self._buffers: StepBuffers
+        self._few: FewTokens
         self._sampling: SamplingRows
         self._held: HeldSequences
         self._drawer: TokenDrawer
@@ -142,6 +142,7 @@ class Worker:
         self._rows = SequenceRows(scheduler.max_num_seqs, length, info.block_size)
         self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
         self._spare_buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
+        self._few = FewTokens(self._rows)
         self._launched = LaunchedSteps(self._rows)
         self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
         self._held = HeldSequences(self._rows, self._sampling)
@@ -150,21 +151,9 @@ class Worker:
     def warmup(self) -> None:
         """A token through the model; on a GPU every step that it records. Nobody holds a block."""
         assert self.info is not None
-        adapter, before = self._open_adapter(), self.gpu_use()
-        if before is None:
-            warm_up(adapter, [1], self.info.block_size)
-            return
-        start = time.perf_counter()
         rows = graph_rows(min(self.config.scheduler.max_num_seqs, self.info.num_blocks))
-        warm_up(adapter, rows, self.info.block_size)
-        after = self.gpu_use() or before
-        logger.info(
-            "recorded %d decode steps of up to %d rows in %.1f s, %.1f MiB",
-            len(rows),
-            rows[0],
-            time.perf_counter() - start,
-            (after.memory_used - before.memory_used) / (1 << 20),
-        )
+        runs = draft_runs(self.config, self.info)
+        record_steps(self._open_adapter(), rows, runs, self.info.block_size, self.gpu_use)
 
     def gpu_use(self) -> GpuUse | None:
         """Of the GPU that this rank computes on; None: it has none."""
@@ -212,14 +201,12 @@ class Worker:
         return self._draw_step(plan, *computed, None if masks is None else masks())
 
     def execute_model(self, plan: SchedulerOutputs) -> None:
-        """A contract of the seeds that the engine does not use, which takes `execute_step`: the
-        first three stages. `sample_tokens` must follow before the next step."""
+        """The first three stages; a device may still be at it. `sample_tokens` must follow."""
         self._begun = None
         self._begun = (plan, *self._compute_step(plan))
 
     def sample_tokens(self) -> StepOutput:
-        """A contract of the seeds that the engine does not use: the last two stages of the step
-        that `execute_model` began."""
+        """The last two stages of the step that `execute_model` began."""
         if self._begun is None:
             raise RuntimeError("sample_tokens without execute_model")
         begun, self._begun = self._begun, None
@@ -312,6 +299,8 @@ class Worker:
         return output
 
     def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
+        if FewTokens.holds(plan):
+            return self._compute_few(plan)
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
         with self._timers["build_attention_metadata"]:
@@ -320,6 +309,15 @@ class Worker:
             forward = self.run_model_forward(step, attention)
         self._timers.num_steps += 1
         return step, forward
+
+    def _compute_few(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
+        with self._timers["prepare_step_inputs"]:
+            self._held.follow(self._open_adapter(), plan)
+            step, attention = self._few.fill(plan)
+        with self._timers["run_model_forward"]:
+            forward = self.run_model_forward(step, attention)
+        self._timers.num_steps += 1
+        return self._few.prepared(plan, step), forward
 
     def _draw_step(
         self,

@@ -1,0 +1,89 @@
+"""The arrays of steps in which everybody decodes, some with drafts, and there are few tokens.
+
+Such a step begins when the tokens before it are known, and a device waits until its arrays are
+there. For few tokens lists take a third of the time of gathers, and what only the draws look at
+is made when the device is busy again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llaisys.common.step import AttentionMetadata, ModelStepInput
+from llaisys.common.types import SchedulerOutputs
+from llaisys.engine.worker.batch import Drawing, PreparedStep, SequenceRows
+
+FEW_TOKENS = 64  # as ModelRunner has it, which replays steps with drafts up to there
+
+
+class FewTokens:
+    """Makes of such a plan what StepBuffers does. The arrays are overwritten by the next step."""
+
+    def __init__(self, rows: SequenceRows) -> None:
+        self._rows = rows
+        # The same numbers, one at a time.
+        self._token_at, self._block_at = rows.tokens.data, rows.blocks.data
+        self._numbers = np.zeros((3, FEW_TOKENS), dtype=np.int64)
+        self._slots = np.zeros(FEW_TOKENS, dtype=np.int32)
+        self._wanted = np.ones(FEW_TOKENS, dtype=np.int8)
+
+    @staticmethod
+    def holds(plan: SchedulerOutputs) -> bool:
+        is_decoding = bool(plan.draft_token_ids) and not plan.num_prefill_tokens
+        return is_decoding and plan.num_decode_tokens <= FEW_TOKENS
+
+    def fill(self, plan: SchedulerOutputs) -> tuple[ModelStepInput, AttentionMetadata]:
+        """What the model takes, and where its keys and values lie."""
+        rows, size, width = self._rows, self._rows.block_size, 0
+        ids: list[int] = []
+        positions: list[int] = []
+        seq_ids: list[int] = []
+        slots: list[int] = []
+        step_rows, ends = [], []
+        for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
+            row, end = rows.row_of[seq_id], start + count
+            step_rows.append(row)
+            ends.append(end)
+            ids.append(self._token_at[row, start])
+            if count > 1:
+                draft = plan.draft_token_ids[seq_id]
+                rows.tokens[row, start + 1 : end] = draft  # what is drawn overwrites it
+                ids += draft
+            positions += range(start, end)
+            seq_ids += [seq_id] * count
+            last = (end - 1) // size
+            for index in range(start // size, last + 1):
+                block, border = self._block_at[row, index], index * size
+                if block < 0:
+                    raise RuntimeError(f"position {start} of a sequence is outside its blocks")
+                first, behind = max(start, border), min(end, border + size)
+                moved = block * size - border  # from positions to slots
+                slots += range(first + moved, behind + moved)
+            width = max(width, last + 1)
+        n = len(ids)
+        numbers, slot_mapping = self._numbers[:, :n], self._slots[:n]
+        numbers[:] = (ids, positions, seq_ids)
+        slot_mapping[:] = slots
+        step = ModelStepInput(numbers[0], numbers[1], numbers[2], self._wanted[:n])
+        return step, AttentionMetadata(
+            slot_mapping=slot_mapping,
+            batch_seq_ids=np.array(plan.seq_ids, np.int64),
+            context_lens=np.array(ends, np.int32),
+            block_tables=self._tables(step_rows, width),
+        )
+
+    def _tables(self, rows: list[int], width: int) -> NDArray[np.int32]:
+        blocks = self._rows.blocks
+        if len(rows) == 1:  # where it lies
+            return blocks[rows[0] : rows[0] + 1, :width]
+        tables: NDArray[np.int32] = blocks[rows, :width]
+        return tables
+
+    def prepared(self, plan: SchedulerOutputs, step: ModelStepInput) -> PreparedStep:
+        """The same step, with who draws in it."""
+        rows = np.array([self._rows.row_of[seq_id] for seq_id in plan.seq_ids], np.int64)
+        counts, starts = np.array(plan.counts, np.int64), np.array(plan.starts, np.int64)
+        drawing = Drawing(rows, starts + 1, counts.cumsum() - counts, counts - 1)
+        arrays = (step.token_ids, step.positions, step.seq_ids, step.logits_mask)
+        return PreparedStep(*arrays, rows, starts + counts, drawing)

@@ -1,0 +1,91 @@
+"""Steps of few tokens with drafts are laid out as all others are, whoever makes the arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llaisys.common.types import SchedulerOutputs
+from llaisys.engine.worker.batch import SequenceRows, StepBuffers
+from llaisys.engine.worker.few_tokens import FEW_TOKENS, FewTokens
+
+
+def random_rows(rng: np.random.Generator, block_size: int) -> SequenceRows:
+    """Nine sequences with ids that are not their rows, all blocks in some order."""
+    rows = SequenceRows(12, 90, block_size)
+    rows.tokens[:] = rng.integers(0, 1000, rows.tokens.shape)
+    rows.blocks[:] = rng.permutation(rows.blocks.size).reshape(rows.blocks.shape)
+    rows.num_blocks[:] = rows.blocks.shape[1]
+    for row in rng.permutation(12)[:9].tolist():
+        rows.row_of[100 - row] = row
+        rows.seq_ids[row] = 100 - row
+    return rows
+
+
+def random_plan(rng: np.random.Generator, rows: SequenceRows) -> SchedulerOutputs:
+    chosen = rng.permutation(list(rows.row_of))[: rng.integers(1, 10)].tolist()
+    drafts = {seq_id: rng.integers(0, 1000, rng.integers(0, 7)).tolist() for seq_id in chosen}
+    drafts[chosen[0]] = [5]  # somebody has one
+    counts = [1 + len(drafts[seq_id]) for seq_id in chosen]
+    return SchedulerOutputs(
+        step_id=0,
+        seq_ids=chosen,
+        starts=rng.integers(1, 80, len(chosen)).tolist(),
+        counts=counts,
+        samples=[True] * len(chosen),
+        draft_token_ids={seq_id: draft for seq_id, draft in drafts.items() if draft},
+        num_decode_tokens=sum(counts),
+    )
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_few_tokens_are_laid_out_as_many_are(block_size: int):
+    rng = np.random.default_rng(block_size)
+    for _ in range(30):
+        rows = random_rows(rng, block_size)
+        plan = random_plan(rng, rows)
+        assert FewTokens.holds(plan)
+        few = FewTokens(rows)
+        given, attention = few.fill(plan)
+        step = few.prepared(plan, given)
+        after = rows.tokens.copy()
+        buffers = StepBuffers(rows, FEW_TOKENS)
+        wanted = buffers.fill_tokens(plan)
+        wanted_attention = buffers.fill_attention(wanted)
+        np.testing.assert_array_equal(after, rows.tokens)
+        for name in ("token_ids", "positions", "seq_ids", "logits_mask", "rows", "ends"):
+            check_same(getattr(step, name), getattr(wanted, name))
+        for mine, other in zip(step.drawing, wanted.drawing, strict=True):
+            check_same(mine, other)
+        for name in ("slot_mapping", "batch_seq_ids", "context_lens"):
+            check_same(getattr(attention, name), getattr(wanted_attention, name))
+        tables = attention.block_tables
+        assert tables.flags.c_contiguous and tables.shape[1] == -(-max(step.ends) // block_size)
+        check_same(tables, wanted_attention.block_tables[:, : tables.shape[1]])
+
+
+def check_same(mine: np.ndarray, other: np.ndarray) -> None:
+    assert mine.dtype == other.dtype
+    np.testing.assert_array_equal(mine, other)
+
+
+def test_a_token_without_a_block_is_an_error():
+    rows = SequenceRows(2, 40, 4)
+    rows.row_of[7] = 1
+    rows.blocks[1, :2] = (3, 5)
+    plan = SchedulerOutputs(0, [7], ["r"], [6], [3], draft_token_ids={7: [1, 2]})
+    plan.num_decode_tokens = 3
+    with pytest.raises(RuntimeError, match="position 6 of a sequence is outside its blocks"):
+        FewTokens(rows).fill(plan)
+
+
+def test_prompts_and_many_tokens_are_laid_out_otherwise():
+    plan = SchedulerOutputs(0, [7], ["r"], [6], [3], draft_token_ids={7: [1, 2]})
+    plan.num_decode_tokens = FEW_TOKENS
+    assert FewTokens.holds(plan)
+    plan.num_decode_tokens += 1
+    assert not FewTokens.holds(plan)
+    plan.num_decode_tokens, plan.num_prefill_tokens = 3, 1
+    assert not FewTokens.holds(plan)
+    plan.num_prefill_tokens, plan.draft_token_ids = 0, {}
+    assert not FewTokens.holds(plan)
