@@ -57,6 +57,10 @@ struct ModelInput {
     Tensor positions;   // i64 [n]
     Tensor output_rows; // i32 [r]: tokens whose logits are wanted, rising; not defined when r = 0
     Tensor hidden_rows; // i64 [h]: the same for the hidden states
+    // Where only tokens with logits matter behind the keys and values of the last layer, a model may go on with
+    // these alone. Defined then, and when r > 0:
+    Tensor last_rows;   // i64 [r]: output_rows again
+    Tensor last_places; // i32 [r]: 0, 1, .., where they are from then on
 };
 
 // Where this micro-batch writes its keys and values, and what each token sees of the cache.

@@ -78,6 +78,31 @@ def test_all_sequences_in_one_slot_step(
         check(run_slot(adapter, pieces), pieces, alone)
 
 
+@pytest.mark.parametrize("asked", [1, 2, 300, 600])
+def test_tokens_without_logits_change_nothing(directory: Path, asked: int) -> None:
+    """Behind the attention of the last layer a step may go on with few of its tokens."""
+    tokens = random_tokens(700, TINY.vocab, seed=9)
+    rows = np.sort(np.random.default_rng(asked).permutation(700)[:asked])
+    with opened(
+        directory, kv_cache_layout="slot", kv_cache_capacity_tokens=1500, max_model_len=1024
+    ) as adapter:
+        whole = run_slot(adapter, [Piece(0, tokens)])
+        few = run_slot(adapter, [Piece(1, tokens)], rows)
+        np.testing.assert_array_equal(few, whole[rows])
+        following = [run_slot(adapter, [Piece(seq, [5], 700)]) for seq in (0, 1)]
+        np.testing.assert_array_equal(*following)
+
+
+def test_a_piece_without_any_logits_is_seen_by_the_next(directory: Path) -> None:
+    tokens = TOKENS[3]
+    nobody = np.zeros(0, np.int64)
+    with opened(directory, kv_cache_layout="slot", max_model_len=128) as adapter:
+        whole = run_slot(adapter, [Piece(0, tokens)])
+    with opened(directory, kv_cache_layout="slot", max_model_len=128) as adapter:
+        assert len(run_slot(adapter, [Piece(0, tokens[:50])], nobody)) == 0
+        np.testing.assert_array_equal(run_slot(adapter, [Piece(0, tokens[50:], 50)]), whole[50:])
+
+
 def test_a_small_micro_batch_changes_nothing(
     directory: Path, alone: dict[int, NDArray[np.float32]]
 ) -> None:

@@ -98,7 +98,7 @@ def test_a_victim_that_was_planned_already_leaves_the_plan():
     step(scheduler)
     spare = add(scheduler, "spare", [1, 2, 3], max_tokens=8)
     scheduler.running.reverse()  # admitted in another order than they arrived
-    scheduler.block_manager._take()  # one block left for two that need one
+    scheduler.block_manager._take(1)  # one block left for two that need one
     plan = scheduler.schedule()
     assert plan.request_ids == ["old"] and set(plan.new_blocks) == {old.seq_id}
     assert plan.num_decode_tokens == 1 and plan.released_seq_ids == [young.seq_id]

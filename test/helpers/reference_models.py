@@ -110,9 +110,15 @@ class Piece:
     start: int = 0
 
 
-def run_slot(adapter: NativeAdapter, pieces: Sequence[Piece]) -> NDArray[np.float32]:
-    """One SLOT step with all logits, [tokens, vocab]."""
-    adapter.forward(_step(pieces), None)
+def run_slot(
+    adapter: NativeAdapter, pieces: Sequence[Piece], asked: NDArray[np.int64] | None = None
+) -> NDArray[np.float32]:
+    """One SLOT step with all logits, [tokens, vocab], or with those of the tokens `asked`."""
+    step = _step(pieces)
+    if asked is not None:
+        step.logits_mask[:] = 0
+        step.logits_mask[asked] = 1
+    adapter.forward(step, None)
     return adapter.logits()
 
 

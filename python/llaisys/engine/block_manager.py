@@ -243,7 +243,7 @@ class BlockManager:
             self._references[block] += 1
         absent = [node for node in match.nodes if node.block < 0]
         self.host.hold(absent)
-        fresh = [self._take() for _ in range(self.first_blocks(request) - len(match.here))]
+        fresh = self._take(self.first_blocks(request) - len(match.here))
         for node, block in zip(absent, fresh, strict=False):
             self._put(node, block)
         self.host.bring_back(absent)
@@ -299,7 +299,7 @@ class BlockManager:
             return []
         if missing > self.num_free_blocks:
             return None
-        added = [self._take() for _ in range(missing)]
+        added = self._take(missing)
         blocks.extend(added)
         return added
 
@@ -342,12 +342,11 @@ class BlockManager:
         if num_shared > self.num_free_blocks + num_freed:
             return None
         self._drop_unready(holding)
-        for block in reversed(gone):
-            self._let_go(block)
+        self._let_go(gone)
         for index, block in enumerate(moved):
             if self._references[block] > 1:
                 self._references[block] -= 1
-                moved[index] = self._take()
+                [moved[index]] = self._take(1)
             else:
                 self._drop_node(block)
         holding.blocks[first:] = moved
@@ -360,12 +359,9 @@ class BlockManager:
         """Give everything back; computed full blocks stay cached. Unknown requests are ignored."""
         self.forget_waiting(request)
         holding = self._holdings.pop(request.request_id, None)
-        if holding is None:
-            return
-        self._drop_unready(holding)
-        # The last block first: a prefix outlives what follows it.
-        for block in reversed(holding.blocks):
-            self._let_go(block)
+        if holding is not None:
+            self._drop_unready(holding)
+            self._let_go(holding.blocks)
 
     def _drop_unready(self, holding: _Holding) -> None:
         """Nodes that were announced and will not be computed, or brought back."""
@@ -374,27 +370,31 @@ class BlockManager:
             if node is not None and not node.ready:
                 self._drop_node(block)
 
-    def _let_go(self, block: int) -> None:
-        self._references[block] -= 1
-        if self._references[block]:
-            return
-        if self._node_of[block] is None:
-            self._free.append(block)
-        else:
-            self._cached[block] = None
+    def _let_go(self, blocks: list[int]) -> None:
+        """The last one first: a prefix outlives what follows it."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if not self._references[block] and self._node_of[block] is None:
+                self._free.append(block)
+            elif not self._references[block]:
+                self._cached[block] = None
 
-    def _take(self) -> int:
-        """A block for new content: a free one, else the least recently used cached one."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block, _ = self._cached.popitem(last=False)
-            node = self._node_of[block]
-            assert node is not None  # or it were free
-            displaced = self.host.save(node)
-            if displaced is not None:
-                self._table.drop(displaced)
-            self._drop_node(block)
-            self.stats.evictions += 1
-        self._references[block] += 1
+    def _take(self, count: int) -> list[int]:
+        """Blocks for new content: free ones, then the least recently used cached ones."""
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        taken += [self._evict() for _ in range(count - len(taken))]
+        for block in taken:
+            self._references[block] += 1
+        return taken
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        node = self._node_of[block]
+        assert node is not None  # or it were free
+        displaced = self.host.save(node)
+        if displaced is not None:
+            self._table.drop(displaced)
+        self._drop_node(block)
+        self.stats.evictions += 1
         return block

@@ -100,6 +100,12 @@ DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &wor
         act.all_logits =
             workspace.take({group_->size(), head_rows, head_columns_}, LLAISYS_DTYPE_F32);
     }
+    const int64_t last_rows = std::min(kLastRows, n_outputs);
+    if (last_rows > 0) {
+        act.last_residual = workspace.take({last_rows, hidden}, LLAISYS_DTYPE_F32);
+        act.last_attn_out =
+            workspace.take({last_rows, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+    }
     if (!kept_.empty()) {
         act.kept = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
     }
@@ -143,12 +149,27 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                               ForwardOutput *output) const {
     embed(stream, input, act.residual);
     ops::Residual residual{act.residual, Tensor()};
+    Activations rest = act; // behind the attention of the last layer, perhaps of fewer rows
+    const bool is_asked =
+        input.output_rows.defined() || input.hidden_rows.defined() || !kept_.empty();
     for (size_t i = 0; i < layers_.size(); ++i) {
+        const bool is_last = i + 1 == layers_.size();
         at_place("layer", i, [&] {
             keep(stream, int32_t(i), act, residual, output->kept);
-            attend(stream, i, input, attention, act, &residual);
-            feed_forward(stream, i, act, &residual);
+            project(stream, i, input, attention, act, &residual);
+            if (is_last && !is_asked) {
+                return; // a piece of a prompt: only its keys and values matter
+            }
+            ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), attention.kv[i],
+                           attention.lists_of(i), scale_);
+            if (is_last && narrows(input)) {
+                rest = narrow(stream, input, act, &residual);
+            }
+            feed_forward(stream, i, rest, &residual);
         });
+    }
+    if (!is_asked) {
+        return;
     }
     keep(stream, int32_t(layers_.size()), act, residual, output->kept);
     keep(stream, -1, act, residual, output->kept);
@@ -157,16 +178,39 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                          input.hidden_rows);
     }
     if (input.output_rows.defined()) {
-        run_head(stream, input, act, &residual, output->logits);
+        run_head(stream, narrows(input) ? input.last_places : input.output_rows, rest, &residual,
+                 output->logits);
     }
 }
 
-void DecoderModel::run_head(const device::Stream &stream, const ModelInput &input,
+bool DecoderModel::narrows(const ModelInput &input) const {
+    return input.last_rows.defined() && input.last_rows.size(0) <= kLastRows;
+}
+
+DecoderModel::Activations DecoderModel::narrow(const device::Stream &stream,
+                                               const ModelInput &input, const Activations &act,
+                                               ops::Residual *residual) const {
+    const int64_t n = input.last_rows.size(0);
+    Activations few = act;
+    few.residual = act.last_residual.slice(0, 0, n);
+    few.attn_out = act.last_attn_out.slice(0, 0, n);
+    few.normed = act.normed.slice(0, 0, n);
+    few.gate = act.gate.slice(0, 0, n);
+    few.up = act.up.slice(0, 0, n);
+    const int64_t width = act.q.size(1);
+    ops::embedding(stream, few.residual, input.last_rows, residual->sum);
+    ops::embedding(stream, few.attn_out.view({n, width}), input.last_rows,
+                   act.attn_out.view(act.q.shape()));
+    residual->sum = few.residual;
+    return few;
+}
+
+void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
                             const Activations &act, ops::Residual *residual,
                             const Tensor &logits) const {
     const ops::Norm last_norm = norm(weights_.out_norm_w, act);
     if (head_columns_ == 0) {
-        return ops::head(stream, logits, residual, last_norm, head_.weight, input.output_rows);
+        return ops::head(stream, logits, residual, last_norm, head_.weight, rows);
     }
     const int64_t own = head_.weight.out_features;
     for (int64_t first = 0; first < logits.size(0); first += kHeadRows) {
@@ -178,7 +222,7 @@ void DecoderModel::run_head(const device::Stream &stream, const ModelInput &inpu
                 .slice(0, 0, group_->size() * n)
                 .view({group_->size(), n, head_columns_});
         ops::head(stream, part.slice(1, 0, own), residual, last_norm, head_.weight,
-                  input.output_rows.slice(0, first, first + n));
+                  rows.slice(0, first, first + n));
         group_->AllGather(parts, part);
         for (int64_t rank = 0; rank < group_->size(); ++rank) {
             const int64_t begin = rank * head_columns_;
@@ -236,11 +280,10 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
     }
 }
 
-void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInput &input,
-                          const AttentionMetadata &attention, const Activations &act,
-                          ops::Residual *residual) const {
+void DecoderModel::project(const device::Stream &stream, size_t i, const ModelInput &input,
+                           const AttentionMetadata &attention, const Activations &act,
+                           ops::Residual *residual) const {
     const Layer &layer = layers_[i];
-    const ops::KvLayer &kv = attention.kv[i];
     const auto vector = [i](const llaisysTensor_t *slots) {
         return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
     };
@@ -249,16 +292,16 @@ void DecoderModel::attend(const device::Stream &stream, size_t i, const ModelInp
                          {&layer.q.weight, vector(weights_.attn_q_b), &act.q},
                          {&layer.k.weight, vector(weights_.attn_k_b), &act.k},
                          {&layer.v.weight, vector(weights_.attn_v_b), &act.v}, head_norms,
-                         {input.positions, spec().kv.inv_freq, attention.slots, kv});
-    ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), kv,
-                   attention.lists_of(i), scale_);
-    add_product(stream, residual, act.attn_out.view(act.q.shape()), layer.o.weight,
-                vector(weights_.attn_o_b), act.normed);
+                         {input.positions, spec().kv.inv_freq, attention.slots, attention.kv[i]});
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Activations &act,
                                 ops::Residual *residual) const {
     const Layer &layer = layers_[i];
+    const Tensor &attended = act.attn_out;
+    add_product(stream, residual, attended.view({attended.size(0), act.q.size(1)}), layer.o.weight,
+                weights_.attn_o_b[i] != nullptr ? &weights_.attn_o_b[i]->tensor : nullptr,
+                act.normed);
     ops::mlp_input(stream, residual, norm(weights_.mlp_norm_w[i], act),
                    {&layer.gate.weight, nullptr, &act.gate}, {&layer.up.weight, nullptr, &act.up});
     add_product(stream, residual, act.gate, layer.down.weight, nullptr, act.normed);

@@ -50,8 +50,12 @@ private:
         Tensor own_logits; // [rows, head_columns_]
         Tensor all_logits; // [ranks, rows, head_columns_]
         Tensor kept;       // f32 [n, hs]; not defined when no hidden states are kept
+        // Of the tokens that the last layer goes on with; kLastRows rows at most.
+        Tensor last_residual; // f32 [rows, hs]
+        Tensor last_attn_out; // [rows, nh, dh]
     };
     static constexpr int64_t kHeadRows = 32;
+    static constexpr int64_t kLastRows = 512;
 
     struct Layer {
         runtime::PackedWeight q, k, v, o, gate, up, down;
@@ -70,13 +74,19 @@ private:
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
     DType activation_dtype() const;
     ops::Norm norm(llaisysTensor_t weight, const Activations &act) const;
-    void attend(const device::Stream &stream, size_t index, const ModelInput &input,
-                const AttentionMetadata &attention, const Activations &act,
-                ops::Residual *residual) const;
+    // Queries, and keys and values into the cache.
+    void project(const device::Stream &stream, size_t index, const ModelInput &input,
+                 const AttentionMetadata &attention, const Activations &act,
+                 ops::Residual *residual) const;
+    // Whether the last layer goes on with few rows, and the activations of these: what they were.
+    bool narrows(const ModelInput &input) const;
+    Activations narrow(const device::Stream &stream, const ModelInput &input,
+                       const Activations &act, ops::Residual *residual) const;
+    // From the output of attention on: o, then the inner layer.
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act,
                       ops::Residual *residual) const;
-    // The logits of output_rows: of a head that is cut, each rank's columns, gathered.
-    void run_head(const device::Stream &stream, const ModelInput &input, const Activations &act,
+    // The logits of rows (i32) of the residual stream: of a head that is cut, each rank's columns, gathered.
+    void run_head(const device::Stream &stream, const Tensor &rows, const Activations &act,
                   ops::Residual *residual, const Tensor &logits) const;
     // residual += in * weight^T + bias, summed over the ranks. The product is put into scratch.
     void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,

@@ -1,7 +1,7 @@
 // What a block of cuda_prefill_wgmma.cuh works on, and how keys and values come into its ring of tiles
 // through the block table.
 //
-// Where 16 entries lie together (blocks of 16, 32, ..), one warp copies boxes of 16 entries and 64 columns.
+// Where 16 entries lie together (blocks of 16, 32, ..), two warps copy boxes of 16 entries and 64 columns.
 // Otherwise a warpgroup copies row by row (cp.async, 16 bytes a lane): slower, since the fence that each tile
 // needs waits for all copies that are under way.
 #pragma once
@@ -41,6 +41,26 @@ struct WgmmaSpan {
     int token0, n_tokens;                         // of its rows
     int low_begin, high_begin, low_end, high_end; // smallest and largest begin and end of these
     int first_tile, last_tile;
+
+    // All but the first two, by a whole warp.
+    __device__ __forceinline__ void find_lists(const AttentionArgs &args) {
+        low_begin = low_end = INT32_MAX;
+        high_begin = high_end = 0;
+        for (int t = threadIdx.x % kWarp; t < n_tokens; t += kWarp) {
+            const int begin = args.begin[token0 + t];
+            const int end = args.end[token0 + t];
+            low_begin = min(low_begin, begin);
+            high_begin = max(high_begin, begin);
+            low_end = min(low_end, end);
+            high_end = max(high_end, end);
+        }
+        low_begin = __reduce_min_sync(kAll, low_begin);
+        high_begin = __reduce_max_sync(kAll, high_begin);
+        low_end = __reduce_min_sync(kAll, low_end);
+        high_end = __reduce_max_sync(kAll, high_end);
+        first_tile = low_begin / kWgmmaKeys;
+        last_tile = (high_end + kWgmmaKeys - 1) / kWgmmaKeys;
+    }
 };
 
 // Copies this block's tiles into the ring; one warpgroup.
@@ -94,13 +114,13 @@ __device__ __forceinline__ void copy_tiles(const AttentionArgs &args, const Wgmm
     }
 }
 
-// The same by one warp, a box of 16 entries and 64 columns a lane. Pages that nobody looks at become zeros;
-// in the last page the values behind the end become zeros too (their weights are 0, but memory may hold
-// anything; of keys, the scores are dropped).
+// The same by two warps, one for the keys and one for the values: a box of 16 entries and 64 columns a lane.
+// Pages that nobody looks at become zeros; in the last page the values behind the end become zeros too (their
+// weights are 0, but memory may hold anything; of keys, the scores are dropped).
 template <typename T, int D>
 __device__ __forceinline__ void copy_pages(const AttentionArgs &args, const WgmmaPages &pages,
-                                           const WgmmaSpan &span, int kv_head, unsigned char *ring,
-                                           uint32_t full, uint32_t empty) {
+                                           const WgmmaSpan &span, int kv_head, bool are_values,
+                                           unsigned char *ring, uint32_t full, uint32_t empty) {
     constexpr int kPages = kWgmmaKeys / kWgmmaPage; // of a tile
     constexpr uint32_t kPageBytes = kWgmmaPage * 128;
     const int lane = threadIdx.x % kWarp;
@@ -108,31 +128,25 @@ __device__ __forceinline__ void copy_pages(const AttentionArgs &args, const Wgmm
     const int column = lane / kPages; // of 64
     const bool copies = column < D / 64;
     const int32_t *table = args.table_of(span.token0);
-    const auto entry_at = [&](int tile) { return tile * kWgmmaKeys + page * kWgmmaPage; };
     const auto slot_at = [&](int tile) { // of this lane's page
-        const int e = entry_at(tile);
+        const int e = tile * kWgmmaKeys + page * kWgmmaPage;
         return tile < span.last_tile && e + kWgmmaPage > span.low_begin && e < span.high_end
                    ? int(args.slot_of(table, e))
                    : pages.n_slots;
     };
-    const int n_items = 2 * (span.last_tile - span.first_tile);
     const int cut = span.high_end % kWgmmaPage; // entries of the last page, 0: all
+    const int cut_page = (span.high_end - 1) % kWgmmaKeys / kWgmmaPage;
     int next = slot_at(span.first_tile);
-    int slot = 0;
-    for (int item = 0; item < n_items; ++item) {
-        const bool are_values = item % 2 != 0;
-        const int tile = span.first_tile + item / 2;
-        if (!are_values) {
-            slot = next;
-            next = slot_at(tile + 1);
-        }
+    int item = are_values ? 1 : 0;
+    for (int tile = span.first_tile; tile < span.last_tile; ++tile, item += 2) {
+        const int slot = next;
+        next = slot_at(tile + 1);
         const uint32_t place = uint32_t(item % kWgmmaSlots);
         if (item >= kWgmmaSlots) {
             barrier_wait(empty + place * 8, uint32_t(item / kWgmmaSlots - 1) & 1);
         }
         unsigned char *to = ring + place * wgmma_tile_bytes<D>();
         const bool is_cut = are_values && cut > 0 && tile == span.last_tile - 1;
-        const int cut_page = (span.high_end - 1) % kWgmmaKeys / kWgmmaPage;
         if (is_cut) { // by hand
             const int from = __shfl_sync(kAll, slot, cut_page);
 #pragma unroll

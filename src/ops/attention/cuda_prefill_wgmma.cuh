@@ -86,6 +86,14 @@ __device__ __forceinline__ void put_queries(const AttentionArgs &args, const Wgm
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Of the two computing warpgroups; a turn is given once for each time it is waited for.
+__device__ __forceinline__ void await_turn(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(2 * kWgmmaGroup) : "memory");
+}
+__device__ __forceinline__ void give_turn(int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(3 + group), "n"(2 * kWgmmaGroup) : "memory");
+}
+
 // One warpgroup: its 64 rows against all tiles.
 template <typename T, int D>
 __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const WgmmaSpan &span,
@@ -93,6 +101,13 @@ __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const Wg
                                              uint32_t ring, uint32_t full, uint32_t empty,
                                              float (&out)[D / 2], float (&sum)[2]) {
     const int n = span.last_tile - span.first_tile;
+    // Heads of 64 have half the products for as many weights: there the warpgroups take turns at the tensor
+    // cores, so that one weighs while the other multiplies. Of 128, they find their own way as well.
+    constexpr bool kTakesTurns = D == 64;
+    const int group = threadIdx.x / kWgmmaGroup;
+    if (kTakesTurns && group == 1 && n > 1) {
+        give_turn(0);
+    }
     float max[2] = {-INFINITY, -INFINITY};
     float fade[2];
     float s[64];
@@ -140,6 +155,14 @@ __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const Wg
         }
     };
 
+    // The next values are waited for before those under way are: of a softmax that stands before this loop
+    // nothing is put off until after products_wait<0>(). Nor is more waited for: a copying thread says that a
+    // tile is there when it has begun two more, for which there must be room.
+    const auto wait_for_values = [&](int i) {
+        settle(s);
+        wait(2 * i + 1);
+    };
+
     wait(0);
     products_begin();
     multiply_keys(0);
@@ -147,17 +170,24 @@ __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const Wg
     settle(s);
     release(0);
     weigh(0);
+    wait_for_values(0);
     pack();
     for (int i = 1; i < n; ++i) {
         wait(2 * i);
-        wait(2 * i - 1);
+        if (kTakesTurns) {
+            await_turn(group);
+        }
         products_begin();
         multiply_keys(2 * i);
         add_values(2 * i - 1);
+        if (kTakesTurns && (group == 0 || i + 1 < n)) {
+            give_turn(1 - group);
+        }
         products_wait<1>();
         settle(s);
         release(2 * i);
         weigh(i);
+        wait_for_values(i);
         products_wait<0>();
         settle(out);
         release(2 * i - 1);
@@ -167,7 +197,6 @@ __device__ __forceinline__ void attend_tiles(const AttentionArgs &args, const Wg
         }
         pack();
     }
-    wait(2 * n - 1);
     products_begin();
     add_values(2 * n - 1);
     products_wait<0>();
@@ -199,27 +228,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     const uint32_t ring = shared_address(shared);
     const uint32_t full = shared_address(barriers);
     const uint32_t empty = full + kWgmmaSlots * 8;
+    WgmmaSpan span{};
+    span.token0 = first_token + from_token;
+    span.n_tokens = min(tile_tokens, run_tokens - from_token);
 
-    if (threadIdx.x < kWarp) {
-        WgmmaSpan span{};
-        span.token0 = first_token + from_token;
-        span.n_tokens = min(tile_tokens, run_tokens - from_token);
-        span.low_begin = span.low_end = INT32_MAX;
-        for (int t = lane; t < span.n_tokens; t += kWarp) {
-            const int begin = args.begin[span.token0 + t];
-            const int end = args.end[span.token0 + t];
-            span.low_begin = min(span.low_begin, begin);
-            span.high_begin = max(span.high_begin, begin);
-            span.low_end = min(span.low_end, end);
-            span.high_end = max(span.high_end, end);
-        }
-        span.low_begin = __reduce_min_sync(kAll, span.low_begin);
-        span.high_begin = __reduce_max_sync(kAll, span.high_begin);
-        span.low_end = __reduce_min_sync(kAll, span.low_end);
-        span.high_end = __reduce_max_sync(kAll, span.high_end);
-        span.first_tile = span.low_begin / kWgmmaKeys;
-        span.last_tile = (span.high_end + kWgmmaKeys - 1) / kWgmmaKeys;
-        if (lane == 0) {
+    if (group == 2) {
+        give_registers<56>();
+        span.find_lists(args);
+        if (threadIdx.x == 2 * kWgmmaGroup) {
             span_of_block = span;
             for (int i = 0; i < kWgmmaSlots; ++i) {
                 barrier_init(full + i * 8, pages.n_slots > 0 ? 1 : kWgmmaGroup);
@@ -227,19 +243,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             }
             barriers_are_made();
         }
-    }
-    __syncthreads();
-    const WgmmaSpan span = span_of_block;
-    if (group == 2) {
-        give_registers<56>();
-        if (span.last_tile > span.first_tile && pages.n_slots == 0) {
+        meet<1, kWgmmaGroup>();
+        go_on<2, kWgmmaThreads>(); // without waiting for the queries
+        if (pages.n_slots == 0) {
             copy_tiles<T, D>(args, span, kv_head, ring, full, empty);
-        } else if (span.last_tile > span.first_tile &&
-                   threadIdx.x / kWarp == 2 * kWgmmaGroup / kWarp) {
-            copy_pages<T, D>(args, pages, span, kv_head, shared, full, empty);
+        } else if (const int warp = int(threadIdx.x) / kWarp % 4; warp < 2) {
+            copy_pages<T, D>(args, pages, span, kv_head, warp == 1, shared, full, empty);
         }
     } else {
-        take_registers<224>();
         unsigned char *queries =
             shared + wgmma_tile_bytes<D>() * kWgmmaSlots + uint32_t(group) * (64 * D * 2);
         put_queries<T, D>(args, span, kv_head, group * 64, queries);
@@ -254,7 +265,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             rows.end[r] = is_there ? args.end[token] : 0;
             rows.out_at[r] = is_there ? token * args.out_token + head * args.out_head : -1;
         }
-        group == 0 ? meet<1, kWgmmaGroup>() : meet<2, kWgmmaGroup>();
+        meet<2, kWgmmaThreads>();
+        take_registers<224>();
+        span = span_of_block;
         float out[D / 2] = {};
         float sum[2] = {};
         if (span.last_tile > span.first_tile) {

@@ -65,7 +65,9 @@ void ModelRunner::reserve_largest_step() {
     const int64_t width = std::min(options_.max_positions, options_.n_slots);
     const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
     const int64_t tokens = 2 * StepArena::bytes_for(largest, sizeof(int64_t)) +
-                           2 * StepArena::bytes_for(largest, sizeof(int32_t));
+                           2 * StepArena::bytes_for(largest, sizeof(int32_t)) +
+                           StepArena::bytes_for(n_rows, sizeof(int64_t)) +
+                           StepArena::bytes_for(n_rows, sizeof(int32_t));
     arena_.begin(tokens + metadata_.most_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
@@ -165,6 +167,12 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     return LLAISYS_DECODE_OK;
 }
 
+// Whether nothing is asked of the other tokens: see models::ModelInput::last_rows.
+bool ModelRunner::goes_on_with_outputs(const UbatchRange &range, int64_t n_padded) const {
+    return range.n_outputs > 0 && range.n_outputs < range.n && n_padded == range.n &&
+           range.n_pooled == 0 && kept_.row_size() == 0;
+}
+
 int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
                                  int64_t n_padded) const {
     int64_t values = 0;
@@ -176,6 +184,10 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
     }
     if (sources_ != nullptr) {
         values += StepArena::bytes_for(n_padded, sizeof(int32_t));
+    }
+    if (goes_on_with_outputs(range, n_padded)) {
+        values += StepArena::bytes_for(range.n_outputs, sizeof(int64_t)) +
+                  StepArena::bytes_for(range.n_outputs, sizeof(int32_t));
     }
     return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
            StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
@@ -208,6 +220,14 @@ models::ModelInput ModelRunner::put_input(const PreparedStep &step, const Ubatch
         }
         for (int64_t i = range.n_outputs; i < n_outputs; ++i) {
             to[i] = int32_t(range.n + i - range.n_outputs);
+        }
+    }
+    if (goes_on_with_outputs(range, n_padded)) {
+        int64_t *rows = arena_.take<int64_t>({range.n_outputs}, &input.last_rows);
+        int32_t *places = arena_.take<int32_t>({range.n_outputs}, &input.last_places);
+        for (int32_t i = 0; i < range.n_outputs; ++i) {
+            rows[i] = step.outputs[size_t(range.first_output + i)] - range.first;
+            places[i] = i;
         }
     }
     if (range.n_pooled > 0) {

@@ -136,6 +136,7 @@ private:
     void forward(const PreparedStep &step, const UbatchRange &range, const Describe &describe);
     models::ModelInput put_input(const PreparedStep &step, const UbatchRange &range,
                                  int64_t n_padded);
+    bool goes_on_with_outputs(const UbatchRange &range, int64_t n_padded) const;
     int64_t input_bytes(const PreparedStep &step, const UbatchRange &range, int64_t n_padded) const;
     uint64_t memory_version() const;
     void move_keys();

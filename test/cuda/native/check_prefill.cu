@@ -356,9 +356,9 @@ void time_all(CudaStream &stream) {
             const double us = time_of(stream, 5, [&](int) { problem.run(stream, chosen); }, 7);
             std::printf("  %s %8.1f (%4.0f, %2.0f%%)", name, us, operations / us / 1e6,
                         100 * operations / us * 1e6 / kPeak);
+            std::fflush(stdout);
         }
         std::printf("\n");
-        std::fflush(stdout);
     }
 }
 
