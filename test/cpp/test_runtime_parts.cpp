@@ -253,7 +253,7 @@ bool may_try = true; // several ways of an operator, on the stream of the test b
 
 } // namespace
 
-TEST(several_ways_are_tried_in_the_first_run_of_a_recorded_step_only) {
+TEST(several_ways_are_tried_in_the_first_run_of_a_recorded_step_and_in_one_that_is_named) {
     device::Runtime table = device::cpu_runtime();
     table.allow_trials = [](void *, bool are_allowed) { may_try = are_allowed; };
     table.begin_capture = [](void *) {};
@@ -271,6 +271,8 @@ TEST(several_ways_are_tried_in_the_first_run_of_a_recorded_step_only) {
         steps.run(8, 1, body); // replayed
         CHECK(seen == std::vector<bool>({true, false}));
         CHECK(!may_try);
+        steps.run_trying(body);
+        CHECK(seen.size() == 3 && seen.back() && !may_try && steps.count() == 1);
         CHECK_THROWS(steps.run(16, 1, [&] { fail(LLAISYS_ERROR_INTERNAL, "lost"); }), "lost");
         CHECK(!may_try);
     }

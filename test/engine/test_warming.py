@@ -46,6 +46,28 @@ def test_a_gpu_records_the_largest_step_first_and_says_how_far_it_is(monkeypatch
     assert run_prompts(engine, [[1, 2]], greedy(5)) == [expected_tokens([1, 2], 5)]
 
 
+@pytest.mark.parametrize(
+    ("max_model_len", "num_blocks", "steps"),
+    [(500, 160, [(640, 2, 2)]), (160, 160, [(640, 4, 4)]), (300, 160, []), (500, 159, [])],
+)
+def test_a_gpu_begins_with_a_step_that_uses_the_whole_budget(
+    monkeypatch, max_model_len, num_blocks, steps
+):
+    engine = make_engine(
+        max_num_seqs=1, block_size=4, num_blocks=num_blocks, max_model_len=max_model_len,
+        max_num_batched_tokens=640,
+    )  # fmt: skip
+    worker, adapter = engine.core.executor.worker, adapter_of(engine)
+    seen = []
+    adapter.on_forward = lambda step: seen.append(
+        (len(step.token_ids), len(set(step.seq_ids.tolist())), int(step.logits_mask.sum()))
+    )
+    monkeypatch.setattr(worker, "gpu_use", lambda: GpuUse(0, 1, 2))
+    worker.warmup()
+    assert seen == [*steps, (1, 1, 1)]
+    assert run_prompts(engine, [[1, 2]], greedy(5)) == [expected_tokens([1, 2], 5)]
+
+
 def test_a_cpu_warms_up_with_one_token():
     engine = make_engine(warmup=True)
     assert adapter_of(engine).num_tokens == 1

@@ -20,17 +20,19 @@ constexpr size_t kWorkspace = size_t(64) << 20; // and more than the second-leve
 constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 3;
 constexpr float kHopeless = 1.15f;   // times the best: not timed again
-constexpr int64_t kSearchUpTo = 256; // rows: above, trying would take longer than it gives
+constexpr int64_t kSearchUpTo = 256; // rows of recorded steps: above, it takes longer than it gives
+constexpr int64_t kMostRecorded = 512;
 constexpr size_t kMaxPlans = 8192;
 
-// Rows for which algorithms are tried: those of recorded steps, which come again and again (CapturedSteps).
-// A prompt may be of any length, and takes the first proposal.
+// Rows for which algorithms are tried where a caller allows it: those of recorded steps (CapturedSteps) and of a
+// step that is as large as any, which come again and again. A prompt may be of any length, and takes the first
+// proposal.
 bool is_searched(int64_t rows) {
     int64_t step = 8;
     while (rows > 8 * step) {
         step *= 2;
     }
-    return rows <= kSearchUpTo && rows % step == 0;
+    return rows > kMostRecorded || (rows <= kSearchUpTo && rows % step == 0);
 }
 
 void check(int status, const char *call) {
@@ -90,6 +92,27 @@ private:
               "MatrixLayoutCreate");
     }
     const Library &library_;
+};
+
+// Memory for a while; a product of many rows that would add to what is there.
+class TrialOutput {
+public:
+    TrialOutput() = default;
+    ~TrialOutput() { cudaFree(data_); }
+    TrialOutput(const TrialOutput &) = delete;
+    TrialOutput &operator=(const TrialOutput &) = delete;
+
+    // Null: there is none.
+    void *take(size_t bytes) {
+        if (cudaMalloc(&data_, bytes) != cudaSuccess) {
+            cudaGetLastError();
+            data_ = nullptr;
+        }
+        return data_;
+    }
+
+private:
+    void *data_ = nullptr;
 };
 
 class CublasLt final : public MatrixProducts {
@@ -241,13 +264,22 @@ private:
     // done: with the workspace, where nothing stands between products.
     void search(cudaStream_t stream, const MatrixProduct &p, Plan *plan) {
         const std::vector<cublaslt::HeuristicResult> found = proposals(*plan, false);
-        void *out =
-            p.accumulates ? trial_out_.at_least(size_t(bytes_of(p.out_dtype, p.m * p.ldo))) : p.out;
+        const bool is_large = p.m > kMostRecorded;
+        TrialOutput large;
+        void *out = p.out;
+        if (p.accumulates) {
+            const size_t bytes = size_t(bytes_of(p.out_dtype, p.m * p.ldo));
+            out = is_large ? large.take(bytes) : trial_out_.at_least(bytes);
+        }
+        if (out == nullptr) {
+            return; // no memory for it: the first proposal
+        }
+        const int timed_runs = is_large ? 1 : kTimedRuns;
         float best = 0;
         for (const cublaslt::HeuristicResult &candidate : found) {
             float least = 0;
             bool runs = true;
-            for (int run = 0; run <= kTimedRuns && runs; ++run) {
+            for (int run = 0; run <= timed_runs && runs; ++run) {
                 LLAISYS_CUDA(cudaMemsetAsync(workspace_, run, kWorkspace, stream));
                 LLAISYS_CUDA(cudaEventRecord(begin_, stream));
                 runs = multiply(stream, p, *plan, candidate.algorithm, out, p.accumulates) ==

@@ -3,8 +3,8 @@
 // Rows are rounded up to a bucket, so that a few graphs serve all steps. The memory that a graph
 // touches must stay where it is: a caller says by a version when it has moved, and all graphs go.
 //
-// Only the first run of a step that is recorded afterwards may try several ways of an operator: that is time
-// of the warm-up, which no request pays for.
+// Only the first run of a step that is recorded afterwards, and one that a caller names, may try several ways of
+// an operator: that is time of the warm-up, which no request pays for.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -36,7 +36,7 @@ public:
             stream_.runtime().launch_graph(found->second, stream_.native());
             return;
         }
-        run_first(body);
+        run_trying(body);
         stream_.runtime().begin_capture(stream_.native());
         try {
             body();
@@ -47,11 +47,8 @@ public:
         graphs_[key] = stream_.runtime().end_capture(stream_.native());
     }
 
-    void clear();
-    size_t count() const { return graphs_.size(); }
-
-private:
-    template <typename Body> void run_first(const Body &body) {
+    // Does it without recording.
+    template <typename Body> void run_trying(const Body &body) {
         allow_trials(true);
         try {
             body();
@@ -61,6 +58,11 @@ private:
         }
         allow_trials(false);
     }
+
+    void clear();
+    size_t count() const { return graphs_.size(); }
+
+private:
     void allow_trials(bool are_allowed);
     void abandon();
 

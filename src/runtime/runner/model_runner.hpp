@@ -157,6 +157,7 @@ private:
     Workspace workspace_;
     GraphRunner graph_;
     CapturedSteps captured_;
+    bool has_tried_ = false; // a step of max_ubatch tokens was run, which may try
     OutputBuffer output_;
     OutputBuffer hidden_; // of the pooled tokens; grows when some are
     Pool pool_;

@@ -2,7 +2,9 @@
 
 A device with graphs records a decode step the first time that it runs one of so many rows, and
 rounds rows up to those of a few graphs (`CapturedSteps` in C++). All of them are recorded here, the
-largest first: memory that grew afterwards would make those recorded before it worthless.
+largest first: memory that grew afterwards would make those recorded before it worthless. Before
+them a step that uses the whole budget of tokens, as long prompts do again and again: a GPU tries
+several ways to multiply so many rows.
 """
 
 from __future__ import annotations
@@ -48,6 +50,16 @@ def draft_runs(config: EngineConfig, info: ModelInfo) -> list[int]:
     return graph_rows(most)[:-1]  # one row is no run
 
 
+def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
+    """Sequences, and tokens of each, of a step that uses the whole budget; None: it is a small one,
+    or cannot be made of equal prompts that fit."""
+    budget = config.scheduler.max_num_batched_tokens
+    num_seqs = -(-budget // info.max_model_len)
+    run = budget // num_seqs
+    fits = num_seqs * -(-run // info.block_size) <= info.num_blocks
+    return (num_seqs, run) if budget > MOST_ROWS and num_seqs * run == budget and fits else None
+
+
 def warm_up(
     adapter: ModelAdapter, rows: list[int], block_size: int, runs: Sequence[int] = ()
 ) -> None:
@@ -60,16 +72,20 @@ def warm_up(
         _run_step(adapter, count // run, run, block_size)
 
 
-def _run_step(adapter: ModelAdapter, num_seqs: int, run: int, block_size: int) -> None:
-    """Of the first `run` tokens of each of so many sequences."""
+def _run_step(
+    adapter: ModelAdapter, num_seqs: int, run: int, block_size: int, are_prompts: bool = False
+) -> None:
+    """Of the first `run` tokens of each of so many sequences; each token draws, or the last ones of
+    prompts."""
     count = num_seqs * run
     width = -(-run // block_size)
     seq_ids, positions = np.divmod(np.arange(count, dtype=np.int64), run)
     tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)
     blocks = tables[seq_ids, positions // block_size].astype(np.int64)
-    step = ModelStepInput(
-        np.zeros(count, dtype=np.int64), positions, seq_ids, np.ones(count, dtype=np.int8)
-    )
+    draws = np.ones(count, dtype=np.int8)
+    if are_prompts:
+        draws[positions < run - 1] = 0
+    step = ModelStepInput(np.zeros(count, dtype=np.int64), positions, seq_ids, draws)
     attention = AttentionMetadata(
         slot_mapping=(blocks * block_size + positions % block_size).astype(np.int32),
         batch_seq_ids=np.arange(num_seqs, dtype=np.int64),
@@ -77,22 +93,26 @@ def _run_step(adapter: ModelAdapter, num_seqs: int, run: int, block_size: int) -
         block_tables=tables,
     )
     adapter.forward(step, attention)
-    greedy = {"temperature": np.zeros(count)}
-    adapter.sample(SamplingMetadata(np.arange(count, dtype=np.int32), numbers=greedy))
+    num_drawn = int(draws.sum())
+    greedy = {"temperature": np.zeros(num_drawn)}
+    adapter.sample(SamplingMetadata(np.arange(num_drawn, dtype=np.int32), numbers=greedy))
 
 
 def record_steps(
     adapter: ModelAdapter,
     rows: list[int],
     runs: list[int],
+    full: tuple[int, int] | None,
     block_size: int,
     look: Callable[[], GpuUse | None],
 ) -> None:
-    """Warm up a GPU and log what that took, or a CPU, with one token. `look`: says how much of the
-    GPU's memory is used; None: there is none."""
+    """Warm up a GPU and log what that took, or a CPU, with one token. `full`: as `full_step` says.
+    `look`: says how much of the GPU's memory is used; None: there is none."""
     before, start = look(), time.perf_counter()
     if before is None:
         return warm_up(adapter, [1], block_size)
+    if full is not None:
+        _run_step(adapter, *full, block_size, are_prompts=True)
     warm_up(adapter, rows, block_size, runs)
     after = look() or before
     logger.info(

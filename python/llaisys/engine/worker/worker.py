@@ -37,7 +37,7 @@ from llaisys.engine.worker.pooling import read_vectors
 from llaisys.engine.worker.sampling import SamplingRows
 from llaisys.engine.worker.scoring import score_prompt
 from llaisys.engine.worker.timers import StageTimers
-from llaisys.engine.worker.warming import draft_runs, graph_rows, record_steps
+from llaisys.engine.worker.warming import draft_runs, full_step, graph_rows, record_steps
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuWatch, is_gpu, open_device, warn_of_missing_parts
 
@@ -152,8 +152,8 @@ class Worker:
         """A token through the model; on a GPU every step that it records. Nobody holds a block."""
         assert self.info is not None
         rows = graph_rows(min(self.config.scheduler.max_num_seqs, self.info.num_blocks))
-        runs = draft_runs(self.config, self.info)
-        record_steps(self._open_adapter(), rows, runs, self.info.block_size, self.gpu_use)
+        runs, full = draft_runs(self.config, self.info), full_step(self.config, self.info)
+        record_steps(self._open_adapter(), rows, runs, full, self.info.block_size, self.gpu_use)
 
     def gpu_use(self) -> GpuUse | None:
         """Of the GPU that this rank computes on; None: it has none."""
