@@ -8,10 +8,11 @@
 // where it is normalised, as f32 times the norm's weight; 1 / rms is applied to the sums. A sum: four
 // chains a lane, the lanes as a tree, the parts in order.
 //
-// Weights are on their way before the kernel waits for its input: both slots of a ring. In return a kernel
+// Weights are on their way before the kernel waits for its input: all slots of a ring. In return a kernel
 // lets the next one in only when it has asked for all but the last of its own: then memory is never without
 // requests, and the two do not take turns. How much shared memory a block takes decides whether the next
-// one finds room beside it.
+// one finds room beside it, and whether two of one kernel do: then the processors that come free first get
+// two and the others none, and half of them cannot read as fast as memory gives (docs/performance.md).
 #pragma once
 
 #include "ops/cuda/bulk.cuh"
@@ -21,8 +22,9 @@
 
 namespace llaisys::ops::cuda {
 
-constexpr int kOneRowLeastWarps = 12;
-constexpr int kOneRowMostWarps = 16;
+constexpr int kOneRowFewWarps = 8;    // of a block, at least
+constexpr int kOneRowManyWarps = 12;  // at least, where there are so many units
+constexpr int kOneRowMostWarps = 14;  // two such blocks leave a thread 72 registers
 constexpr int kOneRowNormVectors = 4; // of 4 values that a thread has of a row that is normalised
 constexpr int kOneRowLongest = 32 << 10; // values of x
 
@@ -34,10 +36,12 @@ struct OneRowTuning {
     int slots = 0; // a warp
     int late = 0;  // pieces yet to be asked for when the next kernel may come
 };
+// A block has large rings if it normalises x and reads much, or if its rows are long.
 constexpr int64_t kOneRowLongWay = 400 * 1000; // bytes of weights that one block reads
-constexpr int kOneRowLongRing = 168 << 10;     // bytes of a block's rings there, if it normalises
+constexpr int kOneRowLongRow = 4096;           // values of x
+constexpr int kOneRowLongRing = 168 << 10;     // bytes of a block's rings there
 constexpr int kOneRowRing = 84 << 10;          // and else
-constexpr int kOneRowLongPart = 8192; // values, from which on three slots are better than two
+constexpr int kOneRowShared = 208 << 10;       // bytes of rings and x, at most
 constexpr int kOneRowLate = 1;
 
 // How the work is cut, and where things lie in shared memory: rings, x, sums, squares, barriers.
@@ -50,16 +54,18 @@ struct OneRowCut {
     int warps, parts;
 };
 // With which of them the warps are busy longest together; the end of a part counts for 64 values.
-inline OneRowCut one_row_cut(int units, int k) {
+inline OneRowCut one_row_cut(int units, int k, bool norms) {
+    const int holding = norms ? (k - 1) / (kWarp * 4 * kOneRowNormVectors) + 1 : 1; // all of x
+    const int least = std::clamp(units, kOneRowFewWarps, kOneRowManyWarps);
     OneRowCut best{};
-    int64_t least = INT64_MAX;
-    for (int warps = kOneRowLeastWarps; warps <= kOneRowMostWarps; ++warps) {
+    int64_t lowest = INT64_MAX;
+    for (int warps = std::max(least, holding); warps <= kOneRowMostWarps; ++warps) {
         for (int parts = 1; parts <= warps; ++parts) {
             const int at_once = warps / parts; // units
             const int64_t rounds = (units + at_once - 1) / at_once;
             const int64_t cost = rounds * (k / parts + 64) * warps;
-            if (warps % parts == 0 && cost < least) {
-                least = cost;
+            if (warps % parts == 0 && cost < lowest) {
+                lowest = cost;
                 best = {warps, parts};
             }
         }
@@ -72,16 +78,18 @@ inline OneRowShape one_row_shape(const FewRowsInput &in, int n_units, int grid,
     constexpr int kLine = 64; // values that lie on one line of the cache
     const bool norms = in.residual != nullptr;
     const int units = (n_units + grid - 1) / grid; // of a block, at most
-    const OneRowCut cut = one_row_cut(units, in.k);
-    const bool is_long = norms && int64_t(units) * in.k * 4 > kOneRowLongWay;
+    const OneRowCut cut = one_row_cut(units, in.k, norms);
+    const bool has_long_rows = !norms && in.k > kOneRowLongRow;
+    const bool is_long = has_long_rows || (norms && int64_t(units) * in.k * 4 > kOneRowLongWay);
+    const int x_bytes = in.k * (norms ? 4 : 2);
     const auto choose = [](int tuned, int usual) { return tuned > 0 ? tuned : usual; };
     OneRowShape s{};
     s.n_units = n_units;
     s.warps = choose(tuning.warps, cut.warps);
     s.parts = choose(tuning.parts, cut.parts);
     s.part = (in.k + s.parts * 8 - 1) / (s.parts * 8) * 8;
-    const int ring = is_long ? kOneRowLongRing : kOneRowRing;
-    const int slots = choose(tuning.slots, s.part > kOneRowLongPart ? 3 : 2);
+    const int ring = std::min(is_long ? kOneRowLongRing : kOneRowRing, kOneRowShared - x_bytes);
+    const int slots = choose(tuning.slots, has_long_rows ? 3 : 2);
     const int most = choose(tuning.piece, ring / (slots * 4 * s.warps) / kLine * kLine);
     s.pieces = (s.part + most - 1) / most;
     s.piece = (s.part + s.pieces * kLine - 1) / (s.pieces * kLine) * kLine;
@@ -90,7 +98,7 @@ inline OneRowShape one_row_shape(const FewRowsInput &in, int n_units, int grid,
     s.slots = std::min(slots, wanted);
     s.late = choose(tuning.late, kOneRowLate);
     s.x_at = (uint32_t(s.warps * s.slots * s.piece) * 4 + 127) / 128 * 128;
-    s.sums_at = s.x_at + (uint32_t(in.k) * (norms ? 4 : 2) + 15) / 16 * 16;
+    s.sums_at = s.x_at + (uint32_t(x_bytes) + 15) / 16 * 16;
     s.squares_at = s.sums_at + uint32_t(2 * units * s.parts) * 4;
     s.barriers_at = (s.squares_at + uint32_t(s.warps) * 4 + 7) / 8 * 8;
     s.bytes = s.barriers_at + uint32_t(s.warps * s.slots) * 8;
@@ -330,7 +338,7 @@ __global__ void __launch_bounds__(kOneRowMostWarps *kWarp, 2)
 inline bool can_one_row(const device::CudaStream &stream, int64_t m, int64_t k, bool norms) {
     return has_bulk_copies(stream) && !stream.is_exact && m == 1 && k % 8 == 0 &&
            k <= kOneRowLongest &&
-           (!norms || k <= kOneRowLeastWarps * kWarp * 4 * kOneRowNormVectors);
+           (!norms || k <= kOneRowManyWarps * kWarp * 4 * kOneRowNormVectors);
 }
 
 template <typename T, typename Use>
