@@ -38,6 +38,14 @@ __device__ __forceinline__ void store_in_block(uint32_t address, float2 value, u
         : "memory");
 #endif
 }
+// The same without a barrier: seen once the cluster has met.
+__device__ __forceinline__ void store_in_block(uint32_t address, const float4 &value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
+                 "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
+#endif
+}
 // As barrier_wait, for what other blocks stored.
 __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900

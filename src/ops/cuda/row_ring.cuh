@@ -13,8 +13,8 @@
 //
 // Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
 // kernel before has copies of its own under way. More copies under way are not always better: products
-// that normalise wide rows take a small ring, to fit beside the large one of the kernel before. A row's
-// bits depend on k alone, neither on how many rows nor on how many outputs there are.
+// that normalise wide rows take a small ring. A row's bits depend on k alone, neither on how many rows nor
+// on how many outputs there are.
 #pragma once
 
 #include "ops/cuda/row_ring_norm.cuh"
@@ -228,7 +228,8 @@ void launch_row_ring(const device::CudaStream &stream, const FewRowsInput &in, c
     const int n_units = int((use.count() + use.items - 1) / use.items);
     const int rounds = (n_units + stream.n_processors - 1) / stream.n_processors;
     const int grid = (n_units + rounds - 1) / rounds;
-    const RingShape shape = ring_shape(in, use.items, rounds, tuning);
+    const RingShape shape =
+        ring_shape(in, use.items, rounds, size_t(stream.max_shared_bytes) / 2 + 1024, tuning);
     const auto kernel = row_ring_kernel<T, WarpsARow, Use>;
     allow_shared(kernel, size_t(stream.max_shared_bytes)); // a recorded launch may have had more
     launch(stream, kernel, unsigned(grid), kRingThreads + kRingCopiers * kWarp, shape.bytes, true,

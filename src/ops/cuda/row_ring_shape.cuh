@@ -34,7 +34,8 @@ struct RingShape {
     uint32_t slot_bytes, x_at, x_stride, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
 };
 
-inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
+// alone_bytes: what keeps a second block off the processor.
+inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units, size_t alone_bytes,
                             const RingTuning &tuning) {
     const bool norms = in.residual != nullptr;
     const auto m = uint32_t(in.m);
@@ -61,7 +62,9 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units,
     s.sums_at = s.x_at + x_bytes;
     s.scratch_at = s.sums_at + sums_bytes;
     s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
-    s.bytes = s.barriers_at + kBarrierBytes;
+    // Where a processor is free early, two blocks of a kernel that normalises would share it, and another
+    // processor would have none.
+    s.bytes = std::max(s.barriers_at + kBarrierBytes, norms ? uint32_t(alone_bytes) : 0);
     return s;
 }
 

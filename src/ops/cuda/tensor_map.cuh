@@ -73,4 +73,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 #endif
 }
+// Of a map whose third dimension is the next 64 columns: from `row` and that many times 64 columns on; policy:
+// bulk.cuh.
+__device__ __forceinline__ void copy_boxes(uint32_t to, const CUtensorMap *map, int row, int chunk,
+                                           uint32_t barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "l"(policy)
+                 : "memory");
+#endif
+}
+
 } // namespace llaisys::ops::cuda

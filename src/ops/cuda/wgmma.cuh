@@ -91,6 +91,10 @@ template <int Count> __device__ __forceinline__ void give_registers() {
 #endif
 }
 
+#define LLAISYS_NAMES_4 "%0,%1,%2,%3"
+#define LLAISYS_NAMES_8 LLAISYS_NAMES_4 ",%4,%5,%6,%7"
+#define LLAISYS_SUMS_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define LLAISYS_SUMS_8(d) LLAISYS_SUMS_4(d), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define LLAISYS_NAMES_32                                                                           \
     "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
     "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
@@ -125,18 +129,24 @@ template <int Count> __device__ __forceinline__ void give_registers() {
 
 template <typename T> struct Wgmma;
 
-// along:  sums[64, 128] (+)= a[64, 16] * b[128, 16]^T, both in shared memory, k along the rows
+// sums[64, 2 N] (+)= a[64, 16] * b[2 N, 16]^T: the form of `along` for N sums a thread.
+#define LLAISYS_ALONG(N, COLUMNS, A, B, ADDS, NAME)                                                \
+    static __device__ __forceinline__ void along(float (&d)[N], uint64_t a, uint64_t b,            \
+                                                 int adds) {                                       \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\n"                             \
+                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." NAME "." NAME          \
+                     " {" LLAISYS_NAMES_##N "}, " A ", " B ", p, 1, 1, 0, 0;\n}"                   \
+                     : LLAISYS_SUMS_##N(d)                                                         \
+                     : "l"(a), "l"(b), "r"(adds));                                                 \
+    }
+
+// along:  sums[64, N] (+)= a[64, 16] * b[N, 16]^T, N 8, 16 or 128, both in shared memory, k along the rows
 // down:   sums[64, N] += a[64, 16] * b[16, N], a in registers (as of mma.m16n8k16), k down the rows
 #define LLAISYS_WGMMA(Type, NAME)                                                                  \
     template <> struct Wgmma<Type> {                                                               \
-        static __device__ __forceinline__ void along(float (&d)[64], uint64_t a, uint64_t b,       \
-                                                     int adds) {                                   \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME              \
-                         " {" LLAISYS_NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                    \
-                         : LLAISYS_SUMS_64(d)                                                      \
-                         : "l"(a), "l"(b), "r"(adds));                                             \
-        }                                                                                          \
+        LLAISYS_ALONG(4, "8", "%4", "%5", "%6", NAME)                                              \
+        LLAISYS_ALONG(8, "16", "%8", "%9", "%10", NAME)                                            \
+        LLAISYS_ALONG(64, "128", "%64", "%65", "%66", NAME)                                        \
         static __device__ __forceinline__ void down(float (&d)[64], const uint32_t *a,             \
                                                     uint64_t b) {                                  \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                              \
@@ -161,6 +171,11 @@ LLAISYS_WGMMA(f16, "f16")
 #endif
 
 #undef LLAISYS_WGMMA
+#undef LLAISYS_ALONG
+#undef LLAISYS_NAMES_4
+#undef LLAISYS_NAMES_8
+#undef LLAISYS_SUMS_4
+#undef LLAISYS_SUMS_8
 #undef LLAISYS_NAMES_32
 #undef LLAISYS_NAMES_64
 #undef LLAISYS_SUMS_32

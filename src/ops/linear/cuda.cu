@@ -1,7 +1,8 @@
 // Chooses the kernel of a product:
 //
 //   16-bit rows and weights of one dtype, k a multiple of 8
-//     up to 16 rows      ops/cuda/few_rows.cuh, bound by reading the weights
+//     up to 16 rows      ops/cuda/few_rows.cuh, or ops/cuda/box_ring.cuh for sums in f32; bound by reading
+//                        the weights
 //     more               cuBLASLt; without it, few_rows.cuh for 16 rows at a time
 //     exact streams      pieces of MatrixProducts::kEvenRows rows, filled up with zeros, by one
 //                        algorithm whatever their number; without one, few_rows.cuh
@@ -9,6 +10,7 @@
 #include "ops/linear/cuda.hpp"
 
 #include "device/cuda/matrix_products.hpp"
+#include "ops/cuda/box_ring.cuh"
 #include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/visit.cuh"
 #include "ops/embedding/op.hpp"
@@ -133,6 +135,22 @@ void run_few(const device::CudaStream &stream, const Product &p, const void *x, 
     }
 }
 
+// False where row_ring.cuh is faster, or this kernel cannot.
+template <typename T>
+bool run_boxes(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    if (p.out.dtype != LLAISYS_DTYPE_F32 || p.bias != nullptr || p.m > cuda::kBoxRows) {
+        return false;
+    }
+    const cuda::BoxProduct product{
+        x,     ldx,   p.weight, int(p.m), int(p.n), int(p.k), static_cast<float *>(p.out.data),
+        p.ldo, p.adds};
+    if (!cuda::wants_box_ring(stream, product)) {
+        return false;
+    }
+    cuda::run_box_ring<T>(stream, product);
+    return true;
+}
+
 bool run_large(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
     if (stream.products == nullptr) {
         return false;
@@ -210,7 +228,11 @@ void run(device::CudaStream &stream, const Product &p) {
     if (p.m > cuda::kFewRows && !stream.is_exact && run_large(stream, p, x, ldx)) {
         return;
     }
-    cuda::visit_half(p.dtype, [&](auto type) { run_few<decltype(type)>(stream, p, x, ldx); });
+    cuda::visit_half(p.dtype, [&](auto type) {
+        if (!run_boxes<decltype(type)>(stream, p, x, ldx)) {
+            run_few<decltype(type)>(stream, p, x, ldx);
+        }
+    });
 }
 
 // Part b begins where part a ends, in memory and in the columns of the output.

@@ -26,18 +26,40 @@ inline constexpr Shape kShapes[] = {
     {"7B down", 3584, 18944, false, true, false},    {"7B head", 152064, 3584, true, false, false},
 };
 
-// Microseconds of one launch in a chain over weights that no cache holds.
+// Weights that no cache holds.
+inline const bf16 *timed_weights() {
+    static Array<bf16> weights(size_t(2200) << 20); // 4.4 GB
+    static const bool is_filled = [] {
+        fill(weights.get(), weights.size(), 17);
+        return true;
+    }();
+    (void)is_filled;
+    return weights.get();
+}
+
+inline StoreRows<bf16> timed_rows(const Shape &shape, const bf16 *w, float *out) {
+    StoreRows<bf16> use{};
+    use.w = w;
+    use.n = use.ldo = shape.n;
+    use.k = shape.k;
+    use.bias = {nullptr, LLAISYS_DTYPE_F32};
+    use.out = {out, LLAISYS_DTYPE_F32};
+    use.adds = shape.adds;
+    return use;
+}
+
+// Microseconds of one launch in a chain of them; launch(i): over the i-th weights.
+template <typename Launch>
+double time_chain(CudaStream &stream, const Shape &shape, const Launch &launch) {
+    const size_t bytes = size_t(shape.n) * shape.k * 2 * (shape.is_pair ? 2 : 1);
+    const int copies = int(std::max<size_t>(2, (size_t(400) << 20) / bytes));
+    return time_of(stream, std::max(copies, 20),
+                   [&](int i) { launch(timed_weights() + size_t(i % copies) * (bytes / 2)); });
+}
+
 template <typename Run>
 double time_shape(CudaStream &stream, const Shape &shape, int m, const Run &run,
                   bool norms_inside = true) {
-    const size_t bytes = size_t(shape.n) * shape.k * 2 * (shape.is_pair ? 2 : 1);
-    const int copies = int(std::max<size_t>(2, (size_t(400) << 20) / bytes));
-    static Array<bf16> weights(size_t(2200) << 20); // 4.4 GB
-    static bool is_filled = false;
-    if (!is_filled) {
-        fill(weights.get(), weights.size(), 17);
-        is_filled = true;
-    }
     const Input<bf16> input(m, shape.k, shape.norms, 3);
     Array<float> out32(size_t(m) * shape.n);
     Array<bf16> out16(size_t(m) * shape.n);
@@ -48,22 +70,25 @@ double time_shape(CudaStream &stream, const Shape &shape, int m, const Run &run,
         in.x = input.on_x.get();
         in.ldx = input.ldx;
     }
-    return time_of(stream, std::max(copies, 20), [&](int i) {
-        const bf16 *w = weights.get() + size_t(i % copies) * (bytes / 2);
+    return time_chain(stream, shape, [&](const bf16 *w) {
         if (shape.is_pair) {
             run(stream, in,
                 SwigluUse<bf16>{w, w + size_t(shape.n) * shape.k, shape.n, shape.k, out16.get(),
                                 shape.n, 0});
         } else {
-            StoreRows<bf16> use{};
-            use.w = w;
-            use.n = use.ldo = shape.n;
-            use.k = shape.k;
-            use.bias = {nullptr, LLAISYS_DTYPE_F32};
-            use.out = {out32.get(), LLAISYS_DTYPE_F32};
-            use.adds = shape.adds;
-            run(stream, in, use);
+            run(stream, in, timed_rows(shape, w, out32.get()));
         }
+    });
+}
+
+// The same of shapes that add to f32 rows, for kernels that do nothing else.
+template <typename Run>
+double time_adding(CudaStream &stream, const Shape &shape, int m, const Run &run) {
+    const Input<bf16> input(m, shape.k, false, 3);
+    Array<float> out(size_t(m) * shape.n);
+    LLAISYS_CUDA(cudaMemset(out.get(), 0, out.size() * 4));
+    return time_chain(stream, shape, [&](const bf16 *w) {
+        run(stream, input.few(0, m), timed_rows(shape, w, out.get()));
     });
 }
 

@@ -1,0 +1,322 @@
+// out[m, n] (+)= x[m, k] * w[n, k]^T in f32 for up to 16 rows of x, 16-bit values, on compute capability 9.0:
+// bound by reading the weights once, and the rows of x once for every cluster.
+//
+// out^T = w * x^T: weights are the 64-row operand of wgmma and the rows of x (8 or 16, zeros where there are
+// fewer) its columns, both as boxes of 64 values of k in shared memory. A cluster of blocks shares up to 128
+// rows of w by parts of k, as many clusters as there are processors for, so that each has about the same
+// rows and none computes twice: the rows of x come over the same road as the weights, and row_ring.cuh,
+// which brings them with every 16 rows, is bound by it. One warp copies, two boxes a slot of the ring; two
+// warpgroups compute 64 rows each. The sums of a block then go to the blocks of the cluster through
+// distributed shared memory, each of which adds those of some rows, in the order of the parts of k.
+//
+// Weights are on their way before the kernel waits for its input. A row's bits depend on n and k alone.
+#pragma once
+
+#include "ops/cuda/cluster.cuh"
+#include "ops/cuda/few_rows_types.cuh"
+#include "ops/cuda/tensor_map.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+#include <algorithm>
+
+namespace llaisys::ops::cuda {
+
+constexpr int kBoxRows = 16;     // most rows of x
+constexpr int kBoxAtom = 16;     // rows of w that a warp has of a tile
+constexpr int kBoxMostAtoms = 8; // of a cluster: two tiles
+constexpr int kBoxThreads = 9 * kWarp;
+constexpr int kBoxMostSlots = 16;
+constexpr uint32_t kBoxBarrierBytes = 1024;
+constexpr uint32_t kBoxChunk = kBoxColumns * 2; // bytes of a row
+constexpr uint32_t kBoxSlotBytes = 24 * 1024;   // about
+
+struct BoxProduct {
+    const void *x; // [m, k], rows ldx apart
+    int64_t ldx;
+    const void *w; // [n, k]
+    int m, n, k;
+    float *out; // [m, n], rows ldo apart
+    int64_t ldo;
+    bool adds;
+};
+
+struct BoxMaps {
+    CUtensorMap w, x;
+};
+
+// What may be tried out; the defaults are what runs.
+struct BoxTuning {
+    int cluster = 0;
+    size_t ring_bytes = 0, early_bytes = 0;
+};
+
+// Measured inside a decode step of two models: wide outputs want the larger ring, which leaves no room for the
+// kernels beside it, narrow ones want their neighbours.
+constexpr int kBoxWide = 2048; // outputs
+constexpr BoxTuning kBoxOfWide = {2, 150 << 10, 104 << 10};
+constexpr BoxTuning kBoxOfNarrow = {4, 104 << 10, 36 << 10};
+
+// How a product is cut, and where things lie in shared memory.
+struct BoxShape {
+    int cluster, atoms; // blocks that share so many atoms of w
+    int chunks;         // of 64 values of k, a block
+    int chunks_a_slot, n_slots, early_slots;
+    uint32_t x_at, slot_bytes, sums_at, bytes;
+};
+
+inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int columns,
+                          BoxTuning tuning) {
+    const BoxTuning usual = n > kBoxWide ? kBoxOfWide : kBoxOfNarrow;
+    BoxShape s{};
+    s.cluster = tuning.cluster > 0 ? tuning.cluster : usual.cluster;
+    // Clusters lie within groups of processors, which have 16 and more.
+    const int clusters = stream.n_processors / 16 * 16 / s.cluster;
+    const int n_atoms = n / kBoxAtom;
+    s.atoms = (n_atoms + clusters - 1) / std::max(1, clusters);
+    s.chunks = (k / kBoxColumns + s.cluster - 1) / s.cluster;
+    const uint32_t weights = uint32_t(s.atoms * kBoxAtom) * kBoxChunk;
+    const uint32_t x = uint32_t(columns) * kBoxChunk;
+    s.chunks_a_slot = std::clamp(int(kBoxSlotBytes / (weights + x)), 1, std::max(1, s.chunks / 3));
+    s.x_at = uint32_t(s.chunks_a_slot) * weights;
+    s.slot_bytes = uint32_t(s.chunks_a_slot) * (weights + x);
+    const size_t ring = tuning.ring_bytes > 0 ? tuning.ring_bytes : usual.ring_bytes;
+    const size_t early = tuning.early_bytes > 0 ? tuning.early_bytes : usual.early_bytes;
+    const int wanted = (s.chunks + s.chunks_a_slot - 1) / s.chunks_a_slot;
+    s.n_slots = std::min({std::max(2, int(ring / s.slot_bytes)), wanted, kBoxMostSlots});
+    s.early_slots = std::clamp(int(early / s.slot_bytes), 1, s.n_slots);
+    // A tile may look past the weights of the last chunk: at anything, its sums are dropped.
+    const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kBoxAtom * kBoxChunk;
+    s.sums_at = (kBoxBarrierBytes + uint32_t(s.n_slots) * s.slot_bytes + past + 127) / 128 * 128;
+    const auto own = uint32_t((s.atoms + s.cluster - 1) / s.cluster);
+    s.bytes = s.sums_at + uint32_t(s.cluster) * own * uint32_t(columns) * kBoxAtom * 4;
+    return s;
+}
+
+// By one warp: lane 0 copies weights, lane 1 rows of x. What of the last slot lies behind the block's part of k
+// is filled with what follows, which nobody looks at.
+__device__ __forceinline__ void fill_boxes(const BoxMaps &maps, const BoxShape &shape,
+                                           int first_atom, int first_chunk, int own_chunks,
+                                           uint32_t ring, uint32_t full, uint32_t empty) {
+    const int lane = threadIdx.x % kWarp;
+    const uint64_t policy = lane == 0 ? read_once() : read_often();
+    const int total = (own_chunks + shape.chunks_a_slot - 1) / shape.chunks_a_slot;
+    const int n_early = min(shape.early_slots, total);
+    const auto copy = [&](int s, int slot) {
+        const uint32_t to = ring + uint32_t(slot) * shape.slot_bytes;
+        const int chunk = first_chunk + s * shape.chunks_a_slot;
+        if (lane == 0) {
+            copy_boxes(to, &maps.w, first_atom * kBoxAtom, chunk, full + uint32_t(slot) * 8,
+                       policy);
+        } else if (lane == 1) {
+            copy_boxes(to + shape.x_at, &maps.x, 0, chunk, full + uint32_t(slot) * 8, policy);
+        }
+    };
+    const auto announce = [&](int slot) {
+        if (lane == 0) {
+            barrier_arrive_expecting(full + uint32_t(slot) * 8, shape.slot_bytes);
+        }
+        __syncwarp();
+    };
+    for (int s = 0; s < n_early; ++s) {
+        announce(s);
+        if (lane == 0) {
+            copy(s, s);
+        }
+    }
+    wait_for_input();
+    for (int s = 0; s < n_early; ++s) {
+        if (lane == 1) {
+            copy(s, s);
+        }
+    }
+    int slot = n_early % shape.n_slots;
+    uint32_t round = n_early == shape.n_slots ? 1 : 0;
+    for (int s = n_early; s < total; ++s) {
+        if (round > 0) {
+            barrier_wait(empty + uint32_t(slot) * 8, (round - 1) & 1);
+        }
+        announce(slot);
+        copy(s, slot);
+        if (++slot == shape.n_slots) {
+            slot = 0;
+            ++round;
+        }
+    }
+}
+
+template <typename T, int Columns>
+__global__ void __launch_bounds__(kBoxThreads, 2)
+    box_ring_kernel(const __grid_constant__ BoxMaps maps, BoxProduct p, BoxShape shape) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t full = shared_address(shared);
+    const uint32_t empty = full + kBoxMostSlots * 8;
+    const uint32_t ring = full + kBoxBarrierBytes;
+    const int warp = __shfl_sync(kAll, threadIdx.x / kWarp, 0); // known to be one for the warp
+    const int lane = threadIdx.x % kWarp;
+    const int tile = warp / 4;
+    const int n_tiles = (shape.atoms + 3) / 4;
+    const int rank = int(blockIdx.x) % shape.cluster;
+    const int first_atom = int(blockIdx.x) / shape.cluster * shape.atoms;
+    const int n_atoms = p.n / kBoxAtom;
+    const int first_chunk = rank * shape.chunks;
+    const int own_chunks = max(0, min(shape.chunks, p.k / kBoxColumns - first_chunk));
+    constexpr int kAtomSums = Columns / 8 * kWarp;                           // float4
+    const int own_atoms = (shape.atoms + shape.cluster - 1) / shape.cluster; // whose sums end here
+
+    allow_next();
+    cluster_arrive();
+    if (threadIdx.x == kBoxThreads - kWarp) {
+        for (int slot = 0; slot < shape.n_slots; ++slot) {
+            barrier_init(full + uint32_t(slot) * 8, 1);
+            barrier_init(empty + uint32_t(slot) * 8, uint32_t(n_tiles));
+        }
+        barriers_are_made();
+    }
+    __syncthreads();
+    if (warp == 8) {
+        fill_boxes(maps, shape, first_atom, first_chunk, own_chunks, ring, full, empty);
+    } else {
+        wait_for_input();
+    }
+    if (tile < n_tiles) {
+        const uint32_t weights = uint32_t(shape.atoms * kBoxAtom) * kBoxChunk; // of a chunk
+        float sums[Columns / 2] = {};
+        int slot = 0;
+        int in_slot = 0;
+        uint32_t parity = 0;
+        // One loop over chunks, whatever slots they are in: of two, one in the other, the compiler makes
+        // products that wait for each other.
+        for (int chunk = 0; chunk < own_chunks; ++chunk) {
+            barrier_wait(full + uint32_t(slot) * 8, parity);
+            const uint32_t at = ring + uint32_t(slot) * shape.slot_bytes;
+            const uint64_t x =
+                descriptor_along(at + shape.x_at + uint32_t(in_slot * Columns) * kBoxChunk);
+            const uint64_t w = descriptor_along(at + uint32_t(in_slot) * weights +
+                                                uint32_t(tile * 4 * kBoxAtom) * kBoxChunk);
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) { // 32 bytes further each
+                Wgmma<T>::along(sums, w + uint64_t(k * 2), x + uint64_t(k * 2), 1);
+            }
+            products_end_group();
+            products_wait<1>();
+            if (in_slot == 0 && chunk > 0 && threadIdx.x % 128 == 0) { // the slot before is read
+                barrier_arrive(empty + uint32_t(slot > 0 ? slot - 1 : shape.n_slots - 1) * 8);
+            }
+            if (++in_slot == shape.chunks_a_slot) {
+                in_slot = 0;
+                if (++slot == shape.n_slots) {
+                    slot = 0;
+                    parity ^= 1;
+                }
+            }
+        }
+        products_wait<0>();
+        settle(sums);
+        cluster_wait(); // the others run
+        const int own = tile * 4 + warp % 4;
+        if (own < shape.atoms) {
+            const int place = rank * own_atoms + own / shape.cluster;
+            const uint32_t to =
+                address_in_block(full + shape.sums_at + uint32_t(place * kAtomSums + lane) * 16,
+                                 uint32_t(own % shape.cluster));
+#pragma unroll
+            for (int j = 0; j < Columns / 8; ++j) {
+                store_in_block(
+                    to + uint32_t(j * kWarp) * 16,
+                    make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]));
+            }
+        }
+    } else {
+        cluster_wait();
+    }
+    cluster_arrive();
+    // Of atom rank + cluster * a, rows lane / 4 and 8 further, columns 8 j + lane % 4 * 2 and the next.
+    const auto at = [&](int a, int j) {
+        const int own = a * shape.cluster + rank;
+        const bool is_one = own < shape.atoms && first_atom + own < n_atoms;
+        return is_one ? p.out + (8 * j + lane % 4 * 2) * p.ldo +
+                            int64_t(first_atom + own) * kBoxAtom + lane / 4
+                      : nullptr;
+    };
+    const auto has = [&](int j, int column) { return 8 * j + lane % 4 * 2 + column < p.m; };
+    constexpr int kPieces = Columns / 8;
+    float4 before = {}; // of the first piece, on its way while the cluster meets
+    const auto load = [&](const float *from, int j) {
+        if (p.adds && from != nullptr) {
+            before.x = has(j, 0) ? from[0] : 0.0f;
+            before.z = has(j, 0) ? from[8] : 0.0f;
+            before.y = has(j, 1) ? from[p.ldo] : 0.0f;
+            before.w = has(j, 1) ? from[p.ldo + 8] : 0.0f;
+        }
+    };
+    load(at(warp / kPieces, warp % kPieces), warp % kPieces);
+    cluster_wait();
+    const auto *all = reinterpret_cast<const float4 *>(shared + shape.sums_at);
+    for (int i = warp; i < own_atoms * kPieces; i += kBoxThreads / kWarp) {
+        const int a = i / kPieces;
+        const int j = i % kPieces;
+        float *to = at(a, j);
+        if (i > warp) {
+            load(to, j);
+        }
+        float4 total = all[a * kAtomSums + j * kWarp + lane];
+        for (int part = 1; part < shape.cluster; ++part) {
+            const float4 more = all[(part * own_atoms + a) * kAtomSums + j * kWarp + lane];
+            total =
+                make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);
+        }
+        if (to != nullptr && has(j, 0)) {
+            to[0] = before.x + total.x;
+            to[8] = before.z + total.z;
+        }
+        if (to != nullptr && has(j, 1)) {
+            to[p.ldo] = before.y + total.y;
+            to[p.ldo + 8] = before.w + total.w;
+        }
+    }
+#endif
+}
+
+// Whether this device and shape have it.
+inline bool can_box_ring(const device::CudaStream &stream, const BoxProduct &p) {
+    return has_wgmma(stream) && encode_tensor_map() != nullptr && p.m >= 1 && p.m <= kBoxRows &&
+           p.n % kBoxAtom == 0 && p.k % kBoxColumns == 0 && stream.n_processors >= 16 &&
+           box_shape(stream, p.n, p.k, kBoxRows, {}).atoms <= kBoxMostAtoms;
+}
+
+// And whether it is the fastest: for fewer rows than these one_row.cuh and row_ring.cuh are.
+constexpr int kBoxFromWide = 2, kBoxFromNarrow = 6;
+inline bool wants_box_ring(const device::CudaStream &stream, const BoxProduct &p) {
+    return !stream.is_exact && p.m >= (p.n > kBoxWide ? kBoxFromWide : kBoxFromNarrow) &&
+           can_box_ring(stream, p);
+}
+
+template <typename T, int Columns>
+void launch_box_ring(const device::CudaStream &stream, const BoxProduct &p,
+                     const BoxTuning &tuning) {
+    const BoxShape shape = box_shape(stream, p.n, p.k, Columns, tuning);
+    const auto rows = [&](const void *data, int64_t n, int64_t step, int box) {
+        return boxes_of<T, 3>(static_cast<const T *>(data), {kBoxColumns, n, p.k / kBoxColumns},
+                              {step, kBoxColumns}, {uint32_t(box), uint32_t(shape.chunks_a_slot)});
+    };
+    const BoxMaps maps{rows(p.w, p.n, p.k, shape.atoms * kBoxAtom), rows(p.x, p.m, p.ldx, Columns)};
+    const int clusters = (p.n / kBoxAtom + shape.atoms - 1) / shape.atoms;
+    const auto kernel = box_ring_kernel<T, Columns>;
+    allow_shared(kernel, size_t(stream.max_shared_bytes));
+    launch(stream, kernel, unsigned(clusters * shape.cluster), kBoxThreads, shape.bytes,
+           {true, unsigned(shape.cluster)}, maps, p, shape);
+}
+
+template <typename T>
+void run_box_ring(const device::CudaStream &stream, const BoxProduct &p,
+                  const BoxTuning &tuning = {}) {
+    if (p.m <= 8) {
+        launch_box_ring<T, 8>(stream, p, tuning);
+    } else {
+        launch_box_ring<T, 16>(stream, p, tuning);
+    }
+}
+
+} // namespace llaisys::ops::cuda
