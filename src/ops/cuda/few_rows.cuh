@@ -3,6 +3,8 @@
 //   compute capability 9 and above    one_row.cuh for one row, row_ring.cuh for more, both also with
 //                                     the norm inside; an exact stream has row_ring.cuh alone
 //   8                                 skinny.cuh, the norm inside for one row
+//
+// Products that only add to f32 rows have box_ring.cuh besides; ops/linear chooses.
 #pragma once
 
 #include "ops/cuda/one_row.cuh"
