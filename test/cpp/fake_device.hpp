@@ -73,6 +73,35 @@ private:
     device::Runtime table_;
 };
 
+// While it lives, the n-th allocation of memory of the CPU after fail_at(n), counted from 0, finds none.
+class FailingMemory {
+public:
+    FailingMemory() {
+        left_ = -1;
+        table_ = device::cpu_runtime();
+        table_.allocate = [](int device_id, size_t bytes, device::Lifetime lifetime) {
+            count();
+            return device::cpu_runtime().allocate(device_id, bytes, lifetime);
+        };
+        table_.allocate_host = [](size_t bytes) {
+            count();
+            return device::cpu_runtime().allocate_host(bytes);
+        };
+        device::use_runtime(LLAISYS_DEVICE_CPU, &table_);
+    }
+    ~FailingMemory() { device::use_runtime(LLAISYS_DEVICE_CPU, nullptr); }
+    FailingMemory(const FailingMemory &) = delete;
+    FailingMemory &operator=(const FailingMemory &) = delete;
+
+    void fail_at(int n) { left_ = n; }
+    void work() { left_ = -1; }
+
+private:
+    static void count() { ensure(left_ < 0 || left_-- > 0, "the fake memory is gone"); }
+    inline static int left_ = -1;
+    device::Runtime table_;
+};
+
 // While it lives, an event of the CPU is over when a later one was recorded, or after open(): as on a
 // device that works through a queue. After fail() every one of them says that the device is broken.
 class LateEvents {

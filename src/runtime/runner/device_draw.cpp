@@ -33,7 +33,7 @@ void DeviceDraw::reserve(Room *room, int64_t bytes) {
     if (room->host != nullptr) {
         stream_.synchronize(); // a copy into it may be under way
         stream_.runtime().release_host(room->host);
-        room->host = nullptr;
+        *room = {}; // should there be no memory for more
     }
     room->device = std::make_shared<Storage>(stream_.type(), stream_.device_id(), bytes);
     room->host = static_cast<std::byte *>(stream_.runtime().allocate_host(size_t(bytes)));
@@ -46,9 +46,9 @@ void DeviceDraw::bring(const Room &room, int64_t bytes) {
 }
 
 DeviceDraw::Draw &DeviceDraw::next(int64_t bytes) {
-    last_ = 1 - last_;
-    Draw &draw = draws_[last_];
+    Draw &draw = draws_[1 - last_];
     reserve(&draw.room, bytes);
+    last_ = 1 - last_;
     draw.is_planned = false;
     draw.found = {};
     return draw;

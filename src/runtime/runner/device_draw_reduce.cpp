@@ -122,6 +122,7 @@ DeviceDraw::Findings DeviceDraw::find(const Tensor &logits, const DrawPlan &plan
         if (bytes > adjusted_bytes_) {
             stream_.synchronize(); // what reads the memory that goes
             adjusted_.reset();
+            adjusted_bytes_ = 0; // should there be no memory for more
             adjusted_ = std::make_shared<Storage>(stream_.type(), stream_.device_id(), bytes);
             adjusted_bytes_ = bytes;
         }
@@ -229,7 +230,7 @@ const float *DeviceDraw::bring_rows(const Tensor &logits, const std::vector<int3
     if (bytes > rows_.bytes) {
         if (rows_.host != nullptr) {
             stream_.runtime().release_host(rows_.host);
-            rows_.host = nullptr;
+            rows_ = {};
         }
         rows_.host = static_cast<std::byte *>(stream_.runtime().allocate_host(size_t(bytes)));
         rows_.bytes = bytes;

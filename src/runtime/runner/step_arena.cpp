@@ -24,7 +24,9 @@ void StepArena::begin(int64_t bytes) {
     }
     constexpr int64_t kSmallest = 4096;
     const int64_t wanted = std::max({bytes, 2 * capacity_, kSmallest});
-    device_ = std::make_shared<Storage>(stream_.type(), stream_.device_id(), wanted);
+    auto device = std::make_shared<Storage>(stream_.type(), stream_.device_id(), wanted);
+    capacity_ = 0; // should there be no memory for more
+    device_ = std::move(device);
     if (stream_.type() == LLAISYS_DEVICE_CPU) {
         host_ = device_->data();
     } else {
