@@ -381,8 +381,9 @@ class BlockManager:
 
     def _take(self, count: int) -> list[int]:
         """Blocks for new content: free ones, then the least recently used cached ones."""
-        taken = self._free[: -count - 1 : -1]
-        del self._free[len(self._free) - len(taken) :]
+        kept = max(0, len(self._free) - count)
+        taken = self._free[kept:][::-1]
+        del self._free[kept:]
         taken += [self._evict() for _ in range(count - len(taken))]
         for block in taken:
             self._references[block] += 1
