@@ -57,27 +57,19 @@ void time_all(CudaStream &stream) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string what = argc > 1 ? argv[1] : "";
-    try {
-        CudaStream stream(0);
-        if (what.empty() || what == "check") {
-            for (const int m : {1, 3, 8, 9, 16}) {
-                check_sizes<bf16>(stream, m);
-                check_sizes<f16>(stream, m);
-            }
-            std::printf("box_ring: %d failed\n", failures());
+    const auto check = [](CudaStream &stream) {
+        for (const int m : {1, 3, 8, 9, 16}) {
+            check_sizes<bf16>(stream, m);
+            check_sizes<f16>(stream, m);
         }
-        if (what.empty() || what == "time") {
-            time_all(stream);
-        }
-        if (what == "small") { // under a sanitizer
-            check_rows<bf16>(stream, "box_ring", RunBoxes<bf16>{}, 3, 1088, 208, false, true, false,
-                             true);
-            check_rows<f16>(stream, "box_ring", RunBoxes<f16>{}, 12, 448, 3584, false, false, false,
-                            true);
-        }
-    } catch (const std::exception &error) {
-        report(false, error.what());
-    }
-    return failures() > 0 ? 1 : 0;
+        std::printf("box_ring: %d failed\n", failures());
+    };
+    const auto small = [](CudaStream &stream) { // under a sanitizer
+        check_rows<bf16>(stream, "box_ring", RunBoxes<bf16>{}, 3, 1088, 208, false, true, false,
+                         true);
+        check_rows<f16>(stream, "box_ring", RunBoxes<f16>{}, 12, 448, 3584, false, false, false,
+                        true);
+    };
+    return run_stages(argc, argv,
+                      {{"check", true, check}, {"time", true, time_all}, {"small", false, small}});
 }

@@ -213,25 +213,23 @@ void time_all(CudaStream &stream) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string what = argc > 1 ? argv[1] : "time";
-    try {
-        CudaStream stream(0);
-        if (what == "check") {
-            check_all<bf16>(stream);
-            check_all<f16>(stream);
-            std::printf("decode: %d failed\n", failures());
-        } else if (what == "small") { // under a sanitizer
-            check_lists<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
-            check_lists<f16, 64, 2>(stream, 1, 11, {2000}, {3});
-        } else if (what == "time") {
-            time_all(stream);
-        } else {
-            Lists(28, 4, 256, 830, true).run(stream);
-            Lists(12, 2, 32, 830, true).run(stream);
-            LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
-        }
-    } catch (const std::exception &error) {
-        report(false, error.what());
-    }
-    return failures() > 0 ? 1 : 0;
+    const auto check = [](CudaStream &stream) {
+        check_all<bf16>(stream);
+        check_all<f16>(stream);
+        std::printf("decode: %d failed\n", failures());
+    };
+    const auto small = [](CudaStream &stream) { // under a sanitizer
+        check_lists<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
+        check_lists<f16, 64, 2>(stream, 1, 11, {2000}, {3});
+    };
+    const auto profile = [](CudaStream &stream) {
+        Lists(28, 4, 256, 830, true).run(stream);
+        Lists(12, 2, 32, 830, true).run(stream);
+        LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
+    };
+    return run_stages(argc, argv,
+                      {{"check", false, check},
+                       {"small", false, small},
+                       {"time", true, time_all},
+                       {"profile", false, profile}});
 }

@@ -259,17 +259,5 @@ void tune(CudaStream &stream) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string what = argc > 1 ? argv[1] : "time";
-    try {
-        CudaStream stream(0);
-        if (what == "time") {
-            time_all(stream);
-        }
-        if (what == "tune") {
-            tune(stream);
-        }
-    } catch (const std::exception &error) {
-        report(false, error.what());
-    }
-    return failures() > 0 ? 1 : 0;
+    return run_stages(argc, argv, {{"time", true, time_all}, {"tune", false, tune}});
 }

@@ -67,28 +67,20 @@ void time_all(CudaStream &stream) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string what = argc > 1 ? argv[1] : "";
-    try {
-        CudaStream stream(0);
-        if (what.empty() || what == "check") {
-            check_all<bf16>(stream, {});
-            check_all<f16>(stream, {});
-            check_all<bf16>(stream, {{12, 3, 768, 3, 2}});
-            check_all<f16>(stream, {{14, 14, 256, 2, 1000}});
-            std::printf("one_row: %d failed\n", failures());
-        }
-        if (what.empty() || what == "time") {
-            time_all(stream);
-        }
-        if (what == "small") { // under a sanitizer
-            const RunOne<bf16> run;
-            check_rows<bf16>(stream, kName, run, 1, 520, 33, false, true, true, true);
-            check_rows<f16>(stream, kName, RunOne<f16>{}, 1, 1032, 100, true, false, false, true);
-            check_swiglu<bf16>(stream, kName, run, 1, 264, 301);
-            check_qkv<bf16>(stream, kName, run, 1, 264, 7, 1, 64);
-        }
-    } catch (const std::exception &error) {
-        report(false, error.what());
-    }
-    return failures() > 0 ? 1 : 0;
+    const auto check = [](CudaStream &stream) {
+        check_all<bf16>(stream, {});
+        check_all<f16>(stream, {});
+        check_all<bf16>(stream, {{12, 3, 768, 3, 2}});
+        check_all<f16>(stream, {{14, 14, 256, 2, 1000}});
+        std::printf("one_row: %d failed\n", failures());
+    };
+    const auto small = [](CudaStream &stream) { // under a sanitizer
+        const RunOne<bf16> run;
+        check_rows<bf16>(stream, kName, run, 1, 520, 33, false, true, true, true);
+        check_rows<f16>(stream, kName, RunOne<f16>{}, 1, 1032, 100, true, false, false, true);
+        check_swiglu<bf16>(stream, kName, run, 1, 264, 301);
+        check_qkv<bf16>(stream, kName, run, 1, 264, 7, 1, 64);
+    };
+    return run_stages(argc, argv,
+                      {{"check", true, check}, {"time", true, time_all}, {"small", false, small}});
 }

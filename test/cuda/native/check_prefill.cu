@@ -365,29 +365,24 @@ void time_all(CudaStream &stream) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string what = argc > 1 ? argv[1] : "";
-    try {
-        CudaStream stream(0);
-        if (what.empty() || what == "check") {
-            check_all<bf16>(stream);
-            check_all<f16>(stream);
-            std::printf("prefill: %d failed\n", failures());
-        }
-        if (what == "small") { // under a sanitizer
-            check_products<bf16>(stream);
-            check_attention<bf16>(stream, {{5, 130, 17}, 9, 6, 2, 128, 16, 0});
-            check_attention<f16>(stream, {{300}, 40, 4, 4, 64, 32, 100});
-        }
-        if (what.empty() || what == "time") {
-            time_all(stream);
-        }
-        if (what == "profile") {
-            Problem<bf16>({{4000}, 4000, 12, 2, 128, 16, 0}, 1 << 30).run(stream, Way::kPages);
-            Problem<bf16>({{4000}, 4000, 28, 4, 128, 16, 0}, 1 << 30).run(stream, Way::kPages);
-            LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
-        }
-    } catch (const std::exception &error) {
-        report(false, error.what());
-    }
-    return failures() > 0 ? 1 : 0;
+    const auto check = [](CudaStream &stream) {
+        check_all<bf16>(stream);
+        check_all<f16>(stream);
+        std::printf("prefill: %d failed\n", failures());
+    };
+    const auto small = [](CudaStream &stream) { // under a sanitizer
+        check_products<bf16>(stream);
+        check_attention<bf16>(stream, {{5, 130, 17}, 9, 6, 2, 128, 16, 0});
+        check_attention<f16>(stream, {{300}, 40, 4, 4, 64, 32, 100});
+    };
+    const auto profile = [](CudaStream &stream) {
+        Problem<bf16>({{4000}, 4000, 12, 2, 128, 16, 0}, 1 << 30).run(stream, Way::kPages);
+        Problem<bf16>({{4000}, 4000, 28, 4, 128, 16, 0}, 1 << 30).run(stream, Way::kPages);
+        LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
+    };
+    return run_stages(argc, argv,
+                      {{"check", true, check},
+                       {"small", false, small},
+                       {"time", true, time_all},
+                       {"profile", false, profile}});
 }

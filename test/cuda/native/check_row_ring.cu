@@ -133,37 +133,29 @@ void tune_ring(CudaStream &stream) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string what = argc > 1 ? argv[1] : "";
-    try {
-        CudaStream stream(0);
-        if (what.empty() || what == "check") {
-            check_early_launches(stream, RunRing<bf16>{});
-            check_ring<bf16>(stream);
-            check_ring<f16>(stream);
-            std::printf("row_ring: %d failed\n", failures());
+    const auto check = [](CudaStream &stream) {
+        check_early_launches(stream, RunRing<bf16>{});
+        check_ring<bf16>(stream);
+        check_ring<f16>(stream);
+        std::printf("row_ring: %d failed\n", failures());
+    };
+    const auto small = [](CudaStream &stream) { // under a sanitizer
+        const RunRing<bf16> run;
+        check_rows<bf16>(stream, "row_ring", run, 3, 520, 33, false, true, true, true);
+        check_rows<f16>(stream, "row_ring", RunRing<f16>{}, 8, 1032, 100, true, false, false, true);
+        check_rows<bf16>(stream, "row_ring", run, 5, 2056, 33, true, false, false, true);
+        check_swiglu<bf16>(stream, "row_ring", run, 2, 264, 301);
+        check_qkv<bf16>(stream, "row_ring", run, 5, 264, 7, 1, 64);
+    };
+    const auto profile = [](CudaStream &stream) { // one launch each, plainly
+        for (const Shape &shape : kShapes) {
+            time_shape(stream, shape, 1, RunRing<bf16>{});
         }
-        if (what.empty() || what == "time") {
-            time_all(stream);
-        }
-        if (what == "small") { // under a sanitizer
-            const RunRing<bf16> run;
-            check_rows<bf16>(stream, "row_ring", run, 3, 520, 33, false, true, true, true);
-            check_rows<f16>(stream, "row_ring", RunRing<f16>{}, 8, 1032, 100, true, false, false,
-                            true);
-            check_rows<bf16>(stream, "row_ring", run, 5, 2056, 33, true, false, false, true);
-            check_swiglu<bf16>(stream, "row_ring", run, 2, 264, 301);
-            check_qkv<bf16>(stream, "row_ring", run, 5, 264, 7, 1, 64);
-        }
-        if (what == "tune") {
-            tune_ring(stream);
-        }
-        if (what == "profile") { // one launch each, plainly
-            for (const Shape &shape : kShapes) {
-                time_shape(stream, shape, 1, RunRing<bf16>{});
-            }
-        }
-    } catch (const std::exception &error) {
-        report(false, error.what());
-    }
-    return failures() > 0 ? 1 : 0;
+    };
+    return run_stages(argc, argv,
+                      {{"check", true, check},
+                       {"time", true, time_all},
+                       {"small", false, small},
+                       {"tune", false, tune_ring},
+                       {"profile", false, profile}});
 }

@@ -168,4 +168,32 @@ inline double time_of(const CudaStream &stream, int per_replay,
     return 1000.0 * times[times.size() / 2] / per_replay;
 }
 
+// What a program does when it is asked by name; without one it does what is usual, in this order.
+struct Stage {
+    const char *name;
+    bool is_usual;
+    std::function<void(CudaStream &)> run;
+};
+
+// The exit status: 1 if anything failed, or nothing has that name.
+inline int run_stages(int argc, char **argv, const std::vector<Stage> &stages) {
+    const std::string name = argc > 1 ? argv[1] : "";
+    bool is_known = name.empty();
+    try {
+        CudaStream stream(0);
+        for (const Stage &stage : stages) {
+            if (name == stage.name || (name.empty() && stage.is_usual)) {
+                is_known = true;
+                stage.run(stream);
+            }
+        }
+        if (!is_known) {
+            report(false, "there is no stage " + name);
+        }
+    } catch (const std::exception &error) {
+        report(false, error.what());
+    }
+    return failures() > 0 ? 1 : 0;
+}
+
 } // namespace check
