@@ -5,9 +5,10 @@
 // fewer) its columns, both as boxes of 64 values of k in shared memory. A cluster of blocks shares up to 128
 // rows of w by parts of k, as many clusters as there are processors for, so that each has about the same
 // rows and none computes twice: the rows of x come over the same road as the weights, and row_ring.cuh,
-// which brings them with every 16 rows, is bound by it. One warp copies, two boxes a slot of the ring; two
-// warpgroups compute 64 rows each. The sums of a block then go to the blocks of the cluster through
-// distributed shared memory, each of which adds those of some rows, in the order of the parts of k.
+// which brings them with every 16 rows, is bound by it. Two warps copy, a box of weights and one of x a slot of
+// the ring; two warpgroups compute 64 rows each, or, where there are no more than 64, every other chunk. The
+// sums then go to the blocks of the cluster through distributed shared memory, each of which adds those of some
+// rows, in the order of the parts of k.
 //
 // Weights are on their way before the kernel waits for its input. A row's bits depend on n and k alone.
 #pragma once
@@ -24,7 +25,8 @@ namespace llaisys::ops::cuda {
 constexpr int kBoxRows = 16;     // most rows of x
 constexpr int kBoxAtom = 16;     // rows of w that a warp has of a tile
 constexpr int kBoxMostAtoms = 8; // of a cluster: two tiles
-constexpr int kBoxThreads = 9 * kWarp;
+constexpr int kBoxGroups = 2;    // warpgroups that compute
+constexpr int kBoxThreads = (kBoxGroups * 4 + 2) * kWarp;
 constexpr int kBoxMostSlots = 16;
 constexpr uint32_t kBoxBarrierBytes = 1024;
 constexpr uint32_t kBoxChunk = kBoxColumns * 2; // bytes of a row
@@ -51,22 +53,28 @@ struct BoxTuning {
 };
 
 // Measured inside a decode step of two models: wide outputs want the larger ring, which leaves no room for the
-// kernels beside it, narrow ones want their neighbours.
+// kernels beside it, narrow ones want their neighbours, the more the more rows these have.
 constexpr int kBoxWide = 2048; // outputs
-constexpr BoxTuning kBoxOfWide = {2, 150 << 10, 104 << 10};
-constexpr BoxTuning kBoxOfNarrow = {4, 104 << 10, 36 << 10};
+constexpr BoxTuning kBoxOfWide = {2, 190 << 10, 150 << 10};
+constexpr BoxTuning kBoxOfNarrow = {4, 104 << 10, 36 << 10}; // up to 8 columns
+constexpr BoxTuning kBoxOfNarrow16 = {4, 80 << 10, 36 << 10};
 
 // How a product is cut, and where things lie in shared memory.
 struct BoxShape {
     int cluster, atoms; // blocks that share so many atoms of w
     int chunks;         // of 64 values of k, a block
     int chunks_a_slot, n_slots, early_slots;
+    bool takes_turns; // the warpgroups, at the chunks
+    // From a warpgroup's chunk to its next: chunks, whole slots, chunks on top of these.
+    int step, step_slots, step_in_slot;
     uint32_t x_at, slot_bytes, sums_at, bytes;
 };
 
 inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int columns,
                           BoxTuning tuning) {
-    const BoxTuning usual = n > kBoxWide ? kBoxOfWide : kBoxOfNarrow;
+    const BoxTuning usual = n > kBoxWide   ? kBoxOfWide
+                            : columns <= 8 ? kBoxOfNarrow
+                                           : kBoxOfNarrow16;
     BoxShape s{};
     s.cluster = tuning.cluster > 0 ? tuning.cluster : usual.cluster;
     // Clusters lie within groups of processors, which have 16 and more.
@@ -81,62 +89,54 @@ inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int co
     s.slot_bytes = uint32_t(s.chunks_a_slot) * (weights + x);
     const size_t ring = tuning.ring_bytes > 0 ? tuning.ring_bytes : usual.ring_bytes;
     const size_t early = tuning.early_bytes > 0 ? tuning.early_bytes : usual.early_bytes;
+    s.takes_turns = s.atoms <= 4;
+    s.step = s.takes_turns ? kBoxGroups : 1;
+    s.step_slots = s.step / s.chunks_a_slot;
+    s.step_in_slot = s.step % s.chunks_a_slot;
     const int wanted = (s.chunks + s.chunks_a_slot - 1) / s.chunks_a_slot;
-    s.n_slots = std::min({std::max(2, int(ring / s.slot_bytes)), wanted, kBoxMostSlots});
+    // A warpgroup holds a slot until it has its next one, which may be the one after the next.
+    s.n_slots = std::min({std::max(3, int(ring / s.slot_bytes)), wanted, kBoxMostSlots});
     s.early_slots = std::clamp(int(early / s.slot_bytes), 1, s.n_slots);
     // A tile may look past the weights of the last chunk: at anything, its sums are dropped.
     const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kBoxAtom * kBoxChunk;
     s.sums_at = (kBoxBarrierBytes + uint32_t(s.n_slots) * s.slot_bytes + past + 127) / 128 * 128;
     const auto own = uint32_t((s.atoms + s.cluster - 1) / s.cluster);
-    s.bytes = s.sums_at + uint32_t(s.cluster) * own * uint32_t(columns) * kBoxAtom * 4;
+    s.bytes = s.sums_at + uint32_t(s.cluster * s.step) * own * uint32_t(columns) * kBoxAtom * 4;
     return s;
 }
 
-// By one warp: lane 0 copies weights, lane 1 rows of x. What of the last slot lies behind the block's part of k
-// is filled with what follows, which nobody looks at.
-__device__ __forceinline__ void fill_boxes(const BoxMaps &maps, const BoxShape &shape,
-                                           int first_atom, int first_chunk, int own_chunks,
-                                           uint32_t ring, uint32_t full, uint32_t empty) {
-    const int lane = threadIdx.x % kWarp;
-    const uint64_t policy = lane == 0 ? read_once() : read_often();
-    const int total = (own_chunks + shape.chunks_a_slot - 1) / shape.chunks_a_slot;
-    const int n_early = min(shape.early_slots, total);
-    const auto copy = [&](int s, int slot) {
-        const uint32_t to = ring + uint32_t(slot) * shape.slot_bytes;
-        const int chunk = first_chunk + s * shape.chunks_a_slot;
-        if (lane == 0) {
-            copy_boxes(to, &maps.w, first_atom * kBoxAtom, chunk, full + uint32_t(slot) * 8,
-                       policy);
-        } else if (lane == 1) {
-            copy_boxes(to + shape.x_at, &maps.x, 0, chunk, full + uint32_t(slot) * 8, policy);
+// One thread of the warp.
+__device__ __forceinline__ bool is_elected() {
+    uint32_t is = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(is));
+#endif
+    return is != 0;
+}
+
+// By one warp: box after box of the block's part of k from `row` on, to the same place of every slot. What of the
+// last slot lies behind the part is filled with what follows, which nobody looks at. `early` of them before the
+// input is there. The loop is the same for all lanes, or the compiler would move addresses about.
+__device__ __forceinline__ void fill_boxes(const CUtensorMap *map, const BoxShape &shape, int row,
+                                           int first_chunk, int own_chunks, uint32_t ring,
+                                           uint32_t bytes, uint32_t full, uint32_t empty, int early,
+                                           uint64_t policy) {
+    int slot = 0;
+    uint32_t round = 0;
+    for (int chunk = 0; chunk < own_chunks; chunk += shape.chunks_a_slot) {
+        if (early-- == 0) {
+            wait_for_input();
         }
-    };
-    const auto announce = [&](int slot) {
-        if (lane == 0) {
-            barrier_arrive_expecting(full + uint32_t(slot) * 8, shape.slot_bytes);
-        }
-        __syncwarp();
-    };
-    for (int s = 0; s < n_early; ++s) {
-        announce(s);
-        if (lane == 0) {
-            copy(s, s);
-        }
-    }
-    wait_for_input();
-    for (int s = 0; s < n_early; ++s) {
-        if (lane == 1) {
-            copy(s, s);
-        }
-    }
-    int slot = n_early % shape.n_slots;
-    uint32_t round = n_early == shape.n_slots ? 1 : 0;
-    for (int s = n_early; s < total; ++s) {
         if (round > 0) {
             barrier_wait(empty + uint32_t(slot) * 8, (round - 1) & 1);
         }
-        announce(slot);
-        copy(s, slot);
+        if (is_elected()) {
+            barrier_arrive_expecting(full + uint32_t(slot) * 8, bytes);
+            copy_boxes(ring + uint32_t(slot) * shape.slot_bytes, map, row, first_chunk + chunk,
+                       full + uint32_t(slot) * 8, policy);
+        }
+        __syncwarp();
         if (++slot == shape.n_slots) {
             slot = 0;
             ++round;
@@ -145,17 +145,20 @@ __device__ __forceinline__ void fill_boxes(const BoxMaps &maps, const BoxShape &
 }
 
 template <typename T, int Columns>
-__global__ void __launch_bounds__(kBoxThreads, 2)
+__global__ void __launch_bounds__(kBoxThreads, 3)
     box_ring_kernel(const __grid_constant__ BoxMaps maps, BoxProduct p, BoxShape shape) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t full = shared_address(shared);
     const uint32_t empty = full + kBoxMostSlots * 8;
+    const uint32_t exchange = empty + kBoxMostSlots * 8;
     const uint32_t ring = full + kBoxBarrierBytes;
     const int warp = __shfl_sync(kAll, threadIdx.x / kWarp, 0); // known to be one for the warp
     const int lane = threadIdx.x % kWarp;
-    const int tile = warp / 4;
-    const int n_tiles = (shape.atoms + 3) / 4;
+    const int group = warp / 4;
+    const int tile = shape.takes_turns ? 0 : group;
+    const int first_own = shape.takes_turns ? group : 0;
+    const int n_groups = shape.takes_turns ? kBoxGroups : (shape.atoms + 3) / 4;
     const int rank = int(blockIdx.x) % shape.cluster;
     const int first_atom = int(blockIdx.x) / shape.cluster * shape.atoms;
     const int n_atoms = p.n / kBoxAtom;
@@ -165,29 +168,39 @@ __global__ void __launch_bounds__(kBoxThreads, 2)
     const int own_atoms = (shape.atoms + shape.cluster - 1) / shape.cluster; // whose sums end here
 
     allow_next();
-    cluster_arrive();
-    if (threadIdx.x == kBoxThreads - kWarp) {
+    if (threadIdx.x == kBoxGroups * 128) {
+        const bool is_ones = shape.takes_turns && shape.chunks_a_slot == 1;
         for (int slot = 0; slot < shape.n_slots; ++slot) {
-            barrier_init(full + uint32_t(slot) * 8, 1);
-            barrier_init(empty + uint32_t(slot) * 8, uint32_t(n_tiles));
+            barrier_init(full + uint32_t(slot) * 8, 2);
+            barrier_init(empty + uint32_t(slot) * 8, uint32_t(is_ones ? 1 : n_groups));
         }
+        barrier_init(exchange, 1);
         barriers_are_made();
+        const int ending = (shape.atoms - rank + shape.cluster - 1) / shape.cluster;
+        barrier_arrive_expecting(exchange,
+                                 uint32_t(shape.cluster * shape.step * ending * kAtomSums) * 16);
     }
     __syncthreads();
-    if (warp == 8) {
-        fill_boxes(maps, shape, first_atom, first_chunk, own_chunks, ring, full, empty);
-    } else {
-        wait_for_input();
+    cluster_arrive_relaxed();
+    if (warp == kBoxGroups * 4) {
+        fill_boxes(&maps.w, shape, first_atom * kBoxAtom, first_chunk, own_chunks, ring, shape.x_at,
+                   full, empty, shape.early_slots, read_once());
+    } else if (warp == kBoxGroups * 4 + 1) {
+        fill_boxes(&maps.x, shape, 0, first_chunk, own_chunks, ring + shape.x_at,
+                   shape.slot_bytes - shape.x_at, full, empty, 0, read_often());
     }
-    if (tile < n_tiles) {
+    wait_for_input();
+    if (group < n_groups) {
         const uint32_t weights = uint32_t(shape.atoms * kBoxAtom) * kBoxChunk; // of a chunk
         float sums[Columns / 2] = {};
-        int slot = 0;
-        int in_slot = 0;
+        // All of this is the same for the warp and without branches, so that the compiler keeps it out of the
+        // way of the products. One loop, too: of two, one in the other, it makes products that wait for each
+        // other.
+        int slot = first_own >= shape.chunks_a_slot ? first_own : 0;
+        int in_slot = first_own >= shape.chunks_a_slot ? 0 : first_own;
+        int before = -1; // slot that is read when the products before these are
         uint32_t parity = 0;
-        // One loop over chunks, whatever slots they are in: of two, one in the other, the compiler makes
-        // products that wait for each other.
-        for (int chunk = 0; chunk < own_chunks; ++chunk) {
+        for (int chunk = first_own; chunk < own_chunks; chunk += shape.step) {
             barrier_wait(full + uint32_t(slot) * 8, parity);
             const uint32_t at = ring + uint32_t(slot) * shape.slot_bytes;
             const uint64_t x =
@@ -201,37 +214,41 @@ __global__ void __launch_bounds__(kBoxThreads, 2)
             }
             products_end_group();
             products_wait<1>();
-            if (in_slot == 0 && chunk > 0 && threadIdx.x % 128 == 0) { // the slot before is read
-                barrier_arrive(empty + uint32_t(slot > 0 ? slot - 1 : shape.n_slots - 1) * 8);
+            if (before >= 0 && threadIdx.x % 128 == 0) {
+                barrier_arrive(empty + uint32_t(before) * 8);
             }
-            if (++in_slot == shape.chunks_a_slot) {
-                in_slot = 0;
-                if (++slot == shape.n_slots) {
-                    slot = 0;
-                    parity ^= 1;
-                }
-            }
+            const int was = slot;
+            in_slot += shape.step_in_slot;
+            const bool is_read = in_slot >= shape.chunks_a_slot;
+            in_slot -= is_read ? shape.chunks_a_slot : 0;
+            slot += shape.step_slots + (is_read ? 1 : 0);
+            before = slot > was ? was : -1;
+            const bool is_last = slot >= shape.n_slots;
+            slot -= is_last ? shape.n_slots : 0;
+            parity ^= is_last ? 1 : 0;
         }
         products_wait<0>();
         settle(sums);
-        cluster_wait(); // the others run
+        cluster_wait(); // the others run and have made their barriers
         const int own = tile * 4 + warp % 4;
         if (own < shape.atoms) {
-            const int place = rank * own_atoms + own / shape.cluster;
-            const uint32_t to =
-                address_in_block(full + shape.sums_at + uint32_t(place * kAtomSums + lane) * 16,
-                                 uint32_t(own % shape.cluster));
+            const int part = rank * shape.step + first_own;
+            const int place = part * own_atoms + own / shape.cluster;
+            const auto to_block = uint32_t(own % shape.cluster);
+            const uint32_t to = address_in_block(
+                full + shape.sums_at + uint32_t(place * kAtomSums + lane) * 16, to_block);
+            const uint32_t barrier = address_in_block(exchange, to_block);
 #pragma unroll
             for (int j = 0; j < Columns / 8; ++j) {
                 store_in_block(
                     to + uint32_t(j * kWarp) * 16,
-                    make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]));
+                    make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]),
+                    barrier);
             }
         }
     } else {
         cluster_wait();
     }
-    cluster_arrive();
     // Of atom rank + cluster * a, rows lane / 4 and 8 further, columns 8 j + lane % 4 * 2 and the next.
     const auto at = [&](int a, int j) {
         const int own = a * shape.cluster + rank;
@@ -242,7 +259,7 @@ __global__ void __launch_bounds__(kBoxThreads, 2)
     };
     const auto has = [&](int j, int column) { return 8 * j + lane % 4 * 2 + column < p.m; };
     constexpr int kPieces = Columns / 8;
-    float4 before = {}; // of the first piece, on its way while the cluster meets
+    float4 before = {}; // of the first piece, on its way while the sums come
     const auto load = [&](const float *from, int j) {
         if (p.adds && from != nullptr) {
             before.x = has(j, 0) ? from[0] : 0.0f;
@@ -252,7 +269,7 @@ __global__ void __launch_bounds__(kBoxThreads, 2)
         }
     };
     load(at(warp / kPieces, warp % kPieces), warp % kPieces);
-    cluster_wait();
+    barrier_wait_cluster(exchange, 0); // from here on nobody stores to this block
     const auto *all = reinterpret_cast<const float4 *>(shared + shape.sums_at);
     for (int i = warp; i < own_atoms * kPieces; i += kBoxThreads / kWarp) {
         const int a = i / kPieces;
@@ -262,7 +279,7 @@ __global__ void __launch_bounds__(kBoxThreads, 2)
             load(to, j);
         }
         float4 total = all[a * kAtomSums + j * kWarp + lane];
-        for (int part = 1; part < shape.cluster; ++part) {
+        for (int part = 1; part < shape.cluster * shape.step; ++part) {
             const float4 more = all[(part * own_atoms + a) * kAtomSums + j * kWarp + lane];
             total =
                 make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);

@@ -38,11 +38,12 @@ __device__ __forceinline__ void store_in_block(uint32_t address, float2 value, u
         : "memory");
 #endif
 }
-// The same without a barrier: seen once the cluster has met.
-__device__ __forceinline__ void store_in_block(uint32_t address, const float4 &value) {
+__device__ __forceinline__ void store_in_block(uint32_t address, const float4 &value,
+                                               uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
-                 "f"(value.y), "f"(value.z), "f"(value.w)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+                 "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
                  : "memory");
 #endif
 }
@@ -66,6 +67,13 @@ __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t 
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+// The same where the others need to see nothing but barriers (barriers_are_made): without a fence that waits for
+// all of this thread's memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void cluster_wait() {
