@@ -10,7 +10,8 @@
 // sums then go to the blocks of the cluster through distributed shared memory, each of which adds those of some
 // rows, in the order of the parts of k.
 //
-// Weights are on their way before the kernel waits for its input. A row's bits depend on n and k alone.
+// Weights are on their way before the kernel waits for its input. A row's bits depend on n and k, and where
+// there are no more than kBoxWide outputs on whether there are more than 8 rows.
 #pragma once
 
 #include "ops/cuda/cluster.cuh"
@@ -30,7 +31,6 @@ constexpr int kBoxThreads = (kBoxGroups * 4 + 2) * kWarp;
 constexpr int kBoxMostSlots = 16;
 constexpr uint32_t kBoxBarrierBytes = 1024;
 constexpr uint32_t kBoxChunk = kBoxColumns * 2; // bytes of a row
-constexpr uint32_t kBoxSlotBytes = 24 * 1024;   // about
 
 struct BoxProduct {
     const void *x; // [m, k], rows ldx apart
@@ -49,15 +49,15 @@ struct BoxMaps {
 // What may be tried out; the defaults are what runs.
 struct BoxTuning {
     int cluster = 0;
-    size_t ring_bytes = 0, early_bytes = 0;
+    size_t ring_bytes = 0, early_bytes = 0, slot_bytes = 0; // the last: about
 };
 
 // Measured inside a decode step of two models: wide outputs want the larger ring, which leaves no room for the
-// kernels beside it, narrow ones want their neighbours, the more the more rows these have.
+// kernels beside it, narrow ones want their neighbours.
 constexpr int kBoxWide = 2048; // outputs
-constexpr BoxTuning kBoxOfWide = {2, 190 << 10, 150 << 10};
-constexpr BoxTuning kBoxOfNarrow = {4, 104 << 10, 36 << 10}; // up to 8 columns
-constexpr BoxTuning kBoxOfNarrow16 = {4, 80 << 10, 36 << 10};
+constexpr BoxTuning kBoxOfWide = {2, 190 << 10, 150 << 10, 24 << 10};
+constexpr BoxTuning kBoxOfNarrow = {4, 80 << 10, 54 << 10, 12 << 10}; // up to 8 columns
+constexpr BoxTuning kBoxOfNarrow16 = {8, 80 << 10, 36 << 10, 24 << 10};
 
 // How a product is cut, and where things lie in shared memory.
 struct BoxShape {
@@ -84,7 +84,8 @@ inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int co
     s.chunks = (k / kBoxColumns + s.cluster - 1) / s.cluster;
     const uint32_t weights = uint32_t(s.atoms * kBoxAtom) * kBoxChunk;
     const uint32_t x = uint32_t(columns) * kBoxChunk;
-    s.chunks_a_slot = std::clamp(int(kBoxSlotBytes / (weights + x)), 1, std::max(1, s.chunks / 3));
+    const size_t slot = tuning.slot_bytes > 0 ? tuning.slot_bytes : usual.slot_bytes;
+    s.chunks_a_slot = std::clamp(int(slot / (weights + x)), 1, std::max(1, s.chunks / 3));
     s.x_at = uint32_t(s.chunks_a_slot) * weights;
     s.slot_bytes = uint32_t(s.chunks_a_slot) * (weights + x);
     const size_t ring = tuning.ring_bytes > 0 ? tuning.ring_bytes : usual.ring_bytes;
@@ -303,10 +304,10 @@ inline bool can_box_ring(const device::CudaStream &stream, const BoxProduct &p) 
            box_shape(stream, p.n, p.k, kBoxRows, {}).atoms <= kBoxMostAtoms;
 }
 
-// And whether it is the fastest: for fewer rows than these one_row.cuh and row_ring.cuh are.
-constexpr int kBoxFromWide = 2, kBoxFromNarrow = 6;
+// And whether it is the fastest: for one row and more weights than these one_row.cuh is.
+constexpr int64_t kBoxMostOfOneRow = 16 << 20;
 inline bool wants_box_ring(const device::CudaStream &stream, const BoxProduct &p) {
-    return !stream.is_exact && p.m >= (p.n > kBoxWide ? kBoxFromWide : kBoxFromNarrow) &&
+    return !stream.is_exact && (p.m > 1 || int64_t(p.n) * p.k <= kBoxMostOfOneRow) &&
            can_box_ring(stream, p);
 }
 

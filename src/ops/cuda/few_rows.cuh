@@ -1,7 +1,8 @@
 // Products with few rows: which kernel is the fastest where.
 //
-//   compute capability 9 and above    one_row.cuh for one row, row_ring.cuh for more, both also with
-//                                     the norm inside; an exact stream has row_ring.cuh alone
+//   compute capability 9 and above    one_row.cuh for one row, row_ring.cuh for more and for short ones
+//                                     that are normalised; both have the norm inside; an exact stream has
+//                                     row_ring.cuh alone
 //   8                                 skinny.cuh, the norm inside for one row
 //
 // Products that only add to f32 rows have box_ring.cuh besides; ops/linear chooses.
@@ -33,7 +34,7 @@ void run_few_rows(const device::CudaStream &stream, const FewRowsInput &in, Use 
                   const RingTuning &tuning = {}) {
     use.items = items_of_unit(stream, use.count());
     const bool norms = in.residual != nullptr;
-    if (can_one_row(stream, in.m, in.k, norms)) {
+    if (can_one_row(stream, in.m, in.k, norms) && !(norms && in.k <= kShortRow)) {
         run_one_row<T>(stream, in, use);
     } else if (can_ring(stream, in.m, in.k, norms)) {
         run_row_ring<T>(stream, in, use, tuning);

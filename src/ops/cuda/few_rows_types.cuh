@@ -36,14 +36,14 @@ struct FewRowsInput {
 struct NothingHeld {};
 
 // Items of a unit, 1 to 8, with which the processor that has most to do has least; the end of a unit
-// counts for half an item.
+// counts for two items.
 inline int items_of_unit(const device::CudaStream &stream, int64_t count) {
     int best = 8;
     int64_t least = INT64_MAX;
     for (int items = 8; items >= 4; --items) {
         const int64_t units = (count + items - 1) / items;
         const int64_t rounds = (units + stream.n_processors - 1) / stream.n_processors;
-        const int64_t cost = rounds * (2 * items + 1);
+        const int64_t cost = rounds * (2 * items + 4);
         if (cost < least) {
             least = cost;
             best = items;

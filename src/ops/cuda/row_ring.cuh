@@ -12,9 +12,8 @@
 // shared memory by each block for itself (row_ring_norm.cuh).
 //
 // Weights are on their way before the kernel waits for its input, but only `early_bytes` of them: the
-// kernel before has copies of its own under way. More copies under way are not always better: products
-// that normalise wide rows take a small ring. A row's bits depend on k alone, neither on how many rows nor
-// on how many outputs there are.
+// kernel before has copies of its own under way, and how many are best is measured (row_ring_shape.cuh).
+// A row's bits depend on k alone, neither on how many rows nor on how many outputs there are.
 #pragma once
 
 #include "ops/cuda/row_ring_norm.cuh"

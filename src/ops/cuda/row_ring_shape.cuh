@@ -22,11 +22,25 @@ struct RingTuning {
     size_t block_bytes = 0; // 0: below
     size_t early_bytes = 0; // 0: below
 };
-constexpr size_t kEarlyNormed = 18 << 10;   // one slot of a whole unit
-constexpr size_t kEarlyStreamed = 54 << 10; // two or three
+constexpr size_t kEarlyStreamed = 54 << 10; // two or three slots of whole units
 constexpr size_t kLargeRingBytes = 150 * 1000;
-constexpr size_t kSmallRingBytes = 60 * 1000;
-constexpr int kWideRow = 2048; // values: products that normalise wider rows take the small ring
+
+// Of a product that normalises, measured inside the steps of two models. A block of one of the narrow products
+// (box_ring.cuh) must find room beside one of gate and up, and none beside one of q, k, v. With long rows and more
+// under way the products around it are slower.
+struct NormedRing {
+    size_t block_bytes, early_bytes, least_bytes; // the last: that the block asks for
+};
+constexpr int kShortRow = 2048; // values
+constexpr int kFewUnits = 4;    // of a block
+inline NormedRing normed_ring(int k, int most_units, size_t alone_bytes) {
+    if (k <= kShortRow) {
+        return most_units <= kFewUnits ? NormedRing{132 << 10, 132 << 10, 150 << 10}
+                                       : NormedRing{132 << 10, 90 << 10, alone_bytes};
+    }
+    return most_units <= kFewUnits ? NormedRing{150 << 10, 54 << 10, alone_bytes}
+                                   : NormedRing{60 * 1000, 18 << 10, alone_bytes};
+}
 
 // Where things lie in shared memory: slots, x when it is normalised, sums, scratch, barriers.
 struct RingShape {
@@ -49,12 +63,12 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units, s
     constexpr uint32_t kBarrierBytes = 2 * kRingMostSlots * 8;
     const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
     const int wanted = most_units * ((in.k + kRingChunk - 1) / kRingChunk);
-    const size_t block_bytes = tuning.block_bytes > 0     ? tuning.block_bytes
-                               : norms && in.k > kWideRow ? kSmallRingBytes
-                                                          : kLargeRingBytes;
-    const size_t early_bytes = tuning.early_bytes > 0 ? tuning.early_bytes
-                               : norms                ? kEarlyNormed
-                                                      : kEarlyStreamed;
+    // Where a processor is free early, two blocks of a kernel that normalises would share it, and another
+    // processor would have none.
+    const NormedRing usual = norms ? normed_ring(in.k, most_units, alone_bytes)
+                                   : NormedRing{kLargeRingBytes, kEarlyStreamed, 0};
+    const size_t block_bytes = tuning.block_bytes > 0 ? tuning.block_bytes : usual.block_bytes;
+    const size_t early_bytes = tuning.early_bytes > 0 ? tuning.early_bytes : usual.early_bytes;
     const int room = block_bytes > rest ? int((block_bytes - rest) / s.slot_bytes) : 0;
     s.n_slots = std::min({std::max(room, kRingLeastSlots), wanted, kRingMostSlots});
     s.early_slots = std::clamp(int(early_bytes / s.slot_bytes), std::min(1, s.n_slots), s.n_slots);
@@ -62,9 +76,7 @@ inline RingShape ring_shape(const FewRowsInput &in, int items, int most_units, s
     s.sums_at = s.x_at + x_bytes;
     s.scratch_at = s.sums_at + sums_bytes;
     s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
-    // Where a processor is free early, two blocks of a kernel that normalises would share it, and another
-    // processor would have none.
-    s.bytes = std::max(s.barriers_at + kBarrierBytes, norms ? uint32_t(alone_bytes) : 0);
+    s.bytes = std::max(s.barriers_at + kBarrierBytes, uint32_t(usual.least_bytes));
     return s;
 }
 
