@@ -109,17 +109,31 @@ void run_plain(const device::CudaStream &stream, const AttentionArgs &args, cons
                  size_t(kPlainWarps * d) * sizeof(float), false, args, plain);
 }
 
-template <typename Kernel, typename... More>
-void run_prefill(const device::CudaStream &stream, Kernel *kernel, int rows, int threads,
-                 int shared_bytes, bool heads_first, const AttentionArgs &args,
-                 const AttentionRuns &runs, const More &...more) {
-    cuda::allow_shared(kernel, size_t(shared_bytes));
-    const unsigned tiles = cuda::blocks_for(runs.longest, rows / args.group);
-    const auto heads = unsigned(args.kv_heads);
-    const dim3 grid(heads_first ? heads : tiles, heads_first ? tiles : heads,
-                    unsigned(runs.n_runs));
-    cuda::launch(stream, kernel, grid, unsigned(threads), size_t(shared_bytes), false, args,
-                 runs.runs.as<int32_t>(), more...);
+template <typename T, int D>
+void run_prefill(const device::CudaStream &stream, const AttentionArgs &args,
+                 const AttentionRuns &runs) {
+    const auto kernel = cuda::attention_prefill_kernel<T, D>;
+    constexpr auto kBytes = size_t(cuda::prefill_shared_bytes<D>());
+    cuda::allow_shared(kernel, kBytes);
+    const dim3 grid(cuda::blocks_for(runs.longest, cuda::kPrefillRows / args.group),
+                    unsigned(args.kv_heads), unsigned(runs.n_runs));
+    cuda::launch(stream, kernel, grid, cuda::kPrefillThreads, kBytes, false, args,
+                 runs.runs.as<int32_t>());
+}
+
+// n_tokens: of all runs.
+template <typename T, int D>
+void run_wgmma(const device::CudaStream &stream, const AttentionArgs &args,
+               const AttentionRuns &runs, int64_t n_tokens, int64_t n_slots) {
+    const auto kernel = cuda::attention_wgmma_kernel<T, D>;
+    constexpr auto kBytes = size_t(cuda::wgmma_shared_bytes<D>());
+    cuda::allow_shared(kernel, kBytes);
+    const int most_blocks =
+        cuda::wgmma_most_blocks(runs.n_runs, runs.longest, n_tokens, stream.n_processors);
+    const cuda::WgmmaItems items =
+        cuda::wgmma_items(args, runs.runs.as<int32_t>(), runs.n_runs, runs.longest, most_blocks);
+    cuda::launch(stream, kernel, unsigned(items.n_blocks), cuda::kWgmmaThreads, kBytes, true, args,
+                 items, cuda::wgmma_pages<T, D>(args, n_slots));
 }
 
 // Every token by itself, whatever stands beside it.
@@ -151,12 +165,9 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, 
         cuda::run_decode<T, D, 2>(stream, args, singles, n_singles);
     }
     if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
-        run_prefill(stream, cuda::attention_wgmma_kernel<T, D>, cuda::kWgmmaRows,
-                    cuda::kWgmmaThreads, cuda::wgmma_shared_bytes<D>(), true, args, runs,
-                    cuda::wgmma_pages<T, D>(args, n_slots));
+        run_wgmma<T, D>(stream, args, runs, n - n_singles, n_slots);
     } else if (runs.n_runs > 0) {
-        run_prefill(stream, cuda::attention_prefill_kernel<T, D>, cuda::kPrefillRows,
-                    cuda::kPrefillThreads, cuda::prefill_shared_bytes<D>(), false, args, runs);
+        run_prefill<T, D>(stream, args, runs);
     }
 }
 

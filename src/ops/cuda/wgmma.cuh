@@ -75,10 +75,6 @@ __device__ __forceinline__ void show_to_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-// Comes to the meeting Id of so many threads (bulk.cuh) without waiting for the others.
-template <int Id, int Threads> __device__ __forceinline__ void go_on() {
-    asm volatile("bar.arrive %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
-}
 // Registers of a thread from here on; every warp of a warpgroup.
 template <int Count> __device__ __forceinline__ void take_registers() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

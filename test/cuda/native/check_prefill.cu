@@ -3,7 +3,7 @@
 // depend on its run, then times against the operations of the tensor cores.
 //
 //   check_prefill [check|small|time|profile]      default: check and time
-#include "common.cuh"
+#include "wgmma_products.cuh"
 
 #include "ops/attention/cuda_prefill.cuh"
 #include "ops/attention/cuda_prefill_wgmma.cuh"
@@ -16,113 +16,6 @@ using namespace check;
 namespace {
 
 constexpr double kPeak = 793e12; // bf16 operations a second of an H200, as measured
-
-// One warpgroup: along[64, 128] = a[64, 64] * b[128, 64]^T and down[64, 128] = p[64, 128] * v[128, 128].
-// exchanged: the two distances of the descriptor of v the other way round.
-template <typename T>
-__global__ void __launch_bounds__(128, 1)
-    products_kernel(const T *a, const T *b, const T *p, const T *v, float *along, float *down,
-                    int exchanged) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(1024) unsigned char dynamic[];
-    unsigned char *shared = dynamic + ((0u - shared_address(dynamic)) & 1023u);
-    unsigned char *of_b = shared + 64 * 128;
-    unsigned char *of_v = of_b + 128 * 128;
-    const int t = threadIdx.x;
-    const int lane = t % 32;
-    const int warp = t / 32;
-    const auto put = [&](unsigned char *to, const T *from, int rows, int columns) {
-        for (int c = t; c < rows * columns / 8; c += 128) {
-            const int row = c / (columns / 8);
-            const int chunk = c % (columns / 8);
-            *reinterpret_cast<uint4 *>(to + chunk / 8 * (rows * 128) + swizzled(row, chunk % 8)) =
-                *reinterpret_cast<const uint4 *>(from + row * columns + chunk * 8);
-        }
-    };
-    put(shared, a, 64, 64);
-    put(of_b, b, 128, 64);
-    put(of_v, v, 128, 128);
-    show_to_products();
-    __syncthreads();
-    float s[64] = {};
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-        Wgmma<T>::along(s, descriptor_along(shared_address(shared) + step * 32),
-                        descriptor_along(shared_address(of_b) + step * 32), step > 0);
-    }
-    products_end_group();
-    products_wait<0>();
-    settle(s);
-    float d[64] = {};
-    uint32_t weights[32];
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        const int row = warp * 16 + lane / 4 + (i & 1) * 8;
-        const int column = i / 4 * 16 + (i >> 1 & 1) * 8 + lane % 4 * 2;
-        weights[i] = *reinterpret_cast<const uint32_t *>(p + row * 128 + column);
-    }
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < 8; ++step) {
-        const uint32_t at = shared_address(of_v) + step * 16 * 128;
-        Wgmma<T>::down(d, weights + 4 * step,
-                       exchanged ? descriptor(at, 1024, 128 * 128)
-                                 : descriptor_down(at, 128 * 128));
-    }
-    products_end_group();
-    products_wait<0>();
-    settle(d);
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        const int row = warp * 16 + lane / 4 + (i >> 1 & 1) * 8;
-        const int column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
-        along[row * 128 + column] = s[i];
-        down[row * 128 + column] = d[i];
-    }
-#endif
-}
-
-template <typename T> void check_products(CudaStream &stream) {
-    const auto a = normal<T>(64 * 64, 1), b = normal<T>(128 * 64, 2), p = normal<T>(64 * 128, 3),
-               v = normal<T>(128 * 128, 4);
-    const Array<T> on_a(a), on_b(b), on_p(p), on_v(v);
-    Array<float> along(64 * 128), down(64 * 128);
-    std::vector<double> want_along(64 * 128), want_down(64 * 128);
-    for (int r = 0; r < 64; ++r) {
-        for (int c = 0; c < 128; ++c) {
-            for (int i = 0; i < 64; ++i) {
-                want_along[size_t(r * 128 + c)] +=
-                    double(host_float(a[size_t(r * 64 + i)])) * host_float(b[size_t(c * 64 + i)]);
-            }
-            for (int i = 0; i < 128; ++i) {
-                want_down[size_t(r * 128 + c)] +=
-                    double(host_float(p[size_t(r * 128 + i)])) * host_float(v[size_t(i * 128 + c)]);
-            }
-        }
-    }
-    constexpr size_t kBytes = 1024 + 64 * 128 + 128 * 128 + 2 * 128 * 128;
-    allow_shared(products_kernel<T>, kBytes);
-    for (const int exchanged : {0, 1}) {
-        along.poison();
-        down.poison();
-        launch(stream, products_kernel<T>, 1, 128, kBytes, false, on_a.get(), on_b.get(),
-               on_p.get(), on_v.get(), along.get(), down.get(), exchanged);
-        const Distance of_along = distance(along.host(), want_along);
-        const Distance of_down = distance(down.host(), want_down);
-        if (exchanged == 0) {
-            report(of_along.within(1e-5, 1e-4), line("wgmma %s, k along the rows: relative %.2e",
-                                                     name_of<T>(), of_along.relative));
-            report(of_down.within(1e-5, 1e-4), line("wgmma %s, k down the rows: relative %.2e",
-                                                    name_of<T>(), of_down.relative));
-        } else {
-            std::printf(
-                "note wgmma %s, k down the rows, distances exchanged: relative %.2e (large is "
-                "right)\n",
-                name_of<T>(), of_down.relative);
-        }
-    }
-}
 
 // A block for each token and head; the scores of up to kMostKeys entries in shared memory.
 constexpr int kMostKeys = 10000;
@@ -185,6 +78,7 @@ template <typename T> struct Problem {
     std::unique_ptr<Array<int32_t>> on_rows, on_begin, on_end, on_tables, on_runs;
     AttentionArgs args{};
     int64_t n_slots = 0;
+    int n_blocks = 0; // that share the items; 0: as the operator chooses
     int d;
 
     // run_tokens: runs are cut after so many tokens.
@@ -262,10 +156,14 @@ template <typename T> struct Problem {
     template <int D> void run_wgmma(CudaStream &stream, bool on_pages) const {
         const auto kernel = attention_wgmma_kernel<T, D>;
         allow_shared(kernel, size_t(wgmma_shared_bytes<D>()));
-        const dim3 grid(unsigned(args.kv_heads), blocks_for(longest, kWgmmaRows / args.group),
-                        unsigned(runs.size() / 2));
-        launch(stream, kernel, grid, kWgmmaThreads, size_t(wgmma_shared_bytes<D>()), false, args,
-               static_cast<const int32_t *>(on_runs->get()),
+        const auto n_runs = int64_t(runs.size() / 2);
+        const int most_blocks =
+            n_blocks > 0
+                ? n_blocks
+                : wgmma_most_blocks(n_runs, longest, int64_t(rows.size()), stream.n_processors);
+        const WgmmaItems items = wgmma_items(args, on_runs->get(), n_runs, longest, most_blocks);
+        launch(stream, kernel, unsigned(items.n_blocks), kWgmmaThreads,
+               size_t(wgmma_shared_bytes<D>()), true, args, items,
                on_pages ? wgmma_pages<T, D>(args, n_slots) : WgmmaPages{});
     }
     void run(CudaStream &stream, Way way) const {
@@ -288,7 +186,7 @@ template <typename T> struct Problem {
 };
 
 template <typename T> void check_attention(CudaStream &stream, const Case &c) {
-    const Problem<T> problem(c, 1 << 30);
+    Problem<T> problem(c, 1 << 30);
     const size_t n = problem.rows.size();
     Array<float> expected(n * size_t(c.heads * c.d));
     const size_t bytes = kMostKeys * sizeof(float);
@@ -313,6 +211,16 @@ template <typename T> void check_attention(CudaStream &stream, const Case &c) {
                  "relative %.2e, largest %.2e",
                  name_of<T>(), name, c.lengths.size(), c.lengths[0], c.fresh, c.heads, c.kv_heads,
                  c.d, c.block, c.window, found.relative, found.largest));
+        for (const int blocks : {1, 2, 5, 1 << 20}) {
+            problem.n_blocks = blocks;
+            problem.out->poison();
+            problem.run(stream, way);
+            const std::vector<T> same = problem.out->host();
+            report(std::memcmp(whole.data(), same.data(), whole.size() * sizeof(T)) == 0,
+                   line("prefill %s %s fresh %d heads %d/%d of %d window %d: %d blocks, same bits",
+                        name_of<T>(), name, c.fresh, c.heads, c.kv_heads, c.d, c.window, blocks));
+        }
+        problem.n_blocks = 0;
         cut.out->poison();
         cut.run(stream, way);
         const std::vector<T> parts = cut.out->host();
@@ -322,6 +230,25 @@ template <typename T> void check_attention(CudaStream &stream, const Case &c) {
                 "prefill %s %s fresh %d heads %d/%d of %d window %d: runs of 37 have the same bits",
                 name_of<T>(), name, c.fresh, c.heads, c.kv_heads, c.d, c.window));
     }
+}
+
+// Every item is taken by one block in one round, whatever the numbers of both.
+void check_items() {
+    bool is_right = true;
+    for (int n = 1; n <= 40; ++n) {
+        for (int count = 1; count <= 8 * n; ++count) {
+            AttentionArgs args{};
+            args.kv_heads = 1;
+            args.group = kWgmmaRows; // a token a tile
+            const WgmmaItems items = wgmma_items(args, nullptr, 1, count, n);
+            std::vector<int> taken(size_t(items.n_rounds * items.n_blocks));
+            for (int i = 0; i < items.n_rounds * items.n_blocks; ++i) {
+                ++taken.at(size_t(items.of_block(i % items.n_blocks, i / items.n_blocks)));
+            }
+            is_right = is_right && *std::min_element(taken.begin(), taken.end()) == 1;
+        }
+    }
+    report(is_right, "prefill: each item is taken once");
 }
 
 template <typename T> void check_all(CudaStream &stream) {
@@ -342,6 +269,14 @@ void time_all(CudaStream &stream) {
          {Case{{4000}, 4000, 12, 2, 128, 16, 0}, Case{{4000}, 4000, 28, 4, 128, 16, 0},
           Case{{16000}, 16000, 28, 4, 128, 16, 0}, Case{{8000}, 1000, 12, 2, 128, 16, 0},
           Case{std::vector<int>(16, 560), 560, 12, 2, 128, 16, 0},
+          Case{{90, 1000, 300, 700, 500, 120, 880, 640, 410, 200, 960, 760, 350, 600, 150, 840},
+               1000,
+               12,
+               2,
+               128,
+               16,
+               0},
+          Case{{2048}, 2048, 12, 2, 128, 16, 0}, Case{{2048}, 2048, 28, 4, 128, 16, 0},
           Case{{4000}, 4000, 14, 2, 64, 16, 0}}) {
         const Problem<bf16> problem(c, 1 << 30);
         double seen = 0;
@@ -366,6 +301,7 @@ void time_all(CudaStream &stream) {
 
 int main(int argc, char **argv) {
     const auto check = [](CudaStream &stream) {
+        check_items();
         check_all<bf16>(stream);
         check_all<f16>(stream);
         std::printf("prefill: %d failed\n", failures());
