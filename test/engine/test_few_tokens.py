@@ -1,4 +1,5 @@
-"""Steps of few tokens with drafts are laid out as all others are, whoever makes the arrays."""
+"""Steps of few tokens with drafts, and of long pieces, are laid out as all others are, whoever
+makes the arrays."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 from llaisys.common.types import SchedulerOutputs
+from llaisys.engine.worker import batch
 from llaisys.engine.worker.batch import SequenceRows, StepBuffers
 from llaisys.engine.worker.few_tokens import FEW_TOKENS, FewTokens
 
@@ -62,6 +64,44 @@ def test_few_tokens_are_laid_out_as_many_are(block_size: int):
         tables = attention.block_tables
         assert tables.flags.c_contiguous and tables.shape[1] == -(-max(step.ends) // block_size)
         check_same(tables, wanted_attention.block_tables[:, : tables.shape[1]])
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_long_pieces_are_laid_out_as_short_ones_are(block_size: int, monkeypatch):
+    rng = np.random.default_rng(block_size)
+    for _ in range(20):
+        rows = random_rows(rng, block_size)
+        plan = random_plan(rng, rows)
+        plan.draft_token_ids = {}
+        plan.samples = [bool(draws) for draws in rng.integers(0, 2, len(plan.seq_ids))]
+        plan.counts = [int(rng.integers(2, 91 - start)) for start in plan.starts]
+        made = []
+        for long_piece in (1, 1000):
+            monkeypatch.setattr(batch, "LONG_PIECE", long_piece)
+            buffers = StepBuffers(rows, 1000)
+            step = buffers.fill_tokens(plan)
+            made.append((step, buffers.fill_attention(step)))
+        (step, attention), (wanted, wanted_attention) = made
+        for name in ("token_ids", "positions", "seq_ids", "logits_mask", "rows", "ends"):
+            check_same(getattr(step, name), getattr(wanted, name))
+        for mine, other in zip(step.drawing[:3], wanted.drawing[:3], strict=True):
+            check_same(mine, other)
+        for name in ("slot_mapping", "batch_seq_ids", "context_lens", "block_tables"):
+            check_same(getattr(attention, name), getattr(wanted_attention, name))
+
+
+def test_a_long_piece_outside_its_blocks_is_an_error():
+    rows = SequenceRows(2, 400, 4)
+    rows.row_of[7] = 1
+    rows.blocks[1, :30] = range(30)
+    buffers = StepBuffers(rows, 200)
+    for count in (120, 121):
+        plan = SchedulerOutputs(0, [7], ["r"], [0], [count], samples=[True])
+        step = buffers.fill_tokens(plan)
+        if count == 120:
+            assert buffers.fill_attention(step).slot_mapping.tolist() == list(range(120))
+    with pytest.raises(RuntimeError, match="outside the blocks of its sequence"):
+        buffers.fill_attention(step)
 
 
 def check_same(mine: np.ndarray, other: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from llaisys.common.validation import (
     check_choice,
     check_float,
     check_int,
+    check_prompt_ids,
     check_strings,
     check_token_ids,
     refuse,
@@ -88,6 +89,20 @@ def test_lists_are_checked_item_by_item():
     assert check_token_ids("t", np.array([3, 3]), 4) == (3, 3)
     assert fault(check_token_ids, "t", [1, 9], 4, 8).field == "t[1]"
     assert fault(check_choice, "c", ["a"], ("a", "b")).limit == "one of a, b"
+
+
+def test_long_prompts_are_checked_as_short_ones_are():
+    ids = [n % 10 for n in range(200)]
+    for given in (ids, tuple(ids), np.array(ids), [np.int32(n) for n in ids], iter(ids)):
+        plain = check_prompt_ids("p", given, 9)
+        assert plain == ids and plain is not given
+        assert {type(n) for n in plain} == {int}
+    for wrong in (True, False, -1, 10, 1.0, None, "1", 1 << 63, 1 << 70, np.bool_(True), [1]):
+        for length in (3, 200):
+            error = fault(check_prompt_ids, "p", [*ids[: length - 1], wrong], 9)
+            assert error.field == f"p[{length - 1}]" and error.value is wrong
+    assert check_prompt_ids("p", [], 9) == []
+    assert fault(check_prompt_ids, "p", "12", 9).field == "p"
 
 
 def test_long_values_are_cut():

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from operator import countOf, index
+from operator import index
+from struct import error
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
@@ -20,6 +21,7 @@ from llaisys.common.errors import InvalidInputError
 MAX_INT = (1 << 31) - 1
 MIN_FLOAT = 2.0**-126  # the smallest normal number in single precision
 MAX_SHOWN = 80  # characters of a value in an error
+MANY_IDS = 64  # from here on it pays to look at them as an array
 MAX_SHOWN_BITS = 256  # of an integer; Python refuses to print really large ones
 
 
@@ -155,7 +157,28 @@ def check_token_ids(
     check_count(name, len(items), max_count, "ids")
     if len(items) < min_count:
         raise refuse_count(name, len(items), "ids", f"at least {min_count}")
-    are_plain = countOf(map(type, items), int) == len(items)  # a prompt may have thousands of them
-    if not items or (are_plain and min(items) >= 0 and max(items) <= high):
+    if len(items) >= MANY_IDS and _are_plain_ids(items, high):
         return items
     return tuple(check_int(f"{name}[{place}]", item, 0, high) for place, item in enumerate(items))
+
+
+def check_prompt_ids(name: str, value: Any, high: int) -> list[int]:
+    """The same of a prompt, which may have many thousands and mostly is a list: a copy of it."""
+    if type(value) is list and len(value) >= MANY_IDS and _are_plain_ids(value, high):
+        return list(value)
+    return list(check_token_ids(name, value, MAX_INT, high))
+
+
+def _are_plain_ids(items: Sequence[Any], high: int) -> bool:
+    """Whether all are of type `int`, or of one derived from it, and none is to be refused."""
+    from llaisys.common.packed import packed_ints  # numpy, which short commands do without
+
+    try:
+        if type(sum(items)) is not int:  # numpy's integers add up to one of theirs
+            return False
+        values = packed_ints(items)
+    except (error, TypeError):
+        return False
+    if values.view("u8").max() > high:  # those below 0 are the largest there
+        return False
+    return not any(isinstance(items[i], bool) for i in (values <= 1).nonzero()[0].tolist())

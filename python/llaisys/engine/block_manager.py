@@ -372,11 +372,12 @@ class BlockManager:
 
     def _let_go(self, blocks: list[int]) -> None:
         """The last one first: a prefix outlives what follows it."""
+        references, node_of, free = self._references, self._node_of, self._free
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if not self._references[block] and self._node_of[block] is None:
-                self._free.append(block)
-            elif not self._references[block]:
+            references[block] -= 1
+            if not references[block] and node_of[block] is None:
+                free.append(block)
+            elif not references[block]:
                 self._cached[block] = None
 
     def _take(self, count: int) -> list[int]:

@@ -16,6 +16,7 @@ from llaisys.common.validation import (
     MAX_INT,
     check_count,
     check_int,
+    check_prompt_ids,
     check_text,
     check_token_ids,
     refuse,
@@ -156,7 +157,7 @@ class InputProcessor:
         return self.tokenizer
 
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
-        return list(check_token_ids("prompt", prompt, MAX_INT, self.info.vocab_size - 1))
+        return check_prompt_ids("prompt", prompt, self.info.vocab_size - 1)
 
     def _check_params(self, params: SamplingParams) -> None:
         last = self.info.vocab_size - 1

@@ -118,6 +118,7 @@ class NativeAdapter(ModelAdapter):
         self.can_launch = options.parallel.tensor_parallel_size == 1
         self._step = LlaisysStepInput()
         self._sampling = _new_sampling()
+        self._spare_sampling: list[LlaisysSamplingMetadata] = []  # of steps that were collected
         # By ticket: how many tokens a step draws, and what must stay until it is collected.
         self._launched: dict[int, tuple[int, tuple[Any, ...]]] = {}
 
@@ -183,7 +184,8 @@ class NativeAdapter(ModelAdapter):
     def launch(
         self, step: ModelStepInput, attention: AttentionMetadata, sampling: SamplingMetadata
     ) -> int:
-        native = self._filled_sampling(_new_sampling(), sampling)
+        spare = self._spare_sampling
+        native = self._filled_sampling(spare.pop() if spare else _new_sampling(), sampling)
         ticket = self.native.launch(self._filled_step(step, attention), native)
         self._launched[ticket] = (len(sampling.rows), (native, step, attention, sampling))
         return ticket
@@ -194,7 +196,7 @@ class NativeAdapter(ModelAdapter):
             is_run = self.native.collect(ticket, ids.ctypes.data)
         finally:
             for earlier in [t for t in self._launched if t <= ticket]:
-                del self._launched[earlier]
+                self._spare_sampling.append(self._launched.pop(earlier)[1][0])
         return ids if is_run else None
 
     def collected_logprobs(self, index: int) -> RowLogprobs | None:

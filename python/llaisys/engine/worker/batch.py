@@ -7,14 +7,18 @@ its place in the gathers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.packed import packed_ints
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.types import ContextShift, NewSequence, SchedulerOutputs
+
+LONG_PIECE = 64  # tokens of a sequence, on average: then slices take less time than gathers
 
 
 class SlotMoves(NamedTuple):
@@ -52,7 +56,7 @@ class SequenceRows:
         self.seq_ids[row] = seq.seq_id
         self.tenures[row] += 1
         self.dropped[row] = 0
-        known = seq.token_ids[: self.tokens.shape[1]]  # what is beyond comes with a shift
+        known = packed_ints(seq.token_ids)[: self.tokens.shape[1]]  # more comes with a shift
         self.tokens[row, : len(known)] = known
         return row
 
@@ -159,6 +163,27 @@ class Drawn(NamedTuple):
     forward: ForwardOutput
 
 
+class _Piece(NamedTuple):
+    """Tokens of a sequence from `start` on, [first, end) of the step."""
+
+    row: int
+    start: int
+    first: int
+    end: int
+
+
+def _pieces(rows: list[int], starts: list[int], counts: list[int]) -> Iterator[_Piece]:
+    end = 0
+    for row, start, count in zip(rows, starts, counts, strict=True):
+        first, end = end, end + count
+        yield _Piece(row, start, first, end)
+
+
+def _check_inside(blocks: NDArray[np.int32]) -> None:
+    if blocks.min() < 0:
+        raise RuntimeError("a token of the step lies outside the blocks of its sequence")
+
+
 class StepBuffers:
     """The arrays of one step; the next step overwrites them. n tokens, s sequences."""
 
@@ -171,6 +196,8 @@ class StepBuffers:
         self.slot_mapping = np.zeros(max_tokens, dtype=np.int32)
         self._token_rows = np.zeros(max_tokens, dtype=np.int64)
         self._arange = np.arange(max_tokens, dtype=np.int64)
+        self._offsets = np.arange(rows.block_size, dtype=np.int32)
+        self._pieces: list[_Piece] = []  # of the step that was filled last, if they are long
 
     def fill_tokens(self, plan: SchedulerOutputs) -> PreparedStep:
         """Lay the sequences' token ranges end to end."""
@@ -181,10 +208,15 @@ class StepBuffers:
         if n > len(self.token_ids):
             raise RuntimeError(f"a step of {n} tokens; the buffers hold {len(self.token_ids)}")
         token_rows, positions = self._token_rows[:n], self.positions[:n]
+        self._pieces = []
         if n == num_seqs:  # one token each
             token_rows[:] = step_rows
             positions[:] = starts
             ends, last_tokens = starts + 1, self._arange[:n]
+        elif n >= LONG_PIECE * num_seqs:
+            counts = np.array(plan.counts, dtype=np.int64)
+            ends, last_tokens = starts + counts, counts.cumsum() - 1
+            self._pieces = list(_pieces(step_rows.tolist(), plan.starts, plan.counts))
         else:
             counts = np.array(plan.counts, dtype=np.int64)
             ends, edges = starts + counts, counts.cumsum()
@@ -199,8 +231,14 @@ class StepBuffers:
         if False in plan.samples:
             drawing = drawing.only(np.flatnonzero(plan.samples))
         token_ids, seq_ids = self.token_ids[:n], self.token_seq_ids[:n]
-        token_ids[:] = rows.tokens[token_rows, positions]
-        seq_ids[:] = rows.seq_ids[token_rows]
+        if self._pieces:
+            for row, start, first, end in self._pieces:
+                np.add(self._arange[: end - first], start, out=positions[first:end])
+                token_ids[first:end] = rows.tokens[row, start : start + end - first]
+                seq_ids[first:end] = rows.seq_ids[row]
+        else:
+            token_ids[:] = rows.tokens[token_rows, positions]
+            seq_ids[:] = rows.seq_ids[token_rows]
         logits_mask = self.logits_mask[:n]
         logits_mask[:] = 0
         logits_mask[drawing.tokens] = 1
@@ -227,12 +265,20 @@ class StepBuffers:
         """Where each token of the step that was filled last is written, and what each sequence may
         look at."""
         rows, block_size = self._rows, self._rows.block_size
-        indices = step.positions // block_size
-        blocks = rows.blocks[self._token_rows[: len(indices)], indices]
-        if blocks.min() < 0:
-            raise RuntimeError("a token of the step lies outside the blocks of its sequence")
         slot_mapping = self.slot_mapping[: len(step.positions)]
-        slot_mapping[:] = step.positions + (blocks - indices) * block_size
+        if self._pieces:
+            for row, start, first, end in self._pieces:
+                begin, inside = divmod(start, block_size)
+                behind = start + end - first
+                blocks = rows.blocks[row, begin : -(-behind // block_size)]
+                _check_inside(blocks)
+                slots = np.add.outer(blocks * block_size, self._offsets).reshape(-1)
+                slot_mapping[first:end] = slots[inside : inside + end - first]
+        else:
+            indices = step.positions // block_size
+            blocks = rows.blocks[self._token_rows[: len(indices)], indices]
+            _check_inside(blocks)
+            slot_mapping[:] = step.positions + (blocks - indices) * block_size
         width = int(rows.num_blocks[step.rows].max())
         return AttentionMetadata(
             slot_mapping=slot_mapping,
