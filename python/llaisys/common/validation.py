@@ -179,6 +179,8 @@ def _are_plain_ids(items: Sequence[Any], high: int) -> bool:
         values = packed_ints(items)
     except (error, TypeError):
         return False
-    if values.view("u8").max() > high:  # those below 0 are the largest there
+    lowest = values.min()
+    if lowest < 0 or values.max() > high:
         return False
-    return not any(isinstance(items[i], bool) for i in (values <= 1).nonzero()[0].tolist())
+    suspects = (values <= 1).nonzero()[0].tolist() if lowest <= 1 else ()
+    return not any(isinstance(items[place], bool) for place in suspects)

@@ -45,6 +45,7 @@ class SequenceRows:
         self.seq_ids = np.zeros(max_rows, dtype=np.int64)
         self.dropped = np.zeros(max_rows, dtype=np.int64)  # tokens that shifts have let go
         self.tenures = np.zeros(max_rows, dtype=np.int64)  # how often each row was given out
+        self.num_released = 0  # rows, so far
         self.row_of: dict[int, int] = {}  # sequence -> row
         self._free = list(range(max_rows - 1, -1, -1))
 
@@ -97,6 +98,7 @@ class SequenceRows:
         if row is not None:
             self.blocks[row, : self.num_blocks[row]] = -1
             self.num_blocks[row] = 0
+            self.num_released += 1
             self._free.append(row)
         return row
 

@@ -29,6 +29,7 @@ class LaunchedStep:
     ticket: int
     seq_ids: list[int]  # of those that draw
     tenures: NDArray[np.int64]  # of their rows
+    num_released: int  # rows, until then
     with_logprobs: list[int]  # indices of those that want logprobs
     arrays: tuple[Any, ...]  # which the model reads until the step is collected
 
@@ -96,6 +97,10 @@ class LaunchedSteps:
 
     def settle(self, launched: LaunchedStep, tokens: NDArray[Any] | int) -> None:
         """Its tokens are known: put them where they are waited for."""
-        held, drawing = self.held(launched), launched.step.drawing
+        drawing, rows = launched.step.drawing, self._rows
+        if rows.num_released == launched.num_released:  # as in most steps: everybody is there
+            rows.tokens[drawing.rows, drawing.ends] = tokens
+            return
+        held = self.held(launched)
         found = tokens if isinstance(tokens, int) else tokens[held]
-        self._rows.tokens[drawing.rows[held], drawing.ends[held]] = found
+        rows.tokens[drawing.rows[held], drawing.ends[held]] = found

@@ -241,6 +241,7 @@ class Worker:
             ticket=self._open_adapter().launch(step, attention, sampling),
             seq_ids=self._drawer.seq_ids(drawing),
             tenures=self._rows.tenures[drawing.rows],
+            num_released=self._rows.num_released,
             with_logprobs=self._sampling.logprobs_wanted(drawing.rows),
             arrays=(attention, sampling),
         )
