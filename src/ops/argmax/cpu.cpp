@@ -31,7 +31,7 @@ int64_t argmax_row(const cpu::Kernels &kernels, const std::byte *row, DType dtyp
 } // namespace
 
 void argmax_cpu(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
-                const Tensor &values) {
+                const Tensor &values, const ArgmaxOnHost &host) {
     const int64_t rows = values.size(0);
     const int64_t n = values.size(1);
     const cpu::Kernels &kernels = cpu::kernels();
@@ -43,6 +43,11 @@ void argmax_cpu(const device::Stream &stream, const Tensor &max_index, const Ten
             max_index.as<int64_t>()[r] = index;
             cpu::convert(kernels, cpu::at(max_value.data(), dtype, r), dtype,
                          cpu::at(row, dtype, index), dtype, 1);
+            if (host.index != nullptr) {
+                host.index[r] = index;
+                cpu::convert(kernels, reinterpret_cast<std::byte *>(host.value + r),
+                             LLAISYS_DTYPE_F32, cpu::at(row, dtype, index), dtype, 1);
+            }
         }
     });
 }

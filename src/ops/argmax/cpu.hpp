@@ -6,6 +6,6 @@
 namespace llaisys::ops {
 
 void argmax_cpu(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
-                const Tensor &values);
+                const Tensor &values, const ArgmaxOnHost &host);
 
 } // namespace llaisys::ops

@@ -45,7 +45,7 @@ __device__ Best warp_best(Best best) {
 
 // partial: [rows, parts]; counters: [rows], zero between calls.
 __global__ void argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::Reals values,
-                              int64_t n, Best *partial, int32_t *counters) {
+                              int64_t n, Best *partial, int32_t *counters, ArgmaxOnHost host) {
     __shared__ Best found[kThreads / cuda::kWarp];
     __shared__ bool is_last;
     cuda::wait_for_input();
@@ -100,9 +100,15 @@ __global__ void argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::R
         best = warp_best(best);
     }
     if (threadIdx.x == 0) {
-        const int64_t index = best.index < 0 ? 0 : best.index; // a row of NaN gives 0
+        const bool is_found = best.index >= 0;
+        const int64_t index = is_found ? best.index : 0; // a row of NaN gives 0
         max_index[row] = index;
-        max_value.store(row, values.load(row * n + index));
+        const float value = is_found ? best.value : values.load(row * n);
+        max_value.store(row, value);
+        if (host.index != nullptr) {
+            host.index[row] = index;
+            host.value[row] = value;
+        }
         counters[row] = 0;
     }
 }
@@ -112,7 +118,7 @@ static_assert(kThreads == cuda::kWarp * cuda::kWarp);
 } // namespace
 
 void argmax_cuda(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
-                 const Tensor &values) {
+                 const Tensor &values, const ArgmaxOnHost &host) {
     const int64_t rows = values.size(0);
     if (rows == 0) {
         return;
@@ -125,7 +131,7 @@ void argmax_cuda(const device::Stream &stream, const Tensor &max_index, const Te
     auto *counters = static_cast<int32_t *>(on.counters.at_least(size_t(rows) * sizeof(int32_t)));
     cuda::launch(on, argmax_kernel, dim3(unsigned(parts), unsigned(rows)), kThreads, 0, true,
                  max_index.as<int64_t>(), cuda::reals(max_value), cuda::reals(values),
-                 values.size(1), partial, counters);
+                 values.size(1), partial, counters, host);
 }
 
 } // namespace llaisys::ops

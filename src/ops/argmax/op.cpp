@@ -7,7 +7,7 @@
 namespace llaisys::ops {
 
 void argmax(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
-            const Tensor &values) {
+            const Tensor &values, const ArgmaxOnHost &host) {
     const Checks check{"argmax", stream};
     check.real_rows("values", values, 2);
     check.contiguous("values", values);
@@ -23,10 +23,10 @@ void argmax(const device::Stream &stream, const Tensor &max_index, const Tensor 
     check.writable("max_value", max_value);
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return argmax_cpu(stream, max_index, max_value, values);
+        return argmax_cpu(stream, max_index, max_value, values, host);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return argmax_cuda(stream, max_index, max_value, values);
+        return argmax_cuda(stream, max_index, max_value, values, host);
 #endif
     default:
         check.no_kernel();

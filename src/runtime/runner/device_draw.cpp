@@ -41,8 +41,7 @@ void DeviceDraw::reserve(Room *room, int64_t bytes) {
 }
 
 void DeviceDraw::bring(const Room &room, int64_t bytes) {
-    stream_.runtime().copy(room.host, room.device->data(), size_t(bytes),
-                           device::CopyKind::device_to_host, stream_.native());
+    ops::bring_out(stream_, room.host, room.device->data(), bytes);
 }
 
 DeviceDraw::Draw &DeviceDraw::next(int64_t bytes) {
@@ -54,10 +53,7 @@ DeviceDraw::Draw &DeviceDraw::next(int64_t bytes) {
     return draw;
 }
 
-int DeviceDraw::end(const Draw &draw, int64_t bytes) {
-    if (bytes > 0) {
-        bring(draw.room, bytes);
-    }
+int DeviceDraw::end(const Draw &draw) {
     stream_.runtime().record_event(draw.is_done, stream_.native());
     return last_;
 }
@@ -70,11 +66,13 @@ int DeviceDraw::queue(const Tensor &logits) {
     if (n > 0) {
         drawn_ = Tensor::on(draw.room.device, 0, {n}, LLAISYS_DTYPE_I64);
         const Tensor values = Tensor::on(draw.room.device, values_at, {n}, LLAISYS_DTYPE_F32);
-        ops::argmax(stream_, drawn_, values, logits);
-        draw.ids = reinterpret_cast<const int64_t *>(draw.room.host);
-        draw.values = reinterpret_cast<const float *>(draw.room.host + values_at);
+        const ops::ArgmaxOnHost host{reinterpret_cast<int64_t *>(draw.room.host),
+                                     reinterpret_cast<float *>(draw.room.host + values_at)};
+        ops::argmax(stream_, drawn_, values, logits, host);
+        draw.ids = host.index;
+        draw.values = host.value;
     }
-    return end(draw, bytes);
+    return end(draw);
 }
 
 bool DeviceDraw::is_over(int place) const {

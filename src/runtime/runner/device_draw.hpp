@@ -82,7 +82,7 @@ private:
     };
     // Takes the next of draws_, with room for so many bytes.
     Draw &next(int64_t bytes);
-    int end(const Draw &draw, int64_t bytes);
+    int end(const Draw &draw); // all that it brings to the host is queued
     Draw draws_[2];
     int last_ = 1;
     Tensor drawn_;

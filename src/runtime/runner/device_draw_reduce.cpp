@@ -194,7 +194,8 @@ int DeviceDraw::queue(const Tensor &logits, const DrawPlan &plan) {
                       reinterpret_cast<const float *>(on_host(logits_at)),
                       reinterpret_cast<const int32_t *>(on_host(ranks_at))};
     }
-    return end(draw, layout.bytes());
+    bring(draw.room, layout.bytes());
+    return end(draw);
 }
 
 ReducedRows DeviceDraw::reduce(const Tensor &logits, const DrawPlan &plan) {

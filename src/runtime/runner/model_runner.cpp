@@ -1,7 +1,5 @@
 #include "runtime/runner/model_runner.hpp"
 
-#include "ops/fill_drawn/op.hpp"
-
 #include <algorithm>
 #include <numeric>
 
@@ -272,16 +270,13 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         // Settled: a captured step begins when all before it is done; a token that stands behind
         // others of its sequence sees what the step itself writes.
         metadata = metadata_.put(&arena_, n_padded, bucket > 0 && !has_runs);
-        Tensor sources; // behind all that a recorded step looks at
-        if (sources_ != nullptr) {
-            int32_t *to = arena_.take<int32_t>({n_padded}, &sources);
+        ops::DrawnTokens drawn{input.token_ids, {}, device_draw_.drawn()};
+        if (sources_ != nullptr) { // behind all that a recorded step looks at
+            int32_t *to = arena_.take<int32_t>({n_padded}, &drawn.sources);
             std::copy_n(sources_ + range.first, range.n, to);
             std::fill(to + range.n, to + n_padded, -1);
         }
-        arena_.upload();
-        if (sources_ != nullptr) {
-            ops::fill_drawn(stream_, input.token_ids, device_draw_.drawn(), sources);
-        }
+        arena_.upload(sources_ != nullptr ? &drawn : nullptr);
     }
     metadata.kv = storage_.layers().data();
     models::ForwardOutput output;

@@ -50,12 +50,14 @@ void *StepArena::take_bytes(const Shape &shape, DType dtype, Tensor *tensor) {
     return host;
 }
 
-void StepArena::upload() {
-    if (stream_.type() == LLAISYS_DEVICE_CPU || used_ == 0) {
+void StepArena::upload(const ops::DrawnTokens *drawn) {
+    if (used_ == 0) {
         return;
     }
-    stream_.runtime().copy(device_->data(), host_, size_t(used_), device::CopyKind::host_to_device,
-                           stream_.native());
+    ops::bring_in(stream_, device_->data(), host_, used_, drawn);
+    if (stream_.type() == LLAISYS_DEVICE_CPU) {
+        return;
+    }
     stream_.runtime().record_event(uploaded_, stream_.native());
     is_uploading_ = true;
 }

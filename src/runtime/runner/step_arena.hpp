@@ -1,7 +1,8 @@
-// The numbers of one micro-batch: written once into host memory and sent to the device as one copy.
+// The numbers of one micro-batch: written once into host memory and brought to the device as one copy.
 // On the CPU the tensors are that host memory and nothing is copied.
 #pragma once
 
+#include "ops/step_copies/op.hpp"
 #include "tensor/tensor.hpp"
 
 #include <cstddef>
@@ -28,8 +29,8 @@ public:
         return (n * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
 
-    // In order with the stream.
-    void upload();
+    // In order with the stream. drawn: tokens and sources were taken of this arena.
+    void upload(const ops::DrawnTokens *drawn = nullptr);
 
     int64_t generation() const { return generation_; } // changes when the memory moves
 

@@ -1,10 +1,12 @@
 // The operators of a draw on the GPU against their twins on the CPU, bit for bit: masks, biases and penalties,
-// the sums of weights and what they pick, links over the best, ranks.
+// the sums of weights and what they pick, links over the best, ranks; and the copies that a step begins and ends
+// with, by kernels and, where they are large, by the copy engine.
 //
 //   check_draws [check|small]
 #include "common.cuh"
 
 #include "ops/draw_rows/op.hpp"
+#include "ops/step_copies/op.hpp"
 #include "ops/topk/op.hpp"
 
 #include <cstring>
@@ -165,6 +167,44 @@ void check_case(const Place &cpu, const Place &gpu, int64_t vocabulary, int64_t 
     }
 }
 
+// Bytes to the GPU with n drawn tokens in their places, and back again.
+void check_copies(const Place &gpu, int64_t bytes, int64_t n) {
+    const device::Runtime &runtime = gpu.stream.runtime();
+    auto *host = static_cast<std::byte *>(runtime.allocate_host(size_t(bytes)));
+    auto *back = static_cast<std::byte *>(runtime.allocate_host(size_t(bytes)));
+    const auto memory = std::make_shared<Storage>(LLAISYS_DEVICE_NVIDIA, 0, bytes);
+    const int64_t tokens_at = 64;
+    const int64_t sources_at = tokens_at + (n * 8 + 63) / 64 * 64;
+    std::vector<int64_t> drawn(size_t(n + 3));
+    std::vector<std::byte> wanted(static_cast<size_t>(bytes));
+    for (int64_t i = 0; i < bytes; ++i) {
+        host[i] = std::byte(i * 7 + i / 251);
+    }
+    for (size_t i = 0; i < drawn.size(); ++i) {
+        drawn[i] = int64_t(i) * 10007 + (int64_t(1) << 33);
+    }
+    auto *sources = reinterpret_cast<int32_t *>(host + sources_at);
+    for (int64_t i = 0; i < n; ++i) {
+        sources[i] = i % 3 == 1 ? -1 : int32_t((i * 5) % (n + 3));
+    }
+    std::memcpy(wanted.data(), host, wanted.size());
+    for (int64_t i = 0; i < n; ++i) {
+        if (sources[i] >= 0) {
+            std::memcpy(wanted.data() + tokens_at + i * 8, &drawn[size_t(sources[i])], 8);
+        }
+    }
+    const ops::DrawnTokens tokens{Tensor::on(memory, tokens_at, {n}, kI64),
+                                  Tensor::on(memory, sources_at, {n}, kI32),
+                                  gpu.put(drawn, {n + 3}, kI64)};
+    ops::bring_in(gpu.stream, memory->data(), host, bytes, n > 0 ? &tokens : nullptr);
+    ops::bring_out(gpu.stream, back, memory->data(), bytes);
+    gpu.stream.synchronize();
+    report(std::memcmp(back, wanted.data(), wanted.size()) == 0,
+           text("copies of ", bytes, " bytes with ", n, " tokens"));
+    runtime.release_host(host);
+    runtime.release_host(back);
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -176,10 +216,16 @@ int main(int argc, char **argv) {
         if (what == "small") { // under a sanitizer
             check_case(cpu, gpu, 700, 6, 1);
             check_case(cpu, gpu, 5, 3, 2);
+            check_copies(gpu, 640, 5);
         } else if (what.empty() || what == "check") {
             for (const int64_t vocabulary : {1, 5, 200, 256, 257, 1000, 40003}) {
                 for (unsigned seed = 1; seed < (vocabulary < 2000 ? 30u : 5u); ++seed) {
                     check_case(cpu, gpu, vocabulary, 16, seed);
+                }
+            }
+            for (const int64_t n : {0, 1, 2, 3, 64, 257}) {
+                for (const int64_t bytes : {4096, 131072, 131088, 400000}) {
+                    check_copies(gpu, bytes, n);
                 }
             }
             std::printf("draws: %d failed\n", failures());

@@ -1,0 +1,122 @@
+// A thread has 16 bytes. What comes from the host is asked for before the kernel waits for its input: it
+// was there when the kernel was queued, and so the way over the bus is hidden behind the kernel before.
+#include "ops/step_copies/cuda.hpp"
+
+#include "ops/cuda/common.cuh"
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kUnit = sizeof(uint4);
+// Larger ones are the copy engine's: so much takes about 4 us over the bus.
+constexpr int64_t kMostBytes = 128 << 10;
+
+struct Drawn {
+    int64_t first;       // unit of tokens[0]
+    int64_t n;           // tokens; 0: none are drawn
+    const int2 *sources; // on the host
+    const int64_t *drawn;
+};
+
+__device__ __forceinline__ uint4 read_from_host(const uint4 *at) { return __ldcv(at); }
+__device__ __forceinline__ int2 read_from_host(const int2 *at) { return __ldcv(at); }
+
+__device__ __forceinline__ void put_token(uint32_t *low, uint32_t *high, int64_t token) {
+    *low = uint32_t(uint64_t(token));
+    *high = uint32_t(uint64_t(token) >> 32);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    bring_in_kernel(uint4 *to, const uint4 *from, int64_t units, Drawn drawn) {
+    cuda::allow_next();
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    const int64_t pair = i - drawn.first; // of tokens
+    const bool has_first = i < units && pair >= 0 && 2 * pair < drawn.n;
+    const bool has_second = has_first && 2 * pair + 1 < drawn.n;
+    uint4 bits = make_uint4(0, 0, 0, 0);
+    int2 source = make_int2(-1, -1);
+    if (i < units) {
+        bits = read_from_host(from + i);
+    }
+    if (has_first) {
+        source = read_from_host(drawn.sources + pair);
+    }
+    cuda::wait_for_input();
+    if (has_first && source.x >= 0) {
+        put_token(&bits.x, &bits.y, drawn.drawn[source.x]);
+    }
+    if (has_second && source.y >= 0) {
+        put_token(&bits.z, &bits.w, drawn.drawn[source.y]);
+    }
+    if (i < units) {
+        to[i] = bits;
+    }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    bring_out_kernel(uint4 *to, const uint4 *from, int64_t units) {
+    cuda::wait_for_input();
+    cuda::allow_next();
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < units) {
+        to[i] = from[i];
+    }
+}
+
+// After a copy of the copy engine.
+__global__ void __launch_bounds__(kThreads)
+    fill_drawn_kernel(int64_t *tokens, const int32_t *sources, const int64_t *drawn, int64_t n) {
+    cuda::wait_for_input();
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < n && sources[i] >= 0) {
+        tokens[i] = drawn[sources[i]];
+    }
+}
+
+} // namespace
+
+void bring_in_cuda(const device::Stream &stream, std::byte *to, const std::byte *from,
+                   int64_t bytes, const DrawnTokens *drawn) {
+    if (bytes == 0) {
+        return;
+    }
+    const device::CudaStream &on = device::cuda_stream_of(stream);
+    const int64_t n = drawn != nullptr ? drawn->tokens.size(0) : 0;
+    if (bytes <= kMostBytes) {
+        Drawn filled{};
+        if (n > 0) {
+            filled = {(drawn->tokens.data() - to) / kUnit, n,
+                      reinterpret_cast<const int2 *>(from + (drawn->sources.data() - to)),
+                      drawn->drawn.as<int64_t>()};
+        }
+        return cuda::launch(on, bring_in_kernel, cuda::blocks_for(bytes / kUnit, kThreads),
+                            kThreads, 0, true, reinterpret_cast<uint4 *>(to),
+                            reinterpret_cast<const uint4 *>(from), bytes / kUnit, filled);
+    }
+    stream.runtime().copy(to, from, size_t(bytes), device::CopyKind::host_to_device,
+                          stream.native());
+    if (n > 0) {
+        cuda::launch(on, fill_drawn_kernel, cuda::blocks_for(n, kThreads), kThreads, 0, true,
+                     drawn->tokens.as<int64_t>(), drawn->sources.as<int32_t>(),
+                     drawn->drawn.as<int64_t>(), n);
+    }
+}
+
+void bring_out_cuda(const device::Stream &stream, std::byte *to, const std::byte *from,
+                    int64_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
+    if (bytes > kMostBytes) {
+        return stream.runtime().copy(to, from, size_t(bytes), device::CopyKind::device_to_host,
+                                     stream.native());
+    }
+    cuda::launch(device::cuda_stream_of(stream), bring_out_kernel,
+                 cuda::blocks_for(bytes / kUnit, kThreads), kThreads, 0, true,
+                 reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 *>(from),
+                 bytes / kUnit);
+}
+
+} // namespace llaisys::ops
