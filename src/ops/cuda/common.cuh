@@ -53,6 +53,17 @@ struct Reals {
             return 0.0f;
         }
     }
+    // The value as it lies there: what reads it does not wait until value_of() is called.
+    __device__ __forceinline__ uint32_t load_bits(int64_t i) const {
+        return dtype == LLAISYS_DTYPE_F32 ? static_cast<const uint32_t *>(data)[i]
+                                          : uint32_t(static_cast<const uint16_t *>(data)[i]);
+    }
+    __device__ __forceinline__ float value_of(uint32_t bits) const {
+        const auto half = uint16_t(bits);
+        return dtype == LLAISYS_DTYPE_F32    ? __uint_as_float(bits)
+               : dtype == LLAISYS_DTYPE_BF16 ? to_float(reinterpret_cast<const bf16 &>(half))
+                                             : to_float(reinterpret_cast<const f16 &>(half));
+    }
     __device__ __forceinline__ void store(int64_t i, float value) const {
         switch (dtype) {
         case LLAISYS_DTYPE_F16:

@@ -7,8 +7,11 @@
 //   int items                            rows of a group in a unit, 1 to 8
 //   int64_t count() const                of a group in all
 //   const T *row(unit, group, i)         where a weight row begins; null where there is none
-//   Held hold(unit, i, row)              what store needs of memory, read while the sums are made
-//   void store(unit, i, row, low, high, held)
+//   Held hold_weights(unit, i)           what store needs of memory, as it lies there, so that nobody waits
+//   void hold_rows(unit, i, row, &held)  for it before ready(): of the model's own, which may be read before
+//                                        the kernel's input is there; the rest, read while sums are made
+//   Ready ready(unit, i, held)           what can be made of that without the sums
+//   void store(unit, i, row, low, high, ready)
 //                                        sums of row i of both groups with row `row` of x
 #pragma once
 
@@ -35,6 +38,13 @@ struct FewRowsInput {
 
 struct NothingHeld {};
 
+template <typename Use>
+__device__ __forceinline__ typename Use::Held hold(const Use &use, int unit, int i, int row) {
+    typename Use::Held held = use.hold_weights(unit, i);
+    use.hold_rows(unit, i, row, &held);
+    return held;
+}
+
 // Items of a unit, 1 to 8, with which the processor that has most to do has least; the end of a unit
 // counts for two items.
 inline int items_of_unit(const device::CudaStream &stream, int64_t count) {
@@ -54,7 +64,10 @@ inline int items_of_unit(const device::CudaStream &stream, int64_t count) {
 
 // out (+)= sums + bias; a unit is 2 * items neighbouring outputs.
 template <typename T> struct StoreRows {
-    using Held = float2;
+    struct Held { // of both groups
+        uint2 bias, before;
+    };
+    using Ready = float2; // what is added to the sums
 
     const T *w; // [n, k]
     int64_t n, k;
@@ -72,26 +85,34 @@ template <typename T> struct StoreRows {
         const int64_t at = output(unit, group, i);
         return i < items && at < n ? w + at * k : nullptr;
     }
-    __device__ __forceinline__ float hold_one(int64_t at, int row) const {
-        if (at >= n) {
-            return 0.0f;
-        }
-        const float addend = bias.data != nullptr ? bias.load(at) : 0.0f;
-        return addend + (adds ? out.load(row * ldo + at) : 0.0f);
+    __device__ __forceinline__ bool has(int unit, int group, int i) const {
+        return i < items && output(unit, group, i) < n;
     }
-    __device__ __forceinline__ Held hold(int unit, int i, int row) const {
-        if (i >= items || (bias.data == nullptr && !adds)) {
-            return {0.0f, 0.0f};
+    __device__ __forceinline__ Held hold_weights(int unit, int i) const {
+        Held held{};
+        if (bias.data != nullptr) {
+            held.bias.x = has(unit, 0, i) ? bias.load_bits(output(unit, 0, i)) : 0;
+            held.bias.y = has(unit, 1, i) ? bias.load_bits(output(unit, 1, i)) : 0;
         }
-        return {hold_one(output(unit, 0, i), row), hold_one(output(unit, 1, i), row)};
+        return held;
+    }
+    __device__ __forceinline__ void hold_rows(int unit, int i, int row, Held *held) const {
+        if (adds) {
+            held->before.x = has(unit, 0, i) ? out.load_bits(row * ldo + output(unit, 0, i)) : 0;
+            held->before.y = has(unit, 1, i) ? out.load_bits(row * ldo + output(unit, 1, i)) : 0;
+        }
+    }
+    __device__ __forceinline__ Ready ready(int, int, const Held &held) const {
+        return {bias.value_of(held.bias.x) + out.value_of(held.before.x),
+                bias.value_of(held.bias.y) + out.value_of(held.before.y)};
     }
     __device__ __forceinline__ void store(int unit, int i, int row, float low, float high,
-                                          Held held) const {
-        if (i < items && output(unit, 0, i) < n) {
-            out.store(row * ldo + output(unit, 0, i), low + held.x);
+                                          Ready added) const {
+        if (has(unit, 0, i)) {
+            out.store(row * ldo + output(unit, 0, i), low + added.x);
         }
-        if (i < items && output(unit, 1, i) < n) {
-            out.store(row * ldo + output(unit, 1, i), high + held.y);
+        if (has(unit, 1, i)) {
+            out.store(row * ldo + output(unit, 1, i), high + added.y);
         }
     }
 };

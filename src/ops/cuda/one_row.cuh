@@ -262,11 +262,16 @@ __global__ void __launch_bounds__(kOneRowMostWarps *kWarp, 2)
                                      : make_float4(0, 0, 0, 0);
         }
     }
+    // The unit whose sums this thread stores: the last warps, which have the fewest, begin.
+    const int own = int(blockDim.x - 1 - threadIdx.x);
+    typename Use::Held held{};
+    if (own < own_units) {
+        held = use.hold_weights(first + own, 0);
+    }
     wait_for_input();
     take_row<T, Norms>(shared, s, in, scale);
-    typename Use::Held held{};
-    if (threadIdx.x < own_units) {
-        held = use.hold(first + threadIdx.x, 0, 0);
+    if (own < own_units) {
+        use.hold_rows(first + own, 0, 0, &held);
     }
     __syncthreads();
 
@@ -307,21 +312,22 @@ __global__ void __launch_bounds__(kOneRowMostWarps *kWarp, 2)
             sums[(2 * unit + 1) * s.parts + part] = high_sum;
         }
     }
-    __syncthreads();
-    if (threadIdx.x >= own_units) {
-        return;
-    }
     float factor = 1;
-    if constexpr (Norms) {
-        float squares = 0;
-        for (int w = 0; w < s.warps; ++w) {
-            squares += reinterpret_cast<const float *>(shared + s.squares_at)[w];
+    typename Use::Ready ready{};
+    if (own < own_units) {
+        if constexpr (Norms) {
+            float squares = 0;
+            for (int w = 0; w < s.warps; ++w) {
+                squares += reinterpret_cast<const float *>(shared + s.squares_at)[w];
+            }
+            factor = 1.0f / sqrtf(squares / float(in.k) + in.epsilon);
         }
-        factor = 1.0f / sqrtf(squares / float(in.k) + in.epsilon);
+        ready = use.ready(first + own, 0, held);
     }
-    for (int u = threadIdx.x; u < own_units; u += blockDim.x) {
-        if (u >= blockDim.x) {
-            held = use.hold(first + u, 0, 0);
+    __syncthreads();
+    for (int u = own; u < own_units; u += int(blockDim.x)) {
+        if (u != own) {
+            ready = use.ready(first + u, 0, hold(use, first + u, 0, 0));
         }
         float low = 0;
         float high = 0;
@@ -329,7 +335,7 @@ __global__ void __launch_bounds__(kOneRowMostWarps *kWarp, 2)
             low += sums[2 * u * s.parts + i];
             high += sums[(2 * u + 1) * s.parts + i];
         }
-        use.store(first + u, 0, 0, low * factor, high * factor, held);
+        use.store(first + u, 0, 0, low * factor, high * factor, ready);
     }
 #endif
 }

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
     for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
         typename Use::Held held{};
         if (stores) {
-            held = use.hold(unit, threadIdx.x % 8, threadIdx.x / 8);
+            held = hold(use, unit, threadIdx.x % 8, threadIdx.x / 8);
         }
         float acc[2][2][4] = {}; // of 8 rows of x, and of the other 8; two chains each
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kRingThreads + kRingCopiers * kWarp, 2)
                 low += of_warp[0];
                 high += of_warp[8 * shape.sums_pitch];
             }
-            use.store(unit, i, row, low, high, held);
+            use.store(unit, i, row, low, high, use.ready(unit, i, held));
         }
         buffer ^= 1;
     }

@@ -201,7 +201,8 @@ __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 :
                 total[0] += sums[parity][w][i % 8][i / 8];
                 total[1] += sums[parity][w][i % 8 + 8][i / 8];
             }
-            use.store(unit, i % 8, i / 8, total[0], total[1], use.hold(unit, i % 8, i / 8));
+            use.store(unit, i % 8, i / 8, total[0], total[1],
+                      use.ready(unit, i % 8, hold(use, unit, i % 8, i / 8)));
         }
         parity ^= 1;
     };

@@ -47,10 +47,10 @@ template <typename T> struct PairStore {
         }
         return (section == 1 ? k_cache : v_cache) + (slot * s.kv_heads + own) * s.d + pair;
     }
-    __device__ __forceinline__ float bias(int head, int i) const {
+    __device__ __forceinline__ uint32_t bias_bits(int head, int i) const {
         const int section = s.section_of(head);
         const Reals bias = s.bias_of(section);
-        return bias.data != nullptr ? bias.load((head - s.first_head(section)) * s.d + i) : 0.0f;
+        return bias.data != nullptr ? bias.load_bits((head - s.first_head(section)) * s.d + i) : 0;
     }
     __device__ __forceinline__ void angle(int pair, int row, float *sin, float *cos) const {
         turn_of(s.positions[row], s.inv_freq[pair], sin, cos);
@@ -68,11 +68,14 @@ template <typename T> struct PairStore {
 
 // Pairs of heads: a row of the first half and one of the second.
 template <typename T> struct QkvUse {
-    // All that the sums of a pair need of memory: none of it waits for them, and they for none of it.
     struct Held {
-        float low, high; // biases
-        int64_t position;
+        uint32_t low, high; // biases
         float frequency;
+        int32_t slot;
+        int64_t position;
+    };
+    struct Ready {
+        float low, high, sin, cos;
         int32_t slot;
     };
 
@@ -94,34 +97,45 @@ template <typename T> struct QkvUse {
         const T *weights = section == 0 ? w[0] : (section == 1 ? w[1] : w[2]);
         return weights + int64_t(row) * k;
     }
-    __device__ __forceinline__ Held hold(int unit, int i, int row) const {
+    __device__ __forceinline__ Held hold_weights(int unit, int i) const {
         const int half = pairs.s.d / 2;
         const int at = unit * items + i;
         const int head = at / half;
         const int pair = at % half;
-        if (i >= items || head >= pairs.s.heads()) {
-            return Held{};
+        Held held{};
+        if (i < items && head < pairs.s.heads()) {
+            held.low = pairs.bias_bits(head, pair);
+            held.high = pairs.bias_bits(head, pair + half);
+            held.frequency = pairs.s.inv_freq[pair];
         }
-        return Held{pairs.bias(head, pair), pairs.bias(head, pair + half), pairs.s.positions[row],
-                    pairs.s.inv_freq[pair], pairs.s.slots[row]};
+        return held;
+    }
+    __device__ __forceinline__ void hold_rows(int, int, int row, Held *held) const {
+        held->position = pairs.s.positions[row];
+        held->slot = pairs.s.slots[row];
+    }
+    __device__ __forceinline__ Ready ready(int unit, int i, const Held &held) const {
+        const int head = (unit * items + i) / (pairs.s.d / 2);
+        const Reals bias = pairs.s.bias_of(pairs.s.section_of(head));
+        Ready made{bias.value_of(held.low), bias.value_of(held.high), 0, 0, held.slot};
+        turn_of(held.position, held.frequency, &made.sin, &made.cos);
+        return made;
     }
     __device__ __forceinline__ void store(int unit, int i, int row, float low, float high,
-                                          const Held &held) const {
+                                          const Ready &ready) const {
         const int half = pairs.s.d / 2;
         const int at = unit * items + i;
         const int head = at / half;
         if (i >= items || head >= pairs.s.heads()) {
             return;
         }
-        T *to = pairs.place(head, at % half, row, held.slot);
+        T *to = pairs.place(head, at % half, row, ready.slot);
         if (to == nullptr) {
             return;
         }
-        float sin, cos;
-        turn_of(held.position, held.frequency, &sin, &cos);
-        low += held.low;
-        high += held.high;
-        pairs.turn(head, sin, cos, &low, &high);
+        low += ready.low;
+        high += ready.high;
+        pairs.turn(head, ready.sin, ready.cos, &low, &high);
         to[0] = from_float<T>(low);
         to[half] = from_float<T>(high);
     }
@@ -130,6 +144,7 @@ template <typename T> struct QkvUse {
 // Outputs of gate and the same of up.
 template <typename T> struct SwigluUse {
     using Held = NothingHeld;
+    using Ready = NothingHeld;
 
     const T *gate, *up; // [n, k] each
     int64_t n, k;
@@ -142,9 +157,11 @@ template <typename T> struct SwigluUse {
         const int64_t at = int64_t(unit) * items + i;
         return i < items && at < n ? (group == 0 ? gate : up) + at * k : nullptr;
     }
-    __device__ __forceinline__ Held hold(int, int, int) const { return {}; }
+    __device__ __forceinline__ Held hold_weights(int, int) const { return {}; }
+    __device__ __forceinline__ void hold_rows(int, int, int, Held *) const {}
+    __device__ __forceinline__ Ready ready(int, int, Held) const { return {}; }
     __device__ __forceinline__ void store(int unit, int i, int row, float low, float high,
-                                          Held) const {
+                                          Ready) const {
         const int64_t at = int64_t(unit) * items + i;
         if (i < items && at < n) {
             out[row * ldo + at] = from_float<T>(high * low / (1.0f + expf(-low)));
