@@ -30,7 +30,7 @@ elif ! { cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS
 fi
 mkdir -p python/llaisys/lib
 ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
-programs=("$build"/check_one_row "$build"/check_row_ring "$build"/check_box_ring "$build"/check_decode "$build"/check_prefill "$build"/check_draws)
+programs=("$build"/check_one_row "$build"/check_row_ring "$build"/check_box_ring "$build"/check_wide_ring "$build"/check_decode "$build"/check_prefill "$build"/check_draws)
 chain="$build"/check_decode_chain
 
 run() { # seconds, command...
@@ -63,12 +63,14 @@ for stage in "$@"; do
       done
       if [ "$stage" = time ]; then
         run 120 "$chain" time
+        run 60 "$chain" many
         run 60 "$build"/check_products time
       fi
       ;;
     tune)
       run 150 "$build"/check_row_ring tune
       run 150 "$chain" tune
+      run 60 "$chain" tune_many
       ;;
     sanitize)
       for tool in memcheck synccheck; do

@@ -106,16 +106,6 @@ inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int co
     return s;
 }
 
-// One thread of the warp.
-__device__ __forceinline__ bool is_elected() {
-    uint32_t is = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(is));
-#endif
-    return is != 0;
-}
-
 // By one warp: box after box of the block's part of k from `row` on, to the same place of every slot. What of the
 // last slot lies behind the part is filled with what follows, which nobody looks at. `early` of them before the
 // input is there. The loop is the same for all lanes, or the compiler would move addresses about.

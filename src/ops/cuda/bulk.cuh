@@ -54,6 +54,16 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
+// One thread of the warp.
+__device__ __forceinline__ bool is_elected() {
+    uint32_t is = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(is));
+#endif
+    return is != 0;
+}
+
 // For copies of what is read once: the second-level cache lets go of it first.
 __device__ __forceinline__ uint64_t read_once() {
     uint64_t policy = 0;

@@ -45,6 +45,19 @@ __device__ __forceinline__ typename Use::Held hold(const Use &use, int unit, int
     return held;
 }
 
+// Where the weights of units of 8 items lie, for kernels that copy boxes: unit h * a_head + u has rows
+// data + h * to_next_head + u * to_next + i * k of one group, and of the other to_other values further.
+template <typename T> struct AtomPlaces {
+    const T *data;
+    int64_t to_other, to_next, to_next_head; // in values
+    int64_t a_head, count;                   // units
+
+    bool is_possible() const {
+        return count > 0 && to_other > 0 && to_other % 8 == 0 && to_next % 8 == 0 &&
+               to_next_head % 8 == 0;
+    }
+};
+
 // Items of a unit, 1 to 8, with which the processor that has most to do has least; the end of a unit
 // counts for two items.
 inline int items_of_unit(const device::CudaStream &stream, int64_t count) {
@@ -77,6 +90,10 @@ template <typename T> struct StoreRows {
     bool adds;
     int items;
 
+    // None where 16 outputs are too many.
+    AtomPlaces<T> atoms() const {
+        return {w, 8 * k, 16 * k, 16 * k, n / 16, n % 16 == 0 ? n / 16 : 0};
+    }
     __host__ __device__ int64_t count() const { return (n + 1) / 2; }
     __device__ __forceinline__ int64_t output(int unit, int group, int i) const {
         return (int64_t(unit) * 2 + group) * items + i;

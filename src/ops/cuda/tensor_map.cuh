@@ -84,5 +84,24 @@ __device__ __forceinline__ void copy_boxes(uint32_t to, const CUtensorMap *map, 
                  : "memory");
 #endif
 }
+// Of maps of two and of five dimensions: from these places on.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int row,
+                                         uint32_t barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int a,
+                                         int b, int c, int d, uint32_t barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier), "l"(policy)
+                 : "memory");
+#endif
+}
 
 } // namespace llaisys::ops::cuda

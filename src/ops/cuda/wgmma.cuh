@@ -91,6 +91,10 @@ template <int Count> __device__ __forceinline__ void give_registers() {
 #define LLAISYS_NAMES_8 LLAISYS_NAMES_4 ",%4,%5,%6,%7"
 #define LLAISYS_SUMS_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define LLAISYS_SUMS_8(d) LLAISYS_SUMS_4(d), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+#define LLAISYS_NAMES_16 LLAISYS_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define LLAISYS_SUMS_16(d)                                                                         \
+    LLAISYS_SUMS_8(d), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), \
+        "+f"(d[14]), "+f"(d[15])
 #define LLAISYS_NAMES_32                                                                           \
     "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
     "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
@@ -136,12 +140,14 @@ template <typename T> struct Wgmma;
                      : "l"(a), "l"(b), "r"(adds));                                                 \
     }
 
-// along:  sums[64, N] (+)= a[64, 16] * b[N, 16]^T, N 8, 16 or 128, both in shared memory, k along the rows
+// along:  sums[64, N] (+)= a[64, 16] * b[N, 16]^T, N 8 to 128, both in shared memory, k along the rows
 // down:   sums[64, N] += a[64, 16] * b[16, N], a in registers (as of mma.m16n8k16), k down the rows
 #define LLAISYS_WGMMA(Type, NAME)                                                                  \
     template <> struct Wgmma<Type> {                                                               \
         LLAISYS_ALONG(4, "8", "%4", "%5", "%6", NAME)                                              \
         LLAISYS_ALONG(8, "16", "%8", "%9", "%10", NAME)                                            \
+        LLAISYS_ALONG(16, "32", "%16", "%17", "%18", NAME)                                         \
+        LLAISYS_ALONG(32, "64", "%32", "%33", "%34", NAME)                                         \
         LLAISYS_ALONG(64, "128", "%64", "%65", "%66", NAME)                                        \
         static __device__ __forceinline__ void down(float (&d)[64], const uint32_t *a,             \
                                                     uint64_t b) {                                  \
@@ -172,6 +178,8 @@ LLAISYS_WGMMA(f16, "f16")
 #undef LLAISYS_NAMES_8
 #undef LLAISYS_SUMS_4
 #undef LLAISYS_SUMS_8
+#undef LLAISYS_NAMES_16
+#undef LLAISYS_SUMS_16
 #undef LLAISYS_NAMES_32
 #undef LLAISYS_NAMES_64
 #undef LLAISYS_SUMS_32

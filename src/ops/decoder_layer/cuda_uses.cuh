@@ -84,6 +84,14 @@ template <typename T> struct QkvUse {
     int64_t k;
     int items;
 
+    // None where the three do not lie one behind the other.
+    AtomPlaces<T> atoms() const {
+        const Sections &s = pairs.s;
+        const bool are_one = w[1] == w[0] + int64_t(s.n_heads) * s.d * k &&
+                             w[2] == w[1] + int64_t(s.kv_heads) * s.d * k && s.d % 16 == 0;
+        const int64_t a_head = s.d / 16;
+        return {w[0], s.d / 2 * k, 8 * k, s.d * k, a_head, are_one ? s.heads() * a_head : 0};
+    }
     __host__ __device__ int64_t count() const { return int64_t(pairs.s.heads()) * (pairs.s.d / 2); }
     __device__ __forceinline__ const T *row(int unit, int group, int i) const {
         const int half = pairs.s.d / 2;
@@ -152,6 +160,9 @@ template <typename T> struct SwigluUse {
     int64_t ldo;
     int items;
 
+    AtomPlaces<T> atoms() const {
+        return {gate, up - gate, 8 * k, 8 * k, n / 8, n % 8 == 0 ? n / 8 : 0};
+    }
     __host__ __device__ int64_t count() const { return n; }
     __device__ __forceinline__ const T *row(int unit, int group, int i) const {
         const int64_t at = int64_t(unit) * items + i;

@@ -3,6 +3,7 @@
 //   16-bit rows and weights of one dtype, k a multiple of 8
 //     up to 16 rows      ops/cuda/few_rows.cuh, or ops/cuda/box_ring.cuh for sums in f32; bound by reading
 //                        the weights
+//     17 to 64 rows      ops/cuda/wide_ring.cuh where they are added to f32 and it is the fastest
 //     more               cuBLASLt; without it, few_rows.cuh for 16 rows at a time
 //     exact streams      pieces of MatrixProducts::kEvenRows rows, filled up with zeros, by one
 //                        algorithm whatever their number; without one, few_rows.cuh
@@ -13,6 +14,7 @@
 #include "ops/cuda/box_ring.cuh"
 #include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/visit.cuh"
+#include "ops/cuda/wide_ring.cuh"
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 
@@ -114,25 +116,49 @@ void run_plain(const device::CudaStream &stream, const Product &p) {
                  weight, cuda::reals(p.bias), p.out, p.ldo, p.adds);
 }
 
+// Rows of x from `first` on, at most so many of them, and what becomes of their products.
+template <typename T>
+cuda::FewRowsInput some_rows(const Product &p, const void *x, int64_t ldx, int64_t first,
+                             int64_t most, cuda::StoreRows<T> *use) {
+    cuda::FewRowsInput in{};
+    in.x = static_cast<const T *>(x) + first * ldx;
+    in.ldx = ldx;
+    in.m = int(std::min<int64_t>(most, p.m - first));
+    in.k = int(p.k);
+    use->w = reinterpret_cast<const T *>(p.weight);
+    use->n = p.n;
+    use->k = p.k;
+    use->bias = cuda::reals(p.bias);
+    use->out = p.out;
+    use->out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
+    use->ldo = p.ldo;
+    use->adds = p.adds;
+    return in;
+}
+
 template <typename T>
 void run_few(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
     for (int64_t first = 0; first < p.m; first += cuda::kFewRows) {
-        cuda::FewRowsInput in{};
-        in.x = static_cast<const T *>(x) + first * ldx;
-        in.ldx = ldx;
-        in.m = int(std::min<int64_t>(cuda::kFewRows, p.m - first));
-        in.k = int(p.k);
         cuda::StoreRows<T> use{};
-        use.w = reinterpret_cast<const T *>(p.weight);
-        use.n = p.n;
-        use.k = p.k;
-        use.bias = cuda::reals(p.bias);
-        use.out = p.out;
-        use.out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
-        use.ldo = p.ldo;
-        use.adds = p.adds;
+        const cuda::FewRowsInput in = some_rows<T>(p, x, ldx, first, cuda::kFewRows, &use);
         cuda::run_few_rows<T>(stream, in, use);
     }
+}
+
+// False where cuBLASLt is faster, or this kernel cannot: it is for products that add to f32 rows.
+template <typename T>
+bool run_wide(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    if (p.out.dtype != LLAISYS_DTYPE_F32 || !p.adds || p.m > cuda::kWideRows) {
+        return false;
+    }
+    cuda::StoreRows<T> use{};
+    const cuda::FewRowsInput in = some_rows<T>(p, x, ldx, 0, p.m, &use);
+    const cuda::WideTuning tuning = cuda::wide_adding(in.m, p.n, p.k);
+    if (!cuda::can_wide_ring<T>(stream, in, use.atoms(), tuning)) {
+        return false;
+    }
+    cuda::run_wide_ring<T>(stream, in, use, tuning);
+    return true;
 }
 
 // False where row_ring.cuh is faster, or this kernel cannot.
@@ -225,12 +251,12 @@ void run(device::CudaStream &stream, const Product &p) {
         x = gathered;
         ldx = p.k;
     }
-    if (p.m > cuda::kFewRows && !stream.is_exact && run_large(stream, p, x, ldx)) {
-        return;
-    }
+    const bool are_many = p.m > cuda::kFewRows && !stream.is_exact;
     cuda::visit_half(p.dtype, [&](auto type) {
-        if (!run_boxes<decltype(type)>(stream, p, x, ldx)) {
-            run_few<decltype(type)>(stream, p, x, ldx);
+        using T = decltype(type);
+        if (!(are_many && (run_wide<T>(stream, p, x, ldx) || run_large(stream, p, x, ldx))) &&
+            !run_boxes<T>(stream, p, x, ldx)) {
+            run_few<T>(stream, p, x, ldx);
         }
     });
 }

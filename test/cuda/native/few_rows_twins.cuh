@@ -73,14 +73,17 @@ void check_rows(CudaStream &stream, const char *kernel, const Run &run, int m, i
 }
 
 template <typename T, typename Run>
-void check_swiglu(CudaStream &stream, const char *kernel, const Run &run, int m, int k, int n) {
-    const Input<T> input(m, k, true, unsigned(m + k + n));
+void check_swiglu(CudaStream &stream, const char *kernel, const Run &run, int m, int k, int n,
+                  bool norms = true) {
+    const Input<T> input(m, k, norms, unsigned(m + k + n));
     const auto gate = normal<T>(size_t(n) * k, 8, 1.0f / std::sqrt(float(k)));
     const auto up = normal<T>(size_t(n) * k, 9, 1.0f / std::sqrt(float(k)));
-    const Array<T> on_gate(gate), on_up(up);
+    std::vector<T> both = gate;
+    both.insert(both.end(), up.begin(), up.end());
+    const Array<T> on_both(both);
     Array<T> out(size_t(m) * n);
     out.poison();
-    SwigluUse<T> use{on_gate.get(), on_up.get(), n, k, out.get(), n, 0};
+    SwigluUse<T> use{on_both.get(), on_both.get() + gate.size(), n, k, out.get(), n, 0};
     run(stream, input.few(0, m), use);
     std::vector<double> expected = input.times(gate, n);
     const std::vector<double> by = input.times(up, n);
@@ -95,8 +98,8 @@ void check_swiglu(CudaStream &stream, const char *kernel, const Run &run, int m,
 
 template <typename T, typename Run>
 void check_qkv(CudaStream &stream, const char *kernel, const Run &run, int m, int k, int heads,
-               int kv_heads, int d) {
-    const Input<T> input(m, k, true, unsigned(m + k + heads));
+               int kv_heads, int d, bool norms = true) {
+    const Input<T> input(m, k, norms, unsigned(m + k + heads));
     const int n = (heads + 2 * kv_heads) * d;
     const int n_slots = 2 * m + 1;
     const auto w = normal<T>(size_t(n) * k, 10, 1.0f / std::sqrt(float(k)));
