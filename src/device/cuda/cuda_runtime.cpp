@@ -4,6 +4,7 @@
 
 #include "device/cuda/allocator.hpp"
 #include "device/cuda/cublaslt.hpp"
+#include "device/cuda/loaded_code.hpp"
 #include "device/cuda/matrix_products.hpp"
 #include "device/cuda/probes.hpp"
 #include "device/cuda/uploader.hpp"
@@ -42,8 +43,9 @@ CudaStream::CudaStream(int id) : device_id(id), scratch(id), counters(id) {
     LLAISYS_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
     require(major >= 8, "GPU ", id, " has compute capability ", major,
             ".x; this build needs 8.0 or more");
-    compute_major = major;
-    has_early_launch = major >= 9;
+    device_major = major;
+    compute_major = std::min(major, loaded_code_major());
+    has_early_launch = compute_major >= 9;
     LLAISYS_CUDA(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, id));
     LLAISYS_CUDA(
         cudaDeviceGetAttribute(&max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));

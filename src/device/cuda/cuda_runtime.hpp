@@ -44,12 +44,13 @@ struct CudaStream {
     CudaStream &operator=(const CudaStream &) = delete;
 
     int device_id;
-    int compute_major; // of the compute capability
+    int device_major;  // of the compute capability
+    int compute_major; // of what the kernels were compiled for; a newer device may run older code
     int n_processors;
     int max_shared_bytes;   // that a block can ask for
     bool is_exact = false;  // no result depends on how many rows or tokens an operator is given
     bool has_trials = true; // the first product of a shape may try several algorithms
-    bool has_early_launch;  // compute capability 9: programmatic dependent launch
+    bool has_early_launch;  // code for 9 and above: programmatic dependent launch
     cudaStream_t stream;    // does not wait for the default stream
     std::unique_ptr<MatrixProducts> products; // cuBLASLt, when it can be loaded
     GrowingMemory scratch;                    // of one operator, until the next

@@ -306,6 +306,12 @@ inline int decode_splits(const device::CudaStream &stream, int64_t units) {
     return n;
 }
 
+// Of any launch.
+template <int D, int HeadTiles, int Stages> constexpr int most_decode_bytes(bool has_clusters) {
+    return kDecodeRingBytes<D, Stages> +
+           (has_clusters ? merge_bytes<D>(8 * HeadTiles, kMostSplits) : 0);
+}
+
 template <typename T, int D, int HeadTiles, int Stages>
 void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
                    int64_t n_tokens, int n_splits) {
@@ -320,9 +326,9 @@ void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const 
             static_cast<int32_t *>(stream.counters.at_least(size_t(units) * sizeof(int32_t)));
     }
     const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages>;
-    allow_shared(kernel,
-                 size_t(kDecodeRingBytes<D, Stages> + merge_bytes<D>(8 * HeadTiles, kMostSplits)));
-    const int bytes = kDecodeRingBytes<D, Stages> + merge_bytes<D>(args.group, splits.n);
+    allow_shared(kernel, size_t(most_decode_bytes<D, HeadTiles, Stages>(has_clusters)));
+    const int bytes =
+        kDecodeRingBytes<D, Stages> + (has_clusters ? merge_bytes<D>(args.group, splits.n) : 0);
     const dim3 grid(unsigned(splits.n), unsigned(args.kv_heads), unsigned(n_tokens));
     launch(stream, kernel, grid, kDecodeThreads, size_t(bytes),
            {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
@@ -334,9 +340,14 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
                 int64_t n_tokens, const DecodeTuning &tuning = {}) {
     const int64_t units = n_tokens * args.kv_heads;
     const int n = decode_splits(stream, units);
-    // Few tokens have short splits: what counts is that blocks fit beside those of the kernel before.
+    // Few tokens have short splits: what counts is that blocks fit beside those of the kernel before. Devices
+    // with 99 KB a block have room for no more, either.
+    constexpr int kOwnShared = 2 << 10; // what the kernel has of its own, at most
     const bool are_few = 2 * stream.n_processors / units >= 4;
-    if (tuning.stages == 2 || (tuning.stages == 0 && are_few)) {
+    const bool has_room =
+        most_decode_bytes<D, HeadTiles, 3>(stream.has_early_launch) + kOwnShared <=
+        stream.max_shared_bytes;
+    if (tuning.stages == 2 || (tuning.stages == 0 && are_few) || !has_room) {
         launch_decode<T, D, HeadTiles, 2>(stream, args, tokens, n_tokens, n);
     } else {
         launch_decode<T, D, HeadTiles, 3>(stream, args, tokens, n_tokens, n);

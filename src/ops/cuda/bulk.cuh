@@ -10,8 +10,11 @@
 
 namespace llaisys::ops::cuda {
 
-// Whether kernels made of these can be launched.
-inline bool has_bulk_copies(const device::CudaStream &stream) { return stream.has_early_launch; }
+// Whether the device has these copies, and shared memory for the rings that they fill.
+constexpr int kLeastRingShared = 200 << 10;
+inline bool has_bulk_copies(const device::CudaStream &stream) {
+    return stream.has_early_launch && stream.max_shared_bytes >= kLeastRingShared;
+}
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
 #if __CUDA_ARCH__ >= 900

@@ -20,7 +20,7 @@ namespace llaisys::ops::cuda {
 // Whether this build and device have them.
 inline bool has_wgmma(const device::CudaStream &stream) {
 #if defined(LLAISYS_HAVE_SM90A)
-    return stream.compute_major == 9;
+    return stream.device_major == 9 && stream.compute_major == 9;
 #else
     (void)stream;
     return false;
