@@ -4,10 +4,10 @@
 // One block a processor walks through the units; its 16 warps share k in chunks of 32, and their sums
 // are added in shared memory in the order of the warps. A lane copies 16 bytes of a row at a time into
 // a ring of its own in shared memory (cp.async) and is the one that reads them back: k is dealt to the
-// operands in an order of its own, the same for both. About 96 KB a processor (half of that
-// where it has no more) are always on their way, also across units; the first weights before the kernel
-// waits for its input. One row of x lies
-// in shared memory as a whole, several go through the ring with the weights.
+// operands in an order of its own, the same for both. About 48 to 72 KB a processor are always
+// on their way, also across units; a block fits into the 99 KB that the smallest devices have. The first
+// weights come before the kernel waits for its input. One row of x lies in shared memory as a whole,
+// several go through the ring with the weights.
 #pragma once
 
 #include "ops/cuda/few_rows_types.cuh"
@@ -32,17 +32,15 @@ enum class SkinnyRows {
 __host__ __device__ constexpr int ring_tiles(SkinnyRows rows) {
     return rows == SkinnyRows::few ? 1 : (rows == SkinnyRows::many ? 2 : 0);
 }
-// Shallow: for devices with 99 KB of shared memory a block; others have 163 or more.
-__host__ __device__ constexpr int ring_depth(SkinnyRows rows, bool is_shallow) {
-    return is_shallow ? (rows == SkinnyRows::many ? 2 : 3)
-                      : (rows == SkinnyRows::few || rows == SkinnyRows::many ? 4 : 6);
+__host__ __device__ constexpr int ring_depth(SkinnyRows rows) {
+    return rows == SkinnyRows::many ? 2 : 3;
 }
 // Of one chunk of a warp: two groups of 8 weight rows and the tiles of x, 512 bytes each.
 __host__ __device__ constexpr int ring_chunk_bytes(SkinnyRows rows) {
     return (2 + ring_tiles(rows)) * 512;
 }
-__host__ __device__ constexpr int ring_bytes(SkinnyRows rows, bool is_shallow) {
-    return kSkinnyWarps * ring_depth(rows, is_shallow) * ring_chunk_bytes(rows);
+__host__ __device__ constexpr int ring_bytes(SkinnyRows rows) {
+    return kSkinnyWarps * ring_depth(rows) * ring_chunk_bytes(rows);
 }
 
 // 16 bytes past the first-level cache; zeros when p is null.
@@ -92,18 +90,18 @@ template <typename T> __device__ __forceinline__ void copy_row(T *to, const FewR
     __syncthreads();
 }
 
-template <typename T, SkinnyRows Rows, bool IsShallow, typename Use>
+template <typename T, SkinnyRows Rows, typename Use>
 __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 : 2)
     skinny_kernel(FewRowsInput in, Use use, int n_units) {
     constexpr bool kIsOne = Rows == SkinnyRows::norm || Rows == SkinnyRows::one;
     constexpr int kTiles = Rows == SkinnyRows::many ? 2 : 1;
     constexpr int kColumns = kIsOne ? 1 : 8 * kTiles; // that are kept
-    constexpr int kDepth = ring_depth(Rows, IsShallow);
+    constexpr int kDepth = ring_depth(Rows);
     constexpr uint32_t kChunkBytes = ring_chunk_bytes(Rows);
     extern __shared__ __align__(128) unsigned char shared[]; // ring, then T [k] when kIsOne
     __shared__ float sums[2][kSkinnyWarps][16][kColumns + (kIsOne ? 0 : 1)];
     __shared__ float scratch[kSkinnyWarps];
-    T *row_of_x = reinterpret_cast<T *>(shared + ring_bytes(Rows, IsShallow));
+    T *row_of_x = reinterpret_cast<T *>(shared + ring_bytes(Rows));
 
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
@@ -248,11 +246,11 @@ __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 :
     copies_wait<0>();
 }
 
-template <typename T, SkinnyRows Rows, bool IsShallow, typename Use>
+template <typename T, SkinnyRows Rows, typename Use>
 void launch_skinny(const device::CudaStream &stream, const FewRowsInput &in, const Use &use) {
     constexpr bool kIsOne = Rows == SkinnyRows::norm || Rows == SkinnyRows::one;
-    const auto kernel = skinny_kernel<T, Rows, IsShallow, Use>;
-    const size_t bytes = ring_bytes(Rows, IsShallow) + (kIsOne ? size_t(in.k) * sizeof(T) : 0);
+    const auto kernel = skinny_kernel<T, Rows, Use>;
+    const size_t bytes = ring_bytes(Rows) + (kIsOne ? size_t(in.k) * sizeof(T) : 0);
     allow_shared(kernel, bytes);
     const int n_units = int((use.count() + use.items - 1) / use.items);
     const int rounds = (n_units + stream.n_processors - 1) / stream.n_processors;
@@ -260,30 +258,19 @@ void launch_skinny(const device::CudaStream &stream, const FewRowsInput &in, con
     launch(stream, kernel, unsigned(grid), kSkinnyThreads, bytes, true, in, use, n_units);
 }
 
-template <typename T, bool IsShallow, typename Use>
-void run_skinny_ring(const device::CudaStream &stream, const FewRowsInput &in, const Use &use) {
-    constexpr int kOwnShared = 4 << 10; // what the kernel for one row has besides
-    const int64_t longest =
-        (stream.max_shared_bytes - ring_bytes(SkinnyRows::one, IsShallow) - kOwnShared) /
-        int(sizeof(T));
-    if (in.residual != nullptr) {
-        launch_skinny<T, SkinnyRows::norm, IsShallow>(stream, in, use);
-    } else if (in.m == 1 && in.k <= longest) {
-        launch_skinny<T, SkinnyRows::one, IsShallow>(stream, in, use);
-    } else if (in.m <= 8) {
-        launch_skinny<T, SkinnyRows::few, IsShallow>(stream, in, use);
-    } else {
-        launch_skinny<T, SkinnyRows::many, IsShallow>(stream, in, use);
-    }
-}
-
 template <typename T, typename Use>
 void run_skinny(const device::CudaStream &stream, const FewRowsInput &in, const Use &use) {
-    constexpr int kDeepShared = 160 << 10;
-    if (stream.max_shared_bytes < kDeepShared) {
-        run_skinny_ring<T, true>(stream, in, use);
+    constexpr int kOwnShared = 4 << 10; // what the kernel for one row has besides
+    const int64_t longest =
+        (stream.max_shared_bytes - ring_bytes(SkinnyRows::one) - kOwnShared) / int(sizeof(T));
+    if (in.residual != nullptr) {
+        launch_skinny<T, SkinnyRows::norm>(stream, in, use);
+    } else if (in.m == 1 && in.k <= longest) {
+        launch_skinny<T, SkinnyRows::one>(stream, in, use);
+    } else if (in.m <= 8) {
+        launch_skinny<T, SkinnyRows::few>(stream, in, use);
     } else {
-        run_skinny_ring<T, false>(stream, in, use);
+        launch_skinny<T, SkinnyRows::many>(stream, in, use);
     }
 }
 

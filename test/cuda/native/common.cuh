@@ -52,21 +52,25 @@ template <> inline float host_value<float>(float x) { return x; }
 template <> inline bf16 host_value<bf16>(float x) { return __float2bfloat16(x); }
 template <> inline f16 host_value<f16>(float x) { return __float2half(x); }
 
-// Device memory of n values that goes with the object.
+// Device memory of n values that goes with the object. What is put into it is there when the call returns: the
+// streams of the checks do not wait for the default one, on which copies and fillings go on behind the call.
 template <typename T> class Array {
 public:
     explicit Array(size_t n) : n_(n) { LLAISYS_CUDA(cudaMalloc(&data_, n * sizeof(T) + 16)); }
-    explicit Array(const std::vector<T> &values) : Array(values.size()) {
-        LLAISYS_CUDA(cudaMemcpy(data_, values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-    }
+    explicit Array(const std::vector<T> &values) : Array(values.size()) { put(values); }
     ~Array() { cudaFree(data_); }
     Array(const Array &) = delete;
     Array &operator=(const Array &) = delete;
 
     T *get() const { return static_cast<T *>(data_); }
     size_t size() const { return n_; }
+    void put(const std::vector<T> &values) {
+        LLAISYS_CUDA(cudaMemcpy(data_, values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
+        LLAISYS_CUDA(cudaDeviceSynchronize());
+    }
     // All bytes 0xff: NaN in every dtype, -1 in integers.
-    void poison() { LLAISYS_CUDA(cudaMemset(data_, 0xff, n_ * sizeof(T))); }
+    void poison() { fill_with(0xff); }
+    void clear() { fill_with(0); }
     std::vector<T> host() const {
         std::vector<T> values(n_);
         LLAISYS_CUDA(cudaDeviceSynchronize());
@@ -75,6 +79,11 @@ public:
     }
 
 private:
+    void fill_with(int byte) {
+        LLAISYS_CUDA(cudaMemset(data_, byte, n_ * sizeof(T)));
+        LLAISYS_CUDA(cudaDeviceSynchronize());
+    }
+
     size_t n_;
     void *data_ = nullptr;
 };

@@ -29,8 +29,7 @@ template <typename T> struct Input {
         for (int r = 0; r < m; ++r) {
             chosen[size_t(r)] = (r * 5 + 1) % (2 * m);
         }
-        LLAISYS_CUDA(
-            cudaMemcpy(on_chosen.get(), chosen.data(), size_t(m) * 4, cudaMemcpyHostToDevice));
+        on_chosen.put(chosen);
         for (int r = 0; r < m; ++r) {
             const float *row = residual.data() + size_t(chosen[size_t(r)]) * k;
             double sum = 0;

@@ -63,7 +63,7 @@ double time_shape(CudaStream &stream, const Shape &shape, int m, const Run &run,
     const Input<bf16> input(m, shape.k, shape.norms, 3);
     Array<float> out32(size_t(m) * shape.n);
     Array<bf16> out16(size_t(m) * shape.n);
-    LLAISYS_CUDA(cudaMemset(out32.get(), 0, out32.size() * 4));
+    out32.clear();
     FewRowsInput in = input.few(0, m);
     if (!shape.norms || !norms_inside) {
         in.residual = nullptr;
@@ -86,7 +86,7 @@ template <typename Run>
 double time_adding(CudaStream &stream, const Shape &shape, int m, const Run &run) {
     const Input<bf16> input(m, shape.k, false, 3);
     Array<float> out(size_t(m) * shape.n);
-    LLAISYS_CUDA(cudaMemset(out.get(), 0, out.size() * 4));
+    out.clear();
     return time_chain(stream, shape, [&](const bf16 *w) {
         run(stream, input.few(0, m), timed_rows(shape, w, out.get()));
     });

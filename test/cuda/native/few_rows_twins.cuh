@@ -121,8 +121,8 @@ void check_qkv(CudaStream &stream, const char *kernel, const Run &run, int m, in
     Array<T> q(size_t(m) * heads * d), keys(size_t(n_slots) * kv_heads * d),
         values(size_t(n_slots) * kv_heads * d);
     q.poison();
-    LLAISYS_CUDA(cudaMemset(keys.get(), 0, keys.size() * sizeof(T)));
-    LLAISYS_CUDA(cudaMemset(values.get(), 0, values.size() * sizeof(T)));
+    keys.clear();
+    values.clear();
     QkvUse<T> use{};
     use.pairs.s = {heads,          kv_heads, d, {}, on_positions.get(), on_frequencies.get(),
                    on_slots.get(), n_slots};
