@@ -14,10 +14,10 @@
 // there are no more than kBoxWide outputs on whether there are more than 8 rows.
 #pragma once
 
+#include "ops/cuda/box_slots.cuh"
 #include "ops/cuda/cluster.cuh"
 #include "ops/cuda/few_rows_types.cuh"
 #include "ops/cuda/tensor_map.cuh"
-#include "ops/cuda/wgmma.cuh"
 
 #include <algorithm>
 
@@ -106,35 +106,6 @@ inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int co
     return s;
 }
 
-// By one warp: box after box of the block's part of k from `row` on, to the same place of every slot. What of the
-// last slot lies behind the part is filled with what follows, which nobody looks at. `early` of them before the
-// input is there. The loop is the same for all lanes, or the compiler would move addresses about.
-__device__ __forceinline__ void fill_boxes(const CUtensorMap *map, const BoxShape &shape, int row,
-                                           int first_chunk, int own_chunks, uint32_t ring,
-                                           uint32_t bytes, uint32_t full, uint32_t empty, int early,
-                                           uint64_t policy) {
-    int slot = 0;
-    uint32_t round = 0;
-    for (int chunk = 0; chunk < own_chunks; chunk += shape.chunks_a_slot) {
-        if (early-- == 0) {
-            wait_for_input();
-        }
-        if (round > 0) {
-            barrier_wait(empty + uint32_t(slot) * 8, (round - 1) & 1);
-        }
-        if (is_elected()) {
-            barrier_arrive_expecting(full + uint32_t(slot) * 8, bytes);
-            copy_boxes(ring + uint32_t(slot) * shape.slot_bytes, map, row, first_chunk + chunk,
-                       full + uint32_t(slot) * 8, policy);
-        }
-        __syncwarp();
-        if (++slot == shape.n_slots) {
-            slot = 0;
-            ++round;
-        }
-    }
-}
-
 template <typename T, int Columns>
 __global__ void __launch_bounds__(kBoxThreads, 3)
     box_ring_kernel(const __grid_constant__ BoxMaps maps, BoxProduct p, BoxShape shape) {
@@ -173,12 +144,20 @@ __global__ void __launch_bounds__(kBoxThreads, 3)
     }
     __syncthreads();
     cluster_arrive_relaxed();
+    // What of the last slot lies behind the part is filled with what follows, which nobody looks at.
+    const BoxSlots slots{shape.n_slots, shape.slot_bytes, full, empty};
     if (warp == kBoxGroups * 4) {
-        fill_boxes(&maps.w, shape, first_atom * kBoxAtom, first_chunk, own_chunks, ring, shape.x_at,
-                   full, empty, shape.early_slots, read_once());
+        const uint64_t policy = read_once();
+        fill_slots(slots, first_chunk, own_chunks, shape.chunks_a_slot, ring, shape.x_at,
+                   shape.early_slots, [&](uint32_t to, int chunk, uint32_t barrier) {
+                       copy_boxes(to, &maps.w, first_atom * kBoxAtom, chunk, barrier, policy);
+                   });
     } else if (warp == kBoxGroups * 4 + 1) {
-        fill_boxes(&maps.x, shape, 0, first_chunk, own_chunks, ring + shape.x_at,
-                   shape.slot_bytes - shape.x_at, full, empty, 0, read_often());
+        const uint64_t policy = read_often();
+        fill_slots(slots, first_chunk, own_chunks, shape.chunks_a_slot, ring + shape.x_at,
+                   shape.slot_bytes - shape.x_at, 0, [&](uint32_t to, int chunk, uint32_t barrier) {
+                       copy_boxes(to, &maps.x, 0, chunk, barrier, policy);
+                   });
     }
     wait_for_input();
     if (group < n_groups) {
@@ -194,17 +173,9 @@ __global__ void __launch_bounds__(kBoxThreads, 3)
         for (int chunk = first_own; chunk < own_chunks; chunk += shape.step) {
             barrier_wait(full + uint32_t(slot) * 8, parity);
             const uint32_t at = ring + uint32_t(slot) * shape.slot_bytes;
-            const uint64_t x =
-                descriptor_along(at + shape.x_at + uint32_t(in_slot * Columns) * kBoxChunk);
-            const uint64_t w = descriptor_along(at + uint32_t(in_slot) * weights +
-                                                uint32_t(tile * 4 * kBoxAtom) * kBoxChunk);
-            products_begin();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) { // 32 bytes further each
-                Wgmma<T>::along(sums, w + uint64_t(k * 2), x + uint64_t(k * 2), 1);
-            }
-            products_end_group();
-            products_wait<1>();
+            multiply_chunk<T>(
+                sums, at + uint32_t(in_slot) * weights + uint32_t(tile * 4 * kBoxAtom) * kBoxChunk,
+                at + shape.x_at + uint32_t(in_slot * Columns) * kBoxChunk);
             if (before >= 0 && threadIdx.x % 128 == 0) {
                 barrier_arrive(empty + uint32_t(before) * 8);
             }

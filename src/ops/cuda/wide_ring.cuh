@@ -13,8 +13,8 @@
 // is cut, not on the rows beside it.
 #pragma once
 
+#include "ops/cuda/box_slots.cuh"
 #include "ops/cuda/cluster.cuh"
-#include "ops/cuda/wgmma.cuh"
 #include "ops/cuda/wide_ring_shape.cuh"
 
 namespace llaisys::ops::cuda {
@@ -22,34 +22,6 @@ namespace llaisys::ops::cuda {
 struct WideMaps {
     CUtensorMap w, x;
 };
-
-// By one warp: chunk after chunk to the same place of every slot, `early` of them before the input is there.
-// copy(to, chunk, barrier) queues the copy of `bytes`.
-template <typename Copy>
-__device__ __forceinline__ void fill_slots(const WideShape &shape, int first_chunk, int own_chunks,
-                                           uint32_t to, uint32_t bytes, uint32_t full,
-                                           uint32_t empty, int early, const Copy &copy) {
-    int slot = 0;
-    uint32_t round = 0;
-    for (int chunk = 0; chunk < own_chunks; ++chunk) {
-        if (early-- == 0) {
-            wait_for_input();
-        }
-        if (round > 0) {
-            barrier_wait(empty + uint32_t(slot) * 8, (round - 1) & 1);
-        }
-        if (is_elected()) {
-            barrier_arrive_expecting(full + uint32_t(slot) * 8, bytes);
-            copy(to + uint32_t(slot) * shape.slot_bytes, first_chunk + chunk,
-                 full + uint32_t(slot) * 8);
-        }
-        __syncwarp();
-        if (++slot == shape.n_slots) {
-            slot = 0;
-            ++round;
-        }
-    }
-}
 
 template <typename T, int Columns, typename Use>
 __global__ void __launch_bounds__(kWideThreads, 1)
@@ -86,11 +58,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (shape.cluster > 1) {
         cluster_arrive_relaxed();
     }
+    const BoxSlots slots{shape.n_slots, shape.slot_bytes, full, empty};
     if (warp == n_groups * 4) {
         const uint64_t policy = read_once();
         const int first_head = first_atom / shape.a_head;
         const int first_in_head = first_atom - first_head * shape.a_head;
-        fill_slots(shape, first_chunk, own_chunks, ring, shape.x_at, full, empty, shape.early_slots,
+        fill_slots(slots, first_chunk, own_chunks, 1, ring, shape.x_at, shape.early_slots,
                    [&](uint32_t to, int chunk, uint32_t barrier) {
                        int head = first_head, in_head = first_in_head;
                        for (int atom = 0; atom < shape.atoms; atom += shape.box) {
@@ -103,8 +76,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
                    });
     } else if (warp == n_groups * 4 + 1) {
         const uint64_t policy = read_often();
-        fill_slots(shape, first_chunk, own_chunks, ring + shape.x_at, shape.slot_bytes - shape.x_at,
-                   full, empty, 0, [&](uint32_t to, int chunk, uint32_t barrier) {
+        fill_slots(slots, first_chunk, own_chunks, 1, ring + shape.x_at,
+                   shape.slot_bytes - shape.x_at, 0, [&](uint32_t to, int chunk, uint32_t barrier) {
                        copy_box(to, &maps.x, chunk * kBoxColumns, 0, barrier, policy);
                    });
     }
@@ -118,15 +91,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         for (int chunk = 0; chunk < own_chunks; ++chunk) {
             barrier_wait(full + uint32_t(slot) * 8, parity);
             const uint32_t at = ring + uint32_t(slot) * shape.slot_bytes;
-            const uint64_t x = descriptor_along(at + shape.x_at);
-            const uint64_t w = descriptor_along(at + uint32_t(group * 4) * kWideAtomBytes);
-            products_begin();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) { // 32 bytes further each
-                Wgmma<T>::along(sums, w + uint64_t(k * 2), x + uint64_t(k * 2), 1);
-            }
-            products_end_group();
-            products_wait<1>();
+            multiply_chunk<T>(sums, at + uint32_t(group * 4) * kWideAtomBytes, at + shape.x_at);
             if (before >= 0 && threadIdx.x % 128 == 0) {
                 barrier_arrive(empty + uint32_t(before) * 8);
             }

@@ -49,8 +49,7 @@ void time_all(CudaStream &stream) {
         const double floor = floor_of(shape);
         std::printf("%-14s %8.2f", shape.name, floor);
         for (const int m : {2, 4, 8, 12, 16}) {
-            const double us = time_adding(stream, shape, m, RunBoxes<bf16>{});
-            std::printf("  %2d rows %7.2f (%2.0f%%)", m, us, 100 * floor / us);
+            print_time(m, time_adding(stream, shape, m, RunBoxes<bf16>{}), floor);
         }
         std::printf("\n");
         std::fflush(stdout);

@@ -62,8 +62,7 @@ void time_all(CudaStream &stream) {
                 std::printf("  %2d rows: cuBLASLt", m);
                 continue;
             }
-            const double us = time_shape(stream, shape, m, run, false);
-            std::printf("  %2d rows %7.2f (%2.0f%%)", m, us, 100 * floor / us);
+            print_time(m, time_shape(stream, shape, m, run, false), floor);
         }
         std::printf("\n");
         std::fflush(stdout);

@@ -81,7 +81,11 @@ double time_shape(CudaStream &stream, const Shape &shape, int m, const Run &run,
     });
 }
 
-// The same of shapes that add to f32 rows, for kernels that do nothing else.
+inline void print_time(int m, double us, double floor) {
+    std::printf("  %2d rows %7.2f (%2.0f%%)", m, us, 100 * floor / us);
+}
+
+// As time_shape, of shapes that add to f32 rows, for kernels that do nothing else.
 template <typename Run>
 double time_adding(CudaStream &stream, const Shape &shape, int m, const Run &run) {
     const Input<bf16> input(m, shape.k, false, 3);
