@@ -366,18 +366,16 @@ class BlockManager:
     def _drop_unready(self, holding: _Holding) -> None:
         """Nodes that were announced and will not be computed, or brought back."""
         for block in holding.blocks[holding.num_ready : len(holding.nodes)]:
-            node = self._node_of[block]
-            if node is not None and not node.ready:
+            if (node := self._node_of[block]) is not None and not node.ready:
                 self._drop_node(block)
 
     def _let_go(self, blocks: list[int]) -> None:
         """The last one first: a prefix outlives what follows it."""
-        references, node_of, free = self._references, self._node_of, self._free
         for block in reversed(blocks):
-            references[block] -= 1
-            if not references[block] and node_of[block] is None:
-                free.append(block)
-            elif not references[block]:
+            self._references[block] -= 1
+            if not self._references[block] and self._node_of[block] is None:
+                self._free.append(block)
+            elif not self._references[block]:
                 self._cached[block] = None
 
     def _take(self, count: int) -> list[int]:
