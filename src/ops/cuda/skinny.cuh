@@ -43,13 +43,11 @@ __host__ __device__ constexpr int ring_bytes(SkinnyRows rows) {
     return kSkinnyWarps * ring_depth(rows) * ring_chunk_bytes(rows);
 }
 
-// 16 bytes past the first-level cache; zeros when p is null.
-__device__ __forceinline__ void copy_or_zero(uint32_t shared, const void *p) {
-    if (p != nullptr) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(p) : "memory");
-    } else {
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
-    }
+// 16 bytes past the first-level cache; zeros when they are not there.
+__device__ __forceinline__ void copy_or_zero(uint32_t shared, const void *p, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(p),
+                 "r"(is_there ? 16 : 0)
+                 : "memory");
 }
 
 // Normalises one f32 row into shared memory; all threads of the block.
@@ -123,16 +121,18 @@ __global__ void __launch_bounds__(kSkinnyThreads, Rows == SkinnyRows::many ? 1 :
     };
     const auto fetch_weights = [&](uint32_t to) {
         const bool is_inside = next_k < in.k;
-        copy_or_zero(to, is_inside && low_row != nullptr ? low_row + next_k : nullptr);
-        copy_or_zero(to + 512, is_inside && high_row != nullptr ? high_row + next_k : nullptr);
+        const bool has_low = is_inside && low_row != nullptr;
+        const bool has_high = is_inside && high_row != nullptr;
+        copy_or_zero(to, has_low ? low_row + next_k : low_row, has_low);
+        copy_or_zero(to + 512, has_high ? high_row + next_k : high_row, has_high);
     };
     const auto fetch_rows = [&](uint32_t to, int k) {
 #pragma unroll
         for (int tile = 0; tile < ring_tiles(Rows); ++tile) {
             const int row = tile * 8 + lane / 4;
             const bool is_there = row < in.m && k < in.k;
-            copy_or_zero(to + 1024 + tile * 512,
-                         is_there ? static_cast<const T *>(in.x) + row * in.ldx + k : nullptr);
+            const auto *x = static_cast<const T *>(in.x);
+            copy_or_zero(to + 1024 + tile * 512, is_there ? x + row * in.ldx + k : x, is_there);
         }
     };
     const auto advance = [&] {

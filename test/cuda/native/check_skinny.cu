@@ -72,6 +72,8 @@ int main(int argc, char **argv) {
         check_rows<bf16>(stream, kName, RunSkinny<bf16>{}, 3, 520, 33, false, true, true, true);
         check_rows<f16>(stream, kName, RunSkinny<f16>{}, 16, 264, 33, false, true, true, true);
         check_rows<bf16>(stream, kName, RunSkinny<bf16>{}, 1, 520, 33, true, false, false, true);
+        check_swiglu<f16>(stream, kName, RunSkinny<f16>{}, 1, 520, 33);
+        check_qkv<bf16>(stream, kName, RunSkinny<bf16>{}, 1, 264, 7, 1, 64);
     };
     return run_stages(argc, argv,
                       {{"check", true, check}, {"small", false, small}, {"time", true, time_all}});
