@@ -46,7 +46,7 @@ def test_a_small_step_budget_gives_the_same_tokens(directory: Path) -> None:
     assert tokens(directory, "cuda", "f32", max_num_batched_tokens=37, max_num_seqs=3) == whole
 
 
-@pytest.mark.parametrize("rows", [40, 2048])
+@pytest.mark.parametrize("rows", [40, 90, 2048])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_16_bits_agree_with_the_cpu_for_the_most_part(
     directory: Path, dtype: str, rows: int

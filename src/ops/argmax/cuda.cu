@@ -43,9 +43,45 @@ __device__ Best warp_best(Best best) {
     return best;
 }
 
+// Of the quads first, first + step, ... below n of a row: the largest value and its first place. Each quad counts
+// by its largest value, and only the best one is looked at again. Several are on their way at once.
+__device__ __forceinline__ Best best_of_quads(const float4 *x, int first, int step, int n) {
+    constexpr int kAhead = 4;
+    float value = -INFINITY;
+    int at = -1;
+    for (int i = first; i < n; i += kAhead * step) {
+        float4 four[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            if (i + j * step < n) {
+                four[j] = __ldcs(x + i + j * step);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const float most = fmaxf(fmaxf(four[j].x, four[j].y), fmaxf(four[j].z, four[j].w));
+            // fmaxf gives a NaN only where all are.
+            if (i + j * step < n && (most > value || (at < 0 && most == most))) {
+                value = most;
+                at = i + j * step;
+            }
+        }
+    }
+    Best best{0, -1};
+    if (at >= 0) {
+        const float4 four = x[at];
+        take(best, four.x, 4 * int64_t(at));
+        take(best, four.y, 4 * int64_t(at) + 1);
+        take(best, four.z, 4 * int64_t(at) + 2);
+        take(best, four.w, 4 * int64_t(at) + 3);
+    }
+    return best;
+}
+
 // partial: [rows, parts]; counters: [rows], zero between calls.
-__global__ void argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::Reals values,
-                              int64_t n, Best *partial, int32_t *counters, ArgmaxOnHost host) {
+__global__ void __launch_bounds__(kThreads, 2)
+    argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::Reals values, int64_t n,
+                  Best *partial, int32_t *counters, ArgmaxOnHost host) {
     __shared__ Best found[kThreads / cuda::kWarp];
     __shared__ bool is_last;
     cuda::wait_for_input();
@@ -55,16 +91,10 @@ __global__ void argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::R
     const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     const int64_t step = int64_t(parts) * kThreads;
     Best best{0, -1};
-    if (values.dtype == LLAISYS_DTYPE_F32 && n % 4 == 0) {
+    if (values.dtype == LLAISYS_DTYPE_F32 && n % 4 == 0 && n < INT32_MAX / 2) {
         const float4 *x =
             reinterpret_cast<const float4 *>(static_cast<const float *>(values.data) + row * n);
-        for (int64_t i = first; i < n / 4; i += step) {
-            const float4 four = __ldcs(x + i);
-            take(best, four.x, 4 * i);
-            take(best, four.y, 4 * i + 1);
-            take(best, four.z, 4 * i + 2);
-            take(best, four.w, 4 * i + 3);
-        }
+        best = best_of_quads(x, int(first), int(step), int(n / 4));
     } else {
         for (int64_t i = first; i < n; i += step) {
             take(best, values.load(row * n + i), i);

@@ -100,6 +100,13 @@ template <int Count> __device__ __forceinline__ void give_registers() {
     "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
     "%16,%17,%18,%19,%20,%21,%22,%23,"                                                             \
     "%24,%25,%26,%27,%28,%29,%30,%31"
+#define LLAISYS_NAMES_48                                                                           \
+    "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
+    "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
+    "%16,%17,%18,%19,%20,%21,%22,%23,"                                                             \
+    "%24,%25,%26,%27,%28,%29,%30,%31,"                                                             \
+    "%32,%33,%34,%35,%36,%37,%38,%39,"                                                             \
+    "%40,%41,%42,%43,%44,%45,%46,%47"
 #define LLAISYS_NAMES_64                                                                           \
     "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
     "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
@@ -115,6 +122,10 @@ template <int Count> __device__ __forceinline__ void give_registers() {
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define LLAISYS_SUMS_48(d)                                                                         \
+    LLAISYS_SUMS_32(d), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),           \
+        "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), \
+        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
 #define LLAISYS_SUMS_64(d)                                                                         \
     "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
@@ -148,6 +159,7 @@ template <typename T> struct Wgmma;
         LLAISYS_ALONG(8, "16", "%8", "%9", "%10", NAME)                                            \
         LLAISYS_ALONG(16, "32", "%16", "%17", "%18", NAME)                                         \
         LLAISYS_ALONG(32, "64", "%32", "%33", "%34", NAME)                                         \
+        LLAISYS_ALONG(48, "96", "%48", "%49", "%50", NAME)                                         \
         LLAISYS_ALONG(64, "128", "%64", "%65", "%66", NAME)                                        \
         static __device__ __forceinline__ void down(float (&d)[64], const uint32_t *a,             \
                                                     uint64_t b) {                                  \
@@ -181,8 +193,10 @@ LLAISYS_WGMMA(f16, "f16")
 #undef LLAISYS_NAMES_16
 #undef LLAISYS_SUMS_16
 #undef LLAISYS_NAMES_32
+#undef LLAISYS_NAMES_48
 #undef LLAISYS_NAMES_64
 #undef LLAISYS_SUMS_32
+#undef LLAISYS_SUMS_48
 #undef LLAISYS_SUMS_64
 
 } // namespace llaisys::ops::cuda

@@ -1,9 +1,9 @@
-// Products of up to 64 rows of x with 16-bit values, out[m, n] = x[m, k] * w[n, k]^T, on compute capability
+// Products of up to 96 rows of x with 16-bit values, out[m, n] = x[m, k] * w[n, k]^T, on compute capability
 // 9.0: bound by reading the weights once. What becomes of the sums is up to `Use` (few_rows_types.cuh, units
 // of 8 items).
 //
 // out^T = w * x^T: an atom is the 8 + 8 weight rows of a unit, four of them the 64-row operand of wgmma; the
-// rows of x (32 or 64, zeros where there are fewer) are its columns. A block has up to 20 atoms and goes
+// rows of x (32, 64 or 96, zeros where there are fewer) are its columns. A block has up to 20 atoms and goes
 // through k once, so that x comes with as many weights as can be: a slot of the ring holds 64 values of k of
 // all of them. One warp copies weights, one x, and each warpgroup computes four atoms. Where there are too
 // few atoms for all processors, a cluster of blocks shares them by parts of k; sums then go to the blocks of
@@ -212,10 +212,13 @@ template <typename T, typename Use>
 void run_wide_ring(const device::CudaStream &stream, const FewRowsInput &in, Use use,
                    const WideTuning &tuning) {
     use.items = 8;
-    if (wide_columns(in.m) == 32) {
-        launch_wide_ring<T, 32>(stream, in, use, tuning);
-    } else {
-        launch_wide_ring<T, 64>(stream, in, use, tuning);
+    switch (wide_columns(in.m)) {
+    case 32:
+        return launch_wide_ring<T, 32>(stream, in, use, tuning);
+    case 64:
+        return launch_wide_ring<T, 64>(stream, in, use, tuning);
+    default:
+        return launch_wide_ring<T, 96>(stream, in, use, tuning);
     }
 }
 

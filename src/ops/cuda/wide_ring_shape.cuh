@@ -9,7 +9,7 @@
 
 namespace llaisys::ops::cuda {
 
-constexpr int kWideRows = 64;      // most rows of x
+constexpr int kWideRows = 96;      // most rows of x
 constexpr int kWideMostAtoms = 20; // of a block
 constexpr int kWideThreads = kWideMostAtoms * kWarp + 2 * kWarp;
 constexpr int kWideMostSlots = 24;
@@ -74,35 +74,43 @@ WideShape wide_shape(const device::CudaStream &stream, const AtomPlaces<T> &plac
     return s;
 }
 
-constexpr int wide_columns(int64_t m) { return m <= 32 ? 32 : 64; }
+constexpr int wide_columns(int64_t m) { return m <= 32 ? 32 : m <= 64 ? 64 : 96; }
 
 // What was the fastest inside a decode step of two models, of rows of 1,536 and of 3,584 values; cluster 0: nothing
 // is faster than cuBLASLt. m: rows of x; hidden: values of a row of the residual stream.
 constexpr int64_t kWideLong = 2048; // hidden
 inline WideTuning wide_attention_input(int64_t m, int64_t hidden) {
     if (hidden > kWideLong) {
-        return m <= 32 ? WideTuning{2, 104 << 10, 96 << 10, true} : WideTuning{0};
+        return m <= 32   ? WideTuning{2, 104 << 10, 96 << 10, true}
+               : m <= 64 ? WideTuning{4, 170 << 10, 128 << 10}
+                         : WideTuning{0};
     }
-    return m <= 32 ? WideTuning{4, 128 << 10, 32 << 10} : WideTuning{8, 96 << 10, 32 << 10};
+    return m <= 32   ? WideTuning{4, 128 << 10, 32 << 10}
+           : m <= 64 ? WideTuning{4, 170 << 10, 128 << 10}
+                     : WideTuning{2, 112 << 10, 64 << 10};
 }
 inline WideTuning wide_mlp_input(int64_t m, int64_t hidden) {
     if (hidden > kWideLong) {
-        return {1, size_t(m <= 32 ? 205 : 170) << 10, 128 << 10};
+        return {1, size_t(m <= 32 ? 205 : 170) << 10, 128 << 10, m > 64};
     }
-    return {1, 128 << 10, 64 << 10, true};
+    return {1, size_t(m <= 64 ? 128 : 170) << 10, 64 << 10, true};
 }
 inline WideTuning wide_adding(int64_t m, int64_t hidden, int64_t k) {
     const bool is_down = k > 2 * hidden;
-    if (hidden <= kWideLong && is_down) {
-        return {4, 96 << 10, size_t(m <= 32 ? 32 : 96) << 10};
-    }
-    if (m > 32) {
-        return {0};
-    }
     if (hidden > kWideLong) {
-        return is_down ? WideTuning{2, 170 << 10, 128 << 10} : WideTuning{4, 96 << 10, 64 << 10};
+        if (is_down) {
+            return m <= 32   ? WideTuning{2, 170 << 10, 128 << 10}
+                   : m <= 64 ? WideTuning{2, 205 << 10, 64 << 10}
+                             : WideTuning{2, 170 << 10, 200 << 10};
+        }
+        return m <= 32 ? WideTuning{4, 96 << 10, 64 << 10} : WideTuning{0};
     }
-    return {8, 80 << 10, 64 << 10};
+    if (is_down) {
+        return m <= 64 ? WideTuning{4, 96 << 10, size_t(m <= 32 ? 32 : 96) << 10} : WideTuning{0};
+    }
+    return m <= 32   ? WideTuning{8, 80 << 10, 64 << 10}
+           : m <= 64 ? WideTuning{4, 112 << 10, 64 << 10}
+                     : WideTuning{2, 170 << 10, 64 << 10};
 }
 
 } // namespace llaisys::ops::cuda

@@ -2,12 +2,12 @@
 //
 //   to 16 rows   norm inside the product, swiglu or rotation and cache in its epilogue (few_rows.cuh);
 //                where few_rows.cuh does not norm, a norm kernel before
-//   to 64        norm, then a product with the same epilogues (wide_ring.cuh), where it is the fastest
+//   to 96        norm, then a product with the same epilogues (wide_ring.cuh), where it is the fastest
 //   more         norm, one cuBLASLt product over the weights that lie together, and for attention
 //                a kernel that adds the biases, turns queries and keys and fills the cache; swiglu
 //                by itself
 //
-// Bound by reading the weights up to 64 rows.
+// Bound by reading the weights up to 64 rows, and by what a processor takes in from there on.
 #include "ops/decoder_layer/cuda.hpp"
 
 #include "ops/cuda/few_rows.cuh"

@@ -3,7 +3,7 @@
 //   16-bit rows and weights of one dtype, k a multiple of 8
 //     up to 16 rows      ops/cuda/few_rows.cuh, or ops/cuda/box_ring.cuh for sums in f32; bound by reading
 //                        the weights
-//     17 to 64 rows      ops/cuda/wide_ring.cuh where they are added to f32 and it is the fastest
+//     17 to 96 rows      ops/cuda/wide_ring.cuh where they are added to f32 and it is the fastest
 //     more               cuBLASLt; without it, few_rows.cuh for 16 rows at a time
 //     exact streams      pieces of MatrixProducts::kEvenRows rows, filled up with zeros, by one
 //                        algorithm whatever their number; without one, few_rows.cuh

@@ -65,7 +65,7 @@ void tune(CudaStream &stream) {
 void time_many(CudaStream &stream) {
     std::printf("\nthe same of more rows, context 1000; without wide_ring.cuh\n");
     for (const Model &model : kModels) {
-        for (const int m : {32, 64}) {
+        for (const int m : {32, 64, 96}) {
             Chain chain(stream, model, m, 1000);
             for (const WideRoad &road :
                  {WideRoad::usual(model.hidden, model.inner, m), WideRoad{}}) {
@@ -90,7 +90,7 @@ void tune_many(CudaStream &stream) {
         "\na decode step of more rows, ms; blocks of a cluster (0: cuBLASLt), KB of the ring / "
         "before the input\n");
     for (const Model &model : kModels) {
-        for (const int m : {32, 64}) {
+        for (const int m : {32, 64, 96}) {
             Chain chain(stream, model, m, 1000);
             WideRoad road = WideRoad::usual(model.hidden, model.inner, m);
             std::printf("%-5s %d rows: as it runs %.3f\n", model.name, m,

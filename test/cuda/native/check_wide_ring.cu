@@ -1,4 +1,4 @@
-// ops/cuda/wide_ring.cuh against a naive twin (every use, dtype, 1 to 64 rows, clusters of 1 to 8), whether a
+// ops/cuda/wide_ring.cuh against a naive twin (every use, dtype, 1 to 96 rows, clusters of 1 to 8), whether a
 // row's bits depend on the rows beside it, then times against the bytes of the weights.
 //
 //   check_wide_ring [check|small|time]      default: check and time
@@ -53,7 +53,7 @@ void time_all(CudaStream &stream) {
         }
         const double floor = floor_of(shape);
         std::printf("%-14s %8.2f", shape.name, floor);
-        for (const int m : {32, 64}) {
+        for (const int m : {32, 64, 96}) {
             RunWide<bf16> run;
             run.tuning = shape.adds      ? wide_adding(m, shape.n, shape.k)
                          : shape.is_pair ? wide_mlp_input(m, shape.k)
@@ -73,7 +73,7 @@ void time_all(CudaStream &stream) {
 
 int main(int argc, char **argv) {
     const auto check = [](CudaStream &stream) {
-        for (const int m : {1, 17, 32, 33, 64}) {
+        for (const int m : {1, 17, 32, 33, 64, 65, 96}) {
             check_sizes<bf16>(stream, m);
             check_sizes<f16>(stream, m);
         }
@@ -85,6 +85,7 @@ int main(int argc, char **argv) {
         check_rows<bf16>(stream, "wide_ring", run, 19, 1088, 208, false, true, false, true);
         check_qkv<bf16>(stream, "wide_ring", run, 33, 136, 4, 1, 64, false);
         check_swiglu<f16>(stream, "wide_ring", RunWide<f16>{}, 40, 264, 1000, false);
+        check_swiglu<bf16>(stream, "wide_ring", RunWide<bf16>{}, 70, 264, 1000, false);
     };
     return run_stages(argc, argv,
                       {{"check", true, check}, {"time", true, time_all}, {"small", false, small}});
