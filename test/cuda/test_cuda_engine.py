@@ -59,6 +59,24 @@ def test_16_bits_agree_with_the_cpu_for_the_most_part(
     assert sum(first) >= 0.5 * sum(len(x) for x in reference), (ours, reference)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_long_prompt_gives_the_tokens_of_its_pieces(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str
+) -> None:
+    """Enough rows and outputs for gate, up and swiglu as one product; pieces have too few."""
+    path = tmp_path_factory.mktemp("cuda-wide-model")
+    write_hf_model(path, {**shape("float32"), "intermediate_size": 4992})
+    prompt = [[(i * 389) % 997 for i in range(500)]]
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, detokenize=False)
+    found = []
+    for rows in (2048, 100):
+        with LLM(str(path), device="cuda", dtype=dtype, max_num_batched_tokens=rows,
+                 max_num_seqs=8, num_kv_blocks=200) as llm:  # fmt: skip
+            found.append(llm.generate(prompt, params)[0].token_ids)
+    same = [a == b for a, b in zip(*found, strict=True)]
+    assert all(same[:3]), found  # tokens may part where two are close
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_a_second_run_gives_the_same_tokens(directory: Path, dtype: str) -> None:
     assert tokens(directory, "cuda", dtype) == tokens(directory, "cuda", dtype)

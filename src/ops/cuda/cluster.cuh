@@ -19,6 +19,21 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, uint32_t r
 #endif
     return mapped;
 }
+__device__ __forceinline__ uint32_t rank_in_cluster() {
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+// At a barrier of another block; its address is mapped. Orders nothing but what has ended before (products that were
+// waited for): with a release it would wait for all of this thread's memory.
+__device__ __forceinline__ void arrive_in_block(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+                 : "memory");
+#endif
+}
 // Both addresses are mapped.
 __device__ __forceinline__ void store_in_block(uint32_t address, float value, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900

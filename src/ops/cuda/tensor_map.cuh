@@ -58,7 +58,7 @@ CUtensorMap boxes_of(const T *data, const int64_t (&sizes)[Rank],
     const CUresult status =
         encode_tensor_map()(&map, kType, Rank, const_cast<T *>(data), all_sizes, bytes, box, ones,
                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     ensure(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: status ", int(status), " for ",
            sizes[0], " columns, ", sizes[1], " rows");
     return map;
@@ -91,6 +91,25 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int row,
+                                         uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+#endif
+}
+// To the same place of all blocks of the cluster whose bit is set, and to their barriers.
+__device__ __forceinline__ void copy_box_to(uint32_t blocks, uint32_t to, const CUtensorMap *map,
+                                            int column, int row, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(uint16_t(blocks))
                  : "memory");
 #endif
 }

@@ -88,55 +88,39 @@ template <int Count> __device__ __forceinline__ void give_registers() {
 }
 
 #define LLAISYS_NAMES_4 "%0,%1,%2,%3"
-#define LLAISYS_NAMES_8 LLAISYS_NAMES_4 ",%4,%5,%6,%7"
-#define LLAISYS_SUMS_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define LLAISYS_SUMS_8(d) LLAISYS_SUMS_4(d), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-#define LLAISYS_NAMES_16 LLAISYS_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define LLAISYS_SUMS_16(d)                                                                         \
-    LLAISYS_SUMS_8(d), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), \
-        "+f"(d[14]), "+f"(d[15])
+#define LLAISYS_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define LLAISYS_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define LLAISYS_NAMES_32                                                                           \
-    "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
-    "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
-    "%16,%17,%18,%19,%20,%21,%22,%23,"                                                             \
-    "%24,%25,%26,%27,%28,%29,%30,%31"
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define LLAISYS_NAMES_48                                                                           \
-    "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
-    "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
-    "%16,%17,%18,%19,%20,%21,%22,%23,"                                                             \
-    "%24,%25,%26,%27,%28,%29,%30,%31,"                                                             \
-    "%32,%33,%34,%35,%36,%37,%38,%39,"                                                             \
-    "%40,%41,%42,%43,%44,%45,%46,%47"
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                             \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define LLAISYS_NAMES_64                                                                           \
-    "%0,%1,%2,%3,%4,%5,%6,%7,"                                                                     \
-    "%8,%9,%10,%11,%12,%13,%14,%15,"                                                               \
-    "%16,%17,%18,%19,%20,%21,%22,%23,"                                                             \
-    "%24,%25,%26,%27,%28,%29,%30,%31,"                                                             \
-    "%32,%33,%34,%35,%36,%37,%38,%39,"                                                             \
-    "%40,%41,%42,%43,%44,%45,%46,%47,"                                                             \
-    "%48,%49,%50,%51,%52,%53,%54,%55,"                                                             \
-    "%56,%57,%58,%59,%60,%61,%62,%63"
-#define LLAISYS_SUMS_32(d)                                                                         \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define LLAISYS_SUMS_48(d)                                                                         \
-    LLAISYS_SUMS_32(d), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),           \
-        "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), \
-        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-#define LLAISYS_SUMS_64(d)                                                                         \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), \
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), \
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), \
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), \
-        "+f"(d[63])
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                             \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                             \
+    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define LLAISYS_NAMES_96                                                                           \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                             \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                             \
+    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                             \
+    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                             \
+    "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define LLAISYS_SUMS_AT(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define LLAISYS_SUMS_4(d) LLAISYS_SUMS_AT(d, 0)
+#define LLAISYS_SUMS_8_AT(d, i) LLAISYS_SUMS_AT(d, i), LLAISYS_SUMS_AT(d, i + 4)
+#define LLAISYS_SUMS_16_AT(d, i) LLAISYS_SUMS_8_AT(d, i), LLAISYS_SUMS_8_AT(d, i + 8)
+#define LLAISYS_SUMS_32_AT(d, i) LLAISYS_SUMS_16_AT(d, i), LLAISYS_SUMS_16_AT(d, i + 16)
+#define LLAISYS_SUMS_64_AT(d, i) LLAISYS_SUMS_32_AT(d, i), LLAISYS_SUMS_32_AT(d, i + 32)
+#define LLAISYS_SUMS_8(d) LLAISYS_SUMS_8_AT(d, 0)
+#define LLAISYS_SUMS_16(d) LLAISYS_SUMS_16_AT(d, 0)
+#define LLAISYS_SUMS_32(d) LLAISYS_SUMS_32_AT(d, 0)
+#define LLAISYS_SUMS_48(d) LLAISYS_SUMS_32_AT(d, 0), LLAISYS_SUMS_16_AT(d, 32)
+#define LLAISYS_SUMS_64(d) LLAISYS_SUMS_64_AT(d, 0)
+#define LLAISYS_SUMS_96(d) LLAISYS_SUMS_64_AT(d, 0), LLAISYS_SUMS_32_AT(d, 64)
 
 template <typename T> struct Wgmma;
 
@@ -151,7 +135,7 @@ template <typename T> struct Wgmma;
                      : "l"(a), "l"(b), "r"(adds));                                                 \
     }
 
-// along:  sums[64, N] (+)= a[64, 16] * b[N, 16]^T, N 8 to 128, both in shared memory, k along the rows
+// along:  sums[64, N] (+)= a[64, 16] * b[N, 16]^T, N 8 to 192, both in shared memory, k along the rows
 // down:   sums[64, N] += a[64, 16] * b[16, N], a in registers (as of mma.m16n8k16), k down the rows
 #define LLAISYS_WGMMA(Type, NAME)                                                                  \
     template <> struct Wgmma<Type> {                                                               \
@@ -161,6 +145,7 @@ template <typename T> struct Wgmma;
         LLAISYS_ALONG(32, "64", "%32", "%33", "%34", NAME)                                         \
         LLAISYS_ALONG(48, "96", "%48", "%49", "%50", NAME)                                         \
         LLAISYS_ALONG(64, "128", "%64", "%65", "%66", NAME)                                        \
+        LLAISYS_ALONG(96, "192", "%96", "%97", "%98", NAME)                                        \
         static __device__ __forceinline__ void down(float (&d)[64], const uint32_t *a,             \
                                                     uint64_t b) {                                  \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                              \
@@ -188,15 +173,22 @@ LLAISYS_WGMMA(f16, "f16")
 #undef LLAISYS_ALONG
 #undef LLAISYS_NAMES_4
 #undef LLAISYS_NAMES_8
-#undef LLAISYS_SUMS_4
-#undef LLAISYS_SUMS_8
 #undef LLAISYS_NAMES_16
-#undef LLAISYS_SUMS_16
 #undef LLAISYS_NAMES_32
 #undef LLAISYS_NAMES_48
 #undef LLAISYS_NAMES_64
+#undef LLAISYS_NAMES_96
+#undef LLAISYS_SUMS_AT
+#undef LLAISYS_SUMS_8_AT
+#undef LLAISYS_SUMS_16_AT
+#undef LLAISYS_SUMS_32_AT
+#undef LLAISYS_SUMS_64_AT
+#undef LLAISYS_SUMS_4
+#undef LLAISYS_SUMS_8
+#undef LLAISYS_SUMS_16
 #undef LLAISYS_SUMS_32
 #undef LLAISYS_SUMS_48
 #undef LLAISYS_SUMS_64
+#undef LLAISYS_SUMS_96
 
 } // namespace llaisys::ops::cuda

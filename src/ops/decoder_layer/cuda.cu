@@ -5,12 +5,13 @@
 //   to 96        norm, then a product with the same epilogues (wide_ring.cuh), where it is the fastest
 //   more         norm, one cuBLASLt product over the weights that lie together, and for attention
 //                a kernel that adds the biases, turns queries and keys and fills the cache; swiglu
-//                by itself
+//                by itself, or for rows enough to fill its tiles inside gated_product.cuh
 //
 // Bound by reading the weights up to 64 rows, and by what a processor takes in from there on.
 #include "ops/decoder_layer/cuda.hpp"
 
 #include "ops/cuda/few_rows.cuh"
+#include "ops/cuda/gated_product.cuh"
 #include "ops/cuda/norm_rows.cuh"
 #include "ops/cuda/visit.cuh"
 #include "ops/cuda/wide_ring.cuh"
@@ -113,6 +114,24 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     cuda::finish_qkv<T>(cuda_stream, pairs, pairs.q, pairs.q_row, n);
 }
 
+// Norm, then the product that never writes gate and up; false where it cannot or is not the fastest.
+template <typename T>
+bool run_gated(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+               const cuda::SwigluUse<T> &use) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    if (cuda_stream.is_exact || !cuda::has_gated_product(cuda_stream) ||
+        !cuda::fills_gated_tiles(cuda_stream, residual.size(0), use.n) ||
+        norm.normed.stride(0) % 8 != 0 || use.n % 8 != 0 || use.ldo % 8 != 0 ||
+        reinterpret_cast<uintptr_t>(use.out) % 16 != 0) {
+        return false;
+    }
+    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    cuda::run_gated_product<T>(
+        cuda_stream, use.out, use.ldo, reinterpret_cast<const T *>(norm.normed.data()),
+        norm.normed.stride(0), use.gate, use.up, residual.size(0), use.n, use.k);
+    return true;
+}
+
 // False where the plain operators must do.
 template <typename T>
 bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
@@ -127,7 +146,8 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     if (residual.size(0) > cuda::most_fused_rows(cuda_stream)) {
         return run_wide<T>(stream, residual, norm, use,
-                           cuda::wide_mlp_input(residual.size(0), use.k));
+                           cuda::wide_mlp_input(residual.size(0), use.k)) ||
+               run_gated<T>(stream, residual, norm, use);
     }
     cuda::run_few_rows<T>(cuda_stream, few_rows_input(stream, residual, norm), use);
     return true;
