@@ -30,7 +30,6 @@ constexpr int kBoxGroups = 2;    // warpgroups that compute
 constexpr int kBoxThreads = (kBoxGroups * 4 + 2) * kWarp;
 constexpr int kBoxMostSlots = 16;
 constexpr uint32_t kBoxBarrierBytes = 1024;
-constexpr uint32_t kBoxChunk = kBoxColumns * 2; // bytes of a row
 
 struct BoxProduct {
     const void *x; // [m, k], rows ldx apart
@@ -82,8 +81,8 @@ inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int co
     const int n_atoms = n / kBoxAtom;
     s.atoms = (n_atoms + clusters - 1) / std::max(1, clusters);
     s.chunks = (k / kBoxColumns + s.cluster - 1) / s.cluster;
-    const uint32_t weights = uint32_t(s.atoms * kBoxAtom) * kBoxChunk;
-    const uint32_t x = uint32_t(columns) * kBoxChunk;
+    const uint32_t weights = uint32_t(s.atoms * kBoxAtom) * kBoxRowBytes;
+    const uint32_t x = uint32_t(columns) * kBoxRowBytes;
     const size_t slot = tuning.slot_bytes > 0 ? tuning.slot_bytes : usual.slot_bytes;
     s.chunks_a_slot = std::clamp(int(slot / (weights + x)), 1, std::max(1, s.chunks / 3));
     s.x_at = uint32_t(s.chunks_a_slot) * weights;
@@ -99,7 +98,7 @@ inline BoxShape box_shape(const device::CudaStream &stream, int n, int k, int co
     s.n_slots = std::min({std::max(3, int(ring / s.slot_bytes)), wanted, kBoxMostSlots});
     s.early_slots = std::clamp(int(early / s.slot_bytes), 1, s.n_slots);
     // A tile may look past the weights of the last chunk: at anything, its sums are dropped.
-    const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kBoxAtom * kBoxChunk;
+    const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kBoxAtom * kBoxRowBytes;
     s.sums_at = (kBoxBarrierBytes + uint32_t(s.n_slots) * s.slot_bytes + past + 127) / 128 * 128;
     const auto own = uint32_t((s.atoms + s.cluster - 1) / s.cluster);
     s.bytes = s.sums_at + uint32_t(s.cluster * s.step) * own * uint32_t(columns) * kBoxAtom * 4;
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(kBoxThreads, 3)
     }
     wait_for_input();
     if (group < n_groups) {
-        const uint32_t weights = uint32_t(shape.atoms * kBoxAtom) * kBoxChunk; // of a chunk
+        const uint32_t weights = uint32_t(shape.atoms * kBoxAtom) * kBoxRowBytes; // of a chunk
         float sums[Columns / 2] = {};
         // All of this is the same for the warp and without branches, so that the compiler keeps it out of the
         // way of the products. One loop, too: of two, one in the other, it makes products that wait for each
@@ -173,9 +172,10 @@ __global__ void __launch_bounds__(kBoxThreads, 3)
         for (int chunk = first_own; chunk < own_chunks; chunk += shape.step) {
             barrier_wait(full + uint32_t(slot) * 8, parity);
             const uint32_t at = ring + uint32_t(slot) * shape.slot_bytes;
-            multiply_chunk<T>(
-                sums, at + uint32_t(in_slot) * weights + uint32_t(tile * 4 * kBoxAtom) * kBoxChunk,
-                at + shape.x_at + uint32_t(in_slot * Columns) * kBoxChunk);
+            multiply_chunk<T>(sums,
+                              at + uint32_t(in_slot) * weights +
+                                  uint32_t(tile * 4 * kBoxAtom) * kBoxRowBytes,
+                              at + shape.x_at + uint32_t(in_slot * Columns) * kBoxRowBytes);
             if (before >= 0 && threadIdx.x % 128 == 0) {
                 barrier_arrive(empty + uint32_t(before) * 8);
             }

@@ -29,7 +29,6 @@ constexpr int kGatedGroup = 128; // threads of a warpgroup
 constexpr int kGatedThreads = 3 * kGatedGroup;
 constexpr int kGatedTogether = 4096; // rows that are gone through before the next ones
 constexpr int kGatedHalves = 2;      // of 64 rows, a warpgroup
-constexpr uint32_t kBoxRowBytes = kBoxColumns * 2;
 constexpr uint32_t kGatedXBytes = kGatedRows * kBoxRowBytes;
 constexpr uint32_t kGatedPartBytes = kGatedOutputs * kBoxRowBytes; // gate or up
 constexpr uint32_t kGatedSlotBytes = kGatedXBytes + 2 * kGatedPartBytes;

@@ -16,6 +16,7 @@
 namespace llaisys::ops::cuda {
 
 constexpr int kBoxColumns = 64;
+constexpr uint32_t kBoxRowBytes = kBoxColumns * 2;
 
 // The driver's cuTensorMapEncodeTiled; null where it has none.
 using EncodeTensorMap = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
@@ -94,6 +95,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 #endif
 }
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int a,
+                                         int b, int c, int d, uint32_t barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier), "l"(policy)
+                 : "memory");
+#endif
+}
+// Of a map of two dimensions, whatever the second-level cache makes of it: to this block, or to the same place of all
+// blocks of the cluster whose bit is set, and to their barriers.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int row,
                                          uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -103,22 +115,12 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 #endif
 }
-// To the same place of all blocks of the cluster whose bit is set, and to their barriers.
 __device__ __forceinline__ void copy_box_to(uint32_t blocks, uint32_t to, const CUtensorMap *map,
                                             int column, int row, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(uint16_t(blocks))
-                 : "memory");
-#endif
-}
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int a,
-                                         int b, int c, int d, uint32_t barrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier), "l"(policy)
                  : "memory");
 #endif
 }

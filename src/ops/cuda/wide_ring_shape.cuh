@@ -14,9 +14,8 @@ constexpr int kWideMostAtoms = 20; // of a block
 constexpr int kWideThreads = kWideMostAtoms * kWarp + 2 * kWarp;
 constexpr int kWideMostSlots = 24;
 constexpr uint32_t kWideBarrierBytes = 1024;
-constexpr uint32_t kWideChunk = kBoxColumns * 2;     // bytes of a row
-constexpr uint32_t kWideAtomBytes = 16 * kWideChunk; // of a chunk
-constexpr uint32_t kWidePieceBytes = kWarp * 16;     // sums of an atom and 8 rows of x
+constexpr uint32_t kWideAtomBytes = 16 * kBoxRowBytes; // of a chunk
+constexpr uint32_t kWidePieceBytes = kWarp * 16;       // sums of an atom and 8 rows of x
 
 // How a product is cut; measured inside decode steps (docs/performance.md).
 struct WideTuning {
@@ -55,14 +54,14 @@ WideShape wide_shape(const device::CudaStream &stream, const AtomPlaces<T> &plac
     s.all_chunks = int((k + kBoxColumns - 1) / kBoxColumns);
     s.chunks = (s.all_chunks + s.cluster - 1) / s.cluster;
     s.x_at = uint32_t(s.atoms) * kWideAtomBytes;
-    s.slot_bytes = s.x_at + uint32_t(columns) * kWideChunk;
+    s.slot_bytes = s.x_at + uint32_t(columns) * kBoxRowBytes;
     s.n_slots =
         std::min({std::max(2, int(tuning.ring_bytes / s.slot_bytes)), s.chunks, kWideMostSlots});
     s.early_slots = std::clamp(int(tuning.early_bytes / s.x_at), 1, s.n_slots);
     // Four atoms may reach past those of the last slot: to anything, its sums are dropped.
     const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kWideAtomBytes;
     const uint32_t end = kWideBarrierBytes + uint32_t(s.n_slots) * s.slot_bytes;
-    const uint32_t x = uint32_t(columns) * kWideChunk;
+    const uint32_t x = uint32_t(columns) * kBoxRowBytes;
     s.sums_at = end + std::max(past, x) - x;
     const auto pieces = uint32_t(s.atoms * columns / 8);
     const auto cluster = uint32_t(s.cluster);

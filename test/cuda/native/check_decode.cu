@@ -15,8 +15,7 @@ using namespace check;
 
 namespace {
 
-constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
-constexpr int kBlock = 16;                 // entries of a page
+constexpr int kBlock = 16; // entries of a page
 constexpr int kD = 128;
 
 // One launch over lists of these entries against the twin.

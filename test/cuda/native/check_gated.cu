@@ -11,8 +11,6 @@ using namespace check;
 
 namespace {
 
-constexpr double kPeak = 793e12; // bf16 operations a second of an H200, as measured
-
 template <typename T>
 __global__ void naive_kernel(float *out, const T *x, int ldx, const T *gate, const T *up, int n,
                              int k) {

@@ -15,8 +15,6 @@ using namespace check;
 
 namespace {
 
-constexpr double kPeak = 793e12; // bf16 operations a second of an H200, as measured
-
 // A block for each token and head; the scores of up to kMostKeys entries in shared memory.
 constexpr int kMostKeys = 10000;
 template <typename T> __global__ void naive_kernel(AttentionArgs args, int d, float *out) {

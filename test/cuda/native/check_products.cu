@@ -17,9 +17,7 @@ using namespace llaisys::device;
 
 namespace {
 
-constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
-constexpr double kPeak = 793e12;           // bf16 operations a second
-constexpr int kFew = 8, kAllOfThem = 64;   // proposals
+constexpr int kFew = 8, kAllOfThem = 64; // proposals
 constexpr size_t kWorkspace = size_t(64) << 20;
 constexpr size_t kCold = size_t(256)
                          << 20; // bytes of weights that are gone through before any comes again

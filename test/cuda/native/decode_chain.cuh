@@ -18,8 +18,7 @@ namespace check {
 
 using namespace llaisys::ops::cuda;
 
-inline constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
-inline constexpr int kBlock = 16;                 // entries of a page
+inline constexpr int kBlock = 16; // entries of a page
 
 struct Model {
     const char *name;

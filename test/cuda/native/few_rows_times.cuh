@@ -10,8 +10,6 @@ namespace check {
 
 using namespace llaisys::ops::cuda;
 
-inline constexpr double kReadBandwidth = 4.39e12; // of an H200, as measured
-
 struct Shape {
     const char *name;
     int n, k;
