@@ -109,7 +109,7 @@ $(VENV)/.installed: $(SOURCES) $(VENV)/.base
 
 build: $(VENV)/.installed ## set up .venv, build the core, install the package
 
-# The default model has a head that drafts (docs/speculative.md); with ARGS that is the user's choice.
+# The default model has a head that drafts (docs/guides/speculative_decoding.md); with ARGS that is the user's choice.
 DRAFTS = {"method": "eagle", "num_speculative_tokens": 6}
 
 run: $(VENV)/.installed ## serve the default model with the web chat (ARGS="..." as for `llaisys serve`)

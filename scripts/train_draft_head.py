@@ -8,7 +8,7 @@ The model answers prompts, in torch; then a layer is trained to say what the mod
 torch, and a GPU to be done in minutes; the library need not be built. Written are, for each kind,
 OUT/KIND/model.safetensors and config.json, which `--speculative-config '{"method": "eagle",
 "model": "heads/eagle"}'` opens, and README.md, which says what the head was trained on and how
-often its drafts are right. docs/speculative.md has the recipe.
+often its drafts are right. docs/guides/speculative_decoding.md has the recipe.
 """
 
 from __future__ import annotations

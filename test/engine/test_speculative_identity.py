@@ -1,5 +1,5 @@
 """The same answers, bit for bit, from a real decoder with each proposer as with none: tokens, text,
-log-probabilities, ends. `LLAISYS_TEST_REQUESTS=1000` is the whole check; docs/speculative.md has
+log-probabilities, ends. `LLAISYS_TEST_REQUESTS=1000` is the whole check; docs/guides/speculative_decoding.md has
 what it said."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "llaisys"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INSIDE = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir())
 SOURCES = ("include", "src", "python", "webui", "test", "scripts", "docs", "cmake", "examples")
 # engine/core.py and the like are said from python/llaisys.
@@ -19,7 +19,7 @@ NAMED = re.compile(
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_paths_exist(page: Path) -> None:
     missing = []
     for name in NAMED.findall(page.read_text()):
@@ -31,7 +31,7 @@ def test_named_paths_exist(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = LINK.findall(page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []

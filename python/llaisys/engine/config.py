@@ -125,7 +125,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Drafts: where they come from and how many; the names are vLLM's. See docs/speculative.md."""
+    """Drafts: where they come from and how many; the names are vLLM's. See docs/guides/speculative_decoding.md."""
 
     method: str = option(
         "ngram",

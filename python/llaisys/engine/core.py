@@ -31,7 +31,7 @@ logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
 MAX_STEPS_OUT = 2  # one runs, the other is ready to
-# Where "auto" steps ahead: where it was measured to pay (docs/performance.md).
+# Where "auto" steps ahead: where it was measured to pay (docs/internals/measurements/performance.md).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
 T = TypeVar("T")

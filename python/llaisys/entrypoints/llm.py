@@ -121,7 +121,7 @@ class LLM(VectorCalls, Closing):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a conversation, as the model's chat template writes it. Where that knows
-        no tools, they are described in the system prompt; see docs/tools.md."""
+        no tools, they are described in the system prompt; see docs/guides/tools.md."""
         client = self._open()
         prepared: Messages = messages
         listed = None

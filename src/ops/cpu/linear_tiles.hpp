@@ -9,7 +9,7 @@
 // x 32 values x 16 outputs. There a block of k of a strip stays in the first cache while the rows of
 // the task pass by from the second one; sums wait in memory between blocks. Five of the eight tiles
 // are used, for 32 rows x 16 outputs: loads cost more than with 32 x 32, but a core whose other thread
-// uses tiles as well is a quarter faster this way (docs/performance.md).
+// uses tiles as well is a quarter faster this way (docs/internals/measurements/performance.md).
 #pragma once
 
 #include "device/cpu/tiles.hpp"

@@ -22,7 +22,7 @@ constexpr int64_t kSumGroups = 4;                                   // whose sum
 constexpr int64_t kSumInts = 2 * kTileHeight * kQuantPanel;         // of one group, in two halves
 constexpr int64_t kSumRow = kQuantPanel * int64_t(sizeof(int32_t)); // bytes
 
-// Products of so many rows and more use tiles; fewer were as fast or faster without (docs/performance.md).
+// Products of so many rows and more use tiles; fewer were as fast or faster without (docs/internals/measurements/performance.md).
 // Weights of 8 bits need no unpacking there, and two scales in 32 values leave tiles a quarter of their depth.
 constexpr int64_t min_tile_rows(const QuantLayout &layout) {
     return layout.bits == 8 || layout.is_split ? 64 : 32;

@@ -12,7 +12,7 @@
 // lets the next one in only when it has asked for all but the last of its own: then memory is never without
 // requests, and the two do not take turns. How much shared memory a block takes decides whether the next
 // one finds room beside it, and whether two of one kernel do: then the processors that come free first get
-// two and the others none, and half of them cannot read as fast as memory gives (docs/performance.md).
+// two and the others none, and half of them cannot read as fast as memory gives (docs/internals/measurements/performance.md).
 #pragma once
 
 #include "ops/cuda/bulk.cuh"

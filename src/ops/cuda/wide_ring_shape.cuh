@@ -17,7 +17,7 @@ constexpr uint32_t kWideBarrierBytes = 1024;
 constexpr uint32_t kWideAtomBytes = 16 * kBoxRowBytes; // of a chunk
 constexpr uint32_t kWidePieceBytes = kWarp * 16;       // sums of an atom and 8 rows of x
 
-// How a product is cut; measured inside decode steps (docs/performance.md).
+// How a product is cut; measured inside decode steps (docs/internals/measurements/performance.md).
 struct WideTuning {
     int cluster = 1;
     size_t ring_bytes = 128 << 10, early_bytes = 64 << 10;

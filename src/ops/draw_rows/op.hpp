@@ -1,5 +1,5 @@
 // What a draw needs of whole rows of logits, for devices whose rows are not the host's. The maths is
-// base/drawing.hpp and docs/sampling.md; the results are those of runtime/runner/sampler_math.cpp, bit
+// base/drawing.hpp and docs/guides/sampling.md; the results are those of runtime/runner/sampler_math.cpp, bit
 // for bit. On a CPU these are the plain twins of the others' kernels: its Sampler reads the rows where
 // they are.
 #pragma once

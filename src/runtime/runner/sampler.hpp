@@ -1,5 +1,5 @@
 // Turns rows of logits into tokens. The contract of the parameters is LlaisysSamplingMetadata in
-// include/llaisys/runtime/infer_types.h, the exact maths is docs/sampling.md.
+// include/llaisys/runtime/infer_types.h, the exact maths is docs/guides/sampling.md.
 //
 // A row's token depends on nothing but the row's logits, its parameters and the history of its
 // sequence: not on the other rows, the number of threads, or what was drawn before.

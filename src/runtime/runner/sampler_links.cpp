@@ -1,5 +1,5 @@
 // The links of the sampler chain: a sampler is a function here and a row of the table below. The maths
-// of each is docs/sampling.md.
+// of each is docs/guides/sampling.md.
 #include "runtime/runner/sampler_links.hpp"
 
 #include "runtime/runner/sampler_rng.hpp"

@@ -29,7 +29,7 @@ MAX_PENDING = 256  # rows of a sequence that wait for the next draft; more are c
 # does not draft pays for few rows when it tries again.
 MAX_IDLE, LATEST = 32, 16
 # A draft goes on while the head gives all of it this chance to be right: what was best on chat
-# (docs/speculative.md).
+# (docs/guides/speculative_decoding.md).
 SURE = 0.45
 
 Features = NDArray[np.float32]
