@@ -78,8 +78,8 @@ stage tests 240 "${run_pytest[@]}" test/cuda
 for tool in memcheck synccheck racecheck; do
   stage "$tool" 90 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool "$tool" \
     --error-exitcode 1 --print-limit 5 "${run_pytest[@]}" test/cuda/test_cuda_ops.py
-  stage "$tool of draws" 60 compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
-    "$build/check_draws" small
+  stage "$tool of sample_rows" 60 compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
+    "$build/check_sample_rows" small
 done
 for shape in qwen2.5-1.5b qwen2.5-7b; do
   stage "benchmark $shape" 120 "$python" scripts/bench_compare_vllm.py --engine ours \

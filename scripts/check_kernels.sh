@@ -30,7 +30,7 @@ elif ! { cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS
 fi
 mkdir -p python/llaisys/lib
 ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
-programs=("$build"/check_one_row "$build"/check_row_ring "$build"/check_box_ring "$build"/check_wide_ring "$build"/check_gated "$build"/check_skinny "$build"/check_decode "$build"/check_prefill "$build"/check_draws)
+programs=("$build"/check_one_row "$build"/check_row_ring "$build"/check_box_ring "$build"/check_wide_ring "$build"/check_gated "$build"/check_skinny "$build"/check_decode "$build"/check_prefill "$build"/check_sample_rows)
 chain="$build"/check_decode_chain
 
 run() { # seconds, command...

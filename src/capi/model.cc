@@ -211,9 +211,9 @@ int32_t llaisysModelDraws(LlaisysModel *model, int64_t *on_device, int64_t *on_h
     return guard([&] {
         not_null(on_device, "on_device");
         not_null(on_host, "on_host");
-        const runtime::ModelRunner::Draws &draws = not_null(model, "model")->runner().draws();
-        *on_device = draws.on_device;
-        *on_host = draws.on_host;
+        const runtime::ModelRunner::Samples &samples = not_null(model, "model")->runner().samples();
+        *on_device = samples.on_device;
+        *on_host = samples.on_host;
     });
 }
 

@@ -181,7 +181,7 @@ struct Rig {
         options.n_slots = 16;
         options.max_positions = 100;
         options.max_ubatch = max_ubatch;
-        options.draws_on_cpu = true;
+        options.samples_on_cpu = true;
         return options;
     }
     int32_t step(const Step &step) { return runner.step(step.view()); }

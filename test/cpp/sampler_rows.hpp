@@ -1,4 +1,4 @@
-// Rows of sampling parameters and draws from them; for the tests of the sampler. To be included
+// Rows of sampling parameters and samples from them; for the tests of the sampler. To be included
 // once.
 #pragma once
 
@@ -104,9 +104,9 @@ struct Columns {
     }
 };
 
-inline std::vector<int32_t> draw(Sampler &sampler, const std::vector<float> &logits,
-                                 const std::vector<Row> &rows,
-                                 const std::vector<uint32_t> &masks = {}) {
+inline std::vector<int32_t> sample(Sampler &sampler, const std::vector<float> &logits,
+                                   const std::vector<Row> &rows,
+                                   const std::vector<uint32_t> &masks = {}) {
     const Columns columns(rows, masks);
     std::vector<int32_t> ids(rows.size(), -1);
     sampler.sample(logits.data(), int32_t(int64_t(logits.size()) / sampler.vocab()),
@@ -114,23 +114,23 @@ inline std::vector<int32_t> draw(Sampler &sampler, const std::vector<float> &log
     return ids;
 }
 
-inline int32_t draw_one(const std::vector<float> &logits, const Row &row) {
+inline int32_t sample_one(const std::vector<float> &logits, const Row &row) {
     Sampler sampler(stream(), int64_t(logits.size()));
-    return draw(sampler, logits, {row})[0];
+    return sample(sampler, logits, {row})[0];
 }
 
-// What the row draws at 300 positions: an 'x' for each id that came, a '.' for one that did not.
-inline std::string drawn_ids(const std::vector<float> &logits, const Row &row) {
+// What the row samples at 300 positions: an 'x' for each id that came, a '.' for one that did not.
+inline std::string sampled_ids(const std::vector<float> &logits, const Row &row) {
     Sampler sampler(stream(), int64_t(logits.size()));
     std::vector<Row> rows(300, row);
     for (size_t r = 0; r < rows.size(); ++r) {
         rows[r].position = int64_t(r);
     }
-    std::string drawn(logits.size(), '.');
-    for (const int32_t id : draw(sampler, logits, rows)) {
-        drawn[size_t(id)] = 'x';
+    std::string sampled(logits.size(), '.');
+    for (const int32_t id : sample(sampler, logits, rows)) {
+        sampled[size_t(id)] = 'x';
     }
-    return drawn;
+    return sampled;
 }
 
 inline std::vector<float> random_logits(std::mt19937 &random, size_t n, float spread) {

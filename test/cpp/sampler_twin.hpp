@@ -42,12 +42,12 @@ struct Twin {
         x = kept;
     }
     void apply(uint8_t kind, const Row &row, const std::vector<int64_t> &prompt,
-               const std::vector<int64_t> &drawn) {
+               const std::vector<int64_t> &sampled) {
         std::vector<int32_t> ids = order();
         const std::vector<double> p = probabilities();
         if (kind == kPenalties) {
             for (size_t i = 0; i < x.size(); ++i) {
-                const auto n = std::count(drawn.begin(), drawn.end(), int64_t(i));
+                const auto n = std::count(sampled.begin(), sampled.end(), int64_t(i));
                 if (n > 0 || std::count(prompt.begin(), prompt.end(), int64_t(i)) > 0) {
                     x[i] = x[i] > 0 ? x[i] / double(row.repetition) : x[i] * double(row.repetition);
                 }
@@ -139,7 +139,7 @@ struct Twin {
 };
 
 inline Twin twin_of(const float *logits, int64_t vocab, const Row &row,
-                    const std::vector<int64_t> &prompt, const std::vector<int64_t> &drawn,
+                    const std::vector<int64_t> &prompt, const std::vector<int64_t> &sampled,
                     const std::vector<uint32_t> &masks) {
     Twin twin;
     for (int64_t i = 0; i < vocab; ++i) {
@@ -154,7 +154,7 @@ inline Twin twin_of(const float *logits, int64_t vocab, const Row &row,
         twin.x[size_t(entry.first)] += double(entry.second);
     }
     for (const uint8_t kind : row.chain) {
-        twin.apply(kind, row, prompt, drawn);
+        twin.apply(kind, row, prompt, sampled);
     }
     return twin;
 }

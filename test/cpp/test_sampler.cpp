@@ -1,6 +1,6 @@
-// The sampler link by link, and its independence of batch and threads. Its pieces, what it draws,
+// The sampler link by link, and its independence of batch and threads. Its pieces, what it samples,
 // its logprobs and bad input have files of their own: test_sampler_pieces.cpp,
-// test_sampler_distributions.cpp, test_sampler_logprobs.cpp, test_sampler_input.cpp; what it draws
+// test_sampler_distributions.cpp, test_sampler_logprobs.cpp, test_sampler_input.cpp; what it samples
 // from a device's findings: test_sampler_reduced.cpp.
 #include "sampler_rows.hpp"
 
@@ -13,13 +13,13 @@ using namespace sampler_test;
 TEST(temperature_zero_takes_the_most_likely_and_lowest_id) {
     Row row;
     row.temperature = 0;
-    CHECK_EQ(draw_one({1, 5, 5, 2}, row), 1);
+    CHECK_EQ(sample_one({1, 5, 5, 2}, row), 1);
     row.top_k = 3;
     row.top_p = 0.1f;
     row.min_p = 1;
-    CHECK_EQ(draw_one({1, 5, 5, 2}, row), 1);
+    CHECK_EQ(sample_one({1, 5, 5, 2}, row), 1);
     row.bias = {{1, -kInf}, {3, 3.5f}};
-    CHECK_EQ(draw_one({1, 5, 5, 2}, row), 3);
+    CHECK_EQ(sample_one({1, 5, 5, 2}, row), 3);
     row.chain = {};
     row.bias.clear();
     row.seed = 1; // without its link the temperature does not count
@@ -27,14 +27,14 @@ TEST(temperature_zero_takes_the_most_likely_and_lowest_id) {
     Sampler sampler(stream(), 4);
     for (int64_t i = 0; i < 200; ++i) {
         row.position = i;
-        seen[size_t(draw(sampler, {1, 1, 1, 1}, {row})[0])] += 1;
+        seen[size_t(sample(sampler, {1, 1, 1, 1}, {row})[0])] += 1;
     }
     CHECK(*std::min_element(seen.begin(), seen.end()) > 10);
 }
 
 TEST(ties_at_the_edge_keep_the_lowest_ids) {
     const std::vector<float> logits{1, 3, 2, 2, 2, 0};
-    const auto support = [&](const Row &row) { return drawn_ids(logits, row); };
+    const auto support = [&](const Row &row) { return sampled_ids(logits, row); };
     Row row;
     row.top_k = 3;
     CHECK_EQ(support(row), ".xxx..");
@@ -62,7 +62,7 @@ TEST(typical_p_keeps_what_surprises_as_expected) {
     const auto support = [&](float typical_p) {
         Row row;
         row.typical_p = typical_p;
-        return drawn_ids(logits, row);
+        return sampled_ids(logits, row);
     };
     CHECK_EQ(support(0.01f), ".x..."); // at least one, and not the most likely
     CHECK_EQ(support(0.24f), ".x...");
@@ -73,7 +73,7 @@ TEST(typical_p_keeps_what_surprises_as_expected) {
     greedy.temperature = 0;
     greedy.typical_p = 0.2f;
     greedy.chain = {kTypical, kTemperature};
-    CHECK_EQ(draw_one(logits, greedy), 1);
+    CHECK_EQ(sample_one(logits, greedy), 1);
 }
 
 TEST(top_n_sigma_keeps_what_is_near_the_best_logit) {
@@ -83,7 +83,7 @@ TEST(top_n_sigma_keeps_what_is_near_the_best_logit) {
         Row row;
         row.top_n_sigma = n;
         row.temperature = temperature;
-        return drawn_ids(logits, row);
+        return sampled_ids(logits, row);
     };
     for (const float temperature : {1.0f, 3.0f}) { // both sides scale with it
         CHECK_EQ(support(0.5f, temperature), "x.....");
@@ -94,8 +94,8 @@ TEST(top_n_sigma_keeps_what_is_near_the_best_logit) {
     CHECK_EQ(support(0, 3), "x.xx.x");
     Row row;
     row.top_n_sigma = 1;
-    CHECK_EQ(draw_one({1, kInf, 2}, row), 1);
-    CHECK(draw_one({2, 2, 2}, row) >= 0);
+    CHECK_EQ(sample_one({1, kInf, 2}, row), 1);
+    CHECK(sample_one({2, 2, 2}, row) >= 0);
 }
 
 TEST(xtc_keeps_the_least_likely_of_the_top_tokens) {
@@ -106,18 +106,18 @@ TEST(xtc_keeps_the_least_likely_of_the_top_tokens) {
     row.chain = {kXtc, kTemperature};
     row.xtc_probability = 1;
     row.xtc_threshold = 0.2f; // the two best are above it
-    CHECK_EQ(draw_one(logits, row), 3);
+    CHECK_EQ(sample_one(logits, row), 3);
     row.xtc_threshold = 0.1f; // and the third
-    CHECK_EQ(draw_one(logits, row), 2);
+    CHECK_EQ(sample_one(logits, row), 2);
     row.xtc_threshold = 0.3f; // only one is: it stays
-    CHECK_EQ(draw_one(logits, row), 1);
+    CHECK_EQ(sample_one(logits, row), 1);
     row.xtc_threshold = 0.6f; // more than half: neutral
-    CHECK_EQ(draw_one(logits, row), 1);
+    CHECK_EQ(sample_one(logits, row), 1);
     row.xtc_threshold = 0.2f;
     row.xtc_probability = 0.3f;
     int times = 0;
     for (row.position = 0; row.position < 2000; ++row.position) {
-        times += draw_one(logits, row) == 3;
+        times += sample_one(logits, row) == 3;
     }
     CHECK(times > 500 && times < 700);
 }
@@ -132,33 +132,33 @@ TEST(the_order_of_the_chain_matters) {
     row.top_k = 1;
     row.presence = 5;
     row.chain = {kTopK, kPenalties};
-    CHECK_EQ(draw(sampler, logits, {row})[0], 0);
+    CHECK_EQ(sample(sampler, logits, {row})[0], 0);
     row.chain = {kPenalties, kTopK};
-    CHECK_EQ(draw(sampler, logits, {row})[0], 1);
+    CHECK_EQ(sample(sampler, logits, {row})[0], 1);
     row.temperature = 0; // also where a temperature of 0 ends the chain
     row.chain = {kTopK, kPenalties, kTemperature};
-    CHECK_EQ(draw(sampler, logits, {row})[0], 0);
+    CHECK_EQ(sample(sampler, logits, {row})[0], 0);
     row.chain = {kTemperature, kPenalties};
-    CHECK_EQ(draw(sampler, logits, {row})[0], 0);
+    CHECK_EQ(sample(sampler, logits, {row})[0], 0);
     row.chain = {kPenalties, kTemperature, kTopK};
-    CHECK_EQ(draw(sampler, logits, {row})[0], 1);
+    CHECK_EQ(sample(sampler, logits, {row})[0], 1);
 }
 
-TEST(penalties_count_prompt_and_drawn_tokens_as_documented) {
+TEST(penalties_count_prompt_and_sampled_tokens_as_documented) {
     Sampler sampler(stream(), 4);
-    const std::vector<int64_t> prompt{0, 0, 1}, drawn{1, 2, 2};
+    const std::vector<int64_t> prompt{0, 0, 1}, sampled{1, 2, 2};
     Row row;
     row.seq = 9;
     row.temperature = 0;
     row.n_logprobs = 0;
-    const auto best = [&](std::vector<float> logits) { return draw(sampler, logits, {row})[0]; };
+    const auto best = [&](std::vector<float> logits) { return sample(sampler, logits, {row})[0]; };
     sampler.reset(9, prompt.data(), 3);
-    sampler.accept(9, drawn.data(), 3);
+    sampler.accept(9, sampled.data(), 3);
     row.presence = 1; // 0 was in the prompt only
     CHECK_EQ(best({1, 1.9f, 1.9f, -9}), 0);
     CHECK_EQ(best({1, 2.1f, 1.9f, -9}), 1);
     row.presence = 0;
-    row.frequency = 1; // 1 was drawn once, 2 twice
+    row.frequency = 1; // 1 was sampled once, 2 twice
     CHECK_EQ(best({1, 1.9f, 2.9f, -9}), 0);
     CHECK_EQ(best({1, 1.5f, 3.1f, -9}), 2);
     row.frequency = 0;
@@ -168,7 +168,7 @@ TEST(penalties_count_prompt_and_drawn_tokens_as_documented) {
     CHECK_EQ(best({-1, -1.2f, -1.3f, -2.1f}), 0);
     sampler.reset(9, nullptr, 0); // empty again
     CHECK_EQ(best({3, 3, 3, 1.6f}), 0);
-    sampler.accept(9, drawn.data(), 1);
+    sampler.accept(9, sampled.data(), 1);
     CHECK_EQ(best({1, 3, 1.2f, 1.6f}), 3);
     sampler.forget(9);
     CHECK_EQ(best({1, 3, 1.2f, 1.6f}), 1);
@@ -182,8 +182,8 @@ TEST(sampling_does_not_change_the_history) {
     Row row;
     row.presence = 0.5f;
     row.seed = 4;
-    const std::vector<int32_t> first = draw(sampler, {1, 1, 1}, std::vector<Row>(50, row));
-    CHECK(first == draw(sampler, {1, 1, 1}, std::vector<Row>(50, row)));
+    const std::vector<int32_t> first = sample(sampler, {1, 1, 1}, std::vector<Row>(50, row));
+    CHECK(first == sample(sampler, {1, 1, 1}, std::vector<Row>(50, row)));
 }
 
 TEST(masks_and_bans_leave_only_what_is_allowed) {
@@ -198,13 +198,13 @@ TEST(masks_and_bans_leave_only_what_is_allowed) {
         std::vector<Row> rows(3);
         rows[1].mask = 1;
         rows[2].mask = 0;
-        const std::vector<int32_t> ids = draw(sampler, logits, rows, masks);
+        const std::vector<int32_t> ids = sample(sampler, logits, rows, masks);
         CHECK_EQ(ids[1], int32_t(vocab - 1));
         CHECK_EQ(ids[2], ids[0]);
         rows[1].bias = {{int32_t(vocab - 1), -kInf}};
-        CHECK_THROWS(draw(sampler, logits, rows, masks), "row 1", "no token left");
+        CHECK_THROWS(sample(sampler, logits, rows, masks), "row 1", "no token left");
         rows[1].bias = {{0, 100.0f}}; // a bias does not bring back what the mask took
-        CHECK_EQ(draw(sampler, logits, rows, masks)[1], int32_t(vocab - 1));
+        CHECK_EQ(sample(sampler, logits, rows, masks)[1], int32_t(vocab - 1));
     }
 }
 
@@ -217,11 +217,11 @@ TEST(a_row_without_a_token_is_an_error_whatever_the_chain) {
             row.top_k = 1;
             row.top_p = 0.5f;
             row.min_p = 0.5f;
-            CHECK_THROWS(draw_one({-kInf, kNaN, -kInf}, row), "row 0", "no token left");
-            CHECK_THROWS(draw_one({kNaN, kNaN}, row), "internal error", "output row 0", "NaN");
-            CHECK_THROWS(draw_one({kNaN}, row), "NaN");
-            CHECK_EQ(draw_one({-kInf, kNaN, -200.0f}, row), 2);
-            CHECK_EQ(draw_one({1, kInf, 2}, row), 1);
+            CHECK_THROWS(sample_one({-kInf, kNaN, -kInf}, row), "row 0", "no token left");
+            CHECK_THROWS(sample_one({kNaN, kNaN}, row), "internal error", "output row 0", "NaN");
+            CHECK_THROWS(sample_one({kNaN}, row), "NaN");
+            CHECK_EQ(sample_one({-kInf, kNaN, -200.0f}, row), 2);
+            CHECK_EQ(sample_one({1, kInf, 2}, row), 1);
         }
     }
 }
@@ -229,12 +229,12 @@ TEST(a_row_without_a_token_is_an_error_whatever_the_chain) {
 TEST(extreme_logits_and_temperatures_stay_finite) {
     Row row;
     row.temperature = std::numeric_limits<float>::denorm_min();
-    CHECK_EQ(draw_one({1, 3, 2.9999f}, row), 1);
+    CHECK_EQ(sample_one({1, 3, 2.9999f}, row), 1);
     row.temperature = std::numeric_limits<float>::max();
-    CHECK(draw_one({-3e38f, 3e38f, 0}, row) >= 0);
+    CHECK(sample_one({-3e38f, 3e38f, 0}, row) >= 0);
     row.temperature = 1;
-    CHECK_EQ(draw_one({-3e38f, 3e38f, 0}, row), 1);
-    CHECK_EQ(draw_one({7}, row), 0);
+    CHECK_EQ(sample_one({-3e38f, 3e38f, 0}, row), 1);
+    CHECK_EQ(sample_one({7}, row), 0);
 }
 
 TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
@@ -274,7 +274,7 @@ TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
 
 // -- Independence --------------------------------------------------------------------------------
 
-TEST(a_row_draws_the_same_alone_in_any_batch_and_with_any_threads) {
+TEST(a_row_samples_the_same_alone_in_any_batch_and_with_any_threads) {
     std::mt19937 random(21);
     const int64_t vocab = 1501;
     const std::vector<float> logits = random_logits(random, size_t(6 * vocab), 2);
@@ -297,7 +297,7 @@ TEST(a_row_draws_the_same_alone_in_any_batch_and_with_any_threads) {
     Sampler single(stream(1), vocab);
     single.accept(0, tokens.data(), 3);
     for (const Row &row : rows) {
-        alone.push_back(draw(single, logits, {row})[0]);
+        alone.push_back(sample(single, logits, {row})[0]);
         const LlaisysLogprobs l = single.logprobs(0);
         CHECK_EQ(l.n, row.n_logprobs + 1);
         values.emplace_back(l.logprobs, l.logprobs + l.n);
@@ -314,7 +314,7 @@ TEST(a_row_draws_the_same_alone_in_any_batch_and_with_any_threads) {
             for (const size_t i : order) {
                 batch.push_back(rows[i]);
             }
-            const std::vector<int32_t> ids = draw(sampler, logits, batch);
+            const std::vector<int32_t> ids = sample(sampler, logits, batch);
             for (size_t i = 0; i < order.size(); ++i) {
                 CHECK_EQ(ids[i], alone[order[i]]);
                 const LlaisysLogprobs l = sampler.logprobs(int32_t(i));
@@ -337,7 +337,7 @@ TEST(null_columns_mean_their_neutral_values) {
     for (int32_t r = 0; r < 3; ++r) {
         rows[size_t(r)].output = r;
     }
-    CHECK(draw(sampler, logits, rows) == std::vector<int32_t>(ids, ids + 3));
+    CHECK(sample(sampler, logits, rows) == std::vector<int32_t>(ids, ids + 3));
     CHECK_EQ(sampler.logprobs(2).n, 0);
     plain.n_rows = 0;
     sampler.sample(nullptr, 0, plain, nullptr); // nothing to do

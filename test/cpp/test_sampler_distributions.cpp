@@ -1,4 +1,4 @@
-// What the sampler draws: exact small distributions, and random chains against the twin.
+// What the sampler samples: exact small distributions, and random chains against the twin.
 #include "sampler_twin.hpp"
 
 #include "runtime/runner/sampler_rng.hpp"
@@ -7,7 +7,7 @@ using namespace sampler_test;
 
 namespace {
 
-// 100,000 draws over positions; the statistic has the degrees of freedom of the support - 1.
+// 100,000 samples over positions; the statistic has the degrees of freedom of the support - 1.
 double chi_square(const std::vector<float> &logits, Row row, const std::vector<double> &expected,
                   int *impossible) {
     Sampler sampler(stream(2), int64_t(logits.size()));
@@ -18,7 +18,7 @@ double chi_square(const std::vector<float> &logits, Row row, const std::vector<d
         for (int r = 0; r < n_rows; ++r) {
             rows[size_t(r)].position = call * n_rows + r;
         }
-        for (const int32_t id : draw(sampler, logits, rows)) {
+        for (const int32_t id : sample(sampler, logits, rows)) {
             counts[size_t(id)] += 1;
         }
     }
@@ -36,8 +36,8 @@ double chi_square(const std::vector<float> &logits, Row row, const std::vector<d
 
 } // namespace
 
-// Bounds: chi-square exceeds df + 5 sqrt(2 df) + 10 with a chance below 1e-5; the draws are fixed.
-TEST(draws_follow_small_distributions) {
+// Bounds: chi-square exceeds df + 5 sqrt(2 df) + 10 with a chance below 1e-5; the samples are fixed.
+TEST(samples_follow_small_distributions) {
     const std::vector<float> logits{0.3f, -1.2f, 2.0f, 0.0f, 1.1f, -kInf, 0.9f, kNaN};
     std::vector<Row> rows(7);
     rows[1].temperature = 0.6f;
@@ -72,9 +72,9 @@ TEST(nothing_truncates_a_chain_without_truncation) {
     CHECK(statistic > freedom - 5 * std::sqrt(2 * freedom) - 10);
 }
 
-TEST(random_chains_draw_what_the_twin_draws) {
+TEST(random_chains_sample_what_the_twin_samples) {
     std::mt19937 random(11);
-    int doubtful_draws = 0, draws = 0;
+    int doubtful_samples = 0, samples = 0;
     for (int round = 0; round < 400; ++round) {
         const size_t vocab = std::vector<size_t>{1, 5, 33, 700, 3001}[random() % 5];
         std::vector<float> logits = random_logits(random, vocab, round % 3 == 0 ? 0.2f : 3.0f);
@@ -108,17 +108,17 @@ TEST(random_chains_draw_what_the_twin_draws) {
         if (vocab > 1 && random() % 4 == 0) {
             row.bias.push_back({int32_t(token()), -kInf});
         }
-        std::vector<int64_t> prompt(random() % 20), drawn(random() % 20);
+        std::vector<int64_t> prompt(random() % 20), sampled(random() % 20);
         std::generate(prompt.begin(), prompt.end(), token);
-        std::generate(drawn.begin(), drawn.end(), token);
+        std::generate(sampled.begin(), sampled.end(), token);
 
-        const Twin twin = twin_of(logits.data(), int64_t(vocab), row, prompt, drawn, masks);
+        const Twin twin = twin_of(logits.data(), int64_t(vocab), row, prompt, sampled, masks);
         if (twin.order().empty()) {
             continue;
         }
         Sampler sampler(stream(2), int64_t(vocab));
         sampler.reset(3, prompt.data(), int32_t(prompt.size()));
-        sampler.accept(3, drawn.data(), int32_t(drawn.size()));
+        sampler.accept(3, sampled.data(), int32_t(sampled.size()));
         row.seq = 3;
         row.seed = random();
         std::vector<Row> rows(20, row);
@@ -126,25 +126,25 @@ TEST(random_chains_draw_what_the_twin_draws) {
             rows[r].position = int64_t(r);
             rows[r].choice = int32_t(r % 3);
         }
-        const std::vector<int32_t> ids = draw(sampler, logits, rows, masks);
+        const std::vector<int32_t> ids = sample(sampler, logits, rows, masks);
         for (size_t r = 0; r < rows.size(); ++r) {
             bool doubtful = false;
             const double u = uniform(row.seed, rows[r].choice, rows[r].position);
             const int32_t expected = twin.pick(u, &doubtful);
-            ++draws;
-            doubtful_draws += doubtful;
+            ++samples;
+            doubtful_samples += doubtful;
             if (!doubtful) {
                 CHECK_EQ(ids[r], expected);
             }
         }
     }
-    CHECK(draws > 5000);
-    CHECK(doubtful_draws < draws / 20);
+    CHECK(samples > 5000);
+    CHECK(doubtful_samples < samples / 20);
 }
 
 TEST(xtc_excludes_what_the_twin_excludes) {
     std::mt19937 random(12);
-    int excluded = 0, draws = 0;
+    int excluded = 0, samples = 0;
     for (int round = 0; round < 1500; ++round) {
         const size_t vocab = std::vector<size_t>{1, 2, 5, 33, 700}[random() % 5];
         std::vector<float> logits = random_logits(random, vocab, round % 3 == 0 ? 0.2f : 3.0f);
@@ -173,9 +173,9 @@ TEST(xtc_excludes_what_the_twin_excludes) {
         const int32_t expected = twin.pick(uniform(row.seed, 0, row.position), &doubtful);
         excluded += twin.order().size() != plain.order().size();
         if (!doubtful) {
-            ++draws;
-            CHECK_EQ(draw_one(logits, row), expected);
+            ++samples;
+            CHECK_EQ(sample_one(logits, row), expected);
         }
     }
-    CHECK(draws > 1000 && excluded > 100 && excluded < 1200);
+    CHECK(samples > 1000 && excluded > 100 && excluded < 1200);
 }

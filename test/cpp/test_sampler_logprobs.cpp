@@ -1,4 +1,4 @@
-// What the sampler says of the probabilities it drew from.
+// What the sampler says of the probabilities it sampled from.
 #include "sampler_rows.hpp"
 
 #include <cmath>
@@ -17,7 +17,7 @@ TEST(logprobs_are_those_of_the_raw_row) {
     row.temperature = 0.1f;
     row.top_k = 1;
     row.n_logprobs = 3;
-    CHECK_EQ(draw(sampler, logits, {row})[0], 0);
+    CHECK_EQ(sample(sampler, logits, {row})[0], 0);
     LlaisysLogprobs l = sampler.logprobs(0);
     CHECK_EQ(l.n, 4);
     CHECK_EQ(l.sampled_rank, 4);
@@ -27,12 +27,12 @@ TEST(logprobs_are_those_of_the_raw_row) {
         CHECK(std::fabs(double(l.logprobs[i]) -
                         (double(logits[size_t(expected[i])]) - std::log(sum))) < 1e-6);
     }
-    row.n_logprobs = 7; // two of seven cannot be drawn at all
-    draw(sampler, logits, {row});
+    row.n_logprobs = 7; // two of seven cannot be sampled at all
+    sample(sampler, logits, {row});
     CHECK_EQ(sampler.logprobs(0).n, 6);
     row.n_logprobs = 0;
     row.bias = {{1, -kInf}};
-    draw(sampler, logits, {row});
+    sample(sampler, logits, {row});
     l = sampler.logprobs(0);
     CHECK_EQ(l.n, 1);
     CHECK_EQ(l.ids[0], 3);
@@ -47,7 +47,7 @@ TEST(logprobs_of_infinite_logits_are_numbers) {
     Sampler sampler(stream(), 3);
     Row row;
     row.n_logprobs = 3;
-    draw(sampler, {kInf, 1, kInf}, {row});
+    sample(sampler, {kInf, 1, kInf}, {row});
     const LlaisysLogprobs l = sampler.logprobs(0);
     CHECK_EQ(l.n, 4);
     CHECK(std::fabs(double(l.logprobs[0]) + std::log(2.0)) < 1e-6);

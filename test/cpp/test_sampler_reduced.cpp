@@ -1,7 +1,7 @@
-// Draws from what a device finds out about its rows are those from the rows. The device here is naive.
+// Samples from what a device finds out about its rows are those from the rows. The device here is naive.
 #include "sampler_rows.hpp"
 
-#include "runtime/runner/device_draw.hpp"
+#include "runtime/runner/device_sampler.hpp"
 #include "runtime/runner/sampler_links.hpp"
 
 #include <cmath>
@@ -49,7 +49,7 @@ struct NaiveDevice {
         return {sum, int32_t(pick(weights.data(), blocks.data(), vocab, u * sum))};
     }
 
-    std::vector<float> adjusted(const DrawPlan &plan, size_t r) const {
+    std::vector<float> adjusted(const SamplingPlan &plan, size_t r) const {
         const float *from = logits.data() + plan.rows[r] * vocab;
         std::vector<float> row(from, from + vocab);
         const int64_t words = (vocab + 31) / 32;
@@ -64,15 +64,15 @@ struct NaiveDevice {
         }
         for (int32_t i = plan.history_offsets[r]; i < plan.history_offsets[r + 1]; ++i) {
             float &x = row[size_t(plan.history_tokens[size_t(i)])];
-            const float drawn = float(plan.history_drawn[size_t(i)]);
+            const float sampled = float(plan.history_sampled[size_t(i)]);
             x = x > 0 ? x / plan.penalties[3 * r] : x * plan.penalties[3 * r];
-            x -= plan.penalties[3 * r + 2] * drawn;
-            x -= drawn > 0 ? plan.penalties[3 * r + 1] : 0.0f;
+            x -= plan.penalties[3 * r + 2] * sampled;
+            x -= sampled > 0 ? plan.penalties[3 * r + 1] : 0.0f;
         }
         return row;
     }
 
-    ReducedRows reduce(const DrawPlan &plan) {
+    ReducedRows reduce(const SamplingPlan &plan) {
         for (size_t at = 0; at < logits.size(); at += size_t(vocab)) {
             best_of(logits.data() + at, &raw_ids, &raw_values);
         }
@@ -161,10 +161,10 @@ std::vector<float> some_logits(std::mt19937 &random, int64_t vocab, int32_t n_ou
 
 } // namespace
 
-TEST(what_a_device_finds_out_draws_what_the_rows_draw) {
+TEST(what_a_device_finds_out_samples_what_the_rows_sample) {
     std::mt19937 random(5);
     size_t n_fetched = 0;
-    size_t n_drawn = 0;
+    size_t n_sampled = 0;
     for (const int64_t vocab : {1, 5, 200, 256, 257, 511, 513, 3000}) {
         constexpr int32_t kOutputs = 3;
         Sampler sampler(stream(), vocab);
@@ -189,7 +189,7 @@ TEST(what_a_device_finds_out_draws_what_the_rows_draw) {
                 logprobs.back().push_back(float(l.sampled_rank));
                 logprobs.back().insert(logprobs.back().end(), l.ids, l.ids + l.n);
             }
-            DrawPlan plan;
+            SamplingPlan plan;
             if (!sampler.plan(view, kOutputs, device.k, &plan)) {
                 continue;
             }
@@ -208,24 +208,24 @@ TEST(what_a_device_finds_out_draws_what_the_rows_draw) {
                 CHECK(now == logprobs[size_t(r)]);
             }
             n_fetched += device.n_fetched;
-            n_drawn += rows.size();
+            n_sampled += rows.size();
         }
     }
-    CHECK(n_drawn > 3000);
-    CHECK(n_fetched > n_drawn / 50); // both roads were taken
-    CHECK(n_fetched < n_drawn / 2);
+    CHECK(n_sampled > 3000);
+    CHECK(n_fetched > n_sampled / 50); // both roads were taken
+    CHECK(n_fetched < n_sampled / 2);
 }
 
 // Through the operators of a device, of which the CPU's are the twins, and back: ids and logprobs. Of a
-// row's history the draw before has the last token, or the Sampler has all of it.
-TEST(what_a_device_draws_is_what_the_rows_draw) {
+// row's history the sample before has the last token, or the Sampler has all of it.
+TEST(what_a_device_samples_is_what_the_rows_sample) {
     std::mt19937 random(17);
     int n_open = 0;
     int n_made = 0;
     for (const int64_t vocab : {1, 5, 200, 256, 257, 513, 3000}) {
         constexpr int32_t kOutputs = 3;
         Sampler sampler(stream(), vocab), behind(stream(), vocab);
-        DeviceDraw device(stream());
+        DeviceSampler device(stream());
         const std::vector<int64_t> prompt{0, vocab / 2, vocab - 1};
         for (Sampler *each : {&sampler, &behind}) {
             each->reset(7, prompt.data(), 3);
@@ -247,9 +247,9 @@ TEST(what_a_device_draws_is_what_the_rows_draw) {
             for (const Row &row : rows) {
                 late.push_back(row.seq == 7 ? 1 : -1);
             }
-            DrawPlan plan;
-            behind.plan(view, kOutputs, DeviceDraw::most_best(vocab), &plan, late.data());
-            if (plan.ahead == DrawPlan::Ahead::no) {
+            SamplingPlan plan;
+            behind.plan(view, kOutputs, DeviceSampler::most_best(vocab), &plan, late.data());
+            if (plan.ahead == SamplingPlan::Ahead::no) {
                 continue;
             }
             std::vector<float> values = some_logits(random, vocab, kOutputs);
@@ -259,10 +259,10 @@ TEST(what_a_device_draws_is_what_the_rows_draw) {
             Tensor logits = Tensor::create({kOutputs, vocab}, LLAISYS_DTYPE_F32);
             logits.load(values.data(), size_t(logits.bytes()));
             std::vector<int32_t> whole(rows.size()), made(rows.size(), -1);
-            device.queue(rows_before); // its row 1 draws `last`
+            device.queue(rows_before); // its row 1 samples `last`
             const int place = device.queue(logits, plan);
             if (!device.finish(place, view, made.data())) {
-                CHECK(plan.ahead == DrawPlan::Ahead::perhaps);
+                CHECK(plan.ahead == SamplingPlan::Ahead::perhaps);
                 CHECK_EQ(made[0], -1);
                 ++n_open;
                 continue;
@@ -270,11 +270,11 @@ TEST(what_a_device_draws_is_what_the_rows_draw) {
             ++n_made;
             sampler.sample(values.data(), kOutputs, view, whole.data());
             CHECK(whole == made);
-            CHECK_EQ(device.drawn().as<int64_t>()[device.drawn_row(view, 3)], made[3]);
+            CHECK_EQ(device.sampled().as<int64_t>()[device.sampled_row(view, 3)], made[3]);
             if (device.found(place).ids == nullptr) {
                 continue;
             }
-            behind.note_drawn(device.found(place), view, made.data());
+            behind.note_sampled(device.found(place), view, made.data());
             for (int32_t r = 0; r < int32_t(rows.size()); ++r) {
                 const LlaisysLogprobs a = sampler.logprobs(r), b = behind.logprobs(r);
                 CHECK_EQ(a.n, b.n);
@@ -294,7 +294,7 @@ TEST(a_row_without_a_token_says_why_as_the_whole_row_does) {
     row.bias = {{0, -kInf}, {1, -kInf}, {2, -kInf}, {3, -kInf}};
     const Columns columns({row});
     NaiveDevice device(4, {1, 2, 3, 4});
-    DrawPlan plan;
+    SamplingPlan plan;
     CHECK(sampler.plan(columns.view(4), 1, 4, &plan));
     const ReducedRows found = device.reduce(plan);
     const auto fetch = [&](const std::vector<int32_t> &rows) { return device.fetch(rows); };
@@ -303,7 +303,7 @@ TEST(a_row_without_a_token_says_why_as_the_whole_row_does) {
     CHECK_EQ(id, 77);
 }
 
-TEST(what_a_row_is_drawn_from) {
+TEST(what_a_row_is_sampled_from) {
     const SamplerHistory::Entries history{{1, 0}};
     const auto kind = [&](auto change) {
         Row row;

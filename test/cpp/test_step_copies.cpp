@@ -1,4 +1,4 @@
-// What a step begins and ends with: bytes that come to the device, tokens that the step before drew.
+// What a step begins and ends with: bytes that come to the device, tokens that the step before sampled.
 #include "check.hpp"
 #include "ops/step_copies/op.hpp"
 
@@ -16,25 +16,25 @@ const device::Stream &stream() {
 // 16 numbers, of which the first 3 are tokens and the 9th on where these come from.
 struct Arena {
     std::shared_ptr<Storage> memory = std::make_shared<Storage>(LLAISYS_DEVICE_CPU, 0, 128);
-    ops::DrawnTokens drawn{Tensor::on(memory, 0, {3}, LLAISYS_DTYPE_I64),
-                           Tensor::on(memory, 64, {3}, LLAISYS_DTYPE_I32),
-                           Tensor::create({2}, LLAISYS_DTYPE_I64)};
+    ops::SampledTokens sampled{Tensor::on(memory, 0, {3}, LLAISYS_DTYPE_I64),
+                               Tensor::on(memory, 64, {3}, LLAISYS_DTYPE_I32),
+                               Tensor::create({2}, LLAISYS_DTYPE_I64)};
 };
 
 } // namespace
 
-TEST(drawn_tokens_take_the_places_that_name_them) {
+TEST(sampled_tokens_take_the_places_that_name_them) {
     Arena arena;
-    arena.drawn.drawn.as<int64_t>()[0] = 70;
-    arena.drawn.drawn.as<int64_t>()[1] = 71;
+    arena.sampled.sampled.as<int64_t>()[0] = 70;
+    arena.sampled.sampled.as<int64_t>()[1] = 71;
     std::vector<int64_t> host(16, 5);
     auto *sources = reinterpret_cast<int32_t *>(host.data() + 8);
     sources[0] = 1;
     sources[1] = -1;
     sources[2] = 0;
     const auto *from = reinterpret_cast<const std::byte *>(host.data());
-    ops::bring_in(stream(), arena.memory->data(), from, 128, &arena.drawn);
-    const auto *tokens = arena.drawn.tokens.as<int64_t>();
+    ops::bring_in(stream(), arena.memory->data(), from, 128, &arena.sampled);
+    const auto *tokens = arena.sampled.tokens.as<int64_t>();
     CHECK_EQ(tokens[0], 71);
     CHECK_EQ(tokens[1], 5);
     CHECK_EQ(tokens[2], 70);
@@ -47,13 +47,13 @@ TEST(drawn_tokens_take_the_places_that_name_them) {
 
 TEST(memory_that_is_its_own_source_is_only_filled_in) {
     Arena arena;
-    arena.drawn.drawn.as<int64_t>()[1] = 9;
+    arena.sampled.sampled.as<int64_t>()[1] = 9;
     for (int i = 0; i < 3; ++i) {
-        arena.drawn.sources.as<int32_t>()[i] = i == 2 ? 1 : -1;
+        arena.sampled.sources.as<int32_t>()[i] = i == 2 ? 1 : -1;
     }
-    ops::bring_in(stream(), arena.memory->data(), arena.memory->data(), 128, &arena.drawn);
-    CHECK_EQ(arena.drawn.tokens.as<int64_t>()[2], 9);
-    CHECK_EQ(arena.drawn.tokens.as<int64_t>()[1], 0);
+    ops::bring_in(stream(), arena.memory->data(), arena.memory->data(), 128, &arena.sampled);
+    CHECK_EQ(arena.sampled.tokens.as<int64_t>()[2], 9);
+    CHECK_EQ(arena.sampled.tokens.as<int64_t>()[1], 0);
 }
 
 TEST(what_is_not_whole_units_or_lies_elsewhere_is_refused) {
@@ -63,9 +63,9 @@ TEST(what_is_not_whole_units_or_lies_elsewhere_is_refused) {
     std::byte *to = arena.memory->data();
     CHECK_THROWS(ops::bring_in(stream(), to, from, 24), "bring_in", "bytes", "24", "16");
     CHECK_THROWS(ops::bring_out(stream(), to + 8, from, 16), "bring_out", "multiples of 16");
-    CHECK_THROWS(ops::bring_in(stream(), to, from, 64, &arena.drawn), "sources", "elsewhere");
-    arena.drawn.tokens = Tensor::create({3}, LLAISYS_DTYPE_I64);
-    CHECK_THROWS(ops::bring_in(stream(), to, from, 128, &arena.drawn), "tokens", "elsewhere");
-    arena.drawn.tokens = Tensor::create({2}, LLAISYS_DTYPE_I64);
-    CHECK_THROWS(ops::bring_in(stream(), to, from, 128, &arena.drawn), "sources");
+    CHECK_THROWS(ops::bring_in(stream(), to, from, 64, &arena.sampled), "sources", "elsewhere");
+    arena.sampled.tokens = Tensor::create({3}, LLAISYS_DTYPE_I64);
+    CHECK_THROWS(ops::bring_in(stream(), to, from, 128, &arena.sampled), "tokens", "elsewhere");
+    arena.sampled.tokens = Tensor::create({2}, LLAISYS_DTYPE_I64);
+    CHECK_THROWS(ops::bring_in(stream(), to, from, 128, &arena.sampled), "sources");
 }

@@ -1,4 +1,4 @@
-// Launched steps: their order, tokens that the step before draws, failures and what is behind them.
+// Launched steps: their order, tokens that the step before samples, failures and what is behind them.
 #include "fake_device.hpp"
 #include "fake_model.hpp"
 
@@ -13,8 +13,8 @@ using namespace fake;
 namespace {
 
 // Greedy over the rows of a step, with logprobs where asked for; other numbers are neutral at first.
-struct Draw {
-    explicit Draw(int32_t n, double n_logprobs = -1)
+struct Sample {
+    explicit Sample(int32_t n, double n_logprobs = -1)
         : temperatures(size_t(n), 0.0), counts(size_t(n), n_logprobs), top_ks(size_t(n), 0.0),
           presences(size_t(n), 0.0), seeds(size_t(n), 5),
           numbers{{"temperature", temperatures.data()},
@@ -36,8 +36,8 @@ struct Draw {
 struct Pipe : Rig {
     using Rig::Rig;
     // The fake model's next token is the one after it.
-    int64_t launch(const Step &step, const Draw &draw) {
-        return pipeline.launch(step.view(), draw.sampling);
+    int64_t launch(const Step &step, const Sample &sample) {
+        return pipeline.launch(step.view(), sample.sampling);
     }
     int64_t collect(int64_t ticket) {
         int32_t id = -1;
@@ -48,11 +48,11 @@ struct Pipe : Rig {
 };
 
 // From the prompt 7, 8 (first) on: each `next` is launched before the token that it follows is known.
-// Returns the ticket of the last one, which draws 20. The steps outlive it.
-int64_t count_from_7(Pipe &pipe, const Draw &draw, const Step &first, const Step &next) {
-    int64_t ticket = pipe.launch(first, draw);
+// Returns the ticket of the last one, which samples 20. The steps outlive it.
+int64_t count_from_7(Pipe &pipe, const Sample &sample, const Step &first, const Step &next) {
+    int64_t ticket = pipe.launch(first, sample);
     for (int64_t expected = 9; expected < 20; ++expected) {
-        const int64_t behind = pipe.launch(next, draw);
+        const int64_t behind = pipe.launch(next, sample);
         CHECK_EQ(pipe.collect(ticket), expected);
         ticket = behind;
     }
@@ -61,11 +61,11 @@ int64_t count_from_7(Pipe &pipe, const Draw &draw, const Step &first, const Step
 
 } // namespace
 
-TEST(a_step_takes_the_token_that_the_one_before_it_draws) {
+TEST(a_step_takes_the_token_that_the_one_before_it_samples) {
     Pipe pipe;
-    const Draw draw(1);
+    const Sample sample(1);
     const Step first = tokens({7, 8}), next = tokens({-1});
-    const int64_t ticket = count_from_7(pipe, draw, first, next);
+    const int64_t ticket = count_from_7(pipe, sample, first, next);
     CHECK_EQ(pipe.collect(ticket), 20);
     CHECK(pipe.model.seen.back().visible[0] ==
           Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
@@ -74,10 +74,10 @@ TEST(a_step_takes_the_token_that_the_one_before_it_draws) {
 TEST(a_step_is_queued_while_the_one_before_it_is_on_the_device) {
     LateEvents events;
     Pipe pipe;
-    const Draw draw(1);
+    const Sample sample(1);
     const Step first = tokens({7, 8}), next = tokens({-1});
     const int64_t ticket =
-        count_from_7(pipe, draw, first, next); // each event waits for the step behind it
+        count_from_7(pipe, sample, first, next); // each event waits for the step behind it
     events.open();
     CHECK_EQ(pipe.collect(ticket), 20);
     CHECK(pipe.model.seen.back().visible[0] ==
@@ -87,7 +87,7 @@ TEST(a_step_is_queued_while_the_one_before_it_is_on_the_device) {
 TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
     LateEvents events;
     Pipe pipe;
-    Draw two(2), swapped(2);
+    Sample two(2), swapped(2);
     const std::vector<int32_t> rows = {1, 0};
     swapped.sampling.rows = rows.data();
     Step first = tokens({3, 30});
@@ -96,52 +96,53 @@ TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
     Step crossed = first;
     crossed.tokens = {-2, -1};
     const Step third = tokens({-3});
-    const Draw one(1);
-    pipe.launch(first, swapped); // draws 31, 4
+    const Sample one(1);
+    pipe.launch(first, swapped); // samples 31, 4
     const int64_t ticket = pipe.launch(crossed, two);
-    const int64_t unknown = pipe.launch(third, one); // the step before draws two
+    const int64_t unknown = pipe.launch(third, one); // the step before samples two
     events.open();
     int32_t ids[2] = {};
     CHECK_EQ(pipe.pipeline.collect(ticket, ids), LLAISYS_DECODE_OK);
     CHECK(ids[0] == 5 && ids[1] == 32);
-    CHECK_THROWS(pipe.pipeline.collect(unknown, ids), "token_ids[0] is -3", "drew 2 ids");
+    CHECK_THROWS(pipe.pipeline.collect(unknown, ids), "token_ids[0] is -3", "sampled 2 ids");
 }
 
 TEST(a_step_that_cannot_be_queued_leaves_the_one_before_it_alone) {
     LateEvents events;
     Pipe pipe;
-    const Draw draw(1);
+    const Sample sample(1);
     pipe.model.forwards_until_failure = 2;
     const Step first = tokens({7}), next = tokens({-1}), other = tokens({20});
-    const int64_t good = pipe.launch(first, draw);
-    const int64_t bad = pipe.launch(next, draw);
-    const int64_t behind = pipe.launch(other, draw);
+    const int64_t good = pipe.launch(first, sample);
+    const int64_t bad = pipe.launch(next, sample);
+    const int64_t behind = pipe.launch(other, sample);
     events.open();
     int32_t id = -1;
     CHECK_EQ(pipe.collect(good), 8);
     CHECK_THROWS(pipe.pipeline.collect(bad, &id), "the fake forward failed");
     CHECK_EQ(pipe.pipeline.collect(behind, &id), LLAISYS_DECODE_ABORTED);
-    CHECK_EQ(pipe.collect(pipe.launch(other, draw)), 21);
+    CHECK_EQ(pipe.collect(pipe.launch(other, sample)), 21);
 }
 
 TEST(a_device_that_breaks_under_a_queued_step_fails_the_step_and_not_the_process) {
     LateEvents events;
     Pipe pipe;
-    const Draw draw(1);
+    const Sample sample(1);
     const Step first = tokens({7}), other = tokens({20});
-    const int64_t queued = pipe.launch(first, draw);
+    const int64_t queued = pipe.launch(first, sample);
     events.fail();
     int32_t id = -1;
     CHECK_THROWS(pipe.pipeline.collect(queued, &id), "the fake device is broken");
-    CHECK_THROWS(pipe.pipeline.collect(pipe.launch(other, draw), &id), "the fake device is broken");
+    CHECK_THROWS(pipe.pipeline.collect(pipe.launch(other, sample), &id),
+                 "the fake device is broken");
 }
 
-TEST(a_draw_for_the_host_waits_for_the_queued_one) {
+TEST(a_sample_for_the_host_waits_for_the_queued_one) {
     LateEvents events;
     Pipe pipe;
-    const Draw draw(1), with_logprobs(1, 2);
+    const Sample sample(1), with_logprobs(1, 2);
     const Step first = tokens({7}), next = tokens({-1});
-    const int64_t a = pipe.launch(first, draw);
+    const int64_t a = pipe.launch(first, sample);
     const int64_t b = pipe.launch(next, with_logprobs);
     events.open();
     CHECK_EQ(pipe.collect(a), 8);
@@ -152,27 +153,27 @@ TEST(a_draw_for_the_host_waits_for_the_queued_one) {
 // Each event waits for the step behind it, so that none comes back before the next was queued.
 TEST(a_step_that_samples_is_queued_as_well) {
     const Step first = tokens({7, 8}), next = tokens({-1});
-    std::vector<std::vector<float>> drawn; // ids, ranks and logprobs, each way
+    std::vector<std::vector<float>> sampled; // ids, ranks and logprobs, each way
     for (const bool is_late : {false, true}) {
         std::unique_ptr<LateEvents> events = is_late ? std::make_unique<LateEvents>() : nullptr;
-        std::vector<std::unique_ptr<Draw>> draws; // of each step
+        std::vector<std::unique_ptr<Sample>> samples; // of each step
         for (uint64_t seed = 0; seed < 11; ++seed) {
-            draws.push_back(std::make_unique<Draw>(1, 2));
-            draws.back()->temperatures[0] = 3;
-            draws.back()->top_ks[0] = 20;
-            draws.back()->seeds[0] = seed;
+            samples.push_back(std::make_unique<Sample>(1, 2));
+            samples.back()->temperatures[0] = 3;
+            samples.back()->top_ks[0] = 20;
+            samples.back()->seeds[0] = seed;
         }
         Pipe pipe;
         std::vector<float> found;
-        int64_t ticket = pipe.launch(first, *draws[0]);
+        int64_t ticket = pipe.launch(first, *samples[0]);
         const auto collect = [&] {
             found.push_back(float(pipe.collect(ticket)));
             const LlaisysLogprobs logprobs = pipe.pipeline.logprobs(0);
             found.push_back(float(logprobs.sampled_rank));
             found.insert(found.end(), logprobs.logprobs, logprobs.logprobs + logprobs.n);
         };
-        for (size_t i = 1; i < draws.size(); ++i) {
-            const int64_t behind = pipe.launch(next, *draws[i]);
+        for (size_t i = 1; i < samples.size(); ++i) {
+            const int64_t behind = pipe.launch(next, *samples[i]);
             if (!is_late) {
                 pipe.pipeline.wait();
             }
@@ -183,10 +184,10 @@ TEST(a_step_that_samples_is_queued_as_well) {
             events->open();
         }
         collect();
-        drawn.push_back(found);
+        sampled.push_back(found);
     }
-    CHECK(drawn[0] == drawn[1]);
-    CHECK_EQ(drawn[0].size(), 11u * 5);
+    CHECK(sampled[0] == sampled[1]);
+    CHECK_EQ(sampled[0].size(), 11u * 5);
 }
 
 TEST(a_history_that_waits_for_the_step_before_is_complete) {
@@ -194,14 +195,14 @@ TEST(a_history_that_waits_for_the_step_before_is_complete) {
     Pipe pipe;
     const int64_t prompt = 7;
     pipe.runner.sampler().reset(0, &prompt, 1);
-    Draw draw(1);
-    draw.presences[0] = 2;
+    Sample sample(1);
+    sample.presences[0] = 2;
     const Ints seqs = {0};
-    draw.sampling.seq_ids = seqs.data();
+    sample.sampling.seq_ids = seqs.data();
     const Step step = tokens({7}); // 8 is the best behind it, and the others are all alike
-    int64_t ticket = pipe.launch(step, draw);
+    int64_t ticket = pipe.launch(step, sample);
     for (const int64_t expected : {8, 0, 1, 2}) {
-        const int64_t behind = pipe.launch(step, draw);
+        const int64_t behind = pipe.launch(step, sample);
         CHECK_EQ(pipe.collect(ticket), expected);
         ticket = behind;
     }
@@ -209,7 +210,7 @@ TEST(a_history_that_waits_for_the_step_before_is_complete) {
     CHECK_EQ(pipe.collect(ticket), 3);
 }
 
-TEST(a_draw_that_is_open_is_made_again_and_the_step_behind_it_too) {
+TEST(a_sample_that_is_open_is_made_again_and_the_step_behind_it_too) {
     LateEvents events;
     Pipe pipe(512, 0, true);
     const auto at = [](int64_t token, int64_t position) {
@@ -222,12 +223,12 @@ TEST(a_draw_that_is_open_is_made_again_and_the_step_behind_it_too) {
         return step;
     };
     const Step first = at(7, 0), second = at(-1, 1), third = at(-1, 2);
-    const Draw draw(1);
+    const Sample sample(1);
     pipe.model.lost_forward = 1;
-    const int64_t a = pipe.launch(first, draw);
-    const int64_t b = pipe.launch(second, draw);
+    const int64_t a = pipe.launch(first, sample);
+    const int64_t b = pipe.launch(second, sample);
     CHECK_EQ(pipe.collect(a), 8);
-    const int64_t c = pipe.launch(third, draw);
+    const int64_t c = pipe.launch(third, sample);
     CHECK_EQ(pipe.collect(b), 9);
     events.open();
     CHECK_EQ(pipe.collect(c), 10);
@@ -235,9 +236,9 @@ TEST(a_draw_that_is_open_is_made_again_and_the_step_behind_it_too) {
     CHECK(pipe.model.seen.back().visible[0] == Ints({7, 8, 9}));
 }
 
-TEST(ids_are_counted_in_the_order_of_the_draws) {
+TEST(ids_are_counted_in_the_order_of_the_samples) {
     Pipe pipe;
-    const Draw two(2);
+    const Sample two(2);
     Step first = tokens({3, 30});
     first.seq_ids = {0, 1};
     first.logits = {1, 1};
@@ -254,30 +255,30 @@ TEST(ids_are_counted_in_the_order_of_the_draws) {
 
 TEST(a_step_behind_a_failed_one_is_not_run) {
     Pipe pipe;
-    const Draw draw(1);
+    const Sample sample(1);
     const Step first = tokens({7}), next = tokens({-1}), other = tokens({20});
     pipe.model.forwards_until_failure = 2;
-    const int64_t good = pipe.launch(first, draw);
-    const int64_t bad = pipe.launch(next, draw);
+    const int64_t good = pipe.launch(first, sample);
+    const int64_t bad = pipe.launch(next, sample);
     CHECK_EQ(pipe.collect(good), 8);
-    const int64_t behind = pipe.launch(other, draw);
+    const int64_t behind = pipe.launch(other, sample);
     int32_t id = -1;
     CHECK_THROWS(pipe.pipeline.collect(bad, &id), "the fake forward failed");
     CHECK_EQ(pipe.pipeline.collect(behind, &id), LLAISYS_DECODE_ABORTED);
     CHECK_EQ(id, -1);
     CHECK_EQ(pipe.model.seen.size(), 2u);
-    CHECK_EQ(pipe.collect(pipe.launch(other, draw)), 21); // the failure is known: it runs
-    const int64_t unknown = pipe.launch(tokens({-2}), draw);
-    CHECK_THROWS(pipe.pipeline.collect(unknown, &id), "token_ids[0] is -2", "drew 1 ids");
+    CHECK_EQ(pipe.collect(pipe.launch(other, sample)), 21); // the failure is known: it runs
+    const int64_t unknown = pipe.launch(tokens({-2}), sample);
+    CHECK_THROWS(pipe.pipeline.collect(unknown, &id), "token_ids[0] is -2", "sampled 1 ids");
 }
 
-TEST(a_draw_that_fails_leaves_the_rows) {
+TEST(a_sample_that_fails_leaves_the_rows) {
     Pipe pipe;
     const Step step = tokens({7});
-    Draw draw(1);
-    draw.temperatures[0] = -3;
+    Sample sample(1);
+    sample.temperatures[0] = -3;
     int32_t id = -1;
-    const int64_t ticket = pipe.launch(step, draw);
+    const int64_t ticket = pipe.launch(step, sample);
     CHECK_THROWS(pipe.pipeline.collect(ticket, &id), "temperature");
     CHECK_EQ(pipe.runner.output().n_rows(), 1);
     CHECK_EQ(pipe.runner.host_rows()[8], 1.0f);
@@ -285,7 +286,7 @@ TEST(a_draw_that_fails_leaves_the_rows) {
 
 TEST(logprobs_stay_with_their_step) {
     Pipe pipe;
-    const Draw with(1, 2), without(1);
+    const Sample with(1, 2), without(1);
     const Step first = tokens({7}), next = tokens({-1});
     const int64_t a = pipe.launch(first, with);
     const int64_t b = pipe.launch(next, without);
@@ -298,19 +299,19 @@ TEST(logprobs_stay_with_their_step) {
     CHECK_THROWS(pipe.pipeline.logprobs(1), "row");
 }
 
-TEST(drawn_ids_join_the_histories_that_were_reset) {
+TEST(sampled_ids_join_the_histories_that_were_reset) {
     Pipe pipe;
     const int64_t prompt = 7;
     pipe.runner.sampler().reset(0, &prompt, 1);
-    Draw draw(1);
+    Sample sample(1);
     const Ints seqs = {0};
-    draw.sampling.seq_ids = seqs.data();
-    pipe.collect(pipe.launch(tokens({7}), draw));
+    sample.sampling.seq_ids = seqs.data();
+    pipe.collect(pipe.launch(tokens({7}), sample));
     pipe.pipeline.wait();
     CHECK(pipe.runner.sampler().has_history(0) && !pipe.runner.sampler().has_history(1));
     const Ints others = {1};
-    draw.sampling.seq_ids = others.data();
-    pipe.collect(pipe.launch(tokens({8}), draw));
+    sample.sampling.seq_ids = others.data();
+    pipe.collect(pipe.launch(tokens({8}), sample));
     CHECK(!pipe.runner.sampler().has_history(1));
 }
 
@@ -324,10 +325,10 @@ TEST(the_caller_goes_on_while_a_step_runs) {
             std::this_thread::yield();
         }
     };
-    const Draw draw(1);
+    const Sample sample(1);
     const Step first = tokens({7}), next = tokens({-1});
-    const int64_t a = pipe.launch(first, draw);
-    const int64_t b = pipe.launch(next, draw);
+    const int64_t a = pipe.launch(first, sample);
+    const int64_t b = pipe.launch(next, sample);
     while (n_inside == 0) {
         std::this_thread::yield();
     }
@@ -338,19 +339,19 @@ TEST(the_caller_goes_on_while_a_step_runs) {
 }
 
 TEST(steps_that_nobody_collects_are_bounded_and_end_with_the_pipeline) {
-    const Draw draw(1);
+    const Sample sample(1);
     const Step step = tokens({7});
     {
         Pipe pipe;
         for (size_t i = 0; i < StepPipeline::kMostLaunched; ++i) {
-            pipe.launch(step, draw);
+            pipe.launch(step, sample);
         }
-        CHECK_THROWS(pipe.launch(step, draw), "at most 8");
+        CHECK_THROWS(pipe.launch(step, sample), "at most 8");
     }
     Pipe pipe;
-    CHECK_THROWS(pipe.launch(Step(), draw), "n_tokens");
+    CHECK_THROWS(pipe.launch(Step(), sample), "n_tokens");
     Step embedded;
     embedded.embd = {1, 2, 3};
-    CHECK_THROWS(pipe.launch(embedded, draw), "embd");
+    CHECK_THROWS(pipe.launch(embedded, sample), "embd");
     pipe.pipeline.wait(); // nothing was launched
 }

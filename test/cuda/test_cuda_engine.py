@@ -88,25 +88,25 @@ def test_tokens_that_stay_on_the_device_are_the_same(directory: Path, dtype: str
     assert steps["on"] == steps["off"]
 
 
-def test_a_seed_draws_from_the_best_of_a_row_what_the_cpu_draws(directory: Path) -> None:
+def test_a_seed_samples_from_the_best_of_a_row_what_the_cpu_samples(directory: Path) -> None:
     params = SamplingParams(
         max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=7, ignore_eos=True,
         detokenize=False,
     )  # fmt: skip
-    drawn = {}
+    sampled = {}
     for device in ("cpu", "cuda"):
         with LLM(str(directory), device=device, dtype="f32", num_kv_blocks=200) as llm:
-            drawn[device] = [output.token_ids for output in llm.generate(PROMPTS, params)]
-    assert drawn["cuda"] == drawn["cpu"]
+            sampled[device] = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    assert sampled["cuda"] == sampled["cpu"]
 
 
-def test_a_seed_draws_the_tokens_of_the_cpu(directory: Path) -> None:
+def test_a_seed_samples_the_tokens_of_the_cpu(directory: Path) -> None:
     params = SamplingParams(
         max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=7, ignore_eos=True,
         repetition_penalty=1.1, detokenize=False,
     )  # fmt: skip
-    drawn = {}
+    sampled = {}
     for device in ("cpu", "cuda"):
         with LLM(str(directory), device=device, dtype="f32", num_kv_blocks=200) as llm:
-            drawn[device] = [output.token_ids for output in llm.generate(PROMPTS, params)]
-    assert drawn["cuda"] == drawn["cpu"]
+            sampled[device] = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    assert sampled["cuda"] == sampled["cpu"]

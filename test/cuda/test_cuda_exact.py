@@ -65,7 +65,7 @@ def test_a_request_alone_and_in_any_batch_has_the_same_bits(exact_llm: LLM) -> N
         assert answers(exact_llm, PROMPTS[:size])[:8] == alone[:size], size
 
 
-def test_draws_of_a_seed_do_not_depend_on_the_batch(exact_llm: LLM) -> None:
+def test_samples_of_a_seed_do_not_depend_on_the_batch(exact_llm: LLM) -> None:
     fields: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 3}
     alone = answers(exact_llm, PROMPTS[:1], **fields)
     assert answers(exact_llm, PROMPTS[:24], **fields)[:1] == alone

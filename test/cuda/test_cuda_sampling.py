@@ -1,4 +1,4 @@
-"""The sampler on the GPU: what it draws and says is what the host draws from the same whole rows.
+"""The sampler on the GPU: what it samples and says is what the host samples from the same whole rows.
 
 A chain that begins with a link which looks at whole rows but changes nothing (an XTC that never
 comes) takes the road over the host: both roads must end at the same tokens and logprobs, bit for
@@ -37,7 +37,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         yield opened
 
 
-def drawn(llm: LLM, **fields: Any) -> list[Any]:
+def sampled(llm: LLM, **fields: Any) -> list[Any]:
     asked: dict[str, Any] = {"max_tokens": 12, "seed": 11} | fields
     params = SamplingParams(ignore_eos=True, detokenize=False, **asked)
     outputs = llm.generate(PROMPTS, params)
@@ -45,7 +45,7 @@ def drawn(llm: LLM, **fields: Any) -> list[Any]:
 
 
 def places(llm: LLM) -> dict[str, int]:
-    found: dict[str, int] = llm.profile()["draws"]
+    found: dict[str, int] = llm.profile()["samples"]
     return found
 
 
@@ -80,11 +80,11 @@ MAY_NEED_WHOLE_ROWS = {"top_p", "top_p that goes far", "min_p", "min_p that goes
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_draw_on_the_device_is_that_of_the_host(llm: LLM, name: str) -> None:
+def test_a_sample_on_the_device_is_that_of_the_host(llm: LLM, name: str) -> None:
     before = places(llm)
-    on_device = drawn(llm, **CASES[name])
+    on_device = sampled(llm, **CASES[name])
     between = places(llm)
-    assert drawn(llm, **CASES[name], **OVER_THE_HOST) == on_device
+    assert sampled(llm, **CASES[name], **OVER_THE_HOST) == on_device
     after = places(llm)
     assert after["device"] == between["device"]
     assert after["host"] - between["host"] >= 12 * len(PROMPTS)
@@ -95,7 +95,7 @@ def test_a_draw_on_the_device_is_that_of_the_host(llm: LLM, name: str) -> None:
 @pytest.mark.parametrize("name", ["temperature", "as it is", "top_k", "penalties", "bias"])
 def test_without_logprobs_no_row_comes_to_the_host(llm: LLM, name: str) -> None:
     before = places(llm)
-    drawn(llm, **CASES[name])
+    sampled(llm, **CASES[name])
     after = places(llm)
     assert after["host"] == before["host"] and after["device"] > before["device"]
 
@@ -113,9 +113,9 @@ def test_requests_of_all_kinds_share_a_step(llm: LLM) -> None:
     assert run() == run(**OVER_THE_HOST)
 
 
-def test_only_allowed_tokens_are_drawn_under_a_mask(llm: LLM) -> None:
+def test_only_allowed_tokens_are_sampled_under_a_mask(llm: LLM) -> None:
     """A grammar's masks on the device and over the host."""
     allowed = {"allowed_token_ids": [3, 5, 8, 700, 999], "temperature": 1.3}
-    on_device = drawn(llm, **allowed)
+    on_device = sampled(llm, **allowed)
     assert {token for tokens, _ in on_device for token in tokens} <= {3, 5, 8, 700, 999}
-    assert drawn(llm, **allowed, **OVER_THE_HOST) == on_device
+    assert sampled(llm, **allowed, **OVER_THE_HOST) == on_device

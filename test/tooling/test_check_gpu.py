@@ -28,8 +28,8 @@ def test_a_dry_run_names_every_stage_and_touches_nothing(tmp_path):
     assert all(line.startswith("not run ") for line in report)
     stages = [line.removeprefix("not run ") for line in report]
     assert stages[:4] == ["configure", "build", "environment", "groups over NCCL"]
-    assert stages[4:7] == ["tests", "memcheck", "memcheck of draws"]
-    assert "racecheck" in stages and "racecheck of draws" in stages
+    assert stages[4:7] == ["tests", "memcheck", "memcheck of sample_rows"]
+    assert "racecheck" in stages and "racecheck of sample_rows" in stages
     assert "LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool racecheck" in ended.stdout
     assert not list(tmp_path.iterdir())
 

@@ -102,12 +102,12 @@ LLAISYS_API int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput
 /* The same for a SLOT batch. */
 LLAISYS_API int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch);
 
-/* Steps ahead: Launch queues a step and the draw of its tokens on a thread of the model's own and
+/* Steps ahead: Launch queues a step and the sample of its tokens on a thread of the model's own and
  * returns at once; Collect waits for it. They run in the order of their launches. Every other call of
  * the model waits until none runs. Not for models of several ranks.
  *
  * What input and sampling point to must stay as it is until Collect. A token id -1-j is the j-th id
- * that the step launched before draws. Drawn ids are appended to the histories of sampling.seq_ids
+ * that the step launched before samples. Sampled ids are appended to the histories of sampling.seq_ids
  * that were reset. n_rows is at most n_tokens, and at most 8 steps may be launched and not collected. */
 LLAISYS_API int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
                                        const LlaisysSamplingMetadata *sampling, int64_t *ticket);
@@ -126,18 +126,18 @@ LLAISYS_API float *llaisysModelGetLogits(LlaisysModel *model);         /* [NOutp
 LLAISYS_API float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i); /* NULL: no such row */
 /* The pointers are the model's and good until its next Step, Decode or Destroy. */
 
-/* Draws ids[n_rows]. Reads the output rows and the histories and changes neither. */
+/* Samples ids[n_rows]. Reads the output rows and the histories and changes neither. */
 LLAISYS_API int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *sampling,
                                        int32_t *ids);
 /* Of row i of the last Sample. */
 LLAISYS_API int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *logprobs);
 
-/* Rows that were drawn since the beginning: on the device, from where ids and asked-for logprobs came
- * back, and on the host from whole rows of logits. A CPU draws them all on the host. */
+/* Rows that were sampled since the beginning: on the device, from where ids and asked-for logprobs came
+ * back, and on the host from whole rows of logits. A CPU samples them all on the host. */
 LLAISYS_API int32_t llaisysModelDraws(LlaisysModel *model, int64_t *on_device, int64_t *on_host);
 
 /* The history that penalties look at. Reset starts it from the prompt (repetition counts prompt
- * tokens, frequency and presence do not); Accept appends drawn tokens; Forget frees it. A history
+ * tokens, frequency and presence do not); Accept appends sampled tokens; Forget frees it. A history
  * that was never reset is empty. */
 LLAISYS_API int32_t llaisysModelSamplerReset(LlaisysModel *model, int64_t seq_id,
                                              const int64_t *prompt, int32_t n_prompt);

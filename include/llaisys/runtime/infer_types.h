@@ -29,7 +29,7 @@ typedef struct LlaisysStepInput {
     uint32_t struct_size;
     int32_t n_tokens;         /* 1 .. INT32_MAX */
     const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary; llaisysModelLaunch also takes
-                                 -1-j, the j-th id drawn by the step launched before */
+                                 -1-j, the j-th id sampled by the step launched before */
     const float *embd;        /* [n_tokens, embd_size], used instead of token_ids when not NULL; a
                                  draft head takes both */
     const int64_t *positions; /* [n_tokens], >= 0. SLOT only: NULL derives them */
@@ -72,7 +72,7 @@ typedef enum LLAISYS_INT32_ENUM {
  *   min_p                0.0  in [0, 1]             presence_penalty    0.0  finite
  *   typical_p            1.0  in (0, 1]             frequency_penalty   0.0  finite
  *   top_n_sigma          0.0  finite, >= 0; 0 = all
- *   n_logprobs           -1   -1 .. vocabulary; -1 = none, 0 = the drawn token's, n = and the n best
+ *   n_logprobs           -1   -1 .. vocabulary; -1 = none, 0 = the sampled token's, n = and the n best
  *
  * Another name is refused. A new one does not change the layout of anything here, so the ABI version
  * stays. */
@@ -86,7 +86,7 @@ typedef struct LlaisysSamplingNumber {
  * given. The allowed-token mask, then the bias, are applied before the chain; temperature 0 takes the
  * most likely token of what is left, the lowest id first. A row that has no finite logit left is
  * refused: LLAISYS_ERROR_INVALID when mask and bias banned everything, LLAISYS_ERROR_INTERNAL when
- * the model gave only NaN (the handle stays good: NaN in, NaN out). The draw is a function of
+ * the model gave only NaN (the handle stays good: NaN in, NaN out). The sample is a function of
  * (seed, choice, position) and the row's logits. */
 typedef struct LlaisysSamplingMetadata {
     uint32_t struct_size;
@@ -95,7 +95,7 @@ typedef struct LlaisysSamplingMetadata {
     const int64_t *seq_ids; /* [n_rows]: whose history penalties look at; NULL: none */
     const LlaisysSamplingNumber *numbers; /* [n_numbers], no name twice */
     const uint64_t *seeds;                /* 0 */
-    const int64_t *positions;             /* 0: position of the token being drawn */
+    const int64_t *positions;             /* 0: position of the token being sampled */
     const int32_t *choices;               /* 0: index of the choice (n > 1) */
     const int32_t *chain_offsets;         /* [n_rows + 1] into chain; NULL: penalties, temperature,
                                              top_n_sigma, top_k, typical_p, top_p, min_p, xtc for
@@ -114,8 +114,8 @@ typedef struct LlaisysSamplingMetadata {
  * Owned by the model, valid until its next Sample, Step, Decode or Destroy. */
 typedef struct LlaisysLogprobs {
     int32_t n;             /* 0 when none were asked for; else 1 + the number of best tokens */
-    int32_t sampled_rank;  /* 1 = the drawn token was the most likely one */
-    const int32_t *ids;    /* [n]: the drawn token, then the best in falling order */
+    int32_t sampled_rank;  /* 1 = the sampled token was the most likely one */
+    const int32_t *ids;    /* [n]: the sampled token, then the best in falling order */
     const float *logprobs; /* [n] */
 } LlaisysLogprobs;
 

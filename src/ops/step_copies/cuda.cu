@@ -13,11 +13,11 @@ constexpr int64_t kUnit = sizeof(uint4);
 // Larger ones are the copy engine's: so much takes about 4 us over the bus.
 constexpr int64_t kMostBytes = 128 << 10;
 
-struct Drawn {
+struct Sampled {
     int64_t first;       // unit of tokens[0]
-    int64_t n;           // tokens; 0: none are drawn
+    int64_t n;           // tokens; 0: none are sampled
     const int2 *sources; // on the host
-    const int64_t *drawn;
+    const int64_t *sampled;
 };
 
 __device__ __forceinline__ uint4 read_from_host(const uint4 *at) { return __ldcv(at); }
@@ -29,26 +29,26 @@ __device__ __forceinline__ void put_token(uint32_t *low, uint32_t *high, int64_t
 }
 
 __global__ void __launch_bounds__(kThreads)
-    bring_in_kernel(uint4 *to, const uint4 *from, int64_t units, Drawn drawn) {
+    bring_in_kernel(uint4 *to, const uint4 *from, int64_t units, Sampled sampled) {
     cuda::allow_next();
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    const int64_t pair = i - drawn.first; // of tokens
-    const bool has_first = i < units && pair >= 0 && 2 * pair < drawn.n;
-    const bool has_second = has_first && 2 * pair + 1 < drawn.n;
+    const int64_t pair = i - sampled.first; // of tokens
+    const bool has_first = i < units && pair >= 0 && 2 * pair < sampled.n;
+    const bool has_second = has_first && 2 * pair + 1 < sampled.n;
     uint4 bits = make_uint4(0, 0, 0, 0);
     int2 source = make_int2(-1, -1);
     if (i < units) {
         bits = read_from_host(from + i);
     }
     if (has_first) {
-        source = read_from_host(drawn.sources + pair);
+        source = read_from_host(sampled.sources + pair);
     }
     cuda::wait_for_input();
     if (has_first && source.x >= 0) {
-        put_token(&bits.x, &bits.y, drawn.drawn[source.x]);
+        put_token(&bits.x, &bits.y, sampled.sampled[source.x]);
     }
     if (has_second && source.y >= 0) {
-        put_token(&bits.z, &bits.w, drawn.drawn[source.y]);
+        put_token(&bits.z, &bits.w, sampled.sampled[source.y]);
     }
     if (i < units) {
         to[i] = bits;
@@ -67,29 +67,30 @@ __global__ void __launch_bounds__(kThreads)
 
 // After a copy of the copy engine.
 __global__ void __launch_bounds__(kThreads)
-    fill_drawn_kernel(int64_t *tokens, const int32_t *sources, const int64_t *drawn, int64_t n) {
+    fill_sampled_kernel(int64_t *tokens, const int32_t *sources, const int64_t *sampled,
+                        int64_t n) {
     cuda::wait_for_input();
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i < n && sources[i] >= 0) {
-        tokens[i] = drawn[sources[i]];
+        tokens[i] = sampled[sources[i]];
     }
 }
 
 } // namespace
 
 void bring_in_cuda(const device::Stream &stream, std::byte *to, const std::byte *from,
-                   int64_t bytes, const DrawnTokens *drawn) {
+                   int64_t bytes, const SampledTokens *sampled) {
     if (bytes == 0) {
         return;
     }
     const device::CudaStream &on = device::cuda_stream_of(stream);
-    const int64_t n = drawn != nullptr ? drawn->tokens.size(0) : 0;
+    const int64_t n = sampled != nullptr ? sampled->tokens.size(0) : 0;
     if (bytes <= kMostBytes) {
-        Drawn filled{};
+        Sampled filled{};
         if (n > 0) {
-            filled = {(drawn->tokens.data() - to) / kUnit, n,
-                      reinterpret_cast<const int2 *>(from + (drawn->sources.data() - to)),
-                      drawn->drawn.as<int64_t>()};
+            filled = {(sampled->tokens.data() - to) / kUnit, n,
+                      reinterpret_cast<const int2 *>(from + (sampled->sources.data() - to)),
+                      sampled->sampled.as<int64_t>()};
         }
         return cuda::launch(on, bring_in_kernel, cuda::blocks_for(bytes / kUnit, kThreads),
                             kThreads, 0, true, reinterpret_cast<uint4 *>(to),
@@ -98,9 +99,9 @@ void bring_in_cuda(const device::Stream &stream, std::byte *to, const std::byte 
     stream.runtime().copy(to, from, size_t(bytes), device::CopyKind::host_to_device,
                           stream.native());
     if (n > 0) {
-        cuda::launch(on, fill_drawn_kernel, cuda::blocks_for(n, kThreads), kThreads, 0, true,
-                     drawn->tokens.as<int64_t>(), drawn->sources.as<int32_t>(),
-                     drawn->drawn.as<int64_t>(), n);
+        cuda::launch(on, fill_sampled_kernel, cuda::blocks_for(n, kThreads), kThreads, 0, true,
+                     sampled->tokens.as<int64_t>(), sampled->sources.as<int32_t>(),
+                     sampled->sampled.as<int64_t>(), n);
     }
 }
 

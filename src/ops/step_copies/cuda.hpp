@@ -6,7 +6,7 @@
 namespace llaisys::ops {
 
 void bring_in_cuda(const device::Stream &stream, std::byte *to, const std::byte *from,
-                   int64_t bytes, const DrawnTokens *drawn);
+                   int64_t bytes, const SampledTokens *sampled);
 void bring_out_cuda(const device::Stream &stream, std::byte *to, const std::byte *from,
                     int64_t bytes);
 

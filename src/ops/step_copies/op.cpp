@@ -21,17 +21,17 @@ void check_range(const Checks &check, const std::byte *to, const std::byte *from
     }
 }
 
-void check_drawn(const Checks &check, const DrawnTokens &drawn, const std::byte *to,
-                 int64_t bytes) {
-    const int64_t n = drawn.tokens.size(0);
-    check.vector("tokens", drawn.tokens, LLAISYS_DTYPE_I64, n);
-    check.vector("sources", drawn.sources, LLAISYS_DTYPE_I32, n);
-    check.vector("drawn", drawn.drawn, LLAISYS_DTYPE_I64, drawn.drawn.size(0));
-    for (const Tensor *part : {&drawn.tokens, &drawn.sources}) {
+void check_sampled(const Checks &check, const SampledTokens &sampled, const std::byte *to,
+                   int64_t bytes) {
+    const int64_t n = sampled.tokens.size(0);
+    check.vector("tokens", sampled.tokens, LLAISYS_DTYPE_I64, n);
+    check.vector("sources", sampled.sources, LLAISYS_DTYPE_I32, n);
+    check.vector("sampled", sampled.sampled, LLAISYS_DTYPE_I64, sampled.sampled.size(0));
+    for (const Tensor *part : {&sampled.tokens, &sampled.sources}) {
         if (part->data() < to || part->data() + part->bytes() > to + bytes ||
             !lies_on_units(part->data())) {
             fail(LLAISYS_ERROR_INVALID, check.op, ": ",
-                 part == &drawn.tokens ? "tokens" : "sources",
+                 part == &sampled.tokens ? "tokens" : "sources",
                  ": got memory elsewhere, expected a part of what is brought in, on ", kUnit,
                  " bytes");
         }
@@ -44,11 +44,11 @@ void copy_cpu(std::byte *to, const std::byte *from, int64_t bytes) {
     }
 }
 
-void fill_drawn_cpu(const DrawnTokens &drawn) {
-    for (int64_t i = 0; i < drawn.tokens.size(0); ++i) {
-        const int32_t source = drawn.sources.as<int32_t>()[i];
+void fill_sampled_cpu(const SampledTokens &sampled) {
+    for (int64_t i = 0; i < sampled.tokens.size(0); ++i) {
+        const int32_t source = sampled.sources.as<int32_t>()[i];
         if (source >= 0) {
-            drawn.tokens.as<int64_t>()[i] = drawn.drawn.as<int64_t>()[source];
+            sampled.tokens.as<int64_t>()[i] = sampled.sampled.as<int64_t>()[source];
         }
     }
 }
@@ -56,19 +56,19 @@ void fill_drawn_cpu(const DrawnTokens &drawn) {
 } // namespace
 
 void bring_in(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes,
-              const DrawnTokens *drawn) {
+              const SampledTokens *sampled) {
     const Checks check{"bring_in", stream};
     check_range(check, to, from, bytes);
-    if (drawn != nullptr) {
-        check_drawn(check, *drawn, to, bytes);
+    if (sampled != nullptr) {
+        check_sampled(check, *sampled, to, bytes);
     }
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         copy_cpu(to, from, bytes);
-        return drawn != nullptr ? fill_drawn_cpu(*drawn) : void();
+        return sampled != nullptr ? fill_sampled_cpu(*sampled) : void();
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return bring_in_cuda(stream, to, from, bytes, drawn);
+        return bring_in_cuda(stream, to, from, bytes, sampled);
 #endif
     default:
         check.no_kernel();

@@ -8,17 +8,17 @@
 
 namespace llaisys::ops {
 
-// Tokens that the step before drew: tokens[i] = drawn[sources[i]] wherever sources[i] is not negative, and
+// Tokens that the step before sampled: tokens[i] = sampled[sources[i]] wherever sources[i] is not negative, and
 // else what was brought in. tokens i64 [n] and sources i32 [n] are part of what is brought in, on 16 bytes;
-// drawn i64 [m], each source below m.
-struct DrawnTokens {
-    Tensor tokens, sources, drawn;
+// sampled i64 [m], each source below m.
+struct SampledTokens {
+    Tensor tokens, sources, sampled;
 };
 
 // `to` becomes what is in `from`, both of `bytes` bytes, a multiple of 16, and on 16 bytes; they may be the
 // same memory, of the CPU. `from` may be written again when all that is on the stream now is done.
 void bring_in(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes,
-              const DrawnTokens *drawn = nullptr);
+              const SampledTokens *sampled = nullptr);
 // The same the other way.
 void bring_out(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes);
 

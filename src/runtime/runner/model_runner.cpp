@@ -41,7 +41,7 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
       hidden_(stream.type(), stream.device_id(), model.spec().hidden_size),
       pool_(model.spec().hidden_size),
       kept_(stream.type(), stream.device_id(), model.kept_hidden()),
-      sampler_(stream, model.spec().vocabulary), arena_(stream), device_draw_(stream) {
+      sampler_(stream, model.spec().vocabulary), arena_(stream), device_sampler_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
     } else {
@@ -270,13 +270,13 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         // Settled: a captured step begins when all before it is done; a token that stands behind
         // others of its sequence sees what the step itself writes.
         metadata = metadata_.put(&arena_, n_padded, bucket > 0 && !has_runs);
-        ops::DrawnTokens drawn{input.token_ids, {}, device_draw_.drawn()};
+        ops::SampledTokens sampled{input.token_ids, {}, device_sampler_.sampled()};
         if (sources_ != nullptr) { // behind all that a recorded step looks at
-            int32_t *to = arena_.take<int32_t>({n_padded}, &drawn.sources);
+            int32_t *to = arena_.take<int32_t>({n_padded}, &sampled.sources);
             std::copy_n(sources_ + range.first, range.n, to);
             std::fill(to + range.n, to + n_padded, -1);
         }
-        arena_.upload(sources_ != nullptr ? &drawn : nullptr);
+        arena_.upload(sources_ != nullptr ? &sampled : nullptr);
     }
     metadata.kv = storage_.layers().data();
     models::ForwardOutput output;

@@ -15,7 +15,7 @@
 #include "runtime/output/output_buffer.hpp"
 #include "runtime/output/pool.hpp"
 #include "runtime/runner/attention_metadata_builder.hpp"
-#include "runtime/runner/device_draw.hpp"
+#include "runtime/runner/device_sampler.hpp"
 #include "runtime/runner/input_preparer.hpp"
 #include "runtime/runner/profile.hpp"
 #include "runtime/runner/sampler.hpp"
@@ -35,9 +35,9 @@ struct RunnerOptions {
     int32_t max_ubatch = 512;               // tokens of one forward
     // Output rows and sequences of a step for which there is room from the start; more make it grow.
     int64_t reserved_outputs = 256;
-    // Whether draws are made on the device where that can be. Its rows are the host's on a CPU, whose
+    // Whether samples are made on the device where that can be. Its rows are the host's on a CPU, whose
     // Sampler is faster there.
-    bool draws_on_cpu = false;
+    bool samples_on_cpu = false;
 };
 
 class ModelRunner {
@@ -52,28 +52,29 @@ public:
                          int32_t *ids);
     void sample(const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
-    // A step and its draw that are only queued: the next step may be queued before this one's ids are
-    // known. Plans the draw; whether the device can make all of it, and so a step with it be queued.
-    // late_rows [n_rows]: for a row whose history lacks what the draw queued before makes, its place
-    // there (drawn_row); otherwise -1. Null: there is none.
-    DrawPlan::Ahead plan_draw(const LlaisysSamplingMetadata &sampling, const int32_t *late_rows);
-    // As step, with the draw that was planned last; *place: of the draw, good until the next but one is
-    // queued. sources i32 [n_tokens]: for a token that the draw queued before makes, its place there;
+    // A step and its sample that are only queued: the next step may be queued before this one's ids are
+    // known. Plans the sample; whether the device can make all of it, and so a step with it be queued.
+    // late_rows [n_rows]: for a row whose history lacks what the sample queued before makes, its place
+    // there (sampled_row); otherwise -1. Null: there is none.
+    SamplingPlan::Ahead plan_sample(const LlaisysSamplingMetadata &sampling,
+                                    const int32_t *late_rows);
+    // As step, with the sample that was planned last; *place: of the sample, good until the next but one is
+    // queued. sources i32 [n_tokens]: for a token that the sample queued before makes, its place there;
     // otherwise -1. The ids of the former in `input` are not looked at, but must be some token's. Null:
     // no such tokens.
     int32_t queue_step(const LlaisysStepInput &input, const LlaisysSamplingMetadata &sampling,
                        const int32_t *sources, int *place);
     // Where the id of row r of the sampling that was queued last is.
-    int32_t drawn_row(const LlaisysSamplingMetadata &sampling, int32_t r) const {
-        return device_draw_.drawn_row(sampling, r);
+    int32_t sampled_row(const LlaisysSamplingMetadata &sampling, int32_t r) const {
+        return device_sampler_.sampled_row(sampling, r);
     }
     // Whether a step that was queued may be run again, with another behind it: it then writes what it
     // wrote, where it wrote it.
     bool can_repeat() const { return blocks_.has_value(); }
-    bool is_drawn(int place) const { return device_draw_.is_over(place); }
-    // Waits for the draw. False where it did not decide a row; sample does or says why not, as long as
+    bool is_sampled(int place) const { return device_sampler_.is_over(place); }
+    // Waits for the sample. False where it did not decide a row; sample does or says why not, as long as
     // no other step was queued.
-    bool finish_draw(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids);
+    bool finish_sample(int place, const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // A step of more tokens is refused without a look at its arrays.
     int64_t n_slots() const { return options_.n_slots; }
@@ -99,11 +100,11 @@ public:
     // Vectors of sequences that steps were asked to pool.
     Pool &pool() { return pool_; }
     Sampler &sampler() { return sampler_; }
-    // Rows drawn since the beginning, and where; see llaisysModelDraws.
-    struct Draws {
+    // Rows sampled since the beginning, and where; see llaisysModelDraws.
+    struct Samples {
         int64_t on_device = 0, on_host = 0;
     };
-    const Draws &draws() const { return draws_; }
+    const Samples &samples() const { return samples_; }
     const GraphRunner &graph() const { return graph_; }
     Profile &profile() { return profile_; }
 
@@ -124,7 +125,7 @@ public:
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
-    // Returns how many rows had to be looked at as a whole on the host; -1: all, and none is drawn.
+    // Returns how many rows had to be looked at as a whole on the host; -1: all, and none is sampled.
     int32_t sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // So that no step of token ids has to allocate device memory.
     void reserve_largest_step();
@@ -167,11 +168,11 @@ private:
     Profile profile_;
 
     StepArena arena_; // inputs of a forward
-    DeviceDraw device_draw_;
-    Draws draws_;
-    DrawPlan plan_;
-    bool takes_best_ = false; // the draw that was planned last
-    int place_ = -1;          // where device_draw_ holds the rows of this step; -1: nowhere
+    DeviceSampler device_sampler_;
+    Samples samples_;
+    SamplingPlan plan_;
+    bool takes_best_ = false; // the sample that was planned last
+    int place_ = -1;          // where device_sampler_ holds the rows of this step; -1: nowhere
     const int32_t *sources_ = nullptr; // of the step that is being queued
     std::vector<int32_t> local_rows_;  // scratch
     std::vector<SlotPlan> plans_;

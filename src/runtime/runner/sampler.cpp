@@ -61,7 +61,7 @@ bool Sampler::takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outp
 void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling,
                               const NumberColumns &numbers) {
     const size_t n = size_t(sampling.n_rows);
-    n_rows_ = 0; // until all rows are drawn
+    n_rows_ = 0; // until all rows are sampled
     ids_.resize(std::max(ids_.size(), n));
     status_.resize(std::max(status_.size(), n));
     logprob_counts_.resize(std::max(logprob_counts_.size(), n));
@@ -104,7 +104,7 @@ RowParams Sampler::row_params(const LlaisysSamplingMetadata &s, const NumberColu
 void Sampler::sample_row(const float *row, const RowParams &params, int32_t r, int thread) {
     RowSampler &worker = workers_[size_t(thread)];
     const size_t i = size_t(r);
-    status_[i] = worker.draw(row, vocab_, params, &ids_[i]);
+    status_[i] = worker.sample(row, vocab_, params, &ids_[i]);
     logprob_counts_[i] = 0;
     ranks_[i] = 0;
     if (status_[i] == RowStatus::ok && params.n_logprobs >= 0) {
@@ -130,21 +130,21 @@ void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling) const {
         case RowStatus::no_memory:
             fail(LLAISYS_ERROR_MEMORY, "no memory for the scratch of row ", r, " (vocabulary ",
                  vocab_, ")");
-        case RowStatus::needs_all: // only from draw_reduced, whose rows are drawn again
-            ensure(false, "row ", r, " was not drawn");
+        case RowStatus::needs_all: // only from sample_reduced, whose rows are sampled again
+            ensure(false, "row ", r, " was not sampled");
             break;
         }
     }
 }
 
-void Sampler::note_drawn(int32_t n) {
+void Sampler::note_sampled(int32_t n) {
     logprob_counts_.resize(std::max(logprob_counts_.size(), size_t(n)));
     std::fill_n(logprob_counts_.begin(), n, 0);
     n_rows_ = n;
 }
 
-void Sampler::note_drawn(const DrawnRows &found, const LlaisysSamplingMetadata &sampling,
-                         const int32_t *ids) {
+void Sampler::note_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
+                           const int32_t *ids) {
     const NumberColumns numbers(sampling);
     reserve_results(sampling, numbers);
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
@@ -157,8 +157,8 @@ void Sampler::note_drawn(const DrawnRows &found, const LlaisysSamplingMetadata &
             const int64_t to = logprob_offsets_[i];
             ranks_[i] = found.ranks[r];
             logprob_counts_[i] =
-                RowSampler::logprobs_of_drawn(best, found.sums[r], ids[r], found.logits[r], n,
-                                              logprob_ids_.data() + to, logprobs_.data() + to);
+                RowSampler::logprobs_of_sampled(best, found.sums[r], ids[r], found.logits[r], n,
+                                                logprob_ids_.data() + to, logprobs_.data() + to);
         }
     }
     n_rows_ = sampling.n_rows;

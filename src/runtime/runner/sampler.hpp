@@ -2,14 +2,14 @@
 // include/llaisys/runtime/infer_types.h, the exact maths is docs/guides/sampling.md.
 //
 // A row's token depends on nothing but the row's logits, its parameters and the history of its
-// sequence: not on the other rows, the number of threads, or what was drawn before.
+// sequence: not on the other rows, the number of threads, or what was sampled before.
 #pragma once
 
 #include "device/runtime.hpp"
 #include "llaisys/runtime/infer_types.h"
-#include "runtime/runner/draw_plan.hpp"
 #include "runtime/runner/sampler_history.hpp"
 #include "runtime/runner/sampler_row.hpp"
+#include "runtime/runner/sampling_plan.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -31,7 +31,7 @@ public:
 
     int64_t vocab() const { return vocab_; }
 
-    // Draws ids[n_rows] from logits [n_outputs, vocab] (host memory). Checks everything first, and
+    // Samples ids[n_rows] from logits [n_outputs, vocab] (host memory). Checks everything first, and
     // throws INVALID naming field, row, value and limit; ids and the logprobs are then unchanged.
     // Throws INVALID when mask and bias leave a row no token, INTERNAL when a row of logits is all
     // NaN (a single NaN counts as -inf); there are no logprobs then. The caller has checked
@@ -44,23 +44,23 @@ public:
     bool takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
     // What a device must find out about rows of which it brings the best k. Checks everything as
     // sample does. False where every row has to be looked at as a whole. late_rows [n_rows]: where the
-    // draw that is not known yet has the last token of a row's history; -1: nowhere. Null: no row's.
-    bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k, DrawPlan *plan,
-              const int32_t *late_rows = nullptr) const;
+    // sample that is not known yet has the last token of a row's history; -1: nowhere. Null: no row's.
+    bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
+              SamplingPlan *plan, const int32_t *late_rows = nullptr) const;
     // Gives output rows [n, vocab] in host memory, by their numbers.
     using FetchRows = std::function<const float *(const std::vector<int32_t> &outputs)>;
-    // Draws as sample does, from what was found out about the rows of plan; fetches those for which
+    // Samples as sample does, from what was found out about the rows of plan; fetches those for which
     // that is not enough, and returns how many these were.
     int32_t sample_reduced(const ReducedRows &found, const FetchRows &fetch,
                            const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
     LlaisysLogprobs logprobs(int32_t i) const;
-    // The last sample was drawn elsewhere, n rows without logprobs.
-    void note_drawn(int32_t n);
+    // The last sample was sampled elsewhere, n rows without logprobs.
+    void note_sampled(int32_t n);
     // The same with those that rows want.
-    void note_drawn(const DrawnRows &found, const LlaisysSamplingMetadata &sampling,
-                    const int32_t *ids);
+    void note_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
+                      const int32_t *ids);
     // Forgets the rows of the last sample.
     void clear_logprobs() { n_rows_ = 0; }
 
@@ -76,14 +76,14 @@ private:
     RowParams row_params(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers,
                          int32_t r) const;
     void sample_row(const float *row, const RowParams &params, int32_t r, int thread);
-    void draw_reduced(const ReducedRows &found, const RowParams &params, int32_t r, int32_t output,
-                      int thread);
-    // How a device draws a row; late_row as in plan.
-    static void plan_draw(const RowParams &params, const Reduction &reduction, int32_t late_row,
-                          DrawPlan *plan);
+    void sample_reduced(const ReducedRows &found, const RowParams &params, int32_t r,
+                        int32_t output, int thread);
+    // How a device samples a row; late_row as in plan.
+    static void plan_sample(const RowParams &params, const Reduction &reduction, int32_t late_row,
+                            SamplingPlan *plan);
     void raise_failure(const LlaisysSamplingMetadata &sampling) const;
 
-    // Rows are drawn on the CPU: on the threads of the stream, or on our own when it has none.
+    // Rows are sampled on the CPU: on the threads of the stream, or on our own when it has none.
     std::unique_ptr<device::Stream> own_stream_;
     device::ThreadPool &pool_;
     int64_t vocab_;

@@ -1,4 +1,4 @@
-// The checks of Sampler::sample: nothing is drawn before all of them hold.
+// The checks of Sampler::sample: nothing is sampled before all of them hold.
 #include "base/check.hpp"
 #include "runtime/runner/sampler.hpp"
 

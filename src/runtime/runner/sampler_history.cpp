@@ -44,7 +44,7 @@ void SamplerHistory::accept(int64_t seq, const int64_t *tokens, int32_t n) {
             std::lower_bound(entries.begin(), entries.end(), token,
                              [](const Entry &entry, int32_t id) { return entry.token < id; });
         if (place != entries.end() && place->token == token) {
-            place->drawn += 1;
+            place->sampled += 1;
         } else {
             entries.insert(place, {token, 1});
         }

@@ -9,10 +9,10 @@ namespace llaisys::runtime {
 
 class SamplerHistory {
 public:
-    // A token that the sequence has seen, and how often it was drawn (0: in the prompt only).
+    // A token that the sequence has seen, and how often it was sampled (0: in the prompt only).
     struct Entry {
         int32_t token;
-        int32_t drawn;
+        int32_t sampled;
     };
     using Entries = std::vector<Entry>; // sorted by token, no token twice
 

@@ -21,7 +21,8 @@ bool has_penalties(const RowParams &params) {
 }
 
 float penalised(float x, const SamplerHistory::Entry &entry, const RowParams &params) {
-    return drawing::penalised(x, entry.drawn, params.repetition, params.presence, params.frequency);
+    return sampling::penalised(x, entry.sampled, params.repetition, params.presence,
+                               params.frequency);
 }
 
 void apply_penalties(Candidates *left, const RowParams &params) {
@@ -102,7 +103,7 @@ void keep_top_p(Candidates *left, const RowParams &params) {
     double sum = 0;
     size_t n_kept = 0;
     while (n_kept < best.size() && (sum < wanted || n_kept == 0)) {
-        sum += double(drawing::weight_of(best[n_kept].logit, max, left->temperature()));
+        sum += double(sampling::weight_of(best[n_kept].logit, max, left->temperature()));
         ++n_kept;
     }
     if (sum >= wanted || int64_t(best.size()) < kFewBest) {
@@ -281,7 +282,7 @@ Reduction reduction_of(const RowParams &params, int64_t k) {
 
 bool append_links(const RowParams &params, const Reduction &reduction, std::vector<int32_t> *links,
                   std::vector<float> *values) {
-    const auto append = [&](ops::DrawLink link, float value) {
+    const auto append = [&](ops::SamplerLink link, float value) {
         links->push_back(int32_t(link));
         values->push_back(value);
     };
@@ -292,16 +293,16 @@ bool append_links(const RowParams &params, const Reduction &reduction, std::vect
         }
         switch (link.kind) {
         case LLAISYS_SAMPLER_TOP_K: // beyond what is left it is all the same
-            append(ops::DrawLink::top_k, float(std::min<int64_t>(params.top_k, 2 * kFewBest)));
+            append(ops::SamplerLink::top_k, float(std::min<int64_t>(params.top_k, 2 * kFewBest)));
             break;
         case LLAISYS_SAMPLER_TOP_P:
-            append(ops::DrawLink::top_p, params.top_p);
+            append(ops::SamplerLink::top_p, params.top_p);
             break;
         case LLAISYS_SAMPLER_MIN_P:
-            append(ops::DrawLink::min_p, params.min_p);
+            append(ops::SamplerLink::min_p, params.min_p);
             break;
         case LLAISYS_SAMPLER_TEMPERATURE: // 0 takes the best: there are no links then
-            append(ops::DrawLink::temperature, params.temperature);
+            append(ops::SamplerLink::temperature, params.temperature);
             break;
         default:
             return false;

@@ -1,7 +1,7 @@
 // The chain of samplers.
 #pragma once
 
-#include "ops/draw_rows/op.hpp"
+#include "ops/sample_rows/op.hpp"
 #include "runtime/runner/sampler_candidates.hpp"
 #include "runtime/runner/sampler_params.hpp"
 
@@ -17,7 +17,7 @@ std::pair<const uint8_t *, int32_t> default_chain();
 // brings as many to the host.
 constexpr int64_t kFewBest = ops::kMostBest;
 
-// What a row can be drawn from instead of all its logits, given that mask, bias and penalties have been
+// What a row can be sampled from instead of all its logits, given that mask, bias and penalties have been
 // applied to them: the best k, the sum of all weights and the index that these would pick.
 struct Reduction {
     enum Kind : uint8_t {
@@ -34,7 +34,7 @@ struct Reduction {
     bool is_penalised = false; // a link before it was the penalties
 };
 Reduction reduction_of(const RowParams &params, int64_t k);
-// Appends the links from reduction.first on that change something, for ops::draw_rows; false where one of
+// Appends the links from reduction.first on that change something, for ops::sample_rows; false where one of
 // them is none of its links.
 bool append_links(const RowParams &params, const Reduction &reduction, std::vector<int32_t> *links,
                   std::vector<float> *values);

@@ -13,11 +13,11 @@ constexpr int kLanes = 16;
 void exp_block(const float *x, int64_t n, float max, float temperature, float *weights) {
     if (temperature == 1.0f) {
         for (int64_t i = 0; i < n; ++i) {
-            weights[i] = drawing::exp_of(x[i] - max);
+            weights[i] = sampling::exp_of(x[i] - max);
         }
     } else {
         for (int64_t i = 0; i < n; ++i) {
-            weights[i] = drawing::exp_of((x[i] - max) / temperature);
+            weights[i] = sampling::exp_of((x[i] - max) / temperature);
         }
     }
 }

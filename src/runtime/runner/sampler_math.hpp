@@ -2,7 +2,7 @@
 // has one fixed order. NaN counts as -inf everywhere.
 #pragma once
 
-#include "base/drawing.hpp"
+#include "base/sampling.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -30,7 +30,7 @@ bool is_all_nan(const float *x, int64_t n);
 
 // Unnormalised probabilities: weights[i] = e^((x[i] - max) / temperature), in double sums per block
 // of kWeightBlock. max = max_of(x, n), not -inf. With max = +inf each +inf weighs 1, the rest 0.
-constexpr int64_t kWeightBlock = drawing::kBlock;
+constexpr int64_t kWeightBlock = sampling::kBlock;
 // weights: [n], block_sums: [ceil(n / kWeightBlock)]. Returns the sum of all.
 double weigh(const float *x, int64_t n, float max, float temperature, float *weights,
              double *block_sums);

@@ -1,4 +1,4 @@
-// What one row is drawn with, and the table of the numbers among it.
+// What one row is sampled with, and the table of the numbers among it.
 #pragma once
 
 #include "llaisys/runtime/infer_types.h"
@@ -89,7 +89,7 @@ private:
     std::array<const double *, std::size(kNumberFields)> values_{}; // null: neutral
 };
 
-// All that a row is drawn with, checked. Pointers are views.
+// All that a row is sampled with, checked. Pointers are views.
 struct RowParams : RowNumbers {
     uint64_t seed = 0;
     int64_t position = 0;

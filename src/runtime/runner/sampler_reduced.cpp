@@ -1,4 +1,4 @@
-// Draws from what a device found out about its rows: the same ids and logprobs as from the rows. A row
+// Samples from what a device found out about its rows: the same ids and logprobs as from the rows. A row
 // for which that is not enough is looked at as a whole.
 #include "base/check.hpp"
 #include "device/cpu/cpu_runtime.hpp"
@@ -14,7 +14,7 @@ namespace llaisys::runtime {
 namespace {
 
 // A stable order by id: the biases of one token are added one after the other.
-void append_biases(const RowParams &params, DrawPlan *plan, std::vector<int32_t> *order) {
+void append_biases(const RowParams &params, SamplingPlan *plan, std::vector<int32_t> *order) {
     order->resize(size_t(params.n_bias));
     std::iota(order->begin(), order->end(), 0);
     std::stable_sort(order->begin(), order->end(),
@@ -28,10 +28,10 @@ void append_biases(const RowParams &params, DrawPlan *plan, std::vector<int32_t>
 } // namespace
 
 bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
-                   DrawPlan *plan, const int32_t *late_rows) const {
+                   SamplingPlan *plan, const int32_t *late_rows) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
     for (auto *integers : {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
-                           &plan->history_offsets, &plan->history_tokens, &plan->history_drawn,
+                           &plan->history_offsets, &plan->history_tokens, &plan->history_sampled,
                            &plan->late_rows, &plan->kinds, &plan->link_offsets, &plan->links}) {
         integers->clear();
     }
@@ -44,7 +44,7 @@ bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, i
     plan->masks = sampling.masks;
     plan->n_masks = sampling.n_masks;
     plan->n_logprobs = 0;
-    plan->ahead = DrawPlan::Ahead::surely;
+    plan->ahead = SamplingPlan::Ahead::surely;
     plan->bias_offsets.push_back(0);
     plan->history_offsets.push_back(0);
     plan->link_offsets.push_back(0);
@@ -72,7 +72,7 @@ bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, i
         const bool is_penalised = !is_whole && reduction.is_penalised;
         for (size_t i = 0; is_penalised && i < params.history->size(); ++i) {
             plan->history_tokens.push_back((*params.history)[i].token);
-            plan->history_drawn.push_back((*params.history)[i].drawn);
+            plan->history_sampled.push_back((*params.history)[i].sampled);
         }
         plan->history_offsets.push_back(int32_t(plan->history_tokens.size()));
         plan->penalties.insert(plan->penalties.end(),
@@ -80,25 +80,25 @@ bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, i
         if (late_rows != nullptr) {
             plan->late_rows.push_back(is_penalised ? late_rows[r] : -1);
         }
-        plan_draw(params, reduction, late_rows != nullptr ? late_rows[r] : -1, plan);
+        plan_sample(params, reduction, late_rows != nullptr ? late_rows[r] : -1, plan);
     }
     return helps;
 }
 
-void Sampler::plan_draw(const RowParams &params, const Reduction &reduction, int32_t late_row,
-                        DrawPlan *plan) {
-    using Ahead = DrawPlan::Ahead;
-    ops::DrawKind kind = ops::DrawKind::cut;
+void Sampler::plan_sample(const RowParams &params, const Reduction &reduction, int32_t late_row,
+                          SamplingPlan *plan) {
+    using Ahead = SamplingPlan::Ahead;
+    ops::SampleKind kind = ops::SampleKind::cut;
     bool can_be = params.n_logprobs <= kFewBest;
     switch (reduction.kind) {
     case Reduction::whole:
         can_be = false;
         break;
     case Reduction::best:
-        kind = ops::DrawKind::best;
+        kind = ops::SampleKind::best;
         break;
     case Reduction::pick:
-        kind = ops::DrawKind::pick;
+        kind = ops::SampleKind::pick;
         break;
     default:
         can_be = append_links(params, reduction, &plan->links, &plan->link_values) && can_be;
@@ -124,9 +124,9 @@ int32_t Sampler::sample_reduced(const ReducedRows &found, const FetchRows &fetch
     };
     pool_.run(sampling.n_rows, [&](int64_t r, int thread) {
         const RowParams params = row_params(sampling, numbers, int32_t(r));
-        draw_reduced(found, params, int32_t(r), output_of(int32_t(r)), thread);
+        sample_reduced(found, params, int32_t(r), output_of(int32_t(r)), thread);
     });
-    std::vector<int32_t> missing; // rows of the draw
+    std::vector<int32_t> missing; // rows of the sample
     std::vector<int32_t> outputs;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         if (status_[size_t(r)] != RowStatus::ok) {
@@ -147,8 +147,8 @@ int32_t Sampler::sample_reduced(const ReducedRows &found, const FetchRows &fetch
     return int32_t(missing.size());
 }
 
-void Sampler::draw_reduced(const ReducedRows &found, const RowParams &params, int32_t r,
-                           int32_t output, int thread) {
+void Sampler::sample_reduced(const ReducedRows &found, const RowParams &params, int32_t r,
+                             int32_t output, int thread) {
     const size_t i = size_t(r);
     const int64_t at = (found.is_adjusted ? r : output) * found.k;
     RowSampler &worker = workers_[size_t(thread)];
@@ -160,8 +160,8 @@ void Sampler::draw_reduced(const ReducedRows &found, const RowParams &params, in
     }
     const BestLogits best{found.ids + at, found.values + at, found.k, vocab_};
     status_[i] =
-        worker.draw_reduced(best, found.sums != nullptr ? found.sums[r] : 0,
-                            found.picks != nullptr ? found.picks[r] : -1, params, &ids_[i]);
+        worker.sample_reduced(best, found.sums != nullptr ? found.sums[r] : 0,
+                              found.picks != nullptr ? found.picks[r] : -1, params, &ids_[i]);
     if (status_[i] == RowStatus::ok && params.n_logprobs >= 0) {
         const int64_t raw_at = output * found.k;
         const BestLogits raw{found.raw_ids + raw_at, found.raw_values + raw_at, found.k, vocab_};

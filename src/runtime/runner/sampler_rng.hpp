@@ -1,5 +1,5 @@
 // Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): a counter
-// and a key in, four independent 32-bit words out. No state, so a draw depends on its key alone.
+// and a key in, four independent 32-bit words out. No state, so a sample depends on its key alone.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
     return counter;
 }
 
-// What a number is drawn for; each has numbers of its own for the same key.
+// What a number is sampled for; each has numbers of its own for the same key.
 enum class Purpose : uint32_t { token = 0, xtc = 1 };
 
 // In [0, 1), a multiple of 2^-53.

@@ -19,7 +19,7 @@ void apply_bias(Candidates *left, const RowParams &params) {
     }
 }
 
-// The index of the drawn token in what is left; -1 when every logit is -inf.
+// The index of the sampled token in what is left; -1 when every logit is -inf.
 int64_t pick_of(Candidates *left, const RowParams &params) {
     if (left->size() <= 1) {
         return argmax_of(left->x(), left->size());
@@ -43,7 +43,7 @@ int64_t n_of_top_p(const BestLogits &best, int64_t n, double wanted, float tempe
     double sum = 0;
     int64_t n_kept = 0;
     while (n_kept < n && (sum < wanted || n_kept == 0)) {
-        sum += double(drawing::weight_of(best.logits[n_kept], best.logits[0], temperature));
+        sum += double(sampling::weight_of(best.logits[n_kept], best.logits[0], temperature));
         ++n_kept;
     }
     return sum >= wanted || n < kFewBest ? n_kept : 0;
@@ -52,7 +52,7 @@ int64_t n_of_top_p(const BestLogits &best, int64_t n, double wanted, float tempe
 // Whether every logit that is not among the best weighs less than `floor`, whatever the rounding of
 // its weight: the error of exp_of is far below a millionth.
 bool is_below(const BestLogits &best, float floor, float temperature) {
-    const float last = drawing::weight_of(best.logits[best.k - 1], best.logits[0], temperature);
+    const float last = sampling::weight_of(best.logits[best.k - 1], best.logits[0], temperature);
     return double(last) < double(floor) * (1 - 1e-6);
 }
 
@@ -64,8 +64,8 @@ float logprob_of(float logit, float max, double log_sum) {
 
 } // namespace
 
-RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &params,
-                           int32_t *id) noexcept {
+RowStatus RowSampler::sample(const float *logits, int64_t vocab, const RowParams &params,
+                             int32_t *id) noexcept {
     try {
         left_.begin(logits, vocab);
         if (params.mask != nullptr) {
@@ -86,8 +86,8 @@ RowStatus RowSampler::draw(const float *logits, int64_t vocab, const RowParams &
     }
 }
 
-RowStatus RowSampler::draw_reduced(const BestLogits &best, double sum, int32_t pick,
-                                   const RowParams &params, int32_t *id) noexcept {
+RowStatus RowSampler::sample_reduced(const BestLogits &best, double sum, int32_t pick,
+                                     const RowParams &params, int32_t *id) noexcept {
     try {
         const Reduction reduction = reduction_of(params, best.k);
         const int64_t n = n_above(best);
@@ -126,7 +126,7 @@ RowStatus RowSampler::draw_reduced(const BestLogits &best, double sum, int32_t p
     }
 }
 
-RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t drawn, int32_t n,
+RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t sampled, int32_t n,
                                int32_t *ids, float *values, int32_t *count,
                                int32_t *rank) noexcept {
     try {
@@ -134,16 +134,16 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t drawn
         const double log_sum = std::log(left_.weigh());
         const float max = max_of(logits, vocab);
         const auto value_of = [&](float logit) { return logprob_of(logit, max, log_sum); };
-        const float logit = logits[drawn];
+        const float logit = logits[sampled];
         int32_t before = 0;
         for (int64_t i = 0; i < vocab; ++i) {
             before += int32_t(logits[i] > logit);
         }
-        for (int32_t i = 0; i < drawn; ++i) {
+        for (int32_t i = 0; i < sampled; ++i) {
             before += int32_t(logits[i] == logit);
         }
         *rank = before + 1;
-        ids[0] = drawn;
+        ids[0] = sampled;
         values[0] = value_of(logit);
         std::vector<Candidate> &best = left_.selected();
         best.clear();
@@ -161,25 +161,25 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t drawn
     }
 }
 
-RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32_t drawn, int32_t n,
-                                       int32_t *ids, float *values, int32_t *count,
+RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32_t sampled,
+                                       int32_t n, int32_t *ids, float *values, int32_t *count,
                                        int32_t *rank) noexcept {
     const int64_t n_there = n_above(best);
-    const int32_t *place = std::find(best.ids, best.ids + n_there, drawn);
+    const int32_t *place = std::find(best.ids, best.ids + n_there, sampled);
     if (place == best.ids + n_there) {
         return RowStatus::needs_all;
     }
     *rank = int32_t(place - best.ids) + 1;
-    *count = logprobs_of_drawn(best, sum, drawn, best.logits[place - best.ids], n, ids, values);
+    *count = logprobs_of_sampled(best, sum, sampled, best.logits[place - best.ids], n, ids, values);
     return RowStatus::ok;
 }
 
-int32_t RowSampler::logprobs_of_drawn(const BestLogits &best, double sum, int32_t drawn,
-                                      float logit, int32_t n, int32_t *ids,
-                                      float *values) noexcept {
+int32_t RowSampler::logprobs_of_sampled(const BestLogits &best, double sum, int32_t sampled,
+                                        float logit, int32_t n, int32_t *ids,
+                                        float *values) noexcept {
     const double log_sum = std::log(sum);
     const int64_t n_best = std::min<int64_t>(n, n_above(best));
-    ids[0] = drawn;
+    ids[0] = sampled;
     values[0] = logprob_of(logit, best.logits[0], log_sum);
     for (int64_t i = 0; i < n_best; ++i) {
         ids[i + 1] = best.ids[i];

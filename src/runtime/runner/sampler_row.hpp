@@ -1,4 +1,4 @@
-// One row: mask, bias, chain, draw, logprobs. A RowSampler belongs to one thread and keeps its
+// One row: mask, bias, chain, sample, logprobs. A RowSampler belongs to one thread and keeps its
 // scratch from row to row.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace llaisys::runtime {
 
-// needs_all: cannot be drawn from what is known of it; the whole row is needed.
+// needs_all: cannot be sampled from what is known of it; the whole row is needed.
 enum class RowStatus : uint8_t { ok, nothing_left, all_nan, no_memory, needs_all };
 
 // The k best of a row of `vocab` logits, largest first, the lower id first among equals; NaN is -inf.
@@ -21,29 +21,30 @@ struct BestLogits {
 
 class RowSampler {
 public:
-    // Draws one token of logits [vocab]. Never throws.
-    RowStatus draw(const float *logits, int64_t vocab, const RowParams &params,
-                   int32_t *id) noexcept;
+    // Samples one token of logits [vocab]. Never throws.
+    RowStatus sample(const float *logits, int64_t vocab, const RowParams &params,
+                     int32_t *id) noexcept;
 
     // The same from the best of a row after mask, bias and penalties, the sum of its weights and the
     // index that these pick, at the temperature of reduction_of(params). needs_all where that is not
-    // enough, or where draw would fail.
-    RowStatus draw_reduced(const BestLogits &best, double sum, int32_t pick,
-                           const RowParams &params, int32_t *id) noexcept;
+    // enough, or where sample would fail.
+    RowStatus sample_reduced(const BestLogits &best, double sum, int32_t pick,
+                             const RowParams &params, int32_t *id) noexcept;
 
-    // The log-probabilities of logits [vocab]: ids[0] = the drawn token, then up to n best that are
+    // The log-probabilities of logits [vocab]: ids[0] = the sampled token, then up to n best that are
     // above -inf. *count: entries written, at most 1 + n. *rank: 1 + the tokens before it in the
     // order of the best. Never throws.
-    RowStatus logprobs(const float *logits, int64_t vocab, int32_t drawn, int32_t n, int32_t *ids,
+    RowStatus logprobs(const float *logits, int64_t vocab, int32_t sampled, int32_t n, int32_t *ids,
                        float *values, int32_t *count, int32_t *rank) noexcept;
     // The same from the best of the row, at least n of them, and the sum of its weights. needs_all
-    // where the drawn token is not among them.
-    static RowStatus logprobs_of_best(const BestLogits &best, double sum, int32_t drawn, int32_t n,
-                                      int32_t *ids, float *values, int32_t *count,
+    // where the sampled token is not among them.
+    static RowStatus logprobs_of_best(const BestLogits &best, double sum, int32_t sampled,
+                                      int32_t n, int32_t *ids, float *values, int32_t *count,
                                       int32_t *rank) noexcept;
-    // The same of a drawn token whose logit is known; returns the count.
-    static int32_t logprobs_of_drawn(const BestLogits &best, double sum, int32_t drawn, float logit,
-                                     int32_t n, int32_t *ids, float *values) noexcept;
+    // The same of a sampled token whose logit is known; returns the count.
+    static int32_t logprobs_of_sampled(const BestLogits &best, double sum, int32_t sampled,
+                                       float logit, int32_t n, int32_t *ids,
+                                       float *values) noexcept;
 
 private:
     Candidates left_;

@@ -50,11 +50,11 @@ void *StepArena::take_bytes(const Shape &shape, DType dtype, Tensor *tensor) {
     return host;
 }
 
-void StepArena::upload(const ops::DrawnTokens *drawn) {
+void StepArena::upload(const ops::SampledTokens *sampled) {
     if (used_ == 0) {
         return;
     }
-    ops::bring_in(stream_, device_->data(), host_, used_, drawn);
+    ops::bring_in(stream_, device_->data(), host_, used_, sampled);
     if (stream_.type() == LLAISYS_DEVICE_CPU) {
         return;
     }

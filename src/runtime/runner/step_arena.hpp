@@ -29,8 +29,8 @@ public:
         return (n * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
 
-    // In order with the stream. drawn: tokens and sources were taken of this arena.
-    void upload(const ops::DrawnTokens *drawn = nullptr);
+    // In order with the stream. sampled: tokens and sources were taken of this arena.
+    void upload(const ops::SampledTokens *sampled = nullptr);
 
     int64_t generation() const { return generation_; } // changes when the memory moves
 

@@ -7,9 +7,9 @@ namespace llaisys::runtime {
 
 namespace {
 
-// Token i names one of the n ids that the step launched before draws.
-void check_drawn(size_t i, int64_t token, int64_t n) {
-    require(token >= -n, "token_ids[", i, "] is ", token, "; the step launched before drew ", n,
+// Token i names one of the n ids that the step launched before samples.
+void check_sampled(size_t i, int64_t token, int64_t n) {
+    require(token >= -n, "token_ids[", i, "] is ", token, "; the step launched before sampled ", n,
             " ids");
 }
 
@@ -153,26 +153,26 @@ void StepPipeline::start(Job *job) {
 
 bool StepPipeline::is_over(const Job &job) const {
     try {
-        return runner_.is_drawn(job.place);
+        return runner_.is_sampled(job.place);
     } catch (const Error &) {
         return true; // finish_queued says what went wrong
     }
 }
 
-// False where the draw must be known at once. A step that could not be queued has its code or status.
+// False where the sample must be known at once. A step that could not be queued has its code or status.
 bool StepPipeline::queue(Job *job) {
     if (job->input.pooling != nullptr) { // what was pooled cannot be pooled again
         return false;
     }
     try {
         const std::vector<int32_t> late = late_rows_of(*job);
-        const auto ahead = runner_.plan_draw(job->sampling, late.empty() ? nullptr : late.data());
-        if (ahead == DrawPlan::Ahead::no ||
-            (ahead == DrawPlan::Ahead::perhaps && n_held_back_ > 0 && n_held_back_-- > 0)) {
+        const auto ahead = runner_.plan_sample(job->sampling, late.empty() ? nullptr : late.data());
+        if (ahead == SamplingPlan::Ahead::no ||
+            (ahead == SamplingPlan::Ahead::perhaps && n_held_back_ > 0 && n_held_back_-- > 0)) {
             return false;
         }
     } catch (const Error &) {
-        return false; // the draw says what is wrong with it, after the step
+        return false; // the sample says what is wrong with it, after the step
     }
     guard(job, [&] {
         if (!is_bound_) {
@@ -201,7 +201,7 @@ void StepPipeline::run(Job *job) {
     });
 }
 
-// All of a step and its draw.
+// All of a step and its sample.
 void StepPipeline::execute(Job *job) {
     if (job->named != nullptr) {
         std::copy_n(job->named, job->token_ids.size(), job->token_ids.begin());
@@ -229,7 +229,7 @@ void StepPipeline::finish_queued(bool is_newest) {
     }
     guard(job, [&] {
         std::vector<int32_t> ids(size_t(job->sampling.n_rows));
-        if (!runner_.finish_draw(job->place, job->sampling, ids.data())) {
+        if (!runner_.finish_sample(job->place, job->sampling, ids.data())) {
             n_held_back_ = kHeldBack;
             if (!is_newest) {
                 ensure(runner_.can_repeat(), "a row of the step has no largest logit");
@@ -271,38 +271,38 @@ template <typename Body> void StepPipeline::guard(Job *job, const Body &body) {
     }
 }
 
-// Behind queued_: the row of its draw for each token that it makes, and some token in its place;
+// Behind queued_: the row of its sample for each token that it makes, and some token in its place;
 // empty when there are none.
 std::vector<int32_t> StepPipeline::sources_of(Job *job) const {
-    const LlaisysSamplingMetadata &drawn = queued_->sampling;
-    const int64_t n = job->ticket == queued_->ticket + 1 ? drawn.n_rows : 0;
+    const LlaisysSamplingMetadata &sampled = queued_->sampling;
+    const int64_t n = job->ticket == queued_->ticket + 1 ? sampled.n_rows : 0;
     std::vector<int32_t> sources;
     for (size_t i = 0; i < job->token_ids.size(); ++i) {
         int64_t &token = job->token_ids[i];
         if (token < 0) {
-            check_drawn(i, token, n);
+            check_sampled(i, token, n);
             sources.resize(job->token_ids.size(), -1);
             const auto j = int32_t(-1 - token);
-            sources[i] = runner_.drawn_row(drawn, j);
+            sources[i] = runner_.sampled_row(sampled, j);
             token = 0;
         }
     }
     return sources;
 }
 
-// Behind queued_: where its draw has the last token of each row's history; empty when no history waits.
+// Behind queued_: where its sample has the last token of each row's history; empty when no history waits.
 std::vector<int32_t> StepPipeline::late_rows_of(const Job &job) const {
     std::vector<int32_t> late;
     if (queued_ == nullptr || queued_->sampling.seq_ids == nullptr ||
         job.sampling.seq_ids == nullptr || job.sampling.n_rows < 0) {
         return late;
     }
-    const LlaisysSamplingMetadata &drawn = queued_->sampling;
+    const LlaisysSamplingMetadata &sampled = queued_->sampling;
     const size_t n = size_t(job.sampling.n_rows);
     std::unordered_map<int64_t, int32_t> places;
-    for (int32_t j = 0; j < drawn.n_rows; ++j) {
-        if (runner_.sampler().has_history(drawn.seq_ids[j])) {
-            places[drawn.seq_ids[j]] = runner_.drawn_row(drawn, j);
+    for (int32_t j = 0; j < sampled.n_rows; ++j) {
+        if (runner_.sampler().has_history(sampled.seq_ids[j])) {
+            places[sampled.seq_ids[j]] = runner_.sampled_row(sampled, j);
         }
     }
     for (size_t r = 0; !places.empty() && r < n; ++r) {
@@ -315,20 +315,20 @@ std::vector<int32_t> StepPipeline::late_rows_of(const Job &job) const {
     return late;
 }
 
-// -1 - j becomes the j-th id that the step launched before drew.
+// -1 - j becomes the j-th id that the step launched before sampled.
 void StepPipeline::fill_in_tokens(Job *job) const {
     const bool is_next = is_last_good_ && job->ticket == last_ticket_ + 1;
     const int64_t n = is_next ? int64_t(last_ids_.size()) : 0;
     for (size_t i = 0; i < job->token_ids.size(); ++i) {
         int64_t &token = job->token_ids[i];
         if (token < 0) {
-            check_drawn(i, token, n);
+            check_sampled(i, token, n);
             token = last_ids_[size_t(-1 - token)];
         }
     }
 }
 
-// Of the sequences that have one: what is drawn next looks at it.
+// Of the sequences that have one: what is sampled next looks at it.
 void StepPipeline::append_to_histories(const Job &job) {
     for (size_t r = 0; job.sampling.seq_ids != nullptr && r < job.ids.size(); ++r) {
         const int64_t id = job.ids[r];

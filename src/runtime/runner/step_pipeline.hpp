@@ -1,15 +1,15 @@
-// Steps that run while the caller does something else: each with its draw, in the order in which they
+// Steps that run while the caller does something else: each with its sample, in the order in which they
 // were launched, on a thread of the pipeline's own. A step may name tokens that the one launched
-// before it will draw.
+// before it will sample.
 //
-// Where the device makes the whole draw, a step is queued on it before the one in front of it has ended:
-// its tokens go from draw to step without coming to the host. When a draw turns out not to be decided by
+// Where the device makes the whole sample, a step is queued on it before the one in front of it has ended:
+// its tokens go from sample to step without coming to the host. When a sample turns out not to be decided by
 // what the device looks at, its step and the one that was queued behind it are run again; nothing that
 // may come to that is queued for a while then.
 //
 //   launch(n)  launch(n + 1)  collect(n)  launch(n + 2)  collect(n + 1) ..
 //
-// A step that fails has drawn nothing, and those behind it that were launched before its failure was
+// A step that fails has sampled nothing, and those behind it that were launched before its failure was
 // collected are not run.
 #pragma once
 
@@ -49,7 +49,7 @@ public:
 
     // Waits for a step: ids[n_rows of its sampling]. Earlier ones that nobody collected are
     // forgotten. DECODE_OK; DECODE_NO_KV_SLOT; DECODE_ABORTED when it was not run because one before
-    // it failed; throws what the step or its draw threw. INVALID for a ticket that is not out.
+    // it failed; throws what the step or its sample threw. INVALID for a ticket that is not out.
     int32_t collect(int64_t ticket, int32_t *ids);
     // Of row i of the step that was collected last; valid until the next collect. n is 0 when none
     // were asked for. Throws INVALID for no such row.
@@ -71,10 +71,10 @@ private:
         LlaisysStepInput input;
         LlaisysSamplingMetadata sampling;
         const int64_t *named = nullptr; // the caller's token_ids
-        std::vector<int64_t> token_ids; // with those that are drawn filled in
+        std::vector<int64_t> token_ids; // with those that are sampled filled in
         std::vector<int32_t> ids;
         std::vector<RowLogprobs> logprobs; // empty: none were asked for
-        int place = -1;                    // of the draw, while it is queued
+        int place = -1;                    // of the sample, while it is queued
         int32_t code = LLAISYS_DECODE_OK;
         llaisysStatus_t status = LLAISYS_OK; // of the exception
         std::string error;
@@ -85,7 +85,7 @@ private:
     void start(Job *job);
     void run(Job *job);
     bool queue(Job *job);
-    // Whether a queued job need not be waited for: drawn, or failed on the device.
+    // Whether a queued job need not be waited for: sampled, or failed on the device.
     bool is_over(const Job &job) const;
     // Waits for queued_, if there is one.
     void finish_queued(bool is_newest);
@@ -115,7 +115,7 @@ private:
     // The thread's: whether it works on the stream's device, and of the step that ran last.
     bool is_bound_ = false;
     Job *queued_ = nullptr; // on the device; of jobs_
-    bool was_open_ = false; // the draw before queued_ named other tokens than queued_ took
+    bool was_open_ = false; // the sample before queued_ named other tokens than queued_ took
     int n_held_back_ = 0;   // steps to come
     int64_t last_ticket_ = 0;
     bool is_last_good_ = false;

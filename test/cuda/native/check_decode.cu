@@ -124,17 +124,17 @@ public:
         fill(k_.get(), k_.size(), 1);
         fill(v_.get(), v_.size(), 2);
         fill(q_.get(), q_.size(), 3);
-        std::mt19937 draw(7);
+        std::mt19937 sample(7);
         std::vector<int32_t> tables(size_t(n * width_)), rows(static_cast<size_t>(n)),
             begin(rows.size(), 0), end(rows.size(), mean);
         for (size_t i = 0; i < tables.size(); ++i) {
             tables[i] = int32_t(i);
         }
-        std::shuffle(tables.begin(), tables.end(), draw);
+        std::shuffle(tables.begin(), tables.end(), sample);
         for (int i = 0; i < n; ++i) {
             rows[size_t(i)] = i;
             if (!is_even) {
-                end[size_t(i)] = mean / 8 + int(draw() % uint32_t(mean * 7 / 4));
+                end[size_t(i)] = mean / 8 + int(sample() % uint32_t(mean * 7 / 4));
             }
             entries_ += end[size_t(i)];
         }

@@ -94,10 +94,10 @@ private:
 
 template <typename T> std::vector<T> normal(size_t n, unsigned seed, float scale = 1.0f) {
     std::mt19937 engine(seed);
-    std::normal_distribution<float> draw(0.0f, scale);
+    std::normal_distribution<float> sample(0.0f, scale);
     std::vector<T> values(n);
     for (T &value : values) {
-        value = host_value<T>(draw(engine));
+        value = host_value<T>(sample(engine));
     }
     return values;
 }

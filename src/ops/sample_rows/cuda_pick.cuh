@@ -1,7 +1,7 @@
 // pick() of runtime/runner/sampler_math.cpp on the device, in two parts. One thread each.
 #pragma once
 
-#include "base/drawing.hpp"
+#include "base/sampling.hpp"
 
 namespace llaisys::ops::cuda {
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ Found find_block(const double *block_sums, int n_bloc
         }
         below += sum;
     }
-    return {(block < n_blocks ? block : fallback) * drawing::kBlock, below, target};
+    return {(block < n_blocks ? block : fallback) * sampling::kBlock, below, target};
 }
 
 __device__ __forceinline__ int64_t find_weight(const float *block, int64_t count,

@@ -1,8 +1,8 @@
-#include "ops/draw_rows/op.hpp"
+#include "ops/sample_rows/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/draw_rows/cpu.hpp"
-#include "ops/draw_rows/cuda.hpp"
+#include "ops/sample_rows/cpu.hpp"
+#include "ops/sample_rows/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -43,8 +43,8 @@ void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &
     check_vector(check, "history_offsets", adjustments.history_offsets, LLAISYS_DTYPE_I32, n + 1);
     if (adjustments.late_rows.defined()) {
         check_vector(check, "late_rows", adjustments.late_rows, LLAISYS_DTYPE_I32, n);
-        check_vector(check, "drawn", adjustments.drawn, LLAISYS_DTYPE_I64,
-                     adjustments.drawn.size(0));
+        check_vector(check, "sampled", adjustments.sampled, LLAISYS_DTYPE_I64,
+                     adjustments.sampled.size(0));
     }
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
@@ -93,10 +93,10 @@ void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &
     }
 }
 
-void draw_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-               const Tensor &best_ids, const Tensor &best, const Tensor &sums, const Tensor &picks,
-               const RowDraws &draws, int64_t vocabulary) {
-    const Checks check{"draw_rows", stream};
+void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+                 const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                 const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
+    const Checks check{"sample_rows", stream};
     const int64_t n = ids.size(0);
     const int64_t k = vocabulary < kMostBest ? vocabulary : kMostBest;
     check_vector(check, "ids", ids, LLAISYS_DTYPE_I64, n);
@@ -105,19 +105,21 @@ void draw_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is
     check_table(check, "best_ids", best_ids, LLAISYS_DTYPE_I32, best.size(0), k);
     check_vector(check, "sums", sums, LLAISYS_DTYPE_I64, n);
     check_vector(check, "picks", picks, LLAISYS_DTYPE_I32, n);
-    if (draws.rows.defined()) {
-        check_vector(check, "rows", draws.rows, LLAISYS_DTYPE_I32, n);
+    if (samples.rows.defined()) {
+        check_vector(check, "rows", samples.rows, LLAISYS_DTYPE_I32, n);
     }
-    check_vector(check, "kinds", draws.kinds, LLAISYS_DTYPE_I32, n);
-    check_vector(check, "temperatures", draws.temperatures, LLAISYS_DTYPE_F32, n);
-    check_vector(check, "uniforms", draws.uniforms, LLAISYS_DTYPE_I64, n);
-    check_vector(check, "link_offsets", draws.link_offsets, LLAISYS_DTYPE_I32, n + 1);
+    check_vector(check, "kinds", samples.kinds, LLAISYS_DTYPE_I32, n);
+    check_vector(check, "temperatures", samples.temperatures, LLAISYS_DTYPE_F32, n);
+    check_vector(check, "uniforms", samples.uniforms, LLAISYS_DTYPE_I64, n);
+    check_vector(check, "link_offsets", samples.link_offsets, LLAISYS_DTYPE_I32, n + 1);
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return draw_rows_cpu(stream, ids, is_open, best_ids, best, sums, picks, draws, vocabulary);
+        return sample_rows_cpu(stream, ids, is_open, best_ids, best, sums, picks, samples,
+                               vocabulary);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return draw_rows_cuda(stream, ids, is_open, best_ids, best, sums, picks, draws, vocabulary);
+        return sample_rows_cuda(stream, ids, is_open, best_ids, best, sums, picks, samples,
+                                vocabulary);
 #endif
     default:
         check.no_kernel();
@@ -130,7 +132,7 @@ void rank_rows(const device::Stream &stream, const RowRanks &out, const Tensor &
     const Checks check{"rank_rows", stream};
     const int64_t n = ids.size(0);
     const int64_t m = out.tops.size(1);
-    check_vector(check, "logits of the drawn", out.logits, LLAISYS_DTYPE_F32, n);
+    check_vector(check, "logits of the sampled", out.logits, LLAISYS_DTYPE_F32, n);
     check_vector(check, "ranks", out.ranks, LLAISYS_DTYPE_I32, n);
     check_table(check, "top_ids", out.top_ids, LLAISYS_DTYPE_I32, n, m);
     check_table(check, "tops", out.tops, LLAISYS_DTYPE_F32, n, m);

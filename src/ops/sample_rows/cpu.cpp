@@ -1,7 +1,7 @@
 // Plain loops: the twins of the kernels, for tests of what is built on them.
-#include "ops/draw_rows/cpu.hpp"
+#include "ops/sample_rows/cpu.hpp"
 
-#include "base/drawing.hpp"
+#include "base/sampling.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -20,9 +20,9 @@ double double_of(int64_t bits) {
 
 // Of at most a block of weights.
 double sum_block(const float *weights, int64_t n) {
-    double lanes[drawing::kLanes] = {};
+    double lanes[sampling::kLanes] = {};
     for (int64_t i = 0; i < n; ++i) {
-        lanes[i % drawing::kLanes] += double(weights[i]);
+        lanes[i % sampling::kLanes] += double(weights[i]);
     }
     return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
            ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
@@ -37,11 +37,11 @@ struct Weighed {
 Weighed weigh(const float *x, int64_t n, float max, float temperature) {
     Weighed found;
     for (int64_t i = 0; i < n; ++i) {
-        found.weights.push_back(drawing::weight_of(x[i], max, temperature));
+        found.weights.push_back(sampling::weight_of(x[i], max, temperature));
     }
-    for (int64_t begin = 0; begin < n; begin += drawing::kBlock) {
+    for (int64_t begin = 0; begin < n; begin += sampling::kBlock) {
         found.blocks.push_back(
-            sum_block(found.weights.data() + begin, std::min(drawing::kBlock, n - begin)));
+            sum_block(found.weights.data() + begin, std::min(sampling::kBlock, n - begin)));
         found.sum += found.blocks.back();
     }
     return found;
@@ -59,8 +59,8 @@ int64_t pick(const Weighed &weighed, double target) {
         below += weighed.blocks[block];
     }
     block = block < weighed.blocks.size() ? block : fallback;
-    const size_t end = std::min(weighed.weights.size(), (block + 1) * size_t(drawing::kBlock));
-    size_t last = block * size_t(drawing::kBlock);
+    const size_t end = std::min(weighed.weights.size(), (block + 1) * size_t(sampling::kBlock));
+    size_t last = block * size_t(sampling::kBlock);
     for (size_t i = last; i < end && !(below > target); ++i) {
         if (weighed.weights[i] > 0) {
             last = i;
@@ -86,7 +86,7 @@ public:
     size_t size() const { return entries_.size(); }
     int32_t first() const { return entries_[0].id; }
     float weight(const Entry &entry, float temperature) const {
-        return drawing::weight_of(entry.x, max_, temperature);
+        return sampling::weight_of(entry.x, max_, temperature);
     }
     double sum(float temperature) const { return weighed(temperature, nullptr).sum; }
     int32_t picked(float temperature, double u) const {
@@ -120,7 +120,7 @@ public:
 
 private:
     void drop_impossible() {
-        const auto is_impossible = [](const Entry &e) { return !(e.x > -drawing::kInfinity); };
+        const auto is_impossible = [](const Entry &e) { return !(e.x > -sampling::kInfinity); };
         entries_.erase(std::remove_if(entries_.begin(), entries_.end(), is_impossible),
                        entries_.end());
     }
@@ -143,13 +143,13 @@ private:
     float max_;
 };
 
-struct RowDraw {
+struct RowCandidates {
     const float *x; // [k], largest first
     const int32_t *ids;
     int64_t k, vocabulary;
     double sum, u;
     int32_t pick;
-    DrawKind kind;
+    SampleKind kind;
     float temperature;
     const int32_t *links; // [n_links]
     const float *values;
@@ -157,20 +157,20 @@ struct RowDraw {
 };
 
 // -1: open.
-int32_t draw_row(const RowDraw &row) {
+int32_t sample_row(const RowCandidates &row) {
     int64_t n = row.k; // above -inf
-    while (n > 0 && !(row.x[n - 1] > -drawing::kInfinity)) {
+    while (n > 0 && !(row.x[n - 1] > -sampling::kInfinity)) {
         --n;
     }
-    if (n == 0 || row.kind != DrawKind::cut) {
-        return n == 0 ? -1 : row.kind == DrawKind::best ? row.ids[0] : row.pick;
+    if (n == 0 || row.kind != SampleKind::cut) {
+        return n == 0 ? -1 : row.kind == SampleKind::best ? row.ids[0] : row.pick;
     }
     const bool are_all = n < row.k || row.k == row.vocabulary;
-    const auto first = DrawLink(row.links[0]);
+    const auto first = SamplerLink(row.links[0]);
     float temperature = row.temperature;
-    const bool cuts_nothing = first == DrawLink::top_k && row.values[0] >= float(row.vocabulary);
+    const bool cuts_nothing = first == SamplerLink::top_k && row.values[0] >= float(row.vocabulary);
     Left left(row.x, row.ids, cuts_nothing ? row.k : n);
-    if (first == DrawLink::min_p && !are_all) {
+    if (first == SamplerLink::min_p && !are_all) {
         const float last = left.weight({row.x[row.k - 1], 0}, temperature);
         if (!(double(last) < double(row.values[0]) * (1 - 1e-6))) {
             return -1;
@@ -178,17 +178,17 @@ int32_t draw_row(const RowDraw &row) {
     }
     for (int32_t i = 0; i < row.n_links && left.size() > 1; ++i) {
         const float value = row.values[i];
-        switch (DrawLink(row.links[i])) {
-        case DrawLink::temperature:
+        switch (SamplerLink(row.links[i])) {
+        case SamplerLink::temperature:
             temperature = value;
             break;
-        case DrawLink::top_k:
+        case SamplerLink::top_k:
             left.keep_best(size_t(value));
             break;
-        case DrawLink::min_p:
+        case SamplerLink::min_p:
             left.keep_min_p(value, temperature);
             break;
-        case DrawLink::top_p:
+        case SamplerLink::top_p:
             const double all = i == 0 ? row.sum : left.sum(temperature);
             if (!left.keep_top_p(double(value) * all, temperature)) {
                 return -1;
@@ -213,21 +213,21 @@ void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const
             integers(a.masks) + std::max<int64_t>(0, mask_row) * ((vocabulary + 31) / 32);
         for (int64_t i = 0; i < vocabulary; ++i) {
             const bool is_allowed = mask_row < 0 || (uint32_t(mask[i / 32]) >> (i % 32) & 1u) != 0;
-            to[i] = is_allowed ? from[i] : -drawing::kInfinity;
+            to[i] = is_allowed ? from[i] : -sampling::kInfinity;
         }
         for (int32_t i = integers(a.bias_offsets)[r]; i < integers(a.bias_offsets)[r + 1]; ++i) {
             to[integers(a.bias_ids)[i]] += a.bias_values.as<float>()[i];
         }
         const float *numbers = a.penalties.as<float>() + 3 * r;
         const int32_t late_row = a.late_rows.defined() ? integers(a.late_rows)[r] : -1;
-        int64_t late = late_row >= 0 ? a.drawn.as<int64_t>()[late_row] : -1;
-        const auto penalise = [&](int64_t id, int32_t drawn) {
-            to[id] = drawing::penalised(to[id], drawn, numbers[0], numbers[1], numbers[2]);
+        int64_t late = late_row >= 0 ? a.sampled.as<int64_t>()[late_row] : -1;
+        const auto penalise = [&](int64_t id, int32_t sampled) {
+            to[id] = sampling::penalised(to[id], sampled, numbers[0], numbers[1], numbers[2]);
         };
         for (int32_t i = integers(a.history_offsets)[r]; i < integers(a.history_offsets)[r + 1];
              ++i) {
             const int32_t id = integers(a.history_tokens)[i];
-            penalise(id, integers(a.history_drawn)[i] + int32_t(id == late));
+            penalise(id, integers(a.history_sampled)[i] + int32_t(id == late));
             late = id == late ? -1 : late;
         }
         if (late >= 0) {
@@ -245,7 +245,7 @@ void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums, const
         const float max = best.as<float>()[row * best.size(1)];
         const float temperature = temperatures.defined() ? temperatures.as<float>()[r] : 1.0f;
         Weighed found;
-        const bool is_there = max > -drawing::kInfinity;
+        const bool is_there = max > -sampling::kInfinity;
         if (is_there) {
             found = weigh(logits.as<float>() + row * vocabulary, vocabulary, max, temperature);
         }
@@ -257,26 +257,26 @@ void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums, const
     }
 }
 
-void draw_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const Tensor &is_open,
-                   const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                   const Tensor &picks, const RowDraws &draws, int64_t vocabulary) {
+void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const Tensor &is_open,
+                     const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                     const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
     const int64_t k = best.size(1);
     for (int64_t r = 0; r < ids.size(0); ++r) {
-        const int64_t at = (draws.rows.defined() ? draws.rows.as<int32_t>()[r] : r) * k;
-        const int32_t link = draws.link_offsets.as<int32_t>()[r];
-        const RowDraw row{best.as<float>() + at,
-                          best_ids.as<int32_t>() + at,
-                          k,
-                          vocabulary,
-                          double_of(sums.as<int64_t>()[r]),
-                          double_of(draws.uniforms.as<int64_t>()[r]),
-                          picks.as<int32_t>()[r],
-                          DrawKind(draws.kinds.as<int32_t>()[r]),
-                          draws.temperatures.as<float>()[r],
-                          draws.links.as<int32_t>() + link,
-                          draws.link_values.as<float>() + link,
-                          draws.link_offsets.as<int32_t>()[r + 1] - link};
-        const int32_t id = draw_row(row);
+        const int64_t at = (samples.rows.defined() ? samples.rows.as<int32_t>()[r] : r) * k;
+        const int32_t link = samples.link_offsets.as<int32_t>()[r];
+        const RowCandidates row{best.as<float>() + at,
+                                best_ids.as<int32_t>() + at,
+                                k,
+                                vocabulary,
+                                double_of(sums.as<int64_t>()[r]),
+                                double_of(samples.uniforms.as<int64_t>()[r]),
+                                picks.as<int32_t>()[r],
+                                SampleKind(samples.kinds.as<int32_t>()[r]),
+                                samples.temperatures.as<float>()[r],
+                                samples.links.as<int32_t>() + link,
+                                samples.link_values.as<float>() + link,
+                                samples.link_offsets.as<int32_t>()[r + 1] - link};
+        const int32_t id = sample_row(row);
         is_open.as<int32_t>()[r] = int32_t(id < 0);
         ids.as<int64_t>()[r] = id < 0 ? row.ids[0] : id;
     }

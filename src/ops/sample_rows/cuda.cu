@@ -1,10 +1,10 @@
 // One block a row, which is read once; bound by memory for many rows, by latency for few. Sums are made
 // in the order of the CPU's: 8 lanes of a block of 512 weights, a thread each, then block by block.
-#include "ops/draw_rows/cuda.hpp"
+#include "ops/sample_rows/cuda.hpp"
 
-#include "base/drawing.hpp"
+#include "base/sampling.hpp"
 #include "ops/cuda/common.cuh"
-#include "ops/draw_rows/cuda_pick.cuh"
+#include "ops/sample_rows/cuda_pick.cuh"
 
 #include <cmath>
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kAdjustThreads = 1024;
 constexpr int kWeighThreads = 512;
-constexpr int kGroups = kWeighThreads / drawing::kLanes; // blocks of weights at a time
-static_assert(kWeighThreads == drawing::kBlock, "a thread a weight while a block is picked from");
+constexpr int kGroups = kWeighThreads / sampling::kLanes; // blocks of weights at a time
+static_assert(kWeighThreads == sampling::kBlock, "a thread a weight while a block is picked from");
 
 struct Adjustments {
     const int32_t *rows, *mask_rows;
@@ -23,10 +23,10 @@ struct Adjustments {
     int64_t mask_words;
     const int32_t *bias_offsets, *bias_ids;
     const float *bias_values;
-    const int32_t *history_offsets, *history_tokens, *history_drawn;
+    const int32_t *history_offsets, *history_tokens, *history_sampled;
     const float *penalties;
     const int32_t *late_rows; // may be null
-    const int64_t *drawn;
+    const int64_t *sampled;
 };
 
 __global__ void __launch_bounds__(kAdjustThreads)
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kAdjustThreads)
     cuda::wait_for_input();
     const int r = blockIdx.x;
     const int late_row = a.late_rows != nullptr ? a.late_rows[r] : -1;
-    const int late = late_row >= 0 ? int(a.drawn[late_row]) : -1;
+    const int late = late_row >= 0 ? int(a.sampled[late_row]) : -1;
     knows_late = false;
     const float *from = logits + int64_t(a.rows[r]) * vocabulary;
     float *to = out + int64_t(r) * vocabulary;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kAdjustThreads)
         }
         float x = to[id];
         for (int j = i; j < bias_end && a.bias_ids[j] == id; ++j) {
-            x = drawing::add(x, a.bias_values[j]);
+            x = sampling::add(x, a.bias_values[j]);
         }
         to[id] = x;
     }
@@ -63,15 +63,15 @@ __global__ void __launch_bounds__(kAdjustThreads)
     const int history_end = a.history_offsets[r + 1];
     for (int i = a.history_offsets[r] + int(threadIdx.x); i < history_end; i += kAdjustThreads) {
         const int id = a.history_tokens[i];
-        const int drawn = a.history_drawn[i] + int(id == late);
+        const int sampled = a.history_sampled[i] + int(id == late);
         if (id == late) {
             knows_late = true;
         }
-        to[id] = drawing::penalised(to[id], drawn, numbers[0], numbers[1], numbers[2]);
+        to[id] = sampling::penalised(to[id], sampled, numbers[0], numbers[1], numbers[2]);
     }
     __syncthreads();
     if (threadIdx.x == 0 && late >= 0 && !knows_late) {
-        to[late] = drawing::penalised(to[late], 1, numbers[0], numbers[1], numbers[2]);
+        to[late] = sampling::penalised(to[late], 1, numbers[0], numbers[1], numbers[2]);
     }
 }
 
@@ -89,7 +89,7 @@ struct Weighing {
 
 __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     extern __shared__ double block_sums[]; // [n_blocks]
-    __shared__ float block[drawing::kBlock];
+    __shared__ float block[sampling::kBlock];
     __shared__ cuda::Found found;
     cuda::wait_for_input();
     const int r = blockIdx.x;
@@ -106,15 +106,16 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
         }
         return;
     }
-    const int n_blocks = int((w.vocabulary + drawing::kBlock - 1) / drawing::kBlock);
-    const int lane = threadIdx.x % drawing::kLanes;
-    const unsigned group = 0xffu << (threadIdx.x % cuda::kWarp / drawing::kLanes * drawing::kLanes);
-    for (int b = threadIdx.x / drawing::kLanes; b < n_blocks; b += kGroups) {
-        const int64_t end = min(w.vocabulary, (b + 1) * drawing::kBlock);
+    const int n_blocks = int((w.vocabulary + sampling::kBlock - 1) / sampling::kBlock);
+    const int lane = threadIdx.x % sampling::kLanes;
+    const unsigned group =
+        0xffu << (threadIdx.x % cuda::kWarp / sampling::kLanes * sampling::kLanes);
+    for (int b = threadIdx.x / sampling::kLanes; b < n_blocks; b += kGroups) {
+        const int64_t end = min(w.vocabulary, (b + 1) * sampling::kBlock);
         double sum = 0;
 #pragma unroll 8
-        for (int64_t i = b * drawing::kBlock + lane; i < end; i += drawing::kLanes) {
-            sum += double(drawing::weight_of(x[i], max, temperature));
+        for (int64_t i = b * sampling::kBlock + lane; i < end; i += sampling::kLanes) {
+            sum += double(sampling::weight_of(x[i], max, temperature));
         }
         // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
         sum += __shfl_xor_sync(group, sum, 4);
@@ -140,10 +141,10 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     }
     __syncthreads();
     const int64_t i = found.begin + threadIdx.x;
-    block[threadIdx.x] = i < w.vocabulary ? drawing::weight_of(x[i], max, temperature) : 0.0f;
+    block[threadIdx.x] = i < w.vocabulary ? sampling::weight_of(x[i], max, temperature) : 0.0f;
     __syncthreads();
     if (threadIdx.x == 0) {
-        w.picks[r] = int32_t(cuda::find_weight(block, drawing::kBlock, found));
+        w.picks[r] = int32_t(cuda::find_weight(block, sampling::kBlock, found));
     }
 }
 
@@ -164,10 +165,10 @@ void adjust_rows_cuda(const device::Stream &stream, const Tensor &out, const Ten
                         adjustments.bias_values.as<float>(),
                         integers(adjustments.history_offsets),
                         integers(adjustments.history_tokens),
-                        integers(adjustments.history_drawn),
+                        integers(adjustments.history_sampled),
                         adjustments.penalties.as<float>(),
                         adjustments.late_rows.defined() ? integers(adjustments.late_rows) : nullptr,
-                        adjustments.late_rows.defined() ? adjustments.drawn.as<int64_t>()
+                        adjustments.late_rows.defined() ? adjustments.sampled.as<int64_t>()
                                                         : nullptr};
     cuda::launch(device::cuda_stream_of(stream), adjust_rows_kernel, unsigned(out.size(0)),
                  kAdjustThreads, 0, false, out.as<float>(), logits.as<float>(), logits.size(1), a);
@@ -189,7 +190,7 @@ void weigh_rows_cuda(const device::Stream &stream, const Tensor &sums, const Ten
                                         : nullptr,
                      reinterpret_cast<double *>(sums.data()),
                      uniforms.defined() ? picks.as<int32_t>() : nullptr};
-    const size_t n_blocks = size_t((logits.size(1) + drawing::kBlock - 1) / drawing::kBlock);
+    const size_t n_blocks = size_t((logits.size(1) + sampling::kBlock - 1) / sampling::kBlock);
     cuda::allow_shared(weigh_rows_kernel, n_blocks * sizeof(double));
     cuda::launch(device::cuda_stream_of(stream), weigh_rows_kernel, unsigned(sums.size(0)),
                  kWeighThreads, n_blocks * sizeof(double), false, w);

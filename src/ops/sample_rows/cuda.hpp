@@ -1,7 +1,7 @@
-// The CUDA side of draw_rows. Arguments have been checked.
+// The CUDA side of sample_rows. Arguments have been checked.
 #pragma once
 
-#include "ops/draw_rows/op.hpp"
+#include "ops/sample_rows/op.hpp"
 
 namespace llaisys::ops {
 
@@ -10,9 +10,9 @@ void adjust_rows_cuda(const device::Stream &stream, const Tensor &out, const Ten
 void weigh_rows_cuda(const device::Stream &stream, const Tensor &sums, const Tensor &picks,
                      const Tensor &logits, const Tensor &best, const Tensor &rows,
                      const Tensor &temperatures, const Tensor &uniforms);
-void draw_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                    const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                    const Tensor &picks, const RowDraws &draws, int64_t vocabulary);
+void sample_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+                      const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                      const Tensor &picks, const RowSampling &samples, int64_t vocabulary);
 void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
                     const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
                     const Tensor &best);

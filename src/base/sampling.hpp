@@ -1,4 +1,4 @@
-// The arithmetic of a draw that the CPU and a GPU must do bit for bit alike: every operation is rounded
+// The arithmetic of a sample that the CPU and a GPU must do bit for bit alike: every operation is rounded
 // once, in the order written.
 #pragma once
 
@@ -12,7 +12,7 @@
 #define LLAISYS_ANYWHERE inline
 #endif
 
-namespace llaisys::drawing {
+namespace llaisys::sampling {
 
 #if defined(__CUDA_ARCH__) // where a * b + c would be one operation
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
@@ -60,16 +60,16 @@ LLAISYS_ANYWHERE float weight_of(float logit, float max, float temperature) {
     return exp_of(temperature == 1.0f ? distance : divide(distance, temperature));
 }
 
-// A logit of a token that was seen, and drawn so often.
-LLAISYS_ANYWHERE float penalised(float x, int32_t drawn, float repetition, float presence,
+// A logit of a token that was seen, and sampled so often.
+LLAISYS_ANYWHERE float penalised(float x, int32_t sampled, float repetition, float presence,
                                  float frequency) {
     x = x > 0 ? divide(x, repetition) : multiply(x, repetition);
-    x = subtract(x, multiply(frequency, float(drawn)));
-    return drawn > 0 ? subtract(x, presence) : x;
+    x = subtract(x, multiply(frequency, float(sampled)));
+    return sampled > 0 ? subtract(x, presence) : x;
 }
 
 // Weights are summed in double precision, block by block; see sum_block in runner/sampler_math.cpp.
 constexpr int64_t kBlock = 512;
 constexpr int kLanes = 8; // of a block: value i is in lane i % 8
 
-} // namespace llaisys::drawing
+} // namespace llaisys::sampling

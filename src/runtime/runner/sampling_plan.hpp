@@ -1,4 +1,4 @@
-// What the rows of a draw need of a device that has their logits, and what it found out.
+// What the rows of a sample need of a device that has their logits, and what it found out.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace llaisys::runtime {
 
-// Made by Sampler::plan; by row of the draw. Grow-only.
-struct DrawPlan {
-    // Whether a device can make the whole draw: perhaps, where its best of a row may be too few.
+// Made by Sampler::plan; by row of the sample. Grow-only.
+struct SamplingPlan {
+    // Whether a device can make the whole sample: perhaps, where its best of a row may be too few.
     enum class Ahead : uint8_t { no, perhaps, surely };
     Ahead ahead = Ahead::no;
 
@@ -25,38 +25,39 @@ struct DrawPlan {
     std::vector<int32_t> mask_rows; // -1: none
     std::vector<int32_t> bias_offsets, bias_ids;
     std::vector<float> bias_values;
-    std::vector<int32_t> history_offsets, history_tokens, history_drawn;
+    std::vector<int32_t> history_offsets, history_tokens, history_sampled;
     std::vector<float> penalties;   // [n, 3]: repetition, presence, frequency
     std::vector<int32_t> late_rows; // empty: none; see ops::RowAdjustments
 
-    // Of a whole draw; see ops::RowDraws.
+    // Of a whole sample; see ops::RowSampling.
     std::vector<int32_t> kinds, link_offsets, links;
     std::vector<float> link_values;
     int32_t n_logprobs = 0; // the most that a row wants
 };
 
-// What DeviceDraw::reduce brings to the host. Views, valid until the next call.
+// What DeviceSampler::reduce brings to the host. Views, valid until the next call.
 struct ReducedRows {
-    int64_t k = 0;            // best of a row: largest first, the lower id first among equals
-    bool is_adjusted = false; // ids and values have the rows of the draw, not those of the outputs
+    int64_t k = 0; // best of a row: largest first, the lower id first among equals
+    bool is_adjusted =
+        false; // ids and values have the rows of the sample, not those of the outputs
     const int32_t *ids = nullptr; // [.., k]
     const float *values = nullptr;
-    const double *sums = nullptr;   // by row of the draw; null: not wanted
+    const double *sums = nullptr;   // by row of the sample; null: not wanted
     const int32_t *picks = nullptr; // the same
     // Of the rows as they are; null: not wanted.
     const int32_t *raw_ids = nullptr; // [outputs, k]
     const float *raw_values = nullptr;
-    const double *raw_sums = nullptr; // by row of the draw, at temperature 1
+    const double *raw_sums = nullptr; // by row of the sample, at temperature 1
 };
 
-// What comes to the host of a draw that a device made, beside the ids: of the rows as they are. Views,
-// valid until the next draw but one is queued, by row of the draw; null: no logprobs are wanted.
-struct DrawnRows {
+// What comes to the host of a sample that a device made, beside the ids: of the rows as they are. Views,
+// valid until the next sample but one is queued, by row of the sample; null: no logprobs are wanted.
+struct SampledRows {
     int64_t k = 0;
     const int32_t *ids = nullptr; // [n, k], best first
     const float *values = nullptr;
     const double *sums = nullptr;
-    const float *logits = nullptr; // of the drawn tokens
+    const float *logits = nullptr; // of the sampled tokens
     const int32_t *ranks = nullptr;
 };
 

@@ -1,9 +1,9 @@
-// draw_rows: one block a row, a thread for each of its best; a few microseconds, whatever the number of
+// sample_rows: one block a row, a thread for each of its best; a few microseconds, whatever the number of
 // rows. rank_rows: one block a row, which is read once.
-#include "ops/draw_rows/cuda.hpp"
+#include "ops/sample_rows/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
-#include "ops/draw_rows/cuda_pick.cuh"
+#include "ops/sample_rows/cuda_pick.cuh"
 
 #include <climits>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = int(kMostBest);
 constexpr int kRankThreads = 512;
 
-struct Drawing {
+struct Sampling {
     int64_t *ids;
     int32_t *is_open;
     const int32_t *best_ids;
@@ -53,7 +53,7 @@ struct Own {
 // Fills weights, sorted and sum; the threads are together before and after it. n: how many are left.
 __device__ void weigh(Left *left, const Own &own, int n, float max, float temperature) {
     const int i = threadIdx.x;
-    const float weight = own.is_left ? drawing::weight_of(own.x, max, temperature) : 0.0f;
+    const float weight = own.is_left ? sampling::weight_of(own.x, max, temperature) : 0.0f;
     left->weights[i] = weight;
     left->ids[i] = own.is_left ? own.id : INT_MAX;
     __syncthreads();
@@ -67,9 +67,9 @@ __device__ void weigh(Left *left, const Own &own, int n, float max, float temper
         left->sorted_ids[rank] = own.id;
     }
     __syncthreads();
-    if (i < drawing::kLanes) {
+    if (i < sampling::kLanes) {
         double sum = 0;
-        for (int j = i; j < n; j += drawing::kLanes) {
+        for (int j = i; j < n; j += sampling::kLanes) {
             sum += double(left->sorted[j]);
         }
         // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
@@ -121,7 +121,7 @@ __device__ void walk_down(Left *left, const float *best, int k, double wanted) {
     left->n_kept = last + 1; // those before it, as far as they are left
 }
 
-__global__ void __launch_bounds__(kThreads) draw_rows_kernel(Drawing d) {
+__global__ void __launch_bounds__(kThreads) sample_rows_kernel(Sampling d) {
     __shared__ Left left;
     cuda::wait_for_input();
     const int r = blockIdx.x;
@@ -131,27 +131,27 @@ __global__ void __launch_bounds__(kThreads) draw_rows_kernel(Drawing d) {
     Own own{i < d.k ? best[i] : -INFINITY, i < d.k ? d.best_ids[at + i] : INT_MAX, false};
     const bool is_possible = own.x > -INFINITY;
     const int n_above = __syncthreads_count(is_possible);
-    const auto kind = DrawKind(d.kinds[r]);
+    const auto kind = SampleKind(d.kinds[r]);
     const auto tell = [&](int64_t id, bool is_open) {
         if (i == 0) {
             d.is_open[r] = int(is_open);
             d.ids[r] = is_open ? int64_t(d.best_ids[at]) : id;
         }
     };
-    if (n_above == 0 || kind != DrawKind::cut) {
-        const int64_t id = kind == DrawKind::pick ? d.picks[r] : d.best_ids[at];
+    if (n_above == 0 || kind != SampleKind::cut) {
+        const int64_t id = kind == SampleKind::pick ? d.picks[r] : d.best_ids[at];
         return tell(id, n_above == 0 || id < 0);
     }
     const int first = d.link_offsets[r];
     const int end = d.link_offsets[r + 1];
     const float max = best[0];
     float temperature = d.temperatures[r];
-    const auto first_link = DrawLink(d.links[first]);
+    const auto first_link = SamplerLink(d.links[first]);
     const bool cuts_nothing =
-        first_link == DrawLink::top_k && d.link_values[first] >= float(d.vocabulary);
+        first_link == SamplerLink::top_k && d.link_values[first] >= float(d.vocabulary);
     own.is_left = cuts_nothing ? i < d.k : is_possible;
-    if (first_link == DrawLink::min_p && n_above == d.k && d.k < d.vocabulary) {
-        const float last = drawing::weight_of(best[d.k - 1], max, temperature);
+    if (first_link == SamplerLink::min_p && n_above == d.k && d.k < d.vocabulary) {
+        const float last = sampling::weight_of(best[d.k - 1], max, temperature);
         if (!(double(last) < double(d.link_values[first]) * (1 - 1e-6))) {
             return tell(0, true);
         }
@@ -159,20 +159,20 @@ __global__ void __launch_bounds__(kThreads) draw_rows_kernel(Drawing d) {
     int n = __syncthreads_count(own.is_left);
     for (int link = first; link < end && n > 1; ++link) {
         const float value = d.link_values[link];
-        switch (DrawLink(d.links[link])) {
-        case DrawLink::temperature:
+        switch (SamplerLink(d.links[link])) {
+        case SamplerLink::temperature:
             temperature = value;
             break;
-        case DrawLink::top_k:
+        case SamplerLink::top_k:
             if (int(value) < n) {
                 own.is_left = own.is_left && is_possible;
                 own.is_left = count_below(own.is_left) < int(value) && own.is_left;
             }
             break;
-        case DrawLink::min_p:
-            own.is_left = own.is_left && drawing::weight_of(own.x, max, temperature) >= value;
+        case SamplerLink::min_p:
+            own.is_left = own.is_left && sampling::weight_of(own.x, max, temperature) >= value;
             break;
-        case DrawLink::top_p:
+        case SamplerLink::top_p:
             weigh(&left, own, n, max, temperature);
             if (i == 0) {
                 const double all = link == first ? d.sums[r] : left.sum;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads) draw_rows_kernel(Drawing d) {
 }
 
 struct Ranking {
-    float *drawn_logits;
+    float *sampled_logits;
     int32_t *ranks, *top_ids;
     float *tops;
     int m;
@@ -240,39 +240,39 @@ __global__ void __launch_bounds__(kRankThreads) rank_rows_kernel(Ranking k) {
         for (const int count : counts) {
             rank += count;
         }
-        k.drawn_logits[r] = x;
+        k.sampled_logits[r] = x;
         k.ranks[r] = rank;
     }
 }
 
 } // namespace
 
-void draw_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                    const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                    const Tensor &picks, const RowDraws &draws, int64_t vocabulary) {
+void sample_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+                      const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                      const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
     if (ids.size(0) == 0) {
         return;
     }
     const auto doubles = [](const Tensor &tensor) {
         return reinterpret_cast<const double *>(tensor.data());
     };
-    const Drawing d{ids.as<int64_t>(),
-                    is_open.as<int32_t>(),
-                    best_ids.as<int32_t>(),
-                    best.as<float>(),
-                    int(best.size(1)),
-                    vocabulary,
-                    doubles(sums),
-                    picks.as<int32_t>(),
-                    draws.rows.defined() ? draws.rows.as<int32_t>() : nullptr,
-                    draws.kinds.as<int32_t>(),
-                    draws.temperatures.as<float>(),
-                    doubles(draws.uniforms),
-                    draws.link_offsets.as<int32_t>(),
-                    draws.links.as<int32_t>(),
-                    draws.link_values.as<float>()};
-    cuda::launch(device::cuda_stream_of(stream), draw_rows_kernel, unsigned(ids.size(0)), kThreads,
-                 0, false, d);
+    const Sampling d{ids.as<int64_t>(),
+                     is_open.as<int32_t>(),
+                     best_ids.as<int32_t>(),
+                     best.as<float>(),
+                     int(best.size(1)),
+                     vocabulary,
+                     doubles(sums),
+                     picks.as<int32_t>(),
+                     samples.rows.defined() ? samples.rows.as<int32_t>() : nullptr,
+                     samples.kinds.as<int32_t>(),
+                     samples.temperatures.as<float>(),
+                     doubles(samples.uniforms),
+                     samples.link_offsets.as<int32_t>(),
+                     samples.links.as<int32_t>(),
+                     samples.link_values.as<float>()};
+    cuda::launch(device::cuda_stream_of(stream), sample_rows_kernel, unsigned(ids.size(0)),
+                 kThreads, 0, false, d);
 }
 
 void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Tensor &ids,

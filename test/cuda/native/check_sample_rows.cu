@@ -1,11 +1,11 @@
-// The operators of a draw on the GPU against their twins on the CPU, bit for bit: masks, biases and penalties,
+// The operators of a sample on the GPU against their twins on the CPU, bit for bit: masks, biases and penalties,
 // the sums of weights and what they pick, links over the best, ranks; and the copies that a step begins and ends
 // with, by kernels and, where they are large, by the copy engine.
 //
-//   check_draws [check|small]
+//   check_sample_rows [check|small]
 #include "common.cuh"
 
-#include "ops/draw_rows/op.hpp"
+#include "ops/sample_rows/op.hpp"
 #include "ops/step_copies/op.hpp"
 #include "ops/topk/op.hpp"
 
@@ -41,14 +41,14 @@ public:
 
 constexpr DType kI32 = LLAISYS_DTYPE_I32, kI64 = LLAISYS_DTYPE_I64, kF32 = LLAISYS_DTYPE_F32;
 
-// Random rows and how each is drawn.
+// Random rows and how each is sampled.
 struct Case {
     int64_t vocabulary, n;
     std::vector<float> logits;
     std::vector<int32_t> rows, mask_rows, masks, bias_offsets{0}, bias_ids;
     std::vector<float> bias_values, penalties, temperatures, link_values;
-    std::vector<int32_t> history_offsets{0}, history_tokens, history_drawn, late_rows;
-    std::vector<int64_t> drawn, uniforms;
+    std::vector<int32_t> history_offsets{0}, history_tokens, history_sampled, late_rows;
+    std::vector<int64_t> sampled, uniforms;
     std::vector<int32_t> kinds, link_offsets{0}, links;
 
     Case(int64_t vocabulary_, int64_t n_, unsigned seed) : vocabulary(vocabulary_), n(n_) {
@@ -72,11 +72,11 @@ struct Case {
             for (int64_t id = below(5); r % 4 < 2 && id < vocabulary && id < 3000;
                  id += 1 + below(9)) {
                 history_tokens.push_back(int32_t(id));
-                history_drawn.push_back(below(3));
+                history_sampled.push_back(below(3));
             }
             history_offsets.push_back(int32_t(history_tokens.size()));
             penalties.insert(penalties.end(), {1.3f, 0.5f, -0.25f});
-            drawn.push_back(below(vocabulary));
+            sampled.push_back(below(vocabulary));
             late_rows.push_back(r % 4 < 2 ? below(n) : -1);
             temperatures.push_back(r % 3 == 0 ? 1.0f : 0.3f * float(1 + below(6)));
             const double u = double(random()) / 4294967296.0;
@@ -85,14 +85,14 @@ struct Case {
             const int kind = below(8);
             kinds.push_back(kind == 0 ? 0 : kind == 1 ? 1 : 2);
             for (int link = 0; kinds.back() == 2 && link < 1 + below(4); ++link) {
-                const auto what = ops::DrawLink(below(link == 0 ? 3 : 4));
+                const auto what = ops::SamplerLink(below(link == 0 ? 3 : 4));
                 links.push_back(int32_t(what));
                 link_values.push_back(
-                    what == ops::DrawLink::top_k
+                    what == ops::SamplerLink::top_k
                         ? float(1 + below(std::min<int64_t>(vocabulary, 256)))
-                    : what == ops::DrawLink::top_p ? 0.05f + 0.01f * float(below(90))
-                    : what == ops::DrawLink::min_p ? 0.001f * float(1 + below(300))
-                                                   : 0.5f + 0.1f * float(below(9)));
+                    : what == ops::SamplerLink::top_p ? 0.05f + 0.01f * float(below(90))
+                    : what == ops::SamplerLink::min_p ? 0.001f * float(1 + below(300))
+                                                      : 0.5f + 0.1f * float(below(9)));
             }
             link_offsets.push_back(int32_t(links.size()));
         }
@@ -120,11 +120,11 @@ std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
     a.bias_values = vector(c.bias_values, kF32);
     a.history_offsets = vector(c.history_offsets, kI32);
     a.history_tokens = vector(c.history_tokens, kI32);
-    a.history_drawn = vector(c.history_drawn, kI32);
+    a.history_sampled = vector(c.history_sampled, kI32);
     a.penalties = vector(c.penalties, kF32);
     a.late_rows = vector(c.late_rows, kI32);
-    a.drawn = vector(c.drawn, kI64);
-    ops::RowDraws d;
+    a.sampled = vector(c.sampled, kI64);
+    ops::RowSampling d;
     d.kinds = vector(c.kinds, kI32);
     d.temperatures = vector(c.temperatures, kF32);
     d.uniforms = vector(c.uniforms, kI64);
@@ -144,7 +144,7 @@ std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
     ops::topk(place.stream, best_ids, best, adjusted);
     ops::weigh_rows(place.stream, sums, picks, adjusted, best, Tensor(), d.temperatures,
                     d.uniforms);
-    ops::draw_rows(place.stream, ids, is_open, best_ids, best, sums, picks, d, c.vocabulary);
+    ops::sample_rows(place.stream, ids, is_open, best_ids, best, sums, picks, d, c.vocabulary);
     std::vector<int32_t> own(static_cast<size_t>(c.n));
     for (size_t i = 0; i < own.size(); ++i) {
         own[i] = int32_t(i);
@@ -163,11 +163,11 @@ void check_case(const Place &cpu, const Place &gpu, int64_t vocabulary, int64_t 
     const auto expected = run(cpu, c), got = run(gpu, c);
     for (size_t i = 0; i < expected.size(); ++i) {
         report(got[i] == expected[i],
-               line("draws of %lld, seed %u: %s", (long long)vocabulary, seed, kNames[i]));
+               line("samples of %lld, seed %u: %s", (long long)vocabulary, seed, kNames[i]));
     }
 }
 
-// Bytes to the GPU with n drawn tokens in their places, and back again.
+// Bytes to the GPU with n sampled tokens in their places, and back again.
 void check_copies(const Place &gpu, int64_t bytes, int64_t n) {
     const device::Runtime &runtime = gpu.stream.runtime();
     auto *host = static_cast<std::byte *>(runtime.allocate_host(size_t(bytes)));
@@ -175,13 +175,13 @@ void check_copies(const Place &gpu, int64_t bytes, int64_t n) {
     const auto memory = std::make_shared<Storage>(LLAISYS_DEVICE_NVIDIA, 0, bytes);
     const int64_t tokens_at = 64;
     const int64_t sources_at = tokens_at + (n * 8 + 63) / 64 * 64;
-    std::vector<int64_t> drawn(size_t(n + 3));
+    std::vector<int64_t> sampled(size_t(n + 3));
     std::vector<std::byte> wanted(static_cast<size_t>(bytes));
     for (int64_t i = 0; i < bytes; ++i) {
         host[i] = std::byte(i * 7 + i / 251);
     }
-    for (size_t i = 0; i < drawn.size(); ++i) {
-        drawn[i] = int64_t(i) * 10007 + (int64_t(1) << 33);
+    for (size_t i = 0; i < sampled.size(); ++i) {
+        sampled[i] = int64_t(i) * 10007 + (int64_t(1) << 33);
     }
     auto *sources = reinterpret_cast<int32_t *>(host + sources_at);
     for (int64_t i = 0; i < n; ++i) {
@@ -190,12 +190,12 @@ void check_copies(const Place &gpu, int64_t bytes, int64_t n) {
     std::memcpy(wanted.data(), host, wanted.size());
     for (int64_t i = 0; i < n; ++i) {
         if (sources[i] >= 0) {
-            std::memcpy(wanted.data() + tokens_at + i * 8, &drawn[size_t(sources[i])], 8);
+            std::memcpy(wanted.data() + tokens_at + i * 8, &sampled[size_t(sources[i])], 8);
         }
     }
-    const ops::DrawnTokens tokens{Tensor::on(memory, tokens_at, {n}, kI64),
-                                  Tensor::on(memory, sources_at, {n}, kI32),
-                                  gpu.put(drawn, {n + 3}, kI64)};
+    const ops::SampledTokens tokens{Tensor::on(memory, tokens_at, {n}, kI64),
+                                    Tensor::on(memory, sources_at, {n}, kI32),
+                                    gpu.put(sampled, {n + 3}, kI64)};
     ops::bring_in(gpu.stream, memory->data(), host, bytes, n > 0 ? &tokens : nullptr);
     ops::bring_out(gpu.stream, back, memory->data(), bytes);
     gpu.stream.synchronize();
@@ -228,7 +228,7 @@ int main(int argc, char **argv) {
                     check_copies(gpu, bytes, n);
                 }
             }
-            std::printf("draws: %d failed\n", failures());
+            std::printf("samples: %d failed\n", failures());
         }
     } catch (const std::exception &error) {
         report(false, error.what());

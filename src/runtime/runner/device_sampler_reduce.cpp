@@ -1,7 +1,7 @@
-// Draws that a device makes, and what it finds out about rows of logits so that they need not come to
+// Samples that a device makes, and what it finds out about rows of logits so that they need not come to
 // the host.
 #include "ops/topk/op.hpp"
-#include "runtime/runner/device_draw.hpp"
+#include "runtime/runner/device_sampler.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -39,8 +39,8 @@ template <typename T> Tensor put(StepArena *arena, const std::vector<T> &values)
 
 } // namespace
 
-DeviceDraw::Uploaded DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary,
-                                        StepArena *arena) {
+DeviceSampler::Uploaded DeviceSampler::upload(const SamplingPlan &plan, int64_t vocabulary,
+                                              StepArena *arena) {
     const int64_t mask_words = (vocabulary + 31) / 32;
     const int64_t n_words = plan.adjusts ? std::max<int64_t>(1, plan.n_masks * mask_words) : 1;
     int64_t bytes = bytes_for(plan.rows) + bytes_for(plan.temperatures) + bytes_for(plan.uniforms) +
@@ -50,7 +50,7 @@ DeviceDraw::Uploaded DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary
         bytes += StepArena::bytes_for(n_words, sizeof(int32_t));
         for (const auto *integers :
              {&plan.mask_rows, &plan.bias_offsets, &plan.bias_ids, &plan.history_offsets,
-              &plan.history_tokens, &plan.history_drawn, &plan.late_rows}) {
+              &plan.history_tokens, &plan.history_sampled, &plan.late_rows}) {
             bytes += bytes_for(*integers);
         }
         bytes += bytes_for(plan.bias_values) + bytes_for(plan.penalties);
@@ -58,16 +58,16 @@ DeviceDraw::Uploaded DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary
     arena->begin(bytes);
     Uploaded made;
     ops::RowAdjustments &adjustments = made.adjustments;
-    ops::RowDraws &draws = made.draws;
+    ops::RowSampling &samples = made.samples;
     adjustments.rows = put(arena, plan.rows);
-    draws.temperatures = put(arena, plan.temperatures);
-    auto *bits = arena->take<int64_t>({int64_t(plan.uniforms.size())}, &draws.uniforms);
+    samples.temperatures = put(arena, plan.temperatures);
+    auto *bits = arena->take<int64_t>({int64_t(plan.uniforms.size())}, &samples.uniforms);
     std::memcpy(bits, plan.uniforms.data(), plan.uniforms.size() * sizeof(double));
-    draws.rows = plan.adjusts ? Tensor() : adjustments.rows;
-    draws.kinds = put(arena, plan.kinds);
-    draws.link_offsets = put(arena, plan.link_offsets);
-    draws.links = put(arena, plan.links);
-    draws.link_values = put(arena, plan.link_values);
+    samples.rows = plan.adjusts ? Tensor() : adjustments.rows;
+    samples.kinds = put(arena, plan.kinds);
+    samples.link_offsets = put(arena, plan.link_offsets);
+    samples.links = put(arena, plan.links);
+    samples.link_values = put(arena, plan.link_values);
     if (plan.adjusts) {
         auto *words = arena->take<int32_t>({n_words}, &adjustments.masks);
         if (plan.n_masks > 0) {
@@ -79,7 +79,7 @@ DeviceDraw::Uploaded DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary
         adjustments.bias_values = put(arena, plan.bias_values);
         adjustments.history_offsets = put(arena, plan.history_offsets);
         adjustments.history_tokens = put(arena, plan.history_tokens);
-        adjustments.history_drawn = put(arena, plan.history_drawn);
+        adjustments.history_sampled = put(arena, plan.history_sampled);
         adjustments.penalties = put(arena, plan.penalties);
         if (!plan.late_rows.empty()) {
             adjustments.late_rows = put(arena, plan.late_rows);
@@ -89,8 +89,8 @@ DeviceDraw::Uploaded DeviceDraw::upload(const DrawPlan &plan, int64_t vocabulary
     return made;
 }
 
-DeviceDraw::Findings DeviceDraw::find(const Tensor &logits, const DrawPlan &plan,
-                                      const Uploaded &uploaded) {
+DeviceSampler::Findings DeviceSampler::find(const Tensor &logits, const SamplingPlan &plan,
+                                            const Uploaded &uploaded) {
     const int64_t n = int64_t(plan.rows.size());
     const int64_t outputs = logits.size(0);
     const int64_t vocabulary = logits.size(1);
@@ -131,9 +131,9 @@ DeviceDraw::Findings DeviceDraw::find(const Tensor &logits, const DrawPlan &plan
     }
     ops::topk(stream_, found.ids, found.values, source);
     if (plan.wants_sums || plan.wants_picks) {
-        ops::weigh_rows(stream_, found.sums, found.picks, source, found.values, uploaded.draws.rows,
-                        uploaded.draws.temperatures,
-                        plan.wants_picks ? uploaded.draws.uniforms : Tensor());
+        ops::weigh_rows(stream_, found.sums, found.picks, source, found.values,
+                        uploaded.samples.rows, uploaded.samples.temperatures,
+                        plan.wants_picks ? uploaded.samples.uniforms : Tensor());
     }
     if (plan.wants_raw) {
         found.raw_ids = on_device(raw_ids_at, {outputs, k}, LLAISYS_DTYPE_I32);
@@ -148,7 +148,7 @@ DeviceDraw::Findings DeviceDraw::find(const Tensor &logits, const DrawPlan &plan
     return found;
 }
 
-int DeviceDraw::queue(const Tensor &logits, const DrawPlan &plan) {
+int DeviceSampler::queue(const Tensor &logits, const SamplingPlan &plan) {
     const int64_t n = int64_t(plan.rows.size());
     const int64_t vocabulary = logits.size(1);
     const int64_t m = std::max(1, plan.n_logprobs);
@@ -162,43 +162,43 @@ int DeviceDraw::queue(const Tensor &logits, const DrawPlan &plan) {
     const int64_t top_ids_at = layout.take(n_ranked * m, sizeof(int32_t));
     const int64_t tops_at = layout.take(n_ranked * m, sizeof(float));
 
-    const Tensor before = drawn_;
-    Draw &draw = next(layout.bytes());
-    draw.is_planned = true;
+    const Tensor before = sampled_;
+    Sample &sample = next(layout.bytes());
+    sample.is_planned = true;
     const auto on_device = [&](int64_t at, const Shape &shape, DType dtype) {
-        return Tensor::on(draw.room.device, at, shape, dtype);
+        return Tensor::on(sample.room.device, at, shape, dtype);
     };
-    const auto on_host = [&](int64_t at) { return draw.room.host + at; };
-    Uploaded uploaded = upload(plan, vocabulary, &draw.arena);
-    uploaded.adjustments.drawn = before;
+    const auto on_host = [&](int64_t at) { return sample.room.host + at; };
+    Uploaded uploaded = upload(plan, vocabulary, &sample.arena);
+    uploaded.adjustments.sampled = before;
     const Findings found = find(logits, plan, uploaded);
-    drawn_ = on_device(ids_at, {n}, LLAISYS_DTYPE_I64);
-    ops::draw_rows(stream_, drawn_, on_device(is_open_at, {n}, LLAISYS_DTYPE_I32), found.ids,
-                   found.values, found.sums, found.picks, uploaded.draws, vocabulary);
-    draw.ids = reinterpret_cast<const int64_t *>(on_host(ids_at));
-    draw.is_open = reinterpret_cast<const int32_t *>(on_host(is_open_at));
+    sampled_ = on_device(ids_at, {n}, LLAISYS_DTYPE_I64);
+    ops::sample_rows(stream_, sampled_, on_device(is_open_at, {n}, LLAISYS_DTYPE_I32), found.ids,
+                     found.values, found.sums, found.picks, uploaded.samples, vocabulary);
+    sample.ids = reinterpret_cast<const int64_t *>(on_host(ids_at));
+    sample.is_open = reinterpret_cast<const int32_t *>(on_host(is_open_at));
     if (plan.wants_raw) {
         const ops::RowRanks ranks{on_device(logits_at, {n}, LLAISYS_DTYPE_F32),
                                   on_device(ranks_at, {n}, LLAISYS_DTYPE_I32),
                                   on_device(top_ids_at, {n, m}, LLAISYS_DTYPE_I32),
                                   on_device(tops_at, {n, m}, LLAISYS_DTYPE_F32)};
-        ops::rank_rows(stream_, ranks, drawn_, logits, uploaded.adjustments.rows, found.raw_ids,
+        ops::rank_rows(stream_, ranks, sampled_, logits, uploaded.adjustments.rows, found.raw_ids,
                        found.raw_values);
-        stream_.runtime().copy(draw.room.device->data() + sums_at, found.raw_sums.data(),
+        stream_.runtime().copy(sample.room.device->data() + sums_at, found.raw_sums.data(),
                                size_t(n) * sizeof(double), device::CopyKind::device_to_device,
                                stream_.native());
-        draw.found = {m,
-                      reinterpret_cast<const int32_t *>(on_host(top_ids_at)),
-                      reinterpret_cast<const float *>(on_host(tops_at)),
-                      reinterpret_cast<const double *>(on_host(sums_at)),
-                      reinterpret_cast<const float *>(on_host(logits_at)),
-                      reinterpret_cast<const int32_t *>(on_host(ranks_at))};
+        sample.found = {m,
+                        reinterpret_cast<const int32_t *>(on_host(top_ids_at)),
+                        reinterpret_cast<const float *>(on_host(tops_at)),
+                        reinterpret_cast<const double *>(on_host(sums_at)),
+                        reinterpret_cast<const float *>(on_host(logits_at)),
+                        reinterpret_cast<const int32_t *>(on_host(ranks_at))};
     }
-    bring(draw.room, layout.bytes());
-    return end(draw);
+    bring(sample.room, layout.bytes());
+    return end(sample);
 }
 
-ReducedRows DeviceDraw::reduce(const Tensor &logits, const DrawPlan &plan) {
+ReducedRows DeviceSampler::reduce(const Tensor &logits, const SamplingPlan &plan) {
     const Findings on_device = find(logits, plan, upload(plan, logits.size(1), &arena_));
     bring(reduced_, on_device.bytes);
     stream_.synchronize();
@@ -225,7 +225,7 @@ ReducedRows DeviceDraw::reduce(const Tensor &logits, const DrawPlan &plan) {
     return found;
 }
 
-const float *DeviceDraw::bring_rows(const Tensor &logits, const std::vector<int32_t> &rows) {
+const float *DeviceSampler::bring_rows(const Tensor &logits, const std::vector<int32_t> &rows) {
     const int64_t row_bytes = logits.size(1) * int64_t(sizeof(float));
     const int64_t bytes = row_bytes * int64_t(rows.size());
     if (bytes > rows_.bytes) {

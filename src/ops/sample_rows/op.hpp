@@ -1,5 +1,5 @@
-// What a draw needs of whole rows of logits, for devices whose rows are not the host's. The maths is
-// base/drawing.hpp and docs/guides/sampling.md; the results are those of runtime/runner/sampler_math.cpp, bit
+// Sampling operators over whole rows of logits, for devices whose logits are not in host memory. The maths is
+// base/sampling.hpp and docs/guides/sampling.md; the results are those of runtime/runner/sampler_math.cpp, bit
 // for bit. On a CPU these are the plain twins of the others' kernels: its Sampler reads the rows where
 // they are.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace llaisys::ops {
 
-// By row r of the draw; all on the device, contiguous.
+// By row r of the sample; all on the device, contiguous.
 struct RowAdjustments {
     Tensor rows;            // i32 [n]: row of logits
     Tensor mask_rows;       // i32 [n]: row of masks; -1: all tokens are allowed
@@ -19,11 +19,11 @@ struct RowAdjustments {
     Tensor bias_values;     // f32
     Tensor history_offsets; // i32 [n + 1] into the two below
     Tensor history_tokens;  // i32, rising in each row, none twice
-    Tensor history_drawn;   // i32: how often each was drawn
+    Tensor history_sampled; // i32: how often each was sampled
     Tensor penalties;       // f32 [n, 3]: repetition, presence, frequency
-    // A token that the history does not have yet: i32 [n], where it is in `drawn` i64; -1: there is none.
+    // A token that the history does not have yet: i32 [n], where it is in `sampled` i64; -1: there is none.
     // Neither is defined where no row has one.
-    Tensor late_rows, drawn;
+    Tensor late_rows, sampled;
 };
 
 // out f32 [n, vocabulary] = the rows of logits f32 [.., vocabulary] after mask, bias and penalties.
@@ -39,34 +39,34 @@ void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &
                 const Tensor &logits, const Tensor &best, const Tensor &rows,
                 const Tensor &temperatures, const Tensor &uniforms);
 
-// How a row is drawn when its best are known: the best one, the index that its weights pick, or a pick
+// How a row is sampled when its best are known: the best one, the index that its weights pick, or a pick
 // from what links leave of the best, the first of them with an eye on the whole row.
-enum class DrawKind : int32_t { best, pick, cut };
-enum class DrawLink : int32_t { top_k, top_p, min_p, temperature };
+enum class SampleKind : int32_t { best, pick, cut };
+enum class SamplerLink : int32_t { top_k, top_p, min_p, temperature };
 
-// By row r of the draw; all on the device, contiguous.
-struct RowDraws {
+// By row r of the sample; all on the device, contiguous.
+struct RowSampling {
     Tensor rows;         // i32 [n]: row of the best; not defined: r
-    Tensor kinds;        // i32 [n]: DrawKind
+    Tensor kinds;        // i32 [n]: SampleKind
     Tensor temperatures; // f32 [n]: above 0
     Tensor uniforms;     // i64 [n]: the bits of doubles in [0, 1)
     Tensor link_offsets; // i32 [n + 1] into the two below; at least one link where the kind is cut
-    Tensor links;        // i32: DrawLink
+    Tensor links;        // i32: SamplerLink
     Tensor link_values;  // f32
 };
 
-// Draws ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [.., k], k
+// Samples ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [.., k], k
 // = min(vocabulary, kMostBest), largest first, and what weigh_rows found out about the rows, sums i64 [n]
 // and picks i32 [n]. is_open i32 [n]: 1 where that does not decide the row, whose id is then the best.
 constexpr int64_t kMostBest = 256;
-void draw_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-               const Tensor &best_ids, const Tensor &best, const Tensor &sums, const Tensor &picks,
-               const RowDraws &draws, int64_t vocabulary);
+void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
+                 const Tensor &best_ids, const Tensor &best, const Tensor &sums,
+                 const Tensor &picks, const RowSampling &samples, int64_t vocabulary);
 
-// What logprobs say of drawn tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with their
+// What logprobs say of sampled tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with their
 // k best, best_ids i32 and best f32 [.., k].
 struct RowRanks {
-    Tensor logits;        // f32 [n]: of the drawn tokens
+    Tensor logits;        // f32 [n]: of the sampled tokens
     Tensor ranks;         // i32 [n]: 1 + the number of better ones
     Tensor top_ids, tops; // i32, f32 [n, m]: the best m, at most k
 };

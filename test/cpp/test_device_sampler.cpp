@@ -1,7 +1,7 @@
-// Draws of a device that runs out of memory: the draw says so, and the next ones are right.
+// Samples of a device that runs out of memory: the sample says so, and the next ones are right.
 #include "check.hpp"
 #include "fake_device.hpp"
-#include "runtime/runner/device_draw.hpp"
+#include "runtime/runner/device_sampler.hpp"
 
 #include <string>
 #include <vector>
@@ -24,21 +24,21 @@ Tensor rows_of(int n) {
     return rows;
 }
 
-void check_greedy(DeviceDraw *draw, const Tensor &logits) {
+void check_greedy(DeviceSampler *sample, const Tensor &logits) {
     const auto n = int32_t(logits.size(0));
     LlaisysSamplingMetadata sampling{};
     sampling.n_rows = n;
     std::vector<int32_t> ids(static_cast<size_t>(n));
-    CHECK(draw->finish(draw->queue(logits), sampling, ids.data()));
+    CHECK(sample->finish(sample->queue(logits), sampling, ids.data()));
     for (int32_t r = 0; r < n; ++r) {
         CHECK_EQ(ids[size_t(r)], int32_t(r % kVocabulary));
     }
 }
 
 // With a bias that makes token 7 the best of every row.
-void check_adjusted(DeviceDraw *draw, const Tensor &logits) {
+void check_adjusted(DeviceSampler *sample, const Tensor &logits) {
     const auto n = size_t(logits.size(0));
-    DrawPlan plan;
+    SamplingPlan plan;
     plan.adjusts = true;
     plan.temperatures.assign(n, 1.0f);
     plan.uniforms.assign(n, 0.5);
@@ -52,46 +52,46 @@ void check_adjusted(DeviceDraw *draw, const Tensor &logits) {
         plan.bias_offsets.push_back(int32_t(r) + 1);
         plan.penalties.insert(plan.penalties.end(), {1.0f, 0.0f, 0.0f});
     }
-    const ReducedRows found = draw->reduce(logits, plan);
+    const ReducedRows found = sample->reduce(logits, plan);
     for (size_t r = 0; r < n; ++r) {
         CHECK_EQ(found.ids[int64_t(r) * found.k], 7);
     }
     const std::vector<int32_t> last = {int32_t(n) - 1};
-    const float *row = draw->bring_rows(logits, last);
+    const float *row = sample->bring_rows(logits, last);
     CHECK_EQ(row[last[0] % kVocabulary], 1.0f);
 }
 
-// A large draw in which one allocation after the other finds no memory, between small ones.
+// A large sample in which one allocation after the other finds no memory, between small ones.
 template <typename Check> void check_without_memory(const Check &check) {
     fake::FailingMemory memory;
     const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     const Tensor small = rows_of(kSmall), large = rows_of(kLarge);
     int n_failed = 0;
     for (bool is_done = false; !is_done; ++n_failed) {
-        DeviceDraw draw(stream);
-        check(&draw, small);
-        check(&draw, small); // there are two places
+        DeviceSampler sample(stream);
+        check(&sample, small);
+        check(&sample, small); // there are two places
         memory.fail_at(n_failed);
         try {
-            check(&draw, large);
+            check(&sample, large);
             is_done = true;
         } catch (const Error &error) {
             CHECK(std::string(error.what()).find("the fake memory is gone") != std::string::npos);
         }
         memory.work();
-        check(&draw, small);
-        check(&draw, small);
-        check(&draw, large);
+        check(&sample, small);
+        check(&sample, small);
+        check(&sample, large);
     }
     CHECK(n_failed > 2);
 }
 
 } // namespace
 
-TEST(a_greedy_draw_without_memory_leaves_the_next_ones_right) {
+TEST(a_greedy_sample_without_memory_leaves_the_next_ones_right) {
     check_without_memory(check_greedy);
 }
 
-TEST(an_adjusted_draw_without_memory_leaves_the_next_ones_right) {
+TEST(an_adjusted_sample_without_memory_leaves_the_next_ones_right) {
     check_without_memory(check_adjusted);
 }
