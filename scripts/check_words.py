@@ -40,9 +40,7 @@ RULES = (
     Rule(r"doors?", "protocol adapter"),
     Rule(r"seats?", "running queue"),
     Rule(r"draws?|drawn|drawing|drew|drawers?", "sample"),
-    Rule(
-        r"nobody|whoever|everybody|somebody|anybody", "the request, client or thread that is meant"
-    ),
+    Rule(r"nobody|whoever|everybody|somebody|anybody", "the exact noun: request, client, thread"),
     Rule(r"told", "reported, notified"),
     Rule(r"lets? go( of)?", "release, free"),
     Rule(r"(came|comes|come) of (it|them|this|that)", "result"),
