@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixed traffic of every door for as long as one likes, with faults; checks at the end.
+"""Mixed traffic of every protocol for as long as one likes, with faults; checks at the end.
 
     scripts/soak.py --minutes 60 [--pause 1.0] [--fault-every 60] [--seed 1] [--report FILE]
 
@@ -115,7 +115,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "checks": checks,
         "minutes": round(seconds / 60, 2),
         "faults": counts,
-        "doors": traffic.doors,
+        "protocols": traffic.protocols,
         "health_ms": {
             "median": round(1e3 * statistics.median(health), 1),
             "p99": round(1e3 * health[int(0.99 * (len(health) - 1))], 1),

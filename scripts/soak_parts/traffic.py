@@ -16,7 +16,7 @@ from soak_parts.server import KEYS, now
 
 FAULT_GRACE = 20.0  # seconds after a fault in which its consequences are expected
 PROMPTS = [[5 + i, 9, 17 + i, 33, 12 + i] for i in range(6)]
-DOORS: dict[str, dict[str, Any]] = {  # newer doors, used when the server has them
+OTHER_PROTOCOLS: dict[str, dict[str, Any]] = {  # used when the server has them
     "/v1/responses": {"input": "hello", "max_output_tokens": 16},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
     "/api/chat": {
@@ -54,7 +54,7 @@ class Traffic:
         self.expected: dict[tuple[str, int, str], list[int]] = {}
         self.last_fault: dict[str, float] = {}  # kind -> when it ended
         self.stopping = asyncio.Event()
-        self.doors: list[str] = []
+        self.protocols: list[str] = []
         self._clients = {
             name: httpx.AsyncClient(
                 base_url=url,
@@ -92,7 +92,7 @@ class Traffic:
     async def quiet_run(self) -> None:
         """The tokens of every question when nobody else asks."""
         paths = (await self.client("alice").get("/openapi.json")).json()["paths"]
-        self.doors = [path for path in DOORS if path in paths]
+        self.protocols = [path for path in OTHER_PROTOCOLS if path in paths]
         for model in self.models:
             for number in range(len(PROMPTS)):
                 for kind in ("greedy", "seeded"):
@@ -261,13 +261,14 @@ class Traffic:
             del self.seen.sessions[name]
             self.seen.deleted.add(name)
 
-    async def newer_doors(self) -> None:
-        if not self.doors:
+    async def other_protocols(self) -> None:
+        if not self.protocols:
             return
-        path = self.random.choice(self.doors)
+        path = self.random.choice(self.protocols)
         model = self.random.choice([name for name in self.models if name != "mock"])
         self.note(
-            f"door {path}", await self.client().post(path, json=DOORS[path] | {"model": model})
+            f"protocol {path}",
+            await self.client().post(path, json=OTHER_PROTOCOLS[path] | {"model": model}),
         )
 
     async def look(self) -> None:
@@ -284,7 +285,7 @@ class Traffic:
     def actors(self) -> list[Callable[[], Awaitable[None]]]:
         return [
             *(self.compare, self.compare, self.chat, self.streams, self.hangups, self.cancels),
-            *(self.tokens, self.wrong, self.conversations, self.newer_doors, self.look),
+            *(self.tokens, self.wrong, self.conversations, self.other_protocols, self.look),
         ]
 
 

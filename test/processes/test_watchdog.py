@@ -32,7 +32,7 @@ def test_a_child_that_has_not_spoken_may_take_its_time():
 def test_silence_is_first_sick_and_then_dead():
     dog = watch()
     run(dog, 0.0, 5.0)
-    dog.hear(0.0)
+    dog.record_message(0.0)
     run(dog, 5.0, 5.9)
     assert dog.problem() is None
     run(dog, 5.9, 6.5)
@@ -41,26 +41,26 @@ def test_silence_is_first_sick_and_then_dead():
     assert dog.verdict(None) is None
     run(dog, 14.9, 15.5)
     assert dog.verdict(None) == "no heartbeat from worker 3 for 10.5 s"
-    dog.hear()
+    dog.record_message()
     assert dog.problem() is None and dog.verdict(None) is None
 
 
 def test_a_loop_that_does_not_turn_is_hanging_however_the_heart_beats():
     dog = watch()
     dog.is_ready = True
-    dog.hear(99.0)
+    dog.record_message(99.0)
     assert dog.problem() is None
-    dog.hear(100.5)
-    dog.hear()  # a message that says nothing of the loop
+    dog.record_message(100.5)
+    dog.record_message()  # a message that says nothing of the loop
     assert dog.problem() == "the loop of worker 3 has not turned for 100.5 s"
     assert dog.verdict(None) == "a step of worker 3 takes longer than 100 s"
-    dog.hear(0.0)
+    dog.record_message(0.0)
     assert dog.problem() is None
 
 
 def test_time_in_which_the_watcher_did_not_run_is_nobody_s_silence():
     dog = watch()
-    dog.hear(0.0)
+    dog.record_message(0.0)
     run(dog, 0.0, 0.5)
     for at in (100.0, 200.0, 300.0):  # stopped three times, with nothing read between
         assert dog.problem() is None and dog.verdict(None) is None
@@ -72,7 +72,7 @@ def test_time_in_which_the_watcher_did_not_run_is_nobody_s_silence():
 
 def test_a_watcher_that_is_always_late_waits_longer():
     dog = watch()
-    dog.hear(0.0)
+    dog.record_message(0.0)
     for number in range(19):  # 19 s, in each of which it got to look once
         dog.tick(float(number + 1))
     assert dog.problem() is None
@@ -80,7 +80,7 @@ def test_a_watcher_that_is_always_late_waits_longer():
 
 def test_the_end_of_the_process_is_the_end():
     dog = watch()
-    dog.hear(0.0)
+    dog.record_message(0.0)
     assert dog.verdict(-9) == "the process of worker 3 ended with status -9"
 
 

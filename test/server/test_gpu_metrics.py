@@ -83,7 +83,7 @@ class Model:
     stats: EngineStats = field(default_factory=EngineStats)
 
     @property
-    def figures(self) -> Model:
+    def engine_or_none(self) -> Model:
         return self
 
 

@@ -113,14 +113,14 @@ def test_a_refused_request_costs_nothing(clock: Clock) -> None:
 
 def test_sequences_that_are_open_at_once(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", max_concurrent=3), clock)
-    with budget.hold(2, retry_after=4):
-        with pytest.raises(ApiError) as caught, budget.hold(2, retry_after=4):
+    with budget.reserve(2, retry_after=4):
+        with pytest.raises(ApiError) as caught, budget.reserve(2, retry_after=4):
             pass
         assert caught.value.retry_after == 4
-        with budget.hold(1, retry_after=4):
+        with budget.reserve(1, retry_after=4):
             assert budget.open == 3
     assert budget.open == 0
-    with pytest.raises(InvalidInputError), budget.hold(4, retry_after=4):
+    with pytest.raises(InvalidInputError), budget.reserve(4, retry_after=4):
         pass
 
 

@@ -19,14 +19,14 @@ TEXT = "/v1/completions"
 
 def test_what_is_held_is_given_back_and_one_request_may_fill_the_context() -> None:
     budget = LogprobBudget(100)
-    with budget.hold(60), budget.hold(40):
-        with pytest.raises(ApiError) as now, budget.hold(1):
+    with budget.reserve(60), budget.reserve(40):
+        with pytest.raises(ApiError) as now, budget.reserve(1):
             pass
         assert (now.value.status, now.value.code) == (429, "too_many_logprobs")
-        with pytest.raises(InvalidInputError, match="101") as never, budget.hold(101):
+        with pytest.raises(InvalidInputError, match="101") as never, budget.reserve(101):
             pass
         assert never.value.field == "logprobs" and budget.used == 100
-    with budget.hold(500, most_of_one=500):  # alone
+    with budget.reserve(500, most_of_one=500):  # alone
         assert budget.used == 500
     assert budget.used == 0
 

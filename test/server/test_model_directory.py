@@ -105,7 +105,7 @@ class Scene:
         service, release = await self.directory.lease(name)
         engine: Any = service.engine
         await asyncio.sleep(seconds)
-        assert service.figures is engine and not engine.closed
+        assert service.engine_or_none is engine and not engine.closed
         release()
 
 

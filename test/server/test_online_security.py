@@ -134,7 +134,7 @@ def test_caps_hold_at_their_edge(
 # ---- doors ---------------------------------------------------------------------------------------
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-SIDE_DOORS = """
+OTHER_PATHS = """
     /v1 /v1/ //v1/models /v1//models /v1/models/ /V1/models /v1/models?x=/health /%76%31/models
     /v1%2fmodels /health/ /health/../v1/models /health%2f..%2fv1/models /./v1/models /v1/models%00
     /v1/models;/health /health%00 /docs /redoc /openapi.json /metrics /app.js/../metrics
@@ -158,7 +158,7 @@ def test_no_method_and_no_spelling_of_a_route_opens_it_without_a_key(
             return anonymous.send(request).status_code
 
         assert status("GET", "/health") == 200
-        for path in (*routes, *SIDE_DOORS):
+        for path in (*routes, *OTHER_PATHS):
             for method in METHODS:
                 assert status(method, path) == 401, (method, path)
 

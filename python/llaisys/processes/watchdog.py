@@ -65,7 +65,7 @@ class Watchdog:
         self._awake += min(now - self._ticked, TICK)
         self._ticked = now
 
-    def hear(self, loop_age: float | None = None) -> None:
+    def record_message(self, loop_age: float | None = None) -> None:
         """A message has come; a heartbeat has the age of the child's loop."""
         self._heard = self._awake
         self._has_spoken = True

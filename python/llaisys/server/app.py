@@ -28,7 +28,7 @@ from llaisys.server.sessions import routes as session_routes
 PUBLIC = frozenset({"/health", "/live"})
 
 # Each is a translation to and from what `generation` does.
-DOORS = (
+PROTOCOL_ADAPTERS = (
     openai_routes,
     embedding_routes,
     llamacpp_routes,
@@ -62,8 +62,8 @@ def make_app(shared: Shared, models: Models) -> ASGIApp:
     )
     app.state.models = models
     faults.install(app)
-    for door in DOORS:
-        app.include_router(door.router)
+    for adapter in PROTOCOL_ADAPTERS:
+        app.include_router(adapter.router)
     app.include_router(session_routes.router)
     add_status_routes(app, shared, models)
     webui = WebUi(find_webui(config.webui) if config.serve_webui else None)

@@ -15,7 +15,7 @@ from llaisys.server.keys.ring import KeyRing
 from llaisys.server.metrics import PREFIX
 
 
-class ReplicaFigures(Protocol):
+class MeasuredReplica(Protocol):
     """The part of a Replica that is read here."""
 
     index: int
@@ -26,11 +26,11 @@ class ReplicaFigures(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class EngineFigures(Protocol):
+class MeasuredEngine(Protocol):
     """The part of AsyncLLMEngine that is read here."""
 
     @property
-    def replicas(self) -> Sequence[ReplicaFigures]: ...
+    def replicas(self) -> Sequence[MeasuredReplica]: ...
 
     @property
     def stats(self) -> EngineStats: ...
@@ -46,7 +46,7 @@ class MeasuredModel(Protocol):
     def metric_name(self) -> str: ...
 
     @property
-    def figures(self) -> EngineFigures | None: ...
+    def engine_or_none(self) -> MeasuredEngine | None: ...
 
 
 GAUGES = {
@@ -91,8 +91,8 @@ LABELS = {
 Counts = Counter[tuple[str, str]]  # (metric, value of its own label or "") -> count
 
 
-def gauges_of(figures: EngineFigures) -> dict[str, float]:
-    stats, (_, rss) = figures.stats, figures.usage
+def gauges_of(engine: MeasuredEngine) -> dict[str, float]:
+    stats, (_, rss) = engine.stats, engine.usage
     return {
         "num_requests_running": stats.num_running,
         "num_requests_waiting": stats.num_waiting,
@@ -109,8 +109,8 @@ def gauges_of(figures: EngineFigures) -> dict[str, float]:
     }
 
 
-def counts_of(figures: EngineFigures) -> Counts:
-    stats, (cpu, _) = figures.stats, figures.usage
+def counts_of(engine: MeasuredEngine) -> Counts:
+    stats, (cpu, _) = engine.stats, engine.usage
     counts: dict[tuple[str, str], float] = {
         ("engine_cpu_seconds", ""): cpu,
         ("engine_steps", ""): stats.num_steps,
@@ -138,18 +138,18 @@ class EngineCollector(Collector):
         self.models = models
         self._past: dict[str, Counts] = {}
 
-    def retire(self, model: str, figures: EngineFigures) -> None:
-        """The engine is about to end; the model's `figures` are None from now on."""
-        self._past.setdefault(model, Counter()).update(counts_of(figures))
+    def retire(self, model: str, engine: MeasuredEngine) -> None:
+        """Keep the counters of an engine that is about to end; its model has none afterwards."""
+        self._past.setdefault(model, Counter()).update(counts_of(engine))
 
     def collect(self) -> Iterable[Metric]:
-        now = [(model.metric_name, model.figures) for model in self.models if model.metric_name]
-        yield from self._gauges([(name, gauges_of(f)) for name, f in now if f is not None])
+        engines = [(m.metric_name, m.engine_or_none) for m in self.models if m.metric_name]
+        yield from self._gauges([(name, gauges_of(e)) for name, e in engines if e is not None])
         totals = {}
-        for name, figures in now:
+        for name, engine in engines:
             totals[name] = Counter(self._past.get(name, Counter()))
-            if figures is not None:
-                totals[name].update(counts_of(figures))
+            if engine is not None:
+                totals[name].update(counts_of(engine))
         yield from self._counters(totals)
 
     def _gauges(self, rows: list[tuple[str, dict[str, float]]]) -> Iterator[Metric]:
@@ -171,7 +171,7 @@ class EngineCollector(Collector):
             yield family
 
 
-REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaFigures], float]]] = {
+REPLICA_GAUGES: dict[str, tuple[str, Callable[[MeasuredReplica], float]]] = {
     "replica_up": ("1 when it works.", lambda replica: float(replica.is_up)),
     "replica_requests_running": ("Sequences.", lambda replica: replica.stats.num_running),
     "replica_requests_waiting": ("Sequences.", lambda replica: replica.stats.num_waiting),
@@ -195,8 +195,8 @@ class GpuCollector(Collector):
         rows = [
             (model.metric_name, gpu)
             for model in self.models
-            if model.metric_name and model.figures is not None
-            for gpu in model.figures.stats.gpus
+            if model.metric_name and model.engine_or_none is not None
+            for gpu in model.engine_or_none.stats.gpus
         ]
         for name, (text, value) in GPU_GAUGES.items():
             known = [(model, gpu) for model, gpu in rows if value(gpu) >= 0]
@@ -217,8 +217,8 @@ class ReplicaCollector(Collector):
         rows = [
             (model.metric_name, replica)
             for model in self.models
-            if model.metric_name and model.figures is not None
-            for replica in model.figures.replicas
+            if model.metric_name and model.engine_or_none is not None
+            for replica in model.engine_or_none.replicas
         ]
         if not rows:
             return

@@ -20,11 +20,11 @@ from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.http.limits import Admission, LogprobBudget, VectorBudget
 from llaisys.server.keys.ring import KeyRing
-from llaisys.server.lanes import Lane
 from llaisys.server.metrics import Metrics, ModelMetrics
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
+from llaisys.server.thread_pool import BoundedThreadPool
 
 try:
     VERSION = metadata.version("llaisys")
@@ -46,7 +46,7 @@ class Shared:
         self.metrics = Metrics()
         self.keys = KeyRing(config.keys)
         self.registry = Registry()
-        self.body_lane = Lane("body", BODY_THREADS, MAX_WAITING_BODIES)
+        self.body_pool = BoundedThreadPool("body", BODY_THREADS, MAX_WAITING_BODIES)
 
 
 class Service:
@@ -62,7 +62,7 @@ class Service:
         self.responses = shared.responses
         self.keys = shared.keys
         self.registry = shared.registry
-        self.body_lane = shared.body_lane
+        self.body_pool = shared.body_pool
         self.model_names: tuple[str, ...] = config.served_model_names
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
@@ -70,19 +70,19 @@ class Service:
         self.vectors = VectorBudget(MAX_VECTOR_NUMBERS)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())
-        self.figures: AsyncLLMEngine | None = None  # the engine, while there is one
+        self.engine_or_none: AsyncLLMEngine | None = None  # the engine, while there is one
         self._info: ModelInfo | None = None  # of the last engine that was ready
         self._defaults: dict[str, Any] = {}
 
     @property
     def engine(self) -> AsyncLLMEngine:
-        if self.figures is None:
+        if self.engine_or_none is None:
             raise EngineNotReadyError("the model is not loaded")
-        return self.figures
+        return self.engine_or_none
 
     @property
     def is_loaded(self) -> bool:
-        return self.figures is not None and self.figures.is_ready
+        return self.engine_or_none is not None and self.engine_or_none.is_ready
 
     @property
     def metric_name(self) -> str:
@@ -190,7 +190,7 @@ def own_name(given: str | None, path: str) -> str:
 
 def service_of(request: Request) -> Service:
     """The service of the first model, loaded or not: for what is the same for all of them
-    (sessions, the registry, lanes, limits)."""
+    (sessions, the registry, thread pools, limits)."""
     service: Service = request.app.state.models.first
     return service
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
 from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
@@ -134,7 +134,7 @@ class Metadata(Schema):
     user_id: Text | None = Field(None, max_length=1024)
 
 
-class CountTokensRequest(DoorRequest):
+class CountTokensRequest(ProtocolRequest):
     """What makes the prompt."""
 
     model: ModelName = None

@@ -59,7 +59,7 @@ async def answer_with_vectors(
     _check_prompts(name, prompts, job.service.info.vocab_size)
     params = pooling_params(job.service.config.engine.pooling if pooling is None else pooling)
     held = ExitStack()
-    held.enter_context(job.service.vectors.hold(name, len(texts) * size))
+    held.enter_context(job.service.vectors.reserve(name, len(texts) * size))
     request.scope["state"]["at_end"].append(held.close)
     try:
         outputs = await unless_disconnected(request.receive, _run(job, prompts, params))

@@ -130,7 +130,7 @@ class EngineLink:
             if message is None:
                 continue
             beat = message if isinstance(message, Heartbeat) else None
-            self._watchdog.hear(beat.loop_age if beat is not None else None)
+            self._watchdog.record_message(beat.loop_age if beat is not None else None)
             if beat is not None:
                 self.heartbeat = beat
                 self.stats = beat.stats or self.stats

@@ -110,7 +110,7 @@ class EngineLoop:
             self.clock.turn(busy)
             wait = HELD_WAIT_MS if busy else IDLE_WAIT_MS
             updates = self._take_messages(0 if self.core.can_step else wait)
-            updates += self._refuse_held()
+            updates += self._reject_failed_grammars()
             self._expire()
             if self.core.can_step:
                 self.clock.turn(True)
@@ -155,7 +155,7 @@ class EngineLoop:
         rejected = Rejected(group, request_ids, str(error), error.field, error.code)
         self.outputs.send(encode(rejected))
 
-    def _refuse_held(self) -> list[TokenUpdate]:
+    def _reject_failed_grammars(self) -> list[TokenUpdate]:
         """Requests whose grammars cannot be used are refused; the engine's own faults end them."""
         ended = []
         for requests, error in self.core.poll():

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from llaisys.server.lanes import Lane
+from llaisys.server.thread_pool import BoundedThreadPool
 from llaisys.tokenization.render_limits import OutOfBudget, cpu_budget
 
 P = ParamSpec("P")
@@ -25,12 +25,12 @@ ANSWER_THREADS = 2
 
 
 class TextWork:
-    """The lanes of one model's texts."""
+    """The thread pools of one model's texts."""
 
     def __init__(self) -> None:
-        self._texts = Lane("text", TEXT_THREADS, MAX_WAITING_TEXTS)
-        self._templates = Lane("template", TEMPLATE_THREADS, MAX_WAITING_TEMPLATES)
-        self._answers = Lane("answer", ANSWER_THREADS, 0)  # finishes, refuses nobody
+        self._texts = BoundedThreadPool("text", TEXT_THREADS, MAX_WAITING_TEXTS)
+        self._templates = BoundedThreadPool("template", TEMPLATE_THREADS, MAX_WAITING_TEMPLATES)
+        self._answers = BoundedThreadPool("answer", ANSWER_THREADS, 0)  # finishes, refuses nobody
         self._has_slow_template = False
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,7 +42,7 @@ class TextWork:
 
     async def render(self, size: int, unknown: bool, work: Callable[[], T]) -> T:
         """`run` for work that renders the model's chat template. No length says how long that takes
-        where a client's variables go in (`unknown`): beside the loop, in a lane of its own. A
+        where a client's variables go in (`unknown`): beside the loop, in a pool of its own. A
         template that is slow without them is begun on the loop once, for INLINE_TEMPLATE_SECONDS,
         and goes there from then on."""
         if unknown or self._has_slow_template:
@@ -62,5 +62,5 @@ class TextWork:
         return await self._answers.finish(work, *args, **kwargs)
 
     def close(self) -> None:
-        for lane in (self._texts, self._templates, self._answers):
-            lane.close()
+        for pool in (self._texts, self._templates, self._answers):
+            pool.close()

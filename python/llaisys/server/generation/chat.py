@@ -36,14 +36,14 @@ from llaisys.server.openai.schemas import (
 Message = dict[str, Any]
 
 
-class DoorRequest(Schema):
+class ProtocolRequest(Schema):
     """A body in another door's words. `chat` is the same in OpenAI's, made where the body is
     parsed, which for a large one is beside the event loop."""
 
     _chat: ChatCompletionRequest = PrivateAttr()
 
     @model_validator(mode="after")
-    def translate(self) -> DoorRequest:
+    def translate(self) -> ProtocolRequest:
         self.set_chat()
         return self
 
@@ -125,14 +125,14 @@ async def open_chat(
         else style.is_inside_reasoning(found[-1]["content"])
     )
     if tools is not None:
-        params = held_to_tools(params, tools, style, opened, tokenizer)
+        params = constrain_to_tools(params, tools, style, opened, tokenizer)
     job.shown = style.shown_tokens(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
     keep_reasoning = body.include_reasoning is not False
     return Chat(job, params, prompt, tools, opened, keep_reasoning, num_dropped > 0)
 
 
-def held_to_tools(
+def constrain_to_tools(
     params: SamplingParams, tools: ToolSet, style: ChatStyle, opened: bool, tokenizer: Any
 ) -> SamplingParams:
     """The parameters with what holds the answer to its tools; another constraint comes first where

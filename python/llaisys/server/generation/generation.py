@@ -91,7 +91,7 @@ class Generation:
     async def __aenter__(self) -> Generation:
         count = self.num_sequences
         with contextlib.ExitStack() as stack:  # both, or neither
-            stack.enter_context(self.budget.hold(count, self.admission.retry_after))
+            stack.enter_context(self.budget.reserve(count, self.admission.retry_after))
             stack.enter_context(self.admission.admit(self.owner, count))
             self._stack = stack.pop_all()
         self.registry.add(self)

@@ -120,7 +120,7 @@ class Job:
         count += scores
         most = (MAX_LOGPROBS + 1) * length + scores  # one answer that fills the context
         held = ExitStack()
-        held.enter_context(self.service.logprobs.hold(count, most))
+        held.enter_context(self.service.logprobs.reserve(count, most))
         self.request.scope["state"]["at_end"].append(held.close)
 
     async def _submit(

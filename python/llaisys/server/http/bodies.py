@@ -141,7 +141,7 @@ class CheckedRoute(APIRoute):
             parsed: BaseModel | None = None  # then FastAPI says what is missing
             notes = FieldNotes(service.config.strict_fields)
             if len(body) > INLINE_BYTES:
-                parsed = await service.body_lane.run(
+                parsed = await service.body_pool.run(
                     parse_body, schema, body, service.max_items, notes
                 )
             elif body:

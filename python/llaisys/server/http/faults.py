@@ -113,11 +113,11 @@ def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiErr
         if ours.field is None:  # it follows the path
             text = f"{path or 'body'} {ours}"[:MAX_SHOWN]
             return ApiError(400, text, param=path or None, code=ours.code)
-        return ApiError(400, told(ours), param=ours.field, code=ours.code)
+        return ApiError(400, error_message(ours), param=ours.field, code=ours.code)
     return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
 
 
-def told(error: InvalidInputError) -> str:
+def error_message(error: InvalidInputError) -> str:
     """A refusal of a sampling field, with the value as `shown` shows it."""
     if error.limit is None or type(error.value) in (int, float):
         return str(error)[:MAX_SHOWN]

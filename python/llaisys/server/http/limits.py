@@ -84,7 +84,7 @@ class _Budget:
         self.used = 0
 
     @contextmanager
-    def _held(self, count: int) -> Iterator[None]:
+    def _reserved(self, count: int) -> Iterator[None]:
         self.used += count
         try:
             yield
@@ -97,7 +97,7 @@ class LogprobBudget(_Budget):
     costs a hundred bytes and more. What a request may come to is held from its start."""
 
     @contextmanager
-    def hold(self, count: int, most_of_one: int = 0) -> Iterator[None]:
+    def reserve(self, count: int, most_of_one: int = 0) -> Iterator[None]:
         """`count` numbers are wanted; one request may have `most_of_one` in any case. Raises
         InvalidInputError for what never fits, ApiError 429 for what does not fit now."""
         most = max(self.most, most_of_one)
@@ -113,7 +113,7 @@ class LogprobBudget(_Budget):
                 code="too_many_logprobs",
                 retry_after=1,
             )
-        with self._held(count):
+        with self._reserved(count):
             yield
 
 
@@ -121,7 +121,7 @@ class VectorBudget(_Budget):
     """Numbers of the vectors of all requests that are under way, until their clients have them."""
 
     @contextmanager
-    def hold(self, field: str, count: int) -> Iterator[None]:
+    def reserve(self, field: str, count: int) -> Iterator[None]:
         """One request is always let in; its own size is checked elsewhere. Raises ApiError 429."""
         if self.used and self.used + count > self.most:
             raise ApiError(
@@ -132,7 +132,7 @@ class VectorBudget(_Budget):
                 code="too_many_vectors",
                 retry_after=1,
             )
-        with self._held(count):
+        with self._reserved(count):
             yield
 
 

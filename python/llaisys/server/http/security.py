@@ -21,8 +21,8 @@ from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, ErrorShape, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.keys.ring import ANONYMOUS, KeyRing
-from llaisys.server.lanes import current_owner
 from llaisys.server.openai.fields import IGNORED_HEADER
+from llaisys.server.thread_pool import current_owner
 
 logger = logging.getLogger("llaisys.server")
 

@@ -70,7 +70,7 @@ class KeyBudget:
         self._tokens = Window()
 
     @contextmanager
-    def hold(self, count: int, retry_after: int) -> Iterator[None]:
+    def reserve(self, count: int, retry_after: int) -> Iterator[None]:
         """`count` sequences are open while the block runs. `retry_after`: seconds until one has
         probably ended."""
         most = self.key.max_concurrent

@@ -24,8 +24,8 @@ class LlamaCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         totals = self.totals
-        figures = [model.figures for model in self.models]
-        stats = [figure.stats for figure in figures if figure is not None]
+        engines = [model.engine_or_none for model in self.models]
+        stats = [engine.stats for engine in engines if engine is not None]
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens computed.", totals.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", totals.cached),

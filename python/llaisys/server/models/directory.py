@@ -124,7 +124,7 @@ class ModelDirectory:
                 released = True
                 model.users -= 1
                 model.last_used = self._clock()
-                if model.service.figures is engine and engine.dead is None:
+                if model.service.engine_or_none is engine and engine.dead is None:
                     model.failures = 0  # it works: the next failure is another matter
                 self._changed.set()
 
@@ -323,7 +323,7 @@ class ModelDirectory:
             if model.state is State.UNLOADING:  # it may have died meanwhile
                 await self._unload(model)
         except BaseException:
-            if model.state is State.UNLOADING and model.service.figures is not None:
+            if model.state is State.UNLOADING and model.service.engine_or_none is not None:
                 model.state = State.READY
             raise
         finally:
@@ -356,7 +356,7 @@ class ModelDirectory:
 
     def _on_death(self, model: ServedModel, engine: AsyncLLMEngine, reason: str) -> None:
         """The engine of a loaded model ended by itself: its requests have been told."""
-        if self.closing or model.service.figures is not engine:
+        if self.closing or model.service.engine_or_none is not engine:
             return
         model.failed(reason, self._clock())
         log_event(logger, logging.ERROR, "model ended", model=model.name, reason=reason)

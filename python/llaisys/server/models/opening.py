@@ -28,7 +28,7 @@ def open_models(shared: Shared, process: EngineProcess | None) -> Models:
     shared.metrics.watch(KeyCollector(shared.keys))
     if process is not None:
         service = Service(shared, config)
-        service.figures = AsyncLLMEngine(config, process)
+        service.engine_or_none = AsyncLLMEngine(config, process)
         shared.metrics.watch(EngineCollector([service]))
         shared.metrics.watch(ReplicaCollector([service]))
         shared.metrics.watch(GpuCollector([service]))

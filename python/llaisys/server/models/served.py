@@ -58,7 +58,7 @@ class ServedModel:
     @property
     def resident(self) -> int:
         """Bytes that its engine process really has in memory."""
-        engine = self.service.figures
+        engine = self.service.engine_or_none
         return engine.usage[1] if engine is not None else 0
 
     def first_need(self, budget: int, reserved: int) -> int:
@@ -71,10 +71,10 @@ class ServedModel:
         return self.estimate
 
     def attach(self, engine: AsyncLLMEngine) -> None:
-        self.service.figures = engine
+        self.service.engine_or_none = engine
 
     def detach(self) -> AsyncLLMEngine | None:
-        engine, self.service.figures = self.service.figures, None
+        engine, self.service.engine_or_none = self.service.engine_or_none, None
         return engine
 
     def failed(self, reason: str, now: float, told: str | None = None) -> None:
@@ -91,7 +91,7 @@ class ServedModel:
         self.num_loads += 1
 
     def card(self, name: str) -> dict[str, Any]:
-        engine = self.service.figures
+        engine = self.service.engine_or_none
         loading = engine.loading if engine is not None else None
         card = {
             **self.service.model_card(name),

@@ -11,7 +11,7 @@ from pydantic import Field
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
 from llaisys.common.validation import MAX_INT, check_int, refuse
-from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
 from llaisys.server.openai.schemas import CompletionRequest, Schema, Text
@@ -52,7 +52,7 @@ class OllamaMessage(Schema):
     tool_call_id: Text | None = Field(None, max_length=256)
 
 
-class OllamaRequest(DoorRequest):
+class OllamaRequest(ProtocolRequest):
     """What /api/chat and /api/generate share. Answers are streamed unless `stream` is false."""
 
     model: Text = Field(max_length=1024)

@@ -54,8 +54,8 @@ class Relay:
         ray.init(log_to_driver=False, logging_level=logging.WARNING, namespace="llaisys")
         try:
             self._actor = self._place(ray)
-            threading.Thread(target=self._hand_down, daemon=True).start()
-            return self._hand_up(ray)
+            threading.Thread(target=self._forward_to_engine, daemon=True).start()
+            return self._forward_to_server(ray)
         except ray.exceptions.RayError as error:
             return self._fail(f"the replica's Ray actor is lost: {error}")
         finally:
@@ -83,14 +83,14 @@ class Relay:
         ray.get(actor.start.remote(self._engine_module, msgspec.to_builtins(self._setup), ahead))
         return actor
 
-    def _hand_down(self) -> None:
+    def _forward_to_engine(self) -> None:
         while True:
             frames = [self._inputs.recv()]
             while len(frames) < MOST_FRAMES and self._inputs.poll(0):
                 frames.append(self._inputs.recv())
             self._actor.give.options(concurrency_group="down").remote(frames)
 
-    def _hand_up(self, ray: Any) -> int:
+    def _forward_to_server(self, ray: Any) -> int:
         while True:
             frames, status = ray.get(self._actor.take.remote())
             for frame in frames:

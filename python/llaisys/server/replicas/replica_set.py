@@ -105,7 +105,7 @@ class ReplicaSet:
         return EngineLink(
             self._config,
             process,
-            lambda message: self._hear(self.replicas[index], message),
+            lambda message: self._on_engine_message(self.replicas[index], message),
             lambda reason: self._lose(self.replicas[index], reason),
         )
 
@@ -216,7 +216,7 @@ class ReplicaSet:
 
     # ---- from the engines ----------------------------------------------------------------------
 
-    def _hear(self, replica: Replica, message: FromEngine) -> None:
+    def _on_engine_message(self, replica: Replica, message: FromEngine) -> None:
         if isinstance(message, Ready):
             self._ready(replica, message)
             return

@@ -71,7 +71,7 @@ async def with_referred(service: Service, owner: str, body: ResponsesRequest) ->
                 404, "there is no such item; it is not kept, or not yours", param="input",
                 code="item_not_found",
             )  # fmt: skip
-    return await service.body_lane.run(body.with_items, resolved(body.items, known))
+    return await service.body_pool.run(body.with_items, resolved(body.items, known))
 
 
 async def previous(service: Service, owner: str, response_id: str | None) -> Place | None:

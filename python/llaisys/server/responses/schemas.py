@@ -8,7 +8,7 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import check_count, refuse
-from llaisys.server.generation.chat import DoorRequest
+from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
 from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
@@ -49,7 +49,7 @@ class StreamOptions(Schema):
 MetadataText = Annotated[Text, Field(max_length=512)]
 
 
-class ResponsesRequest(DoorRequest):
+class ResponsesRequest(ProtocolRequest):
     input: Text | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
     model: ModelName = None
     instructions: Text | None = None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.server.lanes import Lane
 from llaisys.server.sessions.file_lock import FileLock
+from llaisys.server.thread_pool import BoundedThreadPool
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class SessionFile:
         self.max_bytes = max_bytes
         self.max_owner_bytes = max_owner_bytes  # of one owner's messages; None: no own limit
         self._lock = threading.Lock()
-        self._lane = Lane("database", 1, MAX_WAITING)  # a locked database holds up nobody else
+        self._pool = BoundedThreadPool("database", 1, MAX_WAITING)
         self._file_lock: FileLock | None = None
         if path != ":memory:":
             path = Path(path).resolve()  # a link to the file is the same file
@@ -121,18 +121,18 @@ class SessionFile:
         db.execute(f"PRAGMA max_page_count = {max(1, self.max_bytes // self._page_size)}")
 
     def close(self) -> None:
-        self._lane.close()
+        self._pool.close()
         with self._lock:
             self._db.close()
             if self._file_lock is not None:
                 self._file_lock.release()
 
     async def transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._lane.run(self._locked, work)
+        return await self._pool.run(self._locked, work)
 
     async def last_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`transaction`, never refused: for what has been generated, which would be lost."""
-        return await self._lane.finish(self._locked, work)
+        return await self._pool.finish(self._locked, work)
 
     def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:

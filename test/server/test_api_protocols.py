@@ -1,4 +1,4 @@
-"""Every door but OpenAI's chat: the same limits, keys, faults and errors, in its own words."""
+"""Every api but OpenAI's chat: the same limits, keys, faults and errors, in its own words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID = [{"role": "user", "content": "hi"}]
 
 
 @dataclass(frozen=True)
-class Door:
+class Api:
     path: str
     body: dict[str, Any]
     limit: Callable[[int], dict[str, Any]]  # the fields that say how many tokens
@@ -35,58 +35,58 @@ def in_error(body: Any) -> str:
     return str(body["error"]["message"])
 
 
-DOORS = {
-    "responses": Door(
+APIS = {
+    "responses": Api(
         "/v1/responses", {"input": "hi"}, lambda n: {"max_output_tokens": n}, in_error
     ),
-    "anthropic": Door("/v1/messages", {"messages": SAID}, lambda n: {"max_tokens": n}, in_error),
-    "ollama chat": Door(
+    "anthropic": Api("/v1/messages", {"messages": SAID}, lambda n: {"max_tokens": n}, in_error),
+    "ollama chat": Api(
         "/api/chat",
         {"model": "fake", "messages": SAID},
         lambda n: {"options": {"num_predict": n}},
         lambda body: str(body["error"]),
     ),
-    "ollama generate": Door(
+    "ollama generate": Api(
         "/api/generate",
         {"model": "fake", "prompt": "hi"},
         lambda n: {"options": {"num_predict": n}},
         lambda body: str(body["error"]),
     ),
 }
-doors = pytest.mark.parametrize("door", DOORS.values(), ids=list(DOORS))
+every_api = pytest.mark.parametrize("api", APIS.values(), ids=list(APIS))
 
 
-def refused(door: Door, response: httpx.Response, status: int) -> str:
+def refused(api: Api, response: httpx.Response, status: int) -> str:
     assert response.status_code == status, response.text
     assert response.headers["x-request-id"]
-    return door.message(response.json())
+    return api.message(response.json())
 
 
-@doors
-def test_a_key_is_needed_and_either_header_may_have_it(server: ServerProcess, door: Door) -> None:
+@every_api
+def test_a_key_is_needed_and_either_header_may_have_it(server: ServerProcess, api: Api) -> None:
     with server.client() as client:
-        refused(door, client.post(door.path, json=door.of(2)), 401)
+        refused(api, client.post(api.path, json=api.of(2)), 401)
         for headers in (
             {"x-api-key": KEYS[0]},
             {"Authorization": f"Bearer {KEYS[1]}"},
             {"Authorization": "Bearer wrong", "x-api-key": KEYS[1]},
         ):
-            answer = client.post(door.path, json=door.of(2, stream=False), headers=headers)
+            answer = client.post(api.path, json=api.of(2, stream=False), headers=headers)
             assert answer.status_code == 200, answer.text
-        refused(door, client.post(door.path, json=door.of(2), headers={"x-api-key": "no"}), 401)
+        refused(api, client.post(api.path, json=api.of(2), headers={"x-api-key": "no"}), 401)
 
 
-@doors
-def test_what_is_wrong_is_named_in_the_words_of_the_door(client: httpx.Client, door: Door) -> None:
-    assert "nope" in refused(door, client.post(door.path, json=door.of(2, model="nope")), 404)
-    assert "context" not in door.body
-    said = refused(door, client.post(door.path, content=b"{", headers=JSON), 400)
+@every_api
+def test_what_is_wrong_is_named_in_the_format_of_the_api(client: httpx.Client, api: Api) -> None:
+    assert "nope" in refused(api, client.post(api.path, json=api.of(2, model="nope")), 404)
+    assert "context" not in api.body
+    said = refused(api, client.post(api.path, content=b"{", headers=JSON), 400)
     assert said == "the body is not valid JSON"
-    assert refused(door, client.post(door.path, content=b"x", headers=PLAIN), 415)
-    assert refused(door, client.post(door.path, json=door.of(2, stream="yes")), 400)
-    assert refused(door, client.put(door.path, json={}), 405)
-    long = json.dumps(door.of(2)).replace("hi", "x" * 5000)
-    assert "tokens" in refused(door, client.post(door.path, content=long, headers=JSON), 400)
+    assert refused(api, client.post(api.path, content=b"x", headers=PLAIN), 415)
+    assert refused(api, client.post(api.path, json=api.of(2, stream="yes")), 400)
+    assert refused(api, client.put(api.path, json={}), 405)
+    long = json.dumps(api.of(2)).replace("hi", "x" * 5000)
+    assert "tokens" in refused(api, client.post(api.path, content=long, headers=JSON), 400)
 
 
 JSON = {"Content-Type": "application/json"}
@@ -171,7 +171,7 @@ def test_an_empty_name_of_a_model_is_none(client: httpx.Client) -> None:
         assert client.post(path, json={**body, "model": " "}).status_code == 404, path
 
 
-def test_errors_have_the_shape_of_their_door(client: httpx.Client) -> None:
+def test_errors_have_the_format_of_their_api(client: httpx.Client) -> None:
     anthropic = client.post("/v1/messages", json={"messages": SAID, "model": "x"}).json()
     assert anthropic["type"] == "error" and anthropic["error"]["type"] == "not_found_error"
     assert set(anthropic) == {"type", "error", "request_id"}
@@ -198,20 +198,20 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
         yield Gated(server.wait_ready(), gate)
 
 
-@doors
+@every_api
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_server_refuses_and_a_hang_up_makes_room(
-    gated: Gated, door: Door, stream: bool
+    gated: Gated, api: Api, stream: bool
 ) -> None:
     server, gate = gated.server, gated.gate
     gate.order("wait")
-    body = door.of(1000, stream=stream)
-    held = [raw_post(server, door.path, body) for _ in range(2)]
+    body = api.of(1000, stream=stream)
+    held = [raw_post(server, api.path, body) for _ in range(2)]
     gate.hold()
-    server.wait_for(lambda: full(server, door), "a full server")
+    server.wait_for(lambda: full(server, api), "a full server")
     with server.client() as client:
-        response = client.post(door.path, json=body)
-        assert "full" in refused(door, response, 429)
+        response = client.post(api.path, json=body)
+        assert "full" in refused(api, response, 429)
         assert int(response.headers["Retry-After"]) >= 1
     held[0].close()
     reset(held[1])
@@ -220,22 +220,22 @@ def test_a_full_server_refuses_and_a_hang_up_makes_room(
     server.wait_idle()
 
 
-@doors
+@every_api
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failed_step_has_a_status_and_the_next_request_is_served(
-    gated: Gated, door: Door, stream: bool
+    gated: Gated, api: Api, stream: bool
 ) -> None:
     gated.server.wait_idle()  # no step of an earlier request may be the one that fails
     gated.gate.order("raise once")
     with gated.server.client() as client:
-        response = client.post(door.path, json=door.of(9, stream=stream))
-        assert "engine failed" in refused(door, response, 500)
-        assert client.post(door.path, json=door.of(2, stream=stream)).status_code == 200
+        response = client.post(api.path, json=api.of(9, stream=stream))
+        assert "engine failed" in refused(api, response, 500)
+        assert client.post(api.path, json=api.of(2, stream=stream)).status_code == 200
 
 
-def full(server: ServerProcess, door: Door) -> bool:
+def full(server: ServerProcess, api: Api) -> bool:
     with server.client() as client:
-        return client.post(door.path, json=door.of(1, stream=False), timeout=5).status_code == 429
+        return client.post(api.path, json=api.of(1, stream=False), timeout=5).status_code == 429
 
 
 def raw_post(server: ServerProcess, path: str, body: dict[str, Any]) -> socket.socket:
@@ -244,11 +244,11 @@ def raw_post(server: ServerProcess, path: str, body: dict[str, Any]) -> socket.s
     return connection
 
 
-@doors
-def test_a_stream_that_fails_on_its_way_ends_in_an_error(gated: Gated, door: Door) -> None:
+@every_api
+def test_a_stream_that_fails_on_its_way_ends_in_an_error(gated: Gated, api: Api) -> None:
     with (
         gated.server.client() as client,
-        client.stream("POST", door.path, json=door.of(1000, stream=True)) as response,
+        client.stream("POST", api.path, json=api.of(1000, stream=True)) as response,
     ):
         lines = response.iter_lines()
         assert next(lines)
@@ -262,12 +262,12 @@ def test_a_stream_that_fails_on_its_way_ends_in_an_error(gated: Gated, door: Doo
     gated.server.wait_idle()
 
 
-def test_the_request_line_and_the_metrics_know_every_door(
+def test_the_request_line_and_the_metrics_cover_every_api(
     server: ServerProcess, client: httpx.Client
 ) -> None:
-    for door in DOORS.values():
+    for api in APIS.values():
         before = server.metric("request_success_total", KEYS[0])
-        answer = client.post(door.path, json=door.of(2, stream=False))
+        answer = client.post(api.path, json=api.of(2, stream=False))
         assert answer.status_code == 200
         assert server.metric("request_success_total", KEYS[0]) == before + 1
         name = answer.headers["x-request-id"]
@@ -275,4 +275,4 @@ def test_the_request_line_and_the_metrics_know_every_door(
             lambda name=name: any(e.get("request_id") == name for e in server.events()), "a line"
         )
         line = next(event for event in server.events() if event.get("request_id") == name)
-        assert line["route"] == door.path and line["completion_tokens"] == 2
+        assert line["route"] == api.path and line["completion_tokens"] == 2

@@ -1,9 +1,9 @@
-"""Threads beside the event loop, one lane for each kind of work, so that no kind waits for another.
+"""Threads beside the event loop, one pool for each kind of work, so that no kind waits for another.
 
-A lane takes so many jobs of each API key and no more: what would have to wait longer is refused
+A pool takes so many jobs of each API key and no more: what would have to wait longer is refused
 with 503 at once, unless it is the end of a request that was answered already: that one waits. Keys
 that wait take turns, so a key with many jobs holds up its own.
-Python code in a lane lets the loop run every few milliseconds; a single call into a C library does
+Python code in a pool lets the loop run every few milliseconds; a single call into a C library does
 not unless it says so, which is why what it is given is bounded before.
 """
 
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Whose request the running task answers; `KeyGuard` sets it. "": nobody's, the server's own.
-current_owner: ContextVar[str] = ContextVar("lane_owner", default="")
+current_owner: ContextVar[str] = ContextVar("request_owner", default="")
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class _Job:
     result: asyncio.Future[Any]  # what the caller waits for
 
 
-class Lane:
+class BoundedThreadPool:
     """Belongs to one event loop. `name` is what the refusal and the threads are called by."""
 
     def __init__(self, name: str, threads: int, max_waiting: int) -> None:
@@ -95,7 +95,7 @@ class Lane:
     def _ended(self, job: _Job, done: Future[Any]) -> None:
         self._free += 1
         self._discount(job)
-        if done.cancelled():  # the lane was closed
+        if done.cancelled():  # the pool was closed
             job.result.cancel()
         elif not job.result.done():
             error = done.exception()

@@ -14,58 +14,58 @@ from http_helpers import CHAT, chat, error_of
 from server_helpers import Gate, ServerProcess, wait_for
 
 from llaisys.server.errors import ApiError
-from llaisys.server.lanes import Lane, current_owner
+from llaisys.server.thread_pool import BoundedThreadPool, current_owner
 
 
 def test_a_lane_refuses_what_would_wait_too_long_and_forgets_what_was_given_up() -> None:
     async def use() -> None:
-        lane, gate, ran = Lane("test", 1, 2), threading.Event(), []
+        pool, gate, ran = BoundedThreadPool("test", 1, 2), threading.Event(), []
 
         def work(number: int) -> int:
             ran.append(number)
             gate.wait(30)
             return number
 
-        jobs = [asyncio.create_task(lane.run(work, number)) for number in range(3)]
+        jobs = [asyncio.create_task(pool.run(work, number)) for number in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as caught:
-            await lane.run(work, 3)
+            await pool.run(work, 3)
         assert (caught.value.status, caught.value.code) == (503, "test_busy")
         assert caught.value.retry_after == 1
         jobs[1].cancel()  # it waits: it never runs
         with pytest.raises(asyncio.CancelledError):
             await jobs[1]
         await asyncio.sleep(0)
-        assert lane.jobs == 2
+        assert pool.jobs == 2
         gate.set()
         assert [await jobs[0], await jobs[2]] == [0, 2] and ran == [0, 2]
-        while lane.jobs:
+        while pool.jobs:
             await asyncio.sleep(0.001)
-        assert await lane.run(work, 4) == 4
-        lane.close()
+        assert await pool.run(work, 4) == 4
+        pool.close()
 
     asyncio.run(use())
 
 
 def test_a_running_job_that_nobody_waits_for_still_has_its_place() -> None:
     async def use() -> None:
-        lane, gate = Lane("test", 1, 0), threading.Event()
-        job = asyncio.create_task(lane.run(gate.wait, 30))
-        while not lane.jobs:
+        pool, gate = BoundedThreadPool("test", 1, 0), threading.Event()
+        job = asyncio.create_task(pool.run(gate.wait, 30))
+        while not pool.jobs:
             await asyncio.sleep(0)
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
         with pytest.raises(ApiError):
-            await lane.run(gate.wait, 30)
+            await pool.run(gate.wait, 30)
         gate.set()
-        lane.close()
+        pool.close()
 
     asyncio.run(use())
 
 
 def test_keys_that_wait_for_a_lane_take_turns_and_none_fills_it_for_another() -> None:
     async def use() -> None:
-        lane, gate, ran = Lane("test", 1, 4), threading.Event(), []
+        pool, gate, ran = BoundedThreadPool("test", 1, 4), threading.Event(), []
 
         def work(name: str) -> None:
             gate.wait(30)
@@ -73,7 +73,7 @@ def test_keys_that_wait_for_a_lane_take_turns_and_none_fills_it_for_another() ->
 
         async def ask(owner: str, number: int) -> None:
             current_owner.set(owner)  # in this task only
-            await lane.run(work, f"{owner}{number}")
+            await pool.run(work, f"{owner}{number}")
 
         many = [asyncio.create_task(ask("a", number)) for number in range(6)]
         await asyncio.sleep(0)
@@ -85,24 +85,24 @@ def test_keys_that_wait_for_a_lane_take_turns_and_none_fills_it_for_another() ->
             type(None)
         ] * 4
         assert ran == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "a3", "a4"]
-        assert lane.jobs == 0
-        lane.close()
+        assert pool.jobs == 0
+        pool.close()
 
     asyncio.run(use())
 
 
 def test_the_end_of_an_answered_request_waits_where_another_job_is_refused() -> None:
     async def use() -> None:
-        lane, gate = Lane("test", 1, 0), threading.Event()
-        first = asyncio.create_task(lane.run(gate.wait, 30))
-        last = asyncio.create_task(lane.finish(gate.wait, 30))
-        while lane.jobs < 2:
+        pool, gate = BoundedThreadPool("test", 1, 0), threading.Event()
+        first = asyncio.create_task(pool.run(gate.wait, 30))
+        last = asyncio.create_task(pool.finish(gate.wait, 30))
+        while pool.jobs < 2:
             await asyncio.sleep(0)
         with pytest.raises(ApiError):
-            await lane.run(gate.wait, 30)
+            await pool.run(gate.wait, 30)
         gate.set()
         assert await first and await last
-        lane.close()
+        pool.close()
 
     asyncio.run(use())
 
