@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from llaisys.bench import ops, place
+from llaisys.bench import ops, target
 from llaisys.bench.latency import LatencyOptions, run_latency
 from llaisys.bench.machine import measure, print_machine
 from llaisys.engine.config import EngineConfig
@@ -24,9 +24,9 @@ AMX = os.environ.get("LLAISYS_CPU_AMX", "on")
 
 
 def products() -> None:
-    place.PASSES, place.MIN_SECONDS = 3, 0.02
+    target.PASSES, target.MIN_SECONDS = 3, 0.02
     ops.cold_bytes = lambda: COLD_BYTES
-    with place.open_place("cpu", 0) as cpu:
+    with target.open_target("cpu", 0) as cpu:
         machine = measure(cpu)
         print_machine(machine)
         for dtype in DTYPES:

@@ -72,14 +72,14 @@ def test_the_style_is_picked_from_the_template(
 ) -> None:
     style = ChatStyle.of(tokenizer_of(tmp_path, getattr(chat_templates, template)))
     assert (style.tool_format, style.lists_tools) == (format_, lists_tools)
-    assert (style.marks is not None) is reasons
+    assert (style.markers is not None) is reasons
 
 
 def test_a_named_parser_comes_first(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN3)
     assert ChatStyle.of(tokenizer, "llama3").tool_format == "llama3_json"
-    assert ChatStyle.of(tokenizer, reasoning_parser="none").marks is None
-    assert ChatStyle.of(None, reasoning_parser="qwen3").marks == REASONING_FORMATS["think"]
+    assert ChatStyle.of(tokenizer, reasoning_parser="none").markers is None
+    assert ChatStyle.of(None, reasoning_parser="qwen3").markers == REASONING_FORMATS["think"]
     with pytest.raises(InvalidInputError, match="tool_call_parser is 'x'"):
         ChatStyle.of(tokenizer, "x")
 
@@ -165,8 +165,8 @@ def test_a_prompt_that_opens_the_reasoning_is_seen(tmp_path: Path) -> None:
 def test_control_tokens_that_the_parsers_need_are_shown(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.MISTRAL, chat_templates.MISTRAL_TOKENS)
     style, tools = ChatStyle.of(tokenizer), read_tools([WEATHER])
-    assert style.shown_tokens(tokenizer, tools) == {tokenizer.token_id("[TOOL_CALLS]")}
-    assert style.shown_tokens(tokenizer, None) == frozenset()
+    assert style.visible_ids(tokenizer, tools) == {tokenizer.token_id("[TOOL_CALLS]")}
+    assert style.visible_ids(tokenizer, None) == frozenset()
 
 
 # ---- the tools of a request ----------------------------------------------------------------------

@@ -32,11 +32,11 @@ PING = '{"name": "ping", "arguments": {}}'
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-def allows(text: str, choice: Any, tagged: bool, marks: Any = None, opened: bool = False) -> bool:
+def allows(text: str, choice: Any, tagged: bool, markers: Any = None, opened: bool = False) -> bool:
     """Whether the grammar takes `text` as a whole answer."""
     tools = read_tools(TOOLS, choice)
     assert tools is not None
-    held = call_constraint(tools, tagged, marks, opened)
+    held = call_constraint(tools, tagged, markers, opened)
     assert held is not None and held.grammar is not None
     grammar = json.dumps({"grammars": [{"lark_grammar": held.grammar}]})
     matcher = LLMatcher(BYTES, grammar, log_level=0)

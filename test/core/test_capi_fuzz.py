@@ -131,7 +131,7 @@ def fuzz_replace(fuzz: Fuzzer, handle: int | None) -> None:
         table = SHAPE.table()
         made.load(table.ctypes.data, table.nbytes)
     code = fuzz.call("llaisysModelReplaceWeight", handle, field, fuzz.pick(INT32), given)
-    made.give_away() if code == 0 else made.close()
+    made.release_ownership() if code == 0 else made.close()
 
 
 @pytest.mark.parametrize(("layout", "seed"), [(0, 1), (1, 2), (0, 3), (1, 4)])

@@ -242,7 +242,7 @@ def test_a_tensor_that_a_model_holds_is_not_destroyed_from_outside(with_step: bo
 def direct_norm() -> int:
     made = tensor(np.ones(SHAPE.hs, np.float32), "f32")
     handle = made.handle
-    made.give_away()
+    made.release_ownership()
     return handle
 
 
@@ -267,7 +267,7 @@ def test_a_tensor_that_left_its_slot_may_go_to_another_model(decoder: Decoder) -
         left = slots.out_norm_w
         made = tensor(np.ones(SHAPE.hs, np.float32), "f32")
         slots.out_norm_w = made.handle
-        made.give_away()
+        made.release_ownership()
         assert lib().llaisysModelReplaceWeight(other.handle, b"out_norm_w", 0, left) == 0
         assert decoder.try_step([1]) == 0
 
@@ -311,7 +311,7 @@ def test_a_slot_written_directly_is_taken_over_at_the_next_step() -> None:
         made = tensor(shape.table(), "f32")
         slots.in_embed = made.handle
         got = model.run([1, 2, 3])
-        made.give_away()  # the model frees it
+        made.release_ownership()  # the model frees it
         np.testing.assert_allclose(got, shape.sequence_logits([1, 2, 3])[2:], atol=2e-4)
 
 

@@ -126,7 +126,7 @@ def test_use_after_close() -> None:
             use()
     given = Tensor.create((2,), "f32")
     handle = given.handle
-    given.give_away()
+    given.release_ownership()
     given.close()  # not ours any more: must not free it
     assert lib().llaisysTensorNdim(handle) == 1
     lib().llaisysTensorDestroy(handle)

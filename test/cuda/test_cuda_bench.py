@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from model_files import tiny_config, write_hf_model
 
-from llaisys.bench import ops, place
+from llaisys.bench import ops, target
 from llaisys.entrypoints.cli import main
 
 
@@ -24,8 +24,8 @@ def test_bench_ops_times_every_kernel_by_the_clock_of_the_gpu(
 ) -> None:
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-1.5b": [(2048, 1536), (50_000, 264)]})
     monkeypatch.setattr(ops, "cold_bytes", lambda: 1 << 24)
-    monkeypatch.setattr(place, "GPU_SECONDS", 1e-4)
-    monkeypatch.setattr(place, "PASSES", 1)
+    monkeypatch.setattr(target, "GPU_SECONDS", 1e-4)
+    monkeypatch.setattr(target, "PASSES", 1)
     arguments = ["bench", "ops", "--device", "cuda", "--model", "qwen2.5-1.5b", "--json"]
     assert main(arguments) == 0
     document = json.loads(capsys.readouterr().out)

@@ -60,9 +60,9 @@ def test_a_head_computes_what_it_computes_on_the_cpu(
             adapter = DraftHeadAdapter.load(open_draft_head(files[kind], model), options)
         with adapter:
             adapter.forward_features(step_of(tokens[:n], 0), None, features)
-            made[device] = [adapter.logits().copy(), adapter.hidden(n).copy()]
+            made[device] = [adapter.logits().copy(), adapter.hidden_states(n).copy()]
             adapter.forward_features(step_of(tokens[n:], n), None, own)
-            made[device] += [adapter.logits().copy(), adapter.hidden(1).copy()]
+            made[device] += [adapter.logits().copy(), adapter.hidden_states(1).copy()]
     for ours, reference in zip(made["cuda"], made["cpu"], strict=True):
         assert np.abs(ours - reference).max() <= most * np.abs(reference).max()
 

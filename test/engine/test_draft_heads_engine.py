@@ -102,9 +102,9 @@ def scratch_draft(
         model = DecoderAdapter.load(checkpoint, options)
         head = DraftHeadAdapter.load(head_files, options)
     with model, head:
-        model.keep_hidden(head_files.layers)
+        model.capture_hidden_states(head_files.layers)
         model.forward(step_of(tokens[:-1], 0), None)
-        features, inputs, start = model.hidden(len(tokens) - 1), tokens[1:], 0
+        features, inputs, start = model.hidden_states(len(tokens) - 1), tokens[1:], 0
         found: list[int] = []
         chances = [1.0]
         for _ in range(count):
@@ -113,7 +113,7 @@ def scratch_draft(
             best = int(logits.argmax())
             chances.append(chances[-1] / float(np.exp(logits - logits[best]).sum()))
             found.append(best if head.token_ids is None else int(head.token_ids[best]))
-            features = head.hidden(len(inputs))[-1:].copy()
+            features = head.hidden_states(len(inputs))[-1:].copy()
             start, inputs = start + len(inputs), found[-1:]
     return found, chances[1:]
 

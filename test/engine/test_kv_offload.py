@@ -81,14 +81,14 @@ def test_a_step_that_fails_leaves_no_half_copied_prefix():
     first, second = list(range(1, 38)), list(range(60, 97))
     use(engine, first)
     use(engine, second)
-    move, engine_fails = adapter.move_blocks, [True]
+    move, engine_fails = adapter.swap_blocks, [True]
 
     def moves(*arguments: Any) -> None:
         if engine_fails and engine_fails.pop():
             raise RuntimeError("the copy failed")
         move(*arguments)
 
-    adapter.move_blocks = moves  # type: ignore[method-assign]
+    adapter.swap_blocks = moves  # type: ignore[method-assign]
     name = engine.submit(first, greedy(4))
     assert run_all(engine)[name].outputs[0].finish_reason == "error"
     engine.core.scheduler.check_integrity()

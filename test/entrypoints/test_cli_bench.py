@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from model_files import tiny_config
 
-from llaisys.bench import ops, place
+from llaisys.bench import ops, target
 from llaisys.bench.machine import cpu_name_of
 from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import main
@@ -140,8 +140,8 @@ def test_bench_ops_reports_every_operator(
     """With tiny sizes: what is reported, not how fast it is."""
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24), (40, 256)]})
     monkeypatch.setattr(ops, "cold_bytes", lambda: 1 << 16)
-    monkeypatch.setattr(place, "MIN_SECONDS", 1e-4)
-    monkeypatch.setattr(place, "PASSES", 1)
+    monkeypatch.setattr(target, "MIN_SECONDS", 1e-4)
+    monkeypatch.setattr(target, "PASSES", 1)
     arguments = ["bench", "ops", "--threads", "1", "--model", "qwen2.5-0.5b", "--dtype", "bf16"]
     arguments += ["--dtype", "q4_k", "--dtype", "i4_g128"]
     assert main([*arguments, "--quick", "--json"]) == 0

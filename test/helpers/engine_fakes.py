@@ -227,18 +227,18 @@ class FakeAdapter(ModelAdapter):
         size = self.options.kv_cache_block_size
         self.host = np.full((num_blocks, size), -1, dtype=np.int64)
 
-    def move_blocks(
-        self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
+    def swap_blocks(
+        self, blocks: NDArray[np.int32], host_blocks: NDArray[np.int32], to_host: bool
     ) -> None:
         cache = self.kv.reshape(-1, self.options.kv_cache_block_size)
-        written = places if to_host else blocks
-        assert len(set(written.tolist())) == len(blocks) == len(places)
+        written = host_blocks if to_host else blocks
+        assert len(set(written.tolist())) == len(blocks) == len(host_blocks)
         if to_host:
             assert cache[blocks].min() >= 0, "a block was saved that nobody wrote"
-            self.host[places] = cache[blocks]
+            self.host[host_blocks] = cache[blocks]
         else:
-            assert self.host[places].min() >= 0, "a place was read that nobody wrote"
-            cache[blocks] = self.host[places]
+            assert self.host[host_blocks].min() >= 0, "a place was read that nobody wrote"
+            cache[blocks] = self.host[host_blocks]
 
     def close(self) -> None:
         self.closed = True

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.libllaisys.arrays import keep_structs
+from llaisys.libllaisys.arrays import attach_structs
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, dtype_code
 from llaisys.libllaisys.infer_types import (
@@ -354,7 +354,7 @@ class MockModel(Model):
 
 def set_numbers(sampling: LlaisysSamplingMetadata, numbers: dict[str, int | None]) -> None:
     """name -> the address of its values."""
-    entries = keep_structs(sampling, "numbers", LlaisysSamplingNumber, len(numbers))
+    entries = attach_structs(sampling, "numbers", LlaisysSamplingNumber, len(numbers))
     sampling.n_numbers = len(numbers)
     for entry, (name, address) in zip(entries, numbers.items(), strict=True):
         entry.name, entry.values = name.encode(), address

@@ -14,11 +14,11 @@ def test_a_missing_cublaslt_is_said_once(
     line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device, "describe_devices", lambda _: [line])
-    device.warn_of_missing_parts.cache_clear()
+    device.warn_if_cublaslt_missing.cache_clear()
     with caplog.at_level(logging.WARNING, logger="llaisys"):
         for _ in range(3):
-            device.warn_of_missing_parts("cuda")
-            device.warn_of_missing_parts("cpu")
-    device.warn_of_missing_parts.cache_clear()
+            device.warn_if_cublaslt_missing("cuda")
+            device.warn_if_cublaslt_missing("cpu")
+    device.warn_if_cublaslt_missing.cache_clear()
     said = [record.message for record in caplog.records if "cuBLASLt" in record.message]
     assert len(said) == int(line.endswith("cuBLASLt"))

@@ -68,7 +68,7 @@ def test_a_head_is_what_numpy_makes_of_it(
         adapter = DraftHeadAdapter.load(files, options)
     with adapter:
         adapter.forward_features(step_of(tokens[:n]), None, features)
-        logits, hidden = adapter.logits(), adapter.hidden(n)
+        logits, hidden = adapter.logits(), adapter.hidden_states(n)
         args = (kind, CONFIG, tensors, embedding, output)
         expected = naive_head(*args, np.array(tokens[:n]), features)
         np.testing.assert_allclose(logits, expected[0], rtol=2e-4, atol=2e-5)
@@ -151,7 +151,7 @@ def test_steps_of_a_head_are_checked(tmp_path: Path, target: tuple[Path, dict[st
         with pytest.raises(InvalidInputError, match=r"token_ids\[0\] must be in \[0, 313\)"):
             adapter.forward_features(step_of([313]), None, np.zeros((1, 60), dtype=np.float32))
         with pytest.raises(NativeError, match="decoders only"):
-            adapter.keep_hidden((0,))
+            adapter.capture_hidden_states((0,))
 
 
 def test_a_head_without_an_output_matrix_has_the_models_rows(

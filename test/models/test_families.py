@@ -9,7 +9,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import MODEL_REGISTRY
 from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.models.families import FAMILIES, parse_config
-from llaisys.models.families.decoder_tensors import slot_of
+from llaisys.models.families.decoder_tensors import weight_field
 
 SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
 
@@ -20,7 +20,7 @@ def test_every_tensor_has_a_slot_and_comes_back_from_its_gguf_name(name: str) ->
     config = parse_config(model_files.tiny_config(name))
     used = set()
     for tensor, shape in family.tensors(config):
-        slot, layer = slot_of(tensor)
+        slot, layer = weight_field(tensor)
         assert slot in SLOTS and 0 <= layer < config.num_layers
         assert (slot, layer) not in used and shape and all(size > 0 for size in shape)
         used.add((slot, layer))

@@ -25,16 +25,16 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, kind: str):
     with opened(
         tmp_path, max_batch_tokens=8, kv_cache_layout="slot"
     ) as adapter:  # in several micro-batches
-        adapter.keep_hidden((2, -1, 0))
+        adapter.capture_hidden_states((2, -1, 0))
         kept = run_slot(adapter, [Piece(0, tokens)])
-        hidden = adapter.hidden(23)
+        hidden = adapter.hidden_states(23)
         assert hidden.shape == (23, 180)
         for index, layer in enumerate((2, 3, 0)):
             part = hidden[:, 60 * index : 60 * index + 60]
             np.testing.assert_allclose(part, expected[layer], rtol=2e-4, atol=2e-5)
         np.testing.assert_array_equal(kept, plain)  # to the last bit
         with pytest.raises(InvalidInputError, match=r"layers\[1\] must be in \[-1, 3\], got 4"):
-            adapter.keep_hidden((0, 4))
-        adapter.keep_hidden(())
+            adapter.capture_hidden_states((0, 4))
+        adapter.capture_hidden_states(())
         run_slot(adapter, [Piece(1, tokens)])
-        assert adapter.hidden(23).shape == (23, 0)
+        assert adapter.hidden_states(23).shape == (23, 0)

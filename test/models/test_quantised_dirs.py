@@ -17,7 +17,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.checkpoint import TensorBlocks
 from llaisys.models.loading.convert import Array
-from llaisys.models.loading.part import Part
+from llaisys.models.loading.shard import Shard
 
 SCHEMES = [
     Scheme("gptq", 4, 128),
@@ -67,15 +67,15 @@ def test_every_value_is_kept_exactly(scheme: Scheme, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[::3], ids=str)
-@pytest.mark.parametrize("part", [Part(0, 32, 64), Part(1, 128, 256), Part(1, 32, 64)], ids=str)
-def test_a_rank_gets_its_rows_or_columns(scheme: Scheme, part: Part, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [Shard(0, 32, 64), Shard(1, 128, 256), Shard(1, 32, 64)], ids=str)
+def test_a_rank_gets_its_rows_or_columns(scheme: Scheme, part: Shard, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path, scheme)
     with open_checkpoint(tmp_path) as checkpoint:
         blocks = checkpoint.read_blocks(DOWN + ".weight", part)
         assert blocks is not None
         np.testing.assert_array_equal(values_of(blocks), worth[DOWN + ".weight"][part.index()])
         with pytest.raises(ModelLoadError, match=r"down_proj.weight.* multiples of 32"):
-            checkpoint.read_blocks(DOWN + ".weight", Part(1, 0, 80))
+            checkpoint.read_blocks(DOWN + ".weight", Shard(1, 0, 80))
 
 
 def best_logprobs(llm: LLM) -> list[dict[int, float]]:

@@ -15,8 +15,8 @@ from llaisys.common.parallel import ParallelConfig
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
 from llaisys.models.families import expected_tensors, open_checkpoint
-from llaisys.models.loading.part import Part
-from llaisys.models.sharding import CUT_DIMENSIONS, check_shares, head_part, part_of
+from llaisys.models.loading.shard import Shard
+from llaisys.models.sharding import SHARD_DIMENSIONS, check_divisibility, lm_head_shard, shard_of
 
 LAYER = "model.layers.0."
 # Hugging Face name -> (slot, shape that a rank of two holds) with the sizes of `wide_config`.
@@ -36,18 +36,18 @@ WHOLE = ("attn_norm_w", "mlp_norm_w", "attn_o_b", "in_embed", "out_embed", "out_
 
 
 def test_every_slot_that_is_cut_has_the_shape_of_the_seed(tmp_path: Path) -> None:
-    assert {slot for slot, _ in LOCAL_SHAPES.values()} == set(CUT_DIMENSIONS)
+    assert {slot for slot, _ in LOCAL_SHAPES.values()} == set(SHARD_DIMENSIONS)
     write_hf_model(tmp_path, tiny_config())
     with open_checkpoint(tmp_path) as checkpoint:
         shapes = dict(expected_tensors(checkpoint.config))
         for name, (slot, local) in LOCAL_SHAPES.items():
             for rank in range(2):
-                part = part_of(name, slot, shapes[LAYER + name], 2, rank)
+                part = shard_of(name, slot, shapes[LAYER + name], 2, rank)
                 assert part is not None and part.shape_in(shapes[LAYER + name]) == local
-                assert checkpoint.read_part(LAYER + name, "f32", part).shape == local
+                assert checkpoint.read_shard(LAYER + name, "f32", part).shape == local
     for slot in WHOLE:
-        assert part_of(slot, slot, (64, 64), 2, 1) is None
-    assert part_of("q", "attn_q_w", (64, 64), 1, 0) is None
+        assert shard_of(slot, slot, (64, 64), 2, 1) is None
+    assert shard_of("q", "attn_q_w", (64, 64), 1, 0) is None
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
@@ -59,14 +59,14 @@ def test_ranks_hold_runs_that_do_not_overlap_and_leave_nothing_out(
     with open_checkpoint(tmp_path) as checkpoint:
         for name, (slot, _) in LOCAL_SHAPES.items():
             whole = checkpoint.read(LAYER + name, "f32")
-            dim = CUT_DIMENSIONS[slot]
+            dim = SHARD_DIMENSIONS[slot]
             parts = []
             for rank in range(tp_size):
-                part = part_of(name, slot, whole.shape, tp_size, rank)
+                part = shard_of(name, slot, whole.shape, tp_size, rank)
                 if part is None:
                     assert tp_size == 1
-                    part = Part(dim, 0, whole.shape[dim])
-                parts.append(checkpoint.read_part(LAYER + name, "f32", part))
+                    part = Shard(dim, 0, whole.shape[dim])
+                parts.append(checkpoint.read_shard(LAYER + name, "f32", part))
             np.testing.assert_array_equal(np.concatenate(parts, axis=dim), whole)
 
 
@@ -77,17 +77,17 @@ def test_a_rank_takes_the_run_with_its_number(tmp_path: Path) -> None:
         weights[name] = np.arange(values.size, dtype=np.float32).reshape(values.shape)
     write_safetensors(tmp_path / "model.safetensors", weights)
     with open_checkpoint(tmp_path) as checkpoint:
-        gate = checkpoint.read_part(LAYER + "mlp.gate_proj.weight", "f32", Part(0, 48, 96))
+        gate = checkpoint.read_shard(LAYER + "mlp.gate_proj.weight", "f32", Shard(0, 48, 96))
         assert gate[0, 0] == 48 * 64 and gate[-1, -1] == 96 * 64 - 1
-        down = checkpoint.read_part(LAYER + "mlp.down_proj.weight", "f32", Part(1, 48, 96))
+        down = checkpoint.read_shard(LAYER + "mlp.down_proj.weight", "f32", Shard(1, 48, 96))
         assert down[0].tolist() == list(range(48, 96)) and down[1, 0] == 96 + 48
-        bias = checkpoint.read_part(LAYER + "self_attn.q_proj.bias", "f32", Part(0, 16, 32))
+        bias = checkpoint.read_shard(LAYER + "self_attn.q_proj.bias", "f32", Shard(0, 16, 32))
         assert bias.tolist() == list(range(16, 32))
 
 
-@pytest.mark.parametrize("part", [Part(0, 24, 48), Part(1, 24, 48)])
+@pytest.mark.parametrize("part", [Shard(0, 24, 48), Shard(1, 24, 48)])
 def test_no_byte_outside_of_the_part_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Part
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Shard
 ) -> None:
     write_hf_model(tmp_path, tiny_config())
     name = LAYER + ("mlp.gate_proj.weight" if part.dim == 0 else "mlp.down_proj.weight")
@@ -101,7 +101,7 @@ def test_no_byte_outside_of_the_part_is_read(
 
     with open_checkpoint(tmp_path) as checkpoint:
         monkeypatch.setattr(os, "preadv", counting)
-        values = checkpoint.read_part(name, "bf16", part)
+        values = checkpoint.read_shard(name, "bf16", part)
     assert read == values.size * 4  # f32 in the file
 
 
@@ -114,7 +114,7 @@ def test_tensors_that_have_to_be_reordered_are_cut_alike(tmp_path: Path, model_t
         name = LAYER + "self_attn.q_proj.weight"
         whole = checkpoint.read(name, "f32")
         np.testing.assert_array_equal(
-            checkpoint.read_part(name, "f32", Part(0, 32, 64)), whole[32:]
+            checkpoint.read_shard(name, "f32", Shard(0, 32, 64)), whole[32:]
         )
 
 
@@ -128,30 +128,32 @@ def test_quantised_tensors_are_cut_in_whole_blocks(tmp_path: Path, model_type: s
             assert whole is not None
             half = whole.shape[dim] // 2
             parts = [
-                checkpoint.read_blocks(f"{LAYER}{name}.weight", Part(dim, i * half, (i + 1) * half))
+                checkpoint.read_blocks(
+                    f"{LAYER}{name}.weight", Shard(dim, i * half, (i + 1) * half)
+                )
                 for i in range(2)
             ]
             assert all(part is not None and part.shape[dim] == half for part in parts)
             rows = [part.rows for part in parts if part is not None]
             np.testing.assert_array_equal(np.concatenate(rows, axis=dim), whole.rows)
-        assert checkpoint.read_blocks(f"{LAYER}mlp.down_proj.weight", Part(1, 16, 64)) is None
+        assert checkpoint.read_blocks(f"{LAYER}mlp.down_proj.weight", Shard(1, 16, 64)) is None
 
 
 def test_ranks_that_outnumber_the_key_value_heads_hold_the_same_rows() -> None:
-    parts = [part_of("k", "attn_k_w", (16, 64), 4, rank, kv_copies=2) for rank in range(4)]
-    assert parts == [Part(0, 0, 8), Part(0, 0, 8), Part(0, 8, 16), Part(0, 8, 16)]
-    assert part_of("q", "attn_q_w", (64, 64), 4, 3, kv_copies=2) == Part(0, 48, 64)
+    parts = [shard_of("k", "attn_k_w", (16, 64), 4, rank, kv_copies=2) for rank in range(4)]
+    assert parts == [Shard(0, 0, 8), Shard(0, 0, 8), Shard(0, 8, 16), Shard(0, 8, 16)]
+    assert shard_of("q", "attn_q_w", (64, 64), 4, 3, kv_copies=2) == Shard(0, 48, 64)
     many = ParallelConfig(tensor_parallel_size=4, replicate_kv_heads=True)
     assert [many.kv_copies(heads) for heads in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
     assert ParallelConfig(tensor_parallel_size=4).kv_copies(2) == 1
 
 
 def test_the_head_is_cut_into_runs_of_which_the_last_may_be_shorter() -> None:
-    assert [head_part(10, 4, rank) for rank in range(4)] == [
-        Part(0, 0, 3), Part(0, 3, 6), Part(0, 6, 9), Part(0, 9, 10)
+    assert [lm_head_shard(10, 4, rank) for rank in range(4)] == [
+        Shard(0, 0, 3), Shard(0, 3, 6), Shard(0, 6, 9), Shard(0, 9, 10)
     ]  # fmt: skip
     with pytest.raises(InvalidInputError, match="vocabulary of 6 in runs of 2 leaves the last of"):
-        head_part(6, 4, 0)
+        lm_head_shard(6, 4, 0)
 
 
 @pytest.mark.parametrize(("slot", "shape"), [("attn_q_w", (66, 64)), ("mlp_down_w", (64, 97))])
@@ -159,7 +161,7 @@ def test_a_cut_that_is_not_even_is_refused_with_the_numbers(
     slot: str, shape: tuple[int, ...]
 ) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        part_of("layers.3.w", slot, shape, 4, 1)
+        shard_of("layers.3.w", slot, shape, 4, 1)
     text = str(caught.value)
     assert f"weight_name=layers.3.w global_shape={list(shape)} local_shape=" in text
     assert text.endswith("tp_size=4 tp_rank=1")
@@ -175,12 +177,12 @@ def test_sizes_that_ranks_cannot_share_evenly_are_refused_with_the_numbers(
     parallel = ParallelConfig(tensor_parallel_size=4, rank=2, local_rank=2)
     options = AdapterOptions(device_ids=(0, 1, 2, 3), parallel=parallel)
     with pytest.raises(InvalidInputError) as caught:
-        check_shares(*sizes, options)
+        check_divisibility(*sizes, options)
     assert str(caught.value).endswith(
         f"tp_size=4 tp_rank=2 global_{name}={value} local_{name}={value // 4} device_id=2"
     )
     assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", 4)
-    check_shares(8, 4, 8, options)
+    check_divisibility(8, 4, 8, options)
 
 
 def test_a_rank_keeps_keys_and_values_of_its_own_heads_only(tmp_path: Path) -> None:

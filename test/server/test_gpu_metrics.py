@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from llaisys.common.types import GpuUse
 from llaisys.libllaisys import nvml
-from llaisys.libllaisys.nvml import GpuMeter
+from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.models import device
-from llaisys.models.device import GpuWatch
+from llaisys.models.device import GpuMonitor
 from llaisys.server.collectors import GpuCollector
 from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.replicas.replica_set import total, without_gauges
@@ -54,21 +54,21 @@ def test_the_gpu_is_the_one_that_cuda_counts(monkeypatch, visible, device_id, as
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     library = FakeNvml()
-    assert GpuMeter(device_id, library).busy() == 0.37 and library.asked == [asked]
+    assert NvmlDevice(device_id, library).utilization() == 0.37 and library.asked == [asked]
 
 
 def test_what_nvml_does_not_say_is_not_known(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert GpuMeter(0, FakeNvml(code=3)).busy() is None
-    assert GpuMeter(5, FakeNvml()).busy() is None
+    assert NvmlDevice(0, FakeNvml(code=3)).utilization() is None
+    assert NvmlDevice(5, FakeNvml()).utilization() is None
     monkeypatch.setattr(nvml, "LIBRARY", "libno-such-thing.so.1")
-    assert GpuMeter(0).busy() is None
+    assert NvmlDevice(0).utilization() is None
 
 
 def test_a_look_has_memory_and_use(monkeypatch):
     monkeypatch.setattr(device, "device_memory", lambda name, number: (3 * GIB, 10 * GIB))
-    monkeypatch.setattr(device, "GpuMeter", lambda number: GpuMeter(number, FakeNvml()))
-    assert GpuWatch("cuda", 1).look() == GpuUse(1, 7 * GIB, 10 * GIB, 0.37)
+    monkeypatch.setattr(device, "NvmlDevice", lambda number: NvmlDevice(number, FakeNvml()))
+    assert GpuMonitor("cuda", 1).read() == GpuUse(1, 7 * GIB, 10 * GIB, 0.37)
 
 
 def test_an_engine_on_the_cpu_has_no_gpu():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llaisys.bench.machine import Gpu, Machine, measure, probe_again
 from llaisys.bench.ops import LINEAR_SHAPES, WORKLOADS, Result, Timing, time_ops
-from llaisys.bench.place import open_place
+from llaisys.bench.target import open_target
 from llaisys.common.validation import check_choice
 from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.types import QUANTISED_DTYPES
@@ -34,12 +34,12 @@ def run(
         for value in chosen:
             check_choice(name, value, known)
     choose_library(device)
-    with open_place(device, threads) as place:
-        machine = measure(place)
+    with open_target(device, threads) as target:
+        machine = measure(target)
         timings: list[Timing] = []
-        for timing in time_ops(place, chosen_models, chosen_dtypes, quick):
+        for timing in time_ops(target, chosen_models, chosen_dtypes, quick):
             if not timings or timing.shape != timings[-1].shape:
                 progress(f"{timing.op} {timing.dtype} {timing.shape}")
-                machine = probe_again(machine, place.stream)
+                machine = probe_again(machine, target.stream)
             timings.append(timing)
     return machine, [timing.against(machine) for timing in timings]

@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from llaisys.bench.place import Place
+from llaisys.bench.target import BenchTarget
 from llaisys.libllaisys.handles import Stream, describe_devices
 from llaisys.libllaisys.library import lib
 from llaisys.libllaisys.types import QUANTISED_DTYPES
@@ -57,11 +57,11 @@ class Gpu:
         return self.bf16 if dtype in ("bf16", "f16") and self.bf16 > 0 else self.f32, "GFLOP/s"
 
 
-def measure(place: Place) -> Machine | Gpu:
-    stream = place.stream
-    if place.device != "cpu":
+def measure(target: BenchTarget) -> Machine | Gpu:
+    stream = target.stream
+    if target.device != "cpu":
         return Gpu(
-            gpu=describe_devices(place.device)[0],
+            gpu=describe_devices(target.device)[0],
             read_bandwidth=stream.probe("read_bandwidth"),
             f32=stream.probe("f32"),
             bf16=stream.probe("f16"),

@@ -4,7 +4,7 @@ Of a quantised weight the bytes are those of its packed layout, and the peak is 
 products; of 16-bit weights on a GPU it is that of its tensor cores.
 
 Weights are read from memory, not from a cache: each case cycles over copies that are larger than
-the last cache together. Times are the best of several passes (`bench.place`).
+the last cache together. Times are the best of several passes (`bench.target`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.bench.machine import Limits
-from llaisys.bench.place import Place
+from llaisys.bench.target import BenchTarget
 from llaisys.libllaisys.handles import (
     LinearWeight,
     Tensor,
@@ -137,46 +137,48 @@ class Timing:
         )
 
 
-def time_ops(place: Place, models: list[str], dtypes: list[str], quick: bool) -> Iterator[Timing]:
-    workload = WORKLOADS[place.device]
+def time_ops(
+    target: BenchTarget, models: list[str], dtypes: list[str], quick: bool
+) -> Iterator[Timing]:
+    workload = WORKLOADS[target.device]
     rows = QUICK_ROWS if quick else LINEAR_ROWS
     for model in models:
         for shape in LINEAR_SHAPES[model]:
             for dtype in dtypes:
                 if shape[1] % block_of(dtype)[0] == 0:
-                    yield from time_linear(place, shape, dtype, rows)
+                    yield from time_linear(target, shape, dtype, rows)
     for dtype in (*dtypes, *workload.kv_dtypes):
         if dtype in QUANTISED_DTYPES:
             continue
         for context, sequences in workload.attention.decode:
-            yield _attention(place, workload.attention, dtype, context, sequences)
-        yield _prefill(place, workload.attention, dtype, quick)
-    yield from _row_ops(place, place.activations(dtypes[0]))
+            yield _attention(target, workload.attention, dtype, context, sequences)
+        yield _prefill(target, workload.attention, dtype, quick)
+    yield from _row_ops(target, target.activations(dtypes[0]))
 
 
-def _weight_bytes(place: Place, dtype: str, shape: tuple[int, int]) -> int:
-    if place.device == "cpu":
+def _weight_bytes(target: BenchTarget, dtype: str, shape: tuple[int, int]) -> int:
+    if target.device == "cpu":
         return linear_weight_bytes(dtype, *shape)
     return shape[0] * shape[1] * DTYPE_BYTES[dtype]
 
 
 def time_linear(
-    place: Place, shape: tuple[int, int], dtype: str, row_counts: tuple[int, ...]
+    target: BenchTarget, shape: tuple[int, int], dtype: str, row_counts: tuple[int, ...]
 ) -> Iterator[Timing]:
     out_features, in_features = shape
-    weight_bytes = _weight_bytes(place, dtype, shape)
+    weight_bytes = _weight_bytes(target, dtype, shape)
     copies = -(-cold_bytes() // weight_bytes)
-    x_dtype = place.activations(dtype)
+    x_dtype = target.activations(dtype)
     out_dtype = "f32" if out_features > HEAD_OUTPUTS else x_dtype
     with ExitStack() as stack:
-        source = stack.enter_context(place.random(shape, dtype))
-        weights = [stack.enter_context(LinearWeight(source, place.stream)) for _ in range(copies)]
-        function, on = lib().llaisysLinear, place.stream.handle
+        source = stack.enter_context(target.random(shape, dtype))
+        weights = [stack.enter_context(LinearWeight(source, target.stream)) for _ in range(copies)]
+        function, on = lib().llaisysLinear, target.stream.handle
         for rows in row_counts:
             used = weights if rows < 64 else weights[: -(-copies // 8)]
             with (
-                place.random((rows, in_features), x_dtype) as x,
-                place.empty((rows, out_features), out_dtype) as out,
+                target.random((rows, in_features), x_dtype) as x,
+                target.empty((rows, out_features), out_dtype) as out,
             ):
                 arrays = [(handle_array(w), handle_array(out)) for w in used]
                 source_handle = x.handle
@@ -188,7 +190,7 @@ def time_linear(
                         function(on, source_handle, None, 1, weight, None, target)
 
                 check(function(on, source_handle, None, 1, arrays[0][0], None, arrays[0][1]))
-                seconds = place.seconds(one_pass, len(arrays))
+                seconds = target.seconds(one_pass, len(arrays))
             moved = weight_bytes + rows * (
                 in_features * DTYPE_BYTES[x_dtype] + out_features * DTYPE_BYTES[out_dtype]
             )
@@ -198,11 +200,11 @@ def time_linear(
 
 
 def _attention(
-    place: Place, cases: AttentionCases, dtype: str, context: int, sequences: int
+    target: BenchTarget, cases: AttentionCases, dtype: str, context: int, sequences: int
 ) -> Timing:
     """Decoding: one query token of each of `sequences` over `context` entries of its own."""
     ends = np.full(sequences, context)
-    seconds = _attention_seconds(place, cases, dtype, sequences, context, ends)
+    seconds = _attention_seconds(target, cases, dtype, sequences, context, ends)
     return Timing(
         "attention decode",
         dtype,
@@ -214,11 +216,11 @@ def _attention(
     )
 
 
-def _prefill(place: Place, cases: AttentionCases, dtype: str, quick: bool) -> Timing:
+def _prefill(target: BenchTarget, cases: AttentionCases, dtype: str, quick: bool) -> Timing:
     """One prompt: token i sees the i + 1 first entries of one list."""
     tokens = cases.prefill // 4 if quick else cases.prefill
     ends = np.arange(1, tokens + 1)
-    seconds = _attention_seconds(place, cases, dtype, 1, tokens, ends)
+    seconds = _attention_seconds(target, cases, dtype, 1, tokens, ends)
     visible = tokens * (tokens + 1) / 2
     return Timing(
         "attention prefill",
@@ -231,20 +233,22 @@ def _prefill(place: Place, cases: AttentionCases, dtype: str, quick: bool) -> Ti
     )
 
 
-def _random_kv(place: Place, cases: AttentionCases, slots: int, dtype: str, seed: int) -> Tensor:
+def _random_kv(
+    target: BenchTarget, cases: AttentionCases, slots: int, dtype: str, seed: int
+) -> Tensor:
     """Keys or values of as many slots; in 8 bits random bytes with a scale of 2 / 127."""
     if dtype != "q8":
-        return place.random((slots, cases.kv_heads, cases.dim), dtype, seed)
+        return target.random((slots, cases.kv_heads, cases.dim), dtype, seed)
     rows = slots * cases.kv_heads
     some = np.random.default_rng(seed).integers(-127, 128, 1 << 20, np.int8)
     values = np.resize(some, (rows, cases.dim))
     scales = np.full((rows, 1), 2 / 127, np.float32).view(np.int8)
     cache = np.concatenate([values, scales], axis=1)
-    return place.tensor(cache.reshape(slots, cases.kv_heads, -1), "i8")
+    return target.tensor(cache.reshape(slots, cases.kv_heads, -1), "i8")
 
 
 def _attention_seconds(
-    place: Place, cases: AttentionCases, dtype: str, sequences: int, context: int, ends: Any
+    target: BenchTarget, cases: AttentionCases, dtype: str, sequences: int, context: int, ends: Any
 ) -> float:
     """One call, over copies of the cache that are larger than the last cache when decoding."""
     blocks = -(-context // cases.block)
@@ -255,22 +259,22 @@ def _attention_seconds(
     copies = -(-cold_bytes() // cache_bytes) if decodes else 1
     rows = np.arange(n) if decodes else np.zeros(n)
     tables = np.random.default_rng(1).permutation(sequences * blocks).reshape(sequences, blocks)
-    x_dtype = place.activations(dtype)
+    x_dtype = target.activations(dtype)
     with ExitStack() as stack:
         keep = stack.enter_context
         caches = [
-            tuple(keep(_random_kv(place, cases, slots, dtype, 2 * i + j)) for j in range(2))
+            tuple(keep(_random_kv(target, cases, slots, dtype, 2 * i + j)) for j in range(2))
             for i in range(copies)
         ]
-        q = keep(place.random((n, cases.heads, cases.dim), x_dtype))
-        out = keep(place.empty((n, cases.heads, cases.dim), x_dtype))
+        q = keep(target.random((n, cases.heads, cases.dim), x_dtype))
+        out = keep(target.empty((n, cases.heads, cases.dim), x_dtype))
         lists = [
-            keep(place.tensor(np.asarray(values, np.int32), "i32"))
+            keep(target.tensor(np.asarray(values, np.int32), "i32"))
             for values in (rows, np.zeros(n), ends, tables)
         ]
-        runs = None if decodes else keep(place.tensor(np.array([[0, n]], np.int32), "i32"))
+        runs = None if decodes else keep(target.tensor(np.array([[0, n]], np.int32), "i32"))
         tail = [*(tensor.handle for tensor in lists), runs.handle if runs is not None else None]
-        head = (place.stream.handle, out.handle, q.handle)
+        head = (target.stream.handle, out.handle, q.handle)
         handles = [(k.handle, v.handle) for k, v in caches]
         scale = cases.dim**-0.5
         function = lib().llaisysAttentionRuns
@@ -279,7 +283,7 @@ def _attention_seconds(
             for k, v in handles:
                 check(function(*head, k, v, *tail, n, cases.block, scale))
 
-        return place.seconds(one_pass, len(handles))
+        return target.seconds(one_pass, len(handles))
 
 
 # Operators that touch each value once: name, columns, and how many activations and how many f32
@@ -297,58 +301,63 @@ ROW_OPS = (
 ROPE_DIM = 64
 
 
-def _row_ops(place: Place, dtype: str) -> Iterator[Timing]:
+def _row_ops(target: BenchTarget, dtype: str) -> Iterator[Timing]:
     for name, columns, activations, floats in ROW_OPS:
         bytes_per_value = activations * DTYPE_BYTES[dtype] + floats * 4
         rows = -(-cold_bytes() // (bytes_per_value * columns))
         with ExitStack() as stack:
-            call = _row_op(stack.enter_context, place, name, rows, columns, dtype)
+            call = _row_op(stack.enter_context, target, name, rows, columns, dtype)
             check(call())
-            seconds = place.seconds(lambda call=call: check(call()), 1)  # type: ignore[misc]
+            seconds = target.seconds(lambda call=call: check(call()), 1)  # type: ignore[misc]
         moved = bytes_per_value * rows * columns
         label = dtype if activations else "f32"
         yield Timing(name, label, str(columns), rows, seconds, moved, 0)
 
 
 def _row_op(
-    keep: Callable[[Tensor], Tensor], place: Place, name: str, rows: int, columns: int, dtype: str
+    keep: Callable[[Tensor], Tensor],
+    target: BenchTarget,
+    name: str,
+    rows: int,
+    columns: int,
+    dtype: str,
 ) -> Callable[[], int]:
     """The call of one operator on fresh tensors of this size; activations are of `dtype`."""
-    native, on = lib(), place.stream.handle
+    native, on = lib(), target.stream.handle
     shape = (rows, columns)
     if name == "rms_norm":
-        x, y = keep(place.random(shape)), keep(place.empty(shape, dtype))
-        weight = keep(place.random((columns,)))
+        x, y = keep(target.random(shape)), keep(target.empty(shape, dtype))
+        weight = keep(target.random((columns,)))
         return lambda: int(native.llaisysRmsNorm(on, y.handle, x.handle, weight.handle, 1e-6))
     if name == "add_rms_norm":
-        x, y = keep(place.random(shape, dtype)), keep(place.empty(shape, dtype))
-        weight, residual = keep(place.random((columns,))), keep(place.random(shape))
+        x, y = keep(target.random(shape, dtype)), keep(target.empty(shape, dtype))
+        weight, residual = keep(target.random((columns,))), keep(target.random(shape))
         return lambda: int(
             native.llaisysAddRmsNorm(on, y.handle, residual.handle, x.handle, weight.handle, 1e-6)
         )
     if name == "swiglu":
-        x, up = keep(place.random(shape, dtype)), keep(place.random(shape, dtype))
-        y = keep(place.empty(shape, dtype))
+        x, up = keep(target.random(shape, dtype)), keep(target.random(shape, dtype))
+        y = keep(target.empty(shape, dtype))
         return lambda: int(native.llaisysSwiGLU(on, y.handle, x.handle, up.handle))
     if name == "rope":
         shape_3 = (rows, columns // ROPE_DIM, ROPE_DIM)
-        x, y = keep(place.random(shape_3, dtype)), keep(place.empty(shape_3, dtype))
-        positions = keep(place.tensor(np.arange(rows, dtype=np.int64), "i64"))
-        frequencies = keep(place.random((ROPE_DIM // 2,)))
+        x, y = keep(target.random(shape_3, dtype)), keep(target.empty(shape_3, dtype))
+        positions = keep(target.tensor(np.arange(rows, dtype=np.int64), "i64"))
+        frequencies = keep(target.random((ROPE_DIM // 2,)))
         return lambda: int(
             native.llaisysRope(on, y.handle, x.handle, positions.handle, frequencies.handle)
         )
     if name == "embedding":
-        table, y = keep(place.random(shape, dtype)), keep(place.empty(shape, "f32"))
+        table, y = keep(target.random(shape, dtype)), keep(target.empty(shape, "f32"))
         order = np.random.default_rng(0).permutation(rows).astype(np.int64)
-        index = keep(place.tensor(order, "i64"))
+        index = keep(target.tensor(order, "i64"))
         return lambda: int(native.llaisysEmbedding(on, y.handle, index.handle, table.handle))
-    x = keep(place.random(shape))
+    x = keep(target.random(shape))
     if name == "softmax":
-        y = keep(place.empty(shape, "f32"))
+        y = keep(target.empty(shape, "f32"))
         return lambda: int(native.llaisysSoftmax(on, y.handle, x.handle))
     if name == "argmax":
-        index, value = keep(place.empty((rows,), "i64")), keep(place.empty((rows,), "f32"))
+        index, value = keep(target.empty((rows,), "i64")), keep(target.empty((rows,), "f32"))
         return lambda: int(native.llaisysArgmax(on, index.handle, value.handle, x.handle))
-    index, value = keep(place.empty((rows, 50), "i32")), keep(place.empty((rows, 50), "f32"))
+    index, value = keep(target.empty((rows, 50), "i32")), keep(target.empty((rows, 50), "f32"))
     return lambda: int(native.llaisysTopK(on, index.handle, value.handle, x.handle))

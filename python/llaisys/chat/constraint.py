@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llaisys.chat.reasoning import ReasoningMarks
+from llaisys.chat.reasoning import ReasoningMarkers
 from llaisys.chat.records import Tool
 from llaisys.chat.tool_formats.tagged import END, START
 from llaisys.chat.tools import ToolSet
@@ -18,13 +18,13 @@ WHITE_SPACE = r"[\x20\x0A\x09]{1,16}"  # between the parts of JSON; a model must
 
 
 def call_constraint(
-    tools: ToolSet, is_tagged: bool, marks: ReasoningMarks | None, opened: bool
+    tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, opened: bool
 ) -> StructuredOutputs | None:
     """None: answers are free. `is_tagged`: calls are written between tags, else as bare JSON.
-    `marks`: of reasoning that may come before the calls; `opened`: the prompt has begun it. None:
+    `markers`: of reasoning that may come before the calls; `opened`: the prompt has begun it. None:
     there is none, or the engine waits for its end."""
     if tools.is_forced:
-        return StructuredOutputs(grammar=_forced(tools, is_tagged, marks, opened))
+        return StructuredOutputs(grammar=_forced(tools, is_tagged, markers, opened))
     if is_tagged and any(tool.strict for tool in tools.tools):
         structures = [_structure(tool) for tool in tools.tools]
         tag = {"structures": structures, "triggers": [START]}
@@ -32,7 +32,7 @@ def call_constraint(
     return None
 
 
-def _forced(tools: ToolSet, is_tagged: bool, marks: ReasoningMarks | None, opened: bool) -> str:
+def _forced(tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, opened: bool) -> str:
     """In the language of llguidance."""
     calls = " | ".join(f"call_{number}" for number in range(len(tools.callable)))
     one, most = "call", min(tools.max_calls, MAX_FORCED_CALLS)
@@ -45,12 +45,12 @@ def _forced(tools: ToolSet, is_tagged: bool, marks: ReasoningMarks | None, opene
     rules = [f"answer: {several if most > 1 else one}", f"call: {calls}", *body]
     rules.append(r"SPACE: /[\x20\x0A]{1,4}/")
     start = "SPACE? answer"
-    if marks is not None:
+    if markers is not None:
         rules += [
             r"TEXT: /(.|\n)*/",
-            f"thought[lazy]: TEXT {_text(marks.end)}",
+            f"thought[lazy]: TEXT {_text(markers.end)}",
         ]
-        thinks = "thought" if opened else f"({_text(marks.start)} thought)?"
+        thinks = "thought" if opened else f"({_text(markers.start)} thought)?"
         start = f"{thinks} {start}"
     return "\n".join([f"start: {start}", *rules])
 

@@ -14,7 +14,7 @@ from llaisys.chat.records import (
     ReasoningText,
     ToolCall,
 )
-from llaisys.chat.tool_formats.base import CallParser
+from llaisys.chat.tool_formats.base import ToolCallParser
 
 
 class AnswerReader:
@@ -24,7 +24,7 @@ class AnswerReader:
     def __init__(
         self,
         splitter: ReasoningSplitter | None = None,
-        parser: CallParser | None = None,
+        parser: ToolCallParser | None = None,
         keep_reasoning: bool = True,
     ) -> None:
         self._splitter = splitter

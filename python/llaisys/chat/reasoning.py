@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from llaisys.chat.json_reader import skip_space
 from llaisys.chat.records import AnswerEvent, ContentText, ReasoningText
-from llaisys.chat.text_source import Mismatch, Reading, TextSource, Words
+from llaisys.chat.text_source import Delimiters, Mismatch, Reading, TextSource
 
 MAX_SPACE = 1024  # characters of white space before the opening mark
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningMarks:
+class ReasoningMarkers:
     """What a model writes around its reasoning."""
 
     start: str
@@ -21,21 +21,21 @@ class ReasoningMarks:
 
 
 # By the names that `--reasoning-parser` takes; vLLM's mean the same here.
-REASONING_FORMATS: dict[str, ReasoningMarks] = {
-    "think": ReasoningMarks("<think>", "</think>"),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+REASONING_FORMATS: dict[str, ReasoningMarkers] = {
+    "think": ReasoningMarkers("<think>", "</think>"),
+    "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
 }
 ALIASES = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 
 
 class ReasoningSplitter:
-    """Reasoning is what stands between the marks at the beginning of an answer, or before the
+    """Reasoning is what stands between the markers at the beginning of an answer, or before the
     closing one when the prompt has opened it. White space around the reasoning is dropped."""
 
-    def __init__(self, marks: ReasoningMarks, opened: bool = False) -> None:
+    def __init__(self, markers: ReasoningMarkers, opened: bool = False) -> None:
         """`opened`: the prompt ends inside of the reasoning."""
         self._source = TextSource(MAX_SPACE)
-        self._marks = marks
+        self._markers = markers
         self._opened = opened
         self._events: list[AnswerEvent] = []
         self._space: list[str] = []  # at the end of the reasoning so far
@@ -58,9 +58,9 @@ class ReasoningSplitter:
         return events
 
     def _read(self) -> Reading[None]:
-        source, marks = self._source, self._marks
+        source, markers = self._source, self._markers
         if self._opened or (yield from self._opens()):
-            found = yield from source.until(Words(marks.end), self._reasoning)
+            found = yield from source.until(Delimiters(markers.end), self._reasoning)
             if found is not None:
                 yield from skip_space(source)
         yield from source.rest(self._content)
@@ -71,12 +71,12 @@ class ReasoningSplitter:
         source.mark()
         with suppress(Mismatch):  # no end of white space
             yield from skip_space(source)
-            found = yield from source.starts_with(self._marks.start)
+            found = yield from source.starts_with(self._markers.start)
         if not found:
             source.rewind()
             return False
         source.forget()
-        source.take(len(self._marks.start))
+        source.take(len(self._markers.start))
         return True
 
     def _reasoning(self, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from llaisys.chat import reasoning, tool_formats
 from llaisys.chat.history import Message, native_messages, plain_messages
 from llaisys.chat.reader import AnswerReader
-from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarks, ReasoningSplitter
+from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarkers, ReasoningSplitter
 from llaisys.chat.tool_formats import TOOL_FORMATS
 from llaisys.chat.tool_formats.tagged import TaggedParser
 from llaisys.chat.tools import ToolSet
@@ -18,7 +18,7 @@ from llaisys.common.validation import check_choice
 AUTO, NONE = "auto", "none"
 TOOL_PARSERS = (AUTO, *TOOL_FORMATS, *tool_formats.ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS, *reasoning.ALIASES)
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 SWITCHES = ("enable_thinking", "thinking")  # variables that turn reasoning on and off
 TAIL_TOKENS = 16  # of a prompt, in which the mark that opens the reasoning is looked for
 
@@ -38,7 +38,7 @@ class ChatStyle:
 
     tool_format: str = "json"  # a key of TOOL_FORMATS
     lists_tools: bool = False  # the template writes the tools into the prompt
-    marks: ReasoningMarks | None = None  # None: the model does not reason
+    markers: ReasoningMarkers | None = None  # None: the model does not reason
     variables: frozenset[str] = frozenset()  # that the template reads
 
     @classmethod
@@ -55,8 +55,8 @@ class ChatStyle:
         if name == AUTO:
             telling = (kind for piece, kind in _TELLING.items() if piece in text)
             name = next(telling, "json") if lists_tools else "json"
-        marks = _marks(tokenizer, text, reasoning_parser)
-        return cls(name, lists_tools, marks, variables)
+        markers = _markers_of(tokenizer, text, reasoning_parser)
+        return cls(name, lists_tools, markers, variables)
 
     @property
     def writes_tags(self) -> bool:
@@ -86,30 +86,32 @@ class ChatStyle:
         """For one choice; `opened`: the prompt ends inside of the reasoning; `seed`: of the ids of
         calls."""
         splitter = parser = None
-        if self.marks is not None:
-            splitter = ReasoningSplitter(self.marks, opened)
+        if self.markers is not None:
+            splitter = ReasoningSplitter(self.markers, opened)
         if tools is not None:
             parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls, seed)
         return AnswerReader(splitter, parser, keep_reasoning)
 
     def opens_reasoning(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside of the reasoning: with the opening mark."""
-        if self.marks is None:
+        if self.markers is None:
             return False
         tail: str = tokenizer.decode_tokens(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-        return tail.rstrip().endswith(self.marks.start)
+        return tail.rstrip().endswith(self.markers.start)
 
     def is_inside_reasoning(self, text: str) -> bool:
         """Whether the beginning of an answer ends inside of the reasoning."""
-        return self.marks is not None and text.rfind(self.marks.start) > text.rfind(self.marks.end)
+        return self.markers is not None and text.rfind(self.markers.start) > text.rfind(
+            self.markers.end
+        )
 
     def reasoning_counter(
         self, tokenizer: Any, opened: bool
     ) -> Callable[[Sequence[int]], int] | None:
-        """Counts the tokens of reasoning in an answer; None where the marks are no tokens."""
-        if self.marks is None:
+        """Counts the tokens of reasoning in an answer; None where the markers are no tokens."""
+        if self.markers is None:
             return None
-        start, end = tokenizer.token_id(self.marks.start), tokenizer.token_id(self.marks.end)
+        start, end = tokenizer.token_id(self.markers.start), tokenizer.token_id(self.markers.end)
         if end is None:
             return None
 
@@ -123,11 +125,11 @@ class ChatStyle:
 
         return count
 
-    def shown_tokens(self, tokenizer: Any, tools: ToolSet | None) -> frozenset[int]:
+    def visible_ids(self, tokenizer: Any, tools: ToolSet | None) -> frozenset[int]:
         """Control tokens that a reader must see, although control tokens have no text."""
-        words: list[str] = [] if tools is None else list(TOOL_FORMATS[self.tool_format].marks)
-        if self.marks is not None:
-            words += [self.marks.start, self.marks.end]
+        words: list[str] = [] if tools is None else list(TOOL_FORMATS[self.tool_format].markers)
+        if self.markers is not None:
+            words += [self.markers.start, self.markers.end]
         special: frozenset[int] = getattr(tokenizer, "special_ids", frozenset())
         ids = (tokenizer.token_id(word) for word in words) if special else ()
         return frozenset(token for token in ids if token in special)
@@ -138,18 +140,18 @@ class ChatStyle:
         if "reasoning_effort" in self.variables and effort != "none":
             found["reasoning_effort"] = effort
         for switch in SWITCHES:
-            if switch in self.variables and self.marks is not None:
+            if switch in self.variables and self.markers is not None:
                 found[switch] = effort != "none"
         return found
 
 
-def _marks(tokenizer: Any, text: str, parser: str) -> ReasoningMarks | None:
+def _markers_of(tokenizer: Any, text: str, parser: str) -> ReasoningMarkers | None:
     name = reasoning.ALIASES.get(parser, parser)
     if name == NONE:
         return None
     if name != AUTO:
         return REASONING_FORMATS[name]
-    for marks in REASONING_FORMATS.values():
-        if marks.end in text or marks.start in text:
-            return marks
+    for markers in REASONING_FORMATS.values():
+        if markers.end in text or markers.start in text:
+            return markers
     return None

@@ -77,7 +77,7 @@ class TextSource:
                 return False
         return self.text.startswith(word, self.pos)
 
-    def until(self, words: Words, sink: Sink) -> Reading[str | None]:
+    def until(self, words: Delimiters, sink: Sink) -> Reading[str | None]:
         """Read up to the first of `words` and past it, everything before it into `sink` as soon as
         it cannot be the beginning of one; None: the text has ended."""
         while True:
@@ -115,7 +115,7 @@ class TextSource:
             self.pos, self._mark = self._mark, None
 
 
-class Words:
+class Delimiters:
     """Some words to look for; of those that begin at one place the longest is meant."""
 
     def __init__(self, *words: str) -> None:

@@ -31,7 +31,7 @@ class EngineClient(ABC):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
-        shown: frozenset[int] = frozenset(),
+        visible_ids: frozenset[int] = frozenset(),
     ) -> str: ...
 
     @abstractmethod

@@ -25,7 +25,7 @@ from llaisys.common.validation import (
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
-REASONING_MARKS = ("<think>", "</think>")  # unless the template shows others
+REASONING_MARKERS = ("<think>", "</think>")  # unless the template shows others
 MAX_BAD_WORD_TOKENS = 16_384  # of all of them, each at the start of a text and after a space
 
 
@@ -68,7 +68,7 @@ class InputProcessor:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """`defaults`: for sampling fields that a request leaves out; None: the model's own."""
-        self.reasoning_marks = REASONING_MARKS
+        self.reasoning_markers = REASONING_MARKERS
         self.info = info
         self._has_own_vocabulary = info.tokenizer_source is not None
         self.defaults = info.generation_defaults if defaults is None else defaults
@@ -197,7 +197,7 @@ class InputProcessor:
 
     def _open_reasoning(self, prompt: list[int]) -> int:
         """The token that ends the reasoning that a prompt has begun; -1: it has begun none."""
-        start, end = (self.tokenizer.token_id(mark) for mark in self.reasoning_marks)
+        start, end = (self.tokenizer.token_id(mark) for mark in self.reasoning_markers)
         if start not in prompt or end is None or end >= self.info.vocab_size:
             return -1
         behind = prompt[::-1]
@@ -207,11 +207,11 @@ class InputProcessor:
         """The token that opens reasoning (-1: there is none), the one that closes it, and the line
         breaks that follow."""
         tokenizer = self._needs_tokenizer("thinking_budget", "thinking_budget")
-        start, end = (tokenizer.token_id(mark) for mark in self.reasoning_marks)
+        start, end = (tokenizer.token_id(mark) for mark in self.reasoning_markers)
         if end is None or end >= self.info.vocab_size:
             raise InvalidInputError(
                 f"thinking_budget needs a model that reasons; this one has no token for "
-                f"{self.reasoning_marks[1]}",
+                f"{self.reasoning_markers[1]}",
                 field="thinking_budget",
             )
         after: list[int] = tokenizer.encode("\n\n", add_special_tokens=False)

@@ -66,12 +66,12 @@ class LLMEngine(EngineClient):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
-        shown: frozenset[int] = frozenset(),
+        visible_ids: frozenset[int] = frozenset(),
     ) -> str:
         """Queue a prompt and return its id; raises InvalidInputError and then changes nothing.
 
-        `stream`: report text at every step; otherwise `step` reports only the end. `shown`: special
-        tokens that have their text although special tokens are skipped.
+        `stream`: report text at every step; otherwise `step` reports only the end. `visible_ids`:
+        special tokens that keep their text when special tokens are skipped.
         """
         self._check_open()
         entry = self.input_processor.process(prompt, params, request_id, cache_salt)
@@ -80,7 +80,12 @@ class LLMEngine(EngineClient):
         self.core.add_requests(entry.requests)
         self.core.settle(entry.requests)
         self.output_processor.add(
-            entry.request_id, entry.prompt, entry.params, entry.requests, stream, Reading(shown)
+            entry.request_id,
+            entry.prompt,
+            entry.params,
+            entry.requests,
+            stream,
+            Reading(visible_ids),
         )
         self._groups[entry.request_id] = [request.request_id for request in entry.requests]
         return entry.request_id

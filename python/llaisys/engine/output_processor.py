@@ -37,7 +37,7 @@ NEVER = sys.maxsize
 class Reading:
     """What the reader of an answer wants beside its text."""
 
-    shown: frozenset[int] = frozenset()  # special tokens with a text, although those are skipped
+    visible_ids: frozenset[int] = frozenset()  # special tokens that keep their text
     progress: bool = False  # how much of the prompt is done, in a stream
     # So long after its first token the answer ends, as soon as it has a line break.
     line_seconds: float | None = None
@@ -119,7 +119,7 @@ class OutputProcessor:
         for request in requests:
             detokenizer, finder = None, None
             if params.detokenize and self.tokenizer is not None:
-                options = {"shown": reading.shown} if reading.shown else {}
+                options = {"visible_ids": reading.visible_ids} if reading.visible_ids else {}
                 detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, **options)
                 if params.stop:
                     finder = StopStringFinder(stops, params.include_stop_str_in_output)

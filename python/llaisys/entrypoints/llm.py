@@ -25,14 +25,14 @@ from llaisys.engine.config import EngineConfig, engine_parameters
 from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.input_processor import plain_message
 from llaisys.engine.llm_engine import LLMEngine
+from llaisys.entrypoints.embedding import EmbeddingCalls
 from llaisys.entrypoints.prompts import Params, Prompt, as_batch, as_params
 from llaisys.entrypoints.running import deferred_interrupt, progress_bar
-from llaisys.entrypoints.vectors import VectorCalls
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-class LLM(VectorCalls, Closing):
+class LLM(EmbeddingCalls, Closing):
     """A model, ready to answer. Not thread-safe; `close()` or a `with` block frees it.
 
     `submit`, `step` and `collect` are the parts that `generate` and `stream` are made of: a
@@ -185,8 +185,8 @@ class LLM(VectorCalls, Closing):
             for conversation in conversations
         ]
         params = as_params(sampling_params, len(prompts))
-        shown = self.chat_style.shown_tokens(self.tokenizer, read_tools(tools))
-        return self._run(list(zip(prompts, params, strict=True)), cache_salt, use_tqdm, shown)
+        visible_ids = self.chat_style.visible_ids(self.tokenizer, read_tools(tools))
+        return self._run(list(zip(prompts, params, strict=True)), cache_salt, use_tqdm, visible_ids)
 
     def stream(
         self,
@@ -198,14 +198,14 @@ class LLM(VectorCalls, Closing):
         """Parts of one answer as they come; a list of messages is a chat. The prompt is checked at
         once; closing the stream, or dropping it, cancels the request."""
         client = self._open()
-        shown: frozenset[int] = frozenset()
+        visible_ids: frozenset[int] = frozenset()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             ids: Prompt = self.encode_chat(prompt)  # type: ignore[arg-type]
-            shown = self.chat_style.shown_tokens(self.tokenizer, None)
+            visible_ids = self.chat_style.visible_ids(self.tokenizer, None)
         else:
             ids = prompt  # type: ignore[assignment]
         request_id = client.submit(
-            ids, sampling_params, stream=True, cache_salt=cache_salt, shown=shown
+            ids, sampling_params, stream=True, cache_salt=cache_salt, visible_ids=visible_ids
         )
         self._streams[request_id] = deque()
         return TokenStream(self, request_id)
@@ -273,14 +273,18 @@ class LLM(VectorCalls, Closing):
         work: list[tuple[Prompt, SamplingParams | None]],
         cache_salt: str | None,
         use_tqdm: bool,
-        shown: frozenset[int] = frozenset(),
+        visible_ids: frozenset[int] = frozenset(),
     ) -> list[RequestOutput]:
         client = self._open()
         names: list[str] = []
         try:
             for prompt, params in work:
                 with deferred_interrupt():
-                    names.append(client.submit(prompt, params, cache_salt=cache_salt, shown=shown))
+                    names.append(
+                        client.submit(
+                            prompt, params, cache_salt=cache_salt, visible_ids=visible_ids
+                        )
+                    )
             waiting = set(names)
             with progress_bar(len(names), use_tqdm) as advance:
                 while waiting:

@@ -32,37 +32,37 @@ def float_list(address: int, n: int) -> list[float]:
     return array("f", ctypes.string_at(address, 4 * n)).tolist()
 
 
-def keep_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
+def attach_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
     """Point a `c_void_p` field of a struct at another struct and keep that alive with it."""
     setattr(owner, field, ctypes.addressof(value))
-    setattr(owner, f"_{field}_kept", value)
+    setattr(owner, f"_{field}_ref", value)
 
 
-def keep_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:
+def attach_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:
     """Point a `c_void_p` field at a new array of n structs, kept alive with it; the array."""
     structs = (kind * n)()
     _keep(owner, field, structs)
     return structs
 
 
-def keep_int32(owner: Any, field: str, values: Sequence[int]) -> None:
+def attach_int32(owner: Any, field: str, values: Sequence[int]) -> None:
     """Point a `c_void_p` field at a new int32 array with these values, kept alive with it."""
     _keep(owner, field, (ctypes.c_int32 * max(1, len(values)))(*values))
 
 
-def keep_int64(owner: Any, field: str, values: Sequence[int]) -> None:
+def attach_int64(owner: Any, field: str, values: Sequence[int]) -> None:
     """The same with int64."""
     _keep(owner, field, (ctypes.c_int64 * max(1, len(values)))(*values))
 
 
-def keep_float(owner: Any, field: str, values: Sequence[float]) -> None:
+def attach_float(owner: Any, field: str, values: Sequence[float]) -> None:
     """The same with float."""
     _keep(owner, field, (ctypes.c_float * max(1, len(values)))(*values))
 
 
 def _keep(owner: Any, field: str, values: Any) -> None:
     setattr(owner, field, ctypes.addressof(values))
-    setattr(owner, f"_{field}_kept", values)
+    setattr(owner, f"_{field}_ref", values)
 
 
 def address_of(values: memoryview) -> int:

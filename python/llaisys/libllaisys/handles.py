@@ -103,11 +103,11 @@ class Handle(Closing):
             raise ClosedError(f"{type(self).__name__} was used after close()")
         return self._handle
 
-    def give_away(self) -> None:
+    def release_ownership(self) -> None:
         """The native object belongs to somebody else from now on."""
         self._handle = None
 
-    def take_back(self, handle: int) -> None:
+    def regain_ownership(self, handle: int) -> None:
         """The native object was not wanted: it belongs to this again."""
         self._handle = handle
 

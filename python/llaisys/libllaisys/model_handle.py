@@ -46,11 +46,11 @@ class Model(Handle):
         no moment does it belong to both, whatever interrupts this.
         """
         model, given = self.handle, tensor.handle
-        tensor.give_away()
+        tensor.release_ownership()
         replace = lib().llaisysModelReplaceWeight
         code = replace(model, field.encode(), layer, given)
         if code != types.OK:
-            tensor.take_back(given)
+            tensor.regain_ownership(given)
         check(code)
         for other_field, other_layer in also:
             check(replace(model, other_field.encode(), other_layer, given))
@@ -101,7 +101,7 @@ class Model(Handle):
             raise IndexError(f"there is no output row {row}")
         return int(address)
 
-    def keep_hidden(self, layers: Sequence[int]) -> None:
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From the next step on; see llaisysModelKeepHidden."""
         array = (ctypes.c_int32 * len(layers))(*layers)
         check(lib().llaisysModelKeepHidden(self.handle, array, len(layers)))
@@ -158,7 +158,7 @@ class Model(Handle):
         check(lib().llaisysModelProfile(self.handle, ctypes.byref(profile), int(reset)))
         return profile
 
-    def draws(self) -> tuple[int, int]:
+    def sample_counts(self) -> tuple[int, int]:
         """Rows drawn on the device, and on the host from whole rows of logits."""
         on_device, on_host = ctypes.c_int64(), ctypes.c_int64()
         check(lib().llaisysModelDraws(self.handle, ctypes.byref(on_device), ctypes.byref(on_host)))

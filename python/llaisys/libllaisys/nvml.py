@@ -26,7 +26,7 @@ def load_library() -> Any:
         return None
 
 
-class GpuMeter:
+class NvmlDevice:
     """How busy one GPU is; `device_id` as CUDA counts, which sees only CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, device_id: int, library: Any = None) -> None:
@@ -46,7 +46,7 @@ class GpuMeter:
             code = self._library.nvmlDeviceGetHandleByUUID(name.encode(), found)
         return bool(code == 0)
 
-    def busy(self) -> float | None:
+    def utilization(self) -> float | None:
         """The part of the last moment in which a kernel ran, 0 to 1; None: nobody knows."""
         rates = _Utilization()
         if self._library is None:

@@ -77,12 +77,12 @@ class ModelAdapter(Closing, ABC):
         the model refuses, NativeError for anything else. After an exception nothing has changed.
         """
 
-    def keep_hidden(self, layers: Sequence[int]) -> None:
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From the next step on: of every token the residual stream as these layers get it; -1:
         after the last norm."""
         raise refuse("speculative_config", type(self).__name__, "a model that keeps hidden states")
 
-    def hidden(self, num_tokens: int) -> NDArray[np.float32]:
+    def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
         """What was kept of the last step's tokens, [num_tokens, len(layers) * hidden size]."""
         raise RuntimeError("no hidden states are kept")
 
@@ -158,7 +158,7 @@ class ModelAdapter(Closing, ABC):
         """Make places in host memory for so many blocks (BLOCK layout)."""
         raise refuse("kv_offload", type(self).__name__, "0 for a model that keeps no blocks there")
 
-    def move_blocks(
+    def swap_blocks(
         self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
     ) -> None:
         """Copy keys and values of blocks to places in host memory, or back; what is written is
@@ -170,7 +170,7 @@ class ModelAdapter(Closing, ABC):
         the last reset; empty when it keeps none."""
         return {}
 
-    def draws(self) -> dict[str, int]:
+    def sample_counts(self) -> dict[str, int]:
         """Rows that were drawn since the start, by where: "device", or "host" from whole rows of
         logits, which a GPU must send there; empty when nobody counts."""
         return {}

@@ -19,15 +19,15 @@ from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
-from llaisys.models.families.decoder_tensors import slot_of, tensors
+from llaisys.models.families.decoder_tensors import tensors, weight_field
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage
-from llaisys.models.loading.part import Part
+from llaisys.models.loading.shard import Shard
 from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.quantising import CHOICES, quantise, quantised_dtype
-from llaisys.models.sharding import check_shares, head_part, part_of
+from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 _READERS = 2  # threads that dequantise; more would fight with the ones that pack
@@ -79,7 +79,7 @@ class DecoderAdapter(NativeAdapter):
         if options.max_model_len > meta.maxseq:
             limit = f"at most {meta.maxseq}, the positions that the model knows"
             raise refuse("max_model_len", options.max_model_len, limit)
-        check_shares(config.num_heads, config.num_kv_heads, config.intermediate_size, options)
+        check_divisibility(config.num_heads, config.num_kv_heads, config.intermediate_size, options)
         has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
         adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
         adapter.eos_token_ids = config.eos_token_ids
@@ -125,7 +125,7 @@ class _Placement:
     """A tensor of the file and where it goes."""
 
     name: str
-    part: Part | None  # what this rank reads of it; None: all of it
+    part: Shard | None  # what this rank reads of it; None: all of it
     slots: list[tuple[str, int]]  # (field, layer), at least one
 
     def shape_in(self, checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -141,11 +141,11 @@ def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placem
     copies = ranks.kv_copies(config.num_kv_heads)
     head = None
     if ranks.vocab_parallel_head and size > 1:
-        head = head_part(config.vocab_size, size, rank)
+        head = lm_head_shard(config.vocab_size, size, rank)
     found = []
     for name, _ in tensors(config):
-        field, layer = slot_of(name)
-        part = part_of(name, field, checkpoint.shape(name), size, rank, copies)
+        field, layer = weight_field(name)
+        part = shard_of(name, field, checkpoint.shape(name), size, rank, copies)
         slots = [(field, layer)]
         if field == "out_embed":
             part = head
@@ -187,7 +187,7 @@ def _open_tensor(checkpoint: Checkpoint, place: _Placement, options: AdapterOpti
             raise
         return tensor
     if part is not None:
-        return tensor_from(checkpoint.read_part(name, dtype, part), dtype)
+        return tensor_from(checkpoint.read_shard(name, dtype, part), dtype)
     return tensor_from(checkpoint.read(name, dtype), dtype)
 
 
@@ -271,9 +271,9 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
         end_token=config.eos_token_ids[0] if config.eos_token_ids else -1,
     )
     windows = [config.layer_window(layer) or 0 for layer in range(config.num_layers)]
-    arrays.keep_int64(meta, "layer_windows", windows)
+    arrays.attach_int64(meta, "layer_windows", windows)
     if config.rope_scaling is not None:
         divisors = config.rope_scaling.divisors(config.rope_theta, config.head_dim, length)
-        arrays.keep_float(meta, "rope_divisors", divisors)
+        arrays.attach_float(meta, "rope_divisors", divisors)
         meta.rope_attention_factor = config.rope_scaling.attention_factor
     return meta

@@ -9,7 +9,7 @@ from functools import cache
 from llaisys.common.types import GpuUse
 from llaisys.libllaisys.handles import describe_devices, device_memory
 from llaisys.libllaisys.library import choose_library
-from llaisys.libllaisys.nvml import GpuMeter
+from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.libllaisys.types import DEVICE_NAMES, DEVICE_NVIDIA
 
 logger = logging.getLogger("llaisys.models")
@@ -24,7 +24,7 @@ def open_device(device: str) -> None:
 
 
 @cache
-def warn_of_missing_parts(device: str) -> None:
+def warn_if_cublaslt_missing(device: str) -> None:
     """Says once what a GPU can do without, at a price."""
     if is_gpu(device) and any("without cuBLASLt" in line for line in describe_devices(device)):
         logger.warning(
@@ -61,16 +61,16 @@ class MemoryNeeds:
         return self.weights + self.activations + self.logits + self.OVERHEAD
 
 
-class GpuWatch:
+class GpuMonitor:
     """Looks at one GPU for whoever asks."""
 
     def __init__(self, device: str, device_id: int) -> None:
         self.device, self.device_id = device, device_id
-        self._meter = GpuMeter(device_id)
+        self._meter = NvmlDevice(device_id)
 
-    def look(self) -> GpuUse:
+    def read(self) -> GpuUse:
         free, total = device_memory(self.device, self.device_id)
-        busy = self._meter.busy()
+        busy = self._meter.utilization()
         return GpuUse(self.device_id, total - free, total, -1.0 if busy is None else busy)
 
 

@@ -101,6 +101,6 @@ class DraftHeadAdapter(NativeAdapter):
         self.native.step(self._filled_step(step, attention, features))
         return self.last_output()
 
-    def hidden(self, num_tokens: int) -> NDArray[np.float32]:
+    def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
         """Of the last step, [num_tokens, hidden size]."""
         return self._hidden(num_tokens, self.hidden_size)

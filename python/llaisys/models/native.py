@@ -164,11 +164,11 @@ class NativeAdapter(ModelAdapter):
             native.block_table_width = attention.block_tables.shape[1]
         return native
 
-    def keep_hidden(self, layers: Sequence[int]) -> None:
-        self.native.keep_hidden(layers)
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self.native.capture_hidden_states(layers)
         self._kept = len(layers)
 
-    def hidden(self, num_tokens: int) -> NDArray[np.float32]:
+    def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
         return self._hidden(num_tokens, self._kept * self.hidden_size)
 
     def _hidden(self, num_tokens: int, size: int) -> NDArray[np.float32]:
@@ -211,7 +211,7 @@ class NativeAdapter(ModelAdapter):
             array = getattr(sampling, name)
             setattr(native, name, None if array is None else _address(array, dtype, name))
         native.n_numbers = len(sampling.numbers)
-        entries = native._numbers_kept
+        entries = native._numbers_ref
         for entry, (name, values) in zip(entries, sampling.numbers.items(), strict=False):
             entry.name, entry.values = name.encode(), _address(values, np.float64, name)
         native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
@@ -261,11 +261,14 @@ class NativeAdapter(ModelAdapter):
     def reserve_host_blocks(self, num_blocks: int) -> None:
         self.native.kv_reserve_host(num_blocks)
 
-    def move_blocks(
-        self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
+    def swap_blocks(
+        self, blocks: NDArray[np.int32], host_blocks: NDArray[np.int32], to_host: bool
     ) -> None:
-        _check_length("places", len(places), len(blocks))
-        addresses = (_address(blocks, np.int32, "blocks"), _address(places, np.int32, "places"))
+        _check_length("host_blocks", len(host_blocks), len(blocks))
+        addresses = (
+            _address(blocks, np.int32, "blocks"),
+            _address(host_blocks, np.int32, "host_blocks"),
+        )
         move = self.native.kv_to_host if to_host else self.native.kv_from_host
         move(*addresses, len(blocks))
 
@@ -274,8 +277,8 @@ class NativeAdapter(ModelAdapter):
         stages = {name: getattr(times, name) for name in STAGES}
         return {name: (stage.seconds, stage.count) for name, stage in stages.items()}
 
-    def draws(self) -> dict[str, int]:
-        return dict(zip(("device", "host"), self.native.draws(), strict=True))
+    def sample_counts(self) -> dict[str, int]:
+        return dict(zip(("device", "host"), self.native.sample_counts(), strict=True))
 
     def close(self) -> None:
         self.native.close()
@@ -283,7 +286,7 @@ class NativeAdapter(ModelAdapter):
 
 def _new_sampling() -> LlaisysSamplingMetadata:
     sampling = LlaisysSamplingMetadata()
-    arrays.keep_structs(sampling, "numbers", LlaisysSamplingNumber, len(ROW_NUMBERS))
+    arrays.attach_structs(sampling, "numbers", LlaisysSamplingNumber, len(ROW_NUMBERS))
     return sampling
 
 
@@ -373,7 +376,7 @@ def _create_params(model_type: str, meta: Any, options: AdapterOptions) -> Llais
     for name in PARALLEL_FIELDS:  # the same names in C
         value = getattr(options.parallel, name)
         setattr(params, name, value.encode() if isinstance(value, str) else int(value))
-    arrays.keep_struct(params, "meta", meta)
-    arrays.keep_int32(params, "device_ids", options.device_ids)
+    arrays.attach_struct(params, "meta", meta)
+    arrays.attach_int32(params, "device_ids", options.device_ids)
     params.ndevice = len(options.device_ids)
     return params

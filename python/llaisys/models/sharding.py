@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.models.base import AdapterOptions
-from llaisys.models.loading.part import Part
+from llaisys.models.loading.shard import Shard
 
 # Slot of LlaisysQwen2Weights -> the dimension that is cut.
-CUT_DIMENSIONS = {
+SHARD_DIMENSIONS = {
     "attn_q_w": 0, "attn_q_b": 0, "attn_k_w": 0, "attn_k_b": 0, "attn_v_w": 0, "attn_v_b": 0,
     "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_down_w": 1,
 }  # fmt: skip
@@ -23,23 +23,23 @@ CUT_DIMENSIONS = {
 KV_SLOTS = ("attn_k_w", "attn_k_b", "attn_v_w", "attn_v_b")
 
 
-def part_of(
+def shard_of(
     weight_name: str,
     slot: str,
     global_shape: tuple[int, ...],
     tp_size: int,
     tp_rank: int,
     kv_copies: int = 1,
-) -> Part | None:
+) -> Shard | None:
     """The part of a weight that `tp_rank` of `tp_size` holds; None: all of it. `kv_copies`: ranks
     that hold the same key/value heads."""
-    dim = CUT_DIMENSIONS.get(slot)
+    dim = SHARD_DIMENSIONS.get(slot)
     if tp_size == 1 or dim is None:
         return None
     copies = kv_copies if slot in KV_SLOTS else 1
     chunk, rest = divmod(global_shape[dim], tp_size // copies)
     index = tp_rank // copies
-    part = Part(dim, index * chunk, (index + 1) * chunk)
+    part = Shard(dim, index * chunk, (index + 1) * chunk)
     if rest or not 0 <= tp_rank < tp_size:
         raise InvalidInputError(
             f"a weight cannot be cut evenly: weight_name={weight_name} "
@@ -52,7 +52,7 @@ def part_of(
     return part
 
 
-def check_shares(heads: int, kv_heads: int, width: int, options: AdapterOptions) -> None:
+def check_divisibility(heads: int, kv_heads: int, width: int, options: AdapterOptions) -> None:
     """Every rank gets as many of these; as the library checks it, with what was set here."""
     parallel, size = options.parallel, options.parallel.tensor_parallel_size
     for name, what, count in (
@@ -72,7 +72,7 @@ def check_shares(heads: int, kv_heads: int, width: int, options: AdapterOptions)
             )
 
 
-def head_part(vocab_size: int, tp_size: int, tp_rank: int) -> Part:
+def lm_head_shard(vocab_size: int, tp_size: int, tp_rank: int) -> Shard:
     """The rows of the head that a rank holds when it is cut by the vocabulary."""
     chunk = -(-vocab_size // tp_size)
     if vocab_size <= (tp_size - 1) * chunk:
@@ -83,4 +83,4 @@ def head_part(vocab_size: int, tp_size: int, tp_rank: int) -> Part:
             value=True,
             limit=f"off for {tp_size} ranks and a vocabulary of {vocab_size}",
         )
-    return Part(0, tp_rank * chunk, min(vocab_size, (tp_rank + 1) * chunk))
+    return Shard(0, tp_rank * chunk, min(vocab_size, (tp_rank + 1) * chunk))

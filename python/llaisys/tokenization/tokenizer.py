@@ -315,15 +315,14 @@ class Tokenizer:
         return found
 
     def detokenizer(
-        self, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+        self, skip_special_tokens: bool = True, visible_ids: frozenset[int] = frozenset()
     ) -> Detokenizer:
-        """A fresh incremental detokenizer for one sequence, which continues another: the space
-        that begins a SentencePiece text is part of it. `shown`: special tokens that have their text
-        all the same."""
-        skipped = self._special_ids - shown if skip_special_tokens else frozenset()
+        """A new incremental detokenizer for one sequence. It keeps the space that begins a
+        SentencePiece text. `visible_ids`: special tokens that are never skipped."""
+        skipped = self._special_ids - visible_ids if skip_special_tokens else frozenset()
         if self._text is not None:
             return ByteDetokenizer(self._token_bytes, skipped)
-        if not shown:
+        if not visible_ids:
             return WindowDetokenizer(lambda ids: self.decode_tokens(ids, skip_special_tokens))
         return WindowDetokenizer(
             lambda ids: self.decode_tokens([i for i in ids if i not in skipped], False)

@@ -4,13 +4,13 @@ vLLM's names mean the same here."""
 
 from __future__ import annotations
 
-from llaisys.chat.tool_formats.base import MAX_CALLS, CallParser
+from llaisys.chat.tool_formats.base import MAX_CALLS, ToolCallParser
 from llaisys.chat.tool_formats.deepseek import DeepSeekParser
 from llaisys.chat.tool_formats.llama3 import Llama3Parser
 from llaisys.chat.tool_formats.mistral import MistralParser
 from llaisys.chat.tool_formats.tagged import TaggedParser
 
-TOOL_FORMATS: dict[str, type[CallParser]] = {
+TOOL_FORMATS: dict[str, type[ToolCallParser]] = {
     "hermes": TaggedParser,
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
@@ -27,4 +27,4 @@ ALIASES = {
     "deepseek_v31": "deepseek",
 }
 
-__all__ = ["ALIASES", "MAX_CALLS", "TOOL_FORMATS", "CallParser"]
+__all__ = ["ALIASES", "MAX_CALLS", "TOOL_FORMATS", "ToolCallParser"]

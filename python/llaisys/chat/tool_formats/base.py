@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from llaisys.chat.json_reader import captured, decoded, drop, expect, read_value, skip_space
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ContentText
-from llaisys.chat.text_source import Mismatch, Reading, TextSource, Words
+from llaisys.chat.text_source import Delimiters, Mismatch, Reading, TextSource
 
 MAX_CALLS = 128  # of one answer; further ones are dropped
 MAX_KEPT = 64 << 10  # characters that wait to become a call, or content after all
@@ -28,18 +28,18 @@ _ARGUMENTS = ("arguments", "parameters")
 _BESIDE = ("id", "type")  # other keys that calls have
 
 
-class CallParser(ABC):
+class ToolCallParser(ABC):
     """`feed` and `finish` give what is new. Time and memory are in proportion to the text."""
 
     short_id = 0  # characters of an id, where a template insists on it
-    marks: tuple[str, ...] = ()  # what stands around calls; some may be control tokens
+    markers: tuple[str, ...] = ()  # what stands around calls; some may be control tokens
 
     def __init__(
         self, names: Collection[str] = (), max_calls: int = MAX_CALLS, seed: str = ""
     ) -> None:
-        """`names`: the tools there are. Only those can be called by bare JSON, which may be an
-        answer as well; between a format's own marks any name is a call. `seed`: what the ids of the
-        calls are made of, so that the same text read again has the same; "": any."""
+        """`names`: names of the request's tools. Bare JSON is a call only of one of them; between
+        the format's markers any name is a call. `seed`: of the call ids, so that parsing a text
+        again gives the same ids; "": random."""
         self._seed = seed or uuid.uuid4().hex
         self.source = TextSource(MAX_KEPT)
         self._names = frozenset(names)
@@ -119,7 +119,7 @@ class CallParser(ABC):
             self.content(mark)
         return False
 
-    def json_calls(self, end: Words | None = None, strict: bool = False) -> Reading[None]:
+    def json_calls(self, end: Delimiters | None = None, strict: bool = False) -> Reading[None]:
         """{"name": .., "arguments": ..}, or a list of such objects. `end`: what the calls end with;
         `strict`: nothing but a call of a known tool."""
         if (yield from expect(self.source, "{[")) == "{":
@@ -131,7 +131,7 @@ class CallParser(ABC):
             if (yield from expect(self.source, ",]")) == "]":
                 return
 
-    def _json_call(self, end: Words | None, strict: bool) -> Reading[None]:
+    def _json_call(self, end: Delimiters | None, strict: bool) -> Reading[None]:
         """The rest of a call behind its brace. The name may come before or after the arguments."""
         name: str | None = None
         early: str | None = None  # arguments that came before it
@@ -183,7 +183,7 @@ class CallParser(ABC):
             raise Mismatch
         return name
 
-    def call_arguments(self, name: str, end: Words | None) -> Reading[None]:
+    def call_arguments(self, name: str, end: Delimiters | None) -> Reading[None]:
         """The call `name` with the value that follows. When that breaks off, all text up to `end`
         belongs to it."""
         yield from skip_space(self.source)
@@ -220,7 +220,7 @@ class CallParser(ABC):
     def marked_calls(self, start: str, calls: Callable[[], Reading[None]]) -> Reading[None]:
         """Calls behind each `start`; and at the very beginning also without it."""
         yield from self.bare_calls()
-        mark = Words(start)
+        mark = Delimiters(start)
         while (yield from self.source.until(mark, self.content)) is not None:
             yield from self.attempt(start, calls())
 
@@ -235,7 +235,7 @@ class CallParser(ABC):
             if not fenced and (yield from self.source.starts_with(fence)):
                 self.source.take(len(fence))
                 fenced = True
-        yield from self.json_calls(Words("```") if fenced else None, strict=True)
+        yield from self.json_calls(Delimiters("```") if fenced else None, strict=True)
         if fenced:
             yield from self.close("```")
 

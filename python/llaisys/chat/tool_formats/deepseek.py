@@ -1,11 +1,11 @@
-"""DeepSeek's calls, between marks of their own: the kind, the name and a fenced block (V3, R1),
+"""DeepSeek's calls, between markers of their own: the kind, the name and a fenced block (V3, R1),
 or the name and the arguments alone (V3.1)."""
 
 from __future__ import annotations
 
 from llaisys.chat.json_reader import skip_space
-from llaisys.chat.text_source import Mismatch, Reading, Words
-from llaisys.chat.tool_formats.base import NAME, CallParser
+from llaisys.chat.text_source import Delimiters, Mismatch, Reading
+from llaisys.chat.tool_formats.base import NAME, ToolCallParser
 
 CALLS_START, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 START, END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -13,12 +13,12 @@ SEPARATOR = "<｜tool▁sep｜>"
 MAX_HEAD = 256  # characters of a kind or a name
 
 
-class DeepSeekParser(CallParser):
-    marks = (CALLS_START, CALLS_END, START, END, SEPARATOR)
+class DeepSeekParser(ToolCallParser):
+    markers = (CALLS_START, CALLS_END, START, END, SEPARATOR)
 
     def _read(self) -> Reading[None]:
         yield from self.bare_calls()
-        starts = Words(CALLS_START, START)
+        starts = Delimiters(CALLS_START, START)
         while (start := (yield from self.source.until(starts, self.content))) is not None:
             yield from self.attempt(start, self._calls(start == START))
 
@@ -45,7 +45,7 @@ class DeepSeekParser(CallParser):
                 self.source.take(len("```json"))
         if not NAME.fullmatch(head):
             raise Mismatch
-        yield from self.call_arguments(head, Words(END))
+        yield from self.call_arguments(head, Delimiters(END))
 
     def _up_to(self, word: str) -> Reading[str]:
         """A short text before `word`, and past that."""

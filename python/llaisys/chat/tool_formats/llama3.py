@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 from llaisys.chat.json_reader import skip_space
-from llaisys.chat.text_source import Reading, Words
-from llaisys.chat.tool_formats.base import CallParser
+from llaisys.chat.text_source import Delimiters, Reading
+from llaisys.chat.tool_formats.base import ToolCallParser
 
 START = "<|python_tag|>"
 
 
-class Llama3Parser(CallParser):
-    marks = (START,)
+class Llama3Parser(ToolCallParser):
+    markers = (START,)
 
     def _read(self) -> Reading[None]:
         if (yield from self.bare_calls()):
             yield from self._following()
-        start = Words(START)
+        start = Delimiters(START)
         while (yield from self.source.until(start, self.content)) is not None:
             if (yield from self.attempt(START, self.json_calls())):
                 yield from self._following()

@@ -4,15 +4,15 @@ each call: Mistral."""
 from __future__ import annotations
 
 from llaisys.chat.json_reader import skip_space
-from llaisys.chat.text_source import Mismatch, Reading, Words
-from llaisys.chat.tool_formats.base import NAME, CallParser
+from llaisys.chat.text_source import Delimiters, Mismatch, Reading
+from llaisys.chat.tool_formats.base import NAME, ToolCallParser
 
 START = "[TOOL_CALLS]"
 ID_CHARS = 9  # what Mistral's templates insist on
 
 
-class MistralParser(CallParser):
-    marks = (START, "[CALL_ID]", "[ARGS]")
+class MistralParser(ToolCallParser):
+    markers = (START, "[CALL_ID]", "[ARGS]")
     short_id = ID_CHARS
 
     def _read(self) -> Reading[None]:
@@ -21,7 +21,7 @@ class MistralParser(CallParser):
     def _calls(self) -> Reading[None]:
         yield from skip_space(self.source)
         if (yield from self.source.peek()) in "[{":
-            yield from self.json_calls(Words(START))
+            yield from self.json_calls(Delimiters(START))
             return
         name = yield from self._name()
         for mark in ("[CALL_ID]", "[ARGS]"):

@@ -3,18 +3,18 @@ of models whose template knows no tools."""
 
 from __future__ import annotations
 
-from llaisys.chat.text_source import Reading, Words
-from llaisys.chat.tool_formats.base import CallParser
+from llaisys.chat.text_source import Delimiters, Reading
+from llaisys.chat.tool_formats.base import ToolCallParser
 
 START, END = "<tool_call>", "</tool_call>"
 
 
-class TaggedParser(CallParser):
-    marks = (START, END)
+class TaggedParser(ToolCallParser):
+    markers = (START, END)
 
     def _read(self) -> Reading[None]:
         yield from self.marked_calls(START, self._calls)
 
     def _calls(self) -> Reading[None]:
-        yield from self.json_calls(Words(END))
+        yield from self.json_calls(Delimiters(END))
         yield from self.close(END)

@@ -17,11 +17,11 @@ from llaisys.engine.worker.scoring import PromptScoring
 from llaisys.models.base import ModelAdapter
 
 
-def move_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
+def swap_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
     """Copy blocks to host memory and back, in order: a run of one kind at a time."""
     for to_host, run in groupby(copies, attrgetter("to_host")):
-        blocks, places, _ = zip(*run, strict=True)
-        adapter.move_blocks(np.array(blocks, np.int32), np.array(places, np.int32), to_host)
+        blocks, host_blocks, _ = zip(*run, strict=True)
+        adapter.swap_blocks(np.array(blocks, np.int32), np.array(host_blocks, np.int32), to_host)
 
 
 class HeldSequences:
@@ -55,10 +55,10 @@ class HeldSequences:
                     adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
         done = 0
         for shift in plan.shifts:
-            move_blocks(adapter, plan.block_copies[done : shift.num_copies])
+            swap_blocks(adapter, plan.block_copies[done : shift.num_copies])
             done = shift.num_copies
             self._shift_context(adapter, shift)
-        move_blocks(adapter, plan.block_copies[done:])
+        swap_blocks(adapter, plan.block_copies[done:])
         for seq_id, blocks in plan.new_blocks.items():
             self._rows.append_blocks(seq_id, blocks)
 

@@ -39,7 +39,7 @@ from llaisys.engine.worker.scoring import score_prompt
 from llaisys.engine.worker.timers import StageTimers
 from llaisys.engine.worker.warming import draft_runs, full_step, graph_rows, record_steps
 from llaisys.models.base import ModelAdapter
-from llaisys.models.device import GpuWatch, is_gpu, open_device, warn_of_missing_parts
+from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -75,7 +75,7 @@ class Worker:
         self._launched: LaunchedSteps
         self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
-        self._gpu_watch: GpuWatch | None = None
+        self._gpu_monitor: GpuMonitor | None = None
         self._timers = StageTimers()
 
     # ---- life ----------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Worker:
         if parallel.numa and parallel.tensor_parallel_size > 1:
             bind_to_share(self.local_rank, parallel.tensor_parallel_size)
         open_device(self.config.device)
-        warn_of_missing_parts(self.config.device)
+        warn_if_cublaslt_missing(self.config.device)
 
     def open_model(self) -> int:
         """Open the model's files and say how many KV blocks this rank can afford. Nothing large is
@@ -159,9 +159,9 @@ class Worker:
         """Of the GPU that this rank computes on; None: it has none."""
         if not is_gpu(self.config.device):
             return None
-        if self._gpu_watch is None:
-            self._gpu_watch = GpuWatch(self.config.device, self.device_id)
-        return self._gpu_watch.look()
+        if self._gpu_monitor is None:
+            self._gpu_monitor = GpuMonitor(self.config.device, self.device_id)
+        return self._gpu_monitor.read()
 
     def check_health(self) -> None:
         """Raises when the worker cannot run a step."""
@@ -394,5 +394,5 @@ class Worker:
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """As StageTimers reports it, with the rank whose it is and where rows were drawn."""
         native = {} if self.adapter is None else self.adapter.profile(reset)
-        draws = {} if self.adapter is None else self.adapter.draws()
+        draws = {} if self.adapter is None else self.adapter.sample_counts()
         return {"rank": self.rank, "draws": draws, **self._timers.report(native, reset)}

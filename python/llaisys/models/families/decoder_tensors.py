@@ -13,7 +13,7 @@ _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Shard:
     """A weight of a decoder, and its bias where there is one."""
 
     hf: str  # name within a layer, or of the whole model, without '.weight'
@@ -25,17 +25,17 @@ class Part:
 
 
 _LAYER = (
-    Part("input_layernorm", "attn_norm", "attn_norm", ("hidden",)),
-    Part("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
-    Part("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
-    Part("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
-    Part("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("head",), only_if="qk_norm"),
-    Part("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("head",), only_if="qk_norm"),
-    Part("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
-    Part("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
-    Part("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
-    Part("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden")),
-    Part("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner")),
+    Shard("input_layernorm", "attn_norm", "attn_norm", ("hidden",)),
+    Shard("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
+    Shard("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
+    Shard("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
+    Shard("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("head",), only_if="qk_norm"),
+    Shard("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("head",), only_if="qk_norm"),
+    Shard("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
+    Shard("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
+    Shard("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
+    Shard("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden")),
+    Shard("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner")),
 )
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
@@ -85,7 +85,7 @@ def name_from_gguf(name: str, has_qk_norm: bool) -> str | None:
     return None
 
 
-def slot_of(name: str) -> tuple[str, int]:
+def weight_field(name: str) -> tuple[str, int]:
     """Slot of LlaisysDecoderWeights and layer of a Hugging Face tensor name."""
     if name in _GLOBAL:
         return _GLOBAL[name][1], 0

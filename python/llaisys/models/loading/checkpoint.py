@@ -13,7 +13,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
-from llaisys.models.loading.part import Part
+from llaisys.models.loading.shard import Shard
 from llaisys.tokenization.source import TokenizerSource
 
 
@@ -36,7 +36,7 @@ class TensorRecord:
         """Fill `nbytes` bytes; `ModelLoadError` when the file is no longer what it was."""
         read_range(self.path, self.offset, target, self.file)
 
-    def rows(self, part: Part) -> TensorRecord:
+    def rows(self, part: Shard) -> TensorRecord:
         """The record of a run of rows (dimension 0)."""
         size = self.nbytes // self.shape[0] if self.shape[0] else 0  # of a row
         return replace(
@@ -46,7 +46,7 @@ class TensorRecord:
             nbytes=(part.stop - part.start) * size,
         )
 
-    def read_part(self, part: Part) -> Array:
+    def read_shard(self, part: Shard) -> Array:
         """The elements of a part, and no others, read from the file."""
         shape, kind = part.shape_in(self.shape), storage_dtype(self.dtype)
         values = np.empty(shape, kind)
@@ -101,11 +101,11 @@ class Checkpoint(Closing, ABC):
     def read(self, name: str, dtype: str) -> Array:
         """A fresh contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
 
-    def read_part(self, name: str, dtype: str, part: Part) -> Array:
+    def read_shard(self, name: str, dtype: str, part: Shard) -> Array:
         """The same for a run of rows or columns; a tensor with a record is not read beyond it."""
         record = self.record(name)
         if record is not None:
-            return convert(record.read_part(part), record.dtype, dtype)
+            return convert(record.read_shard(part), record.dtype, dtype)
         return np.ascontiguousarray(self.read(name, dtype)[part.index()])
 
     def block_type(self, name: str) -> str | None:
@@ -114,7 +114,7 @@ class Checkpoint(Closing, ABC):
         self.shape(name)
         return None
 
-    def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
+    def read_blocks(self, name: str, part: Shard | None = None) -> TensorBlocks | None:
         """The blocks of a quantised tensor or of a part of it, rows in Hugging Face's order; None
         when it is none, or when the part does not consist of whole blocks."""
         self.shape(name)

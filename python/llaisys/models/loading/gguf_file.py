@@ -21,7 +21,7 @@ from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import read_range, read_rows
 from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor, read_gguf_header
 from llaisys.models.loading.gguf_tokenizer import tokenizer_from_gguf
-from llaisys.models.loading.part import Part
+from llaisys.models.loading.shard import Shard
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Quantised types without a dequantiser in the gguf library, and types that hold no weights.
@@ -120,12 +120,12 @@ class GgufCheckpoint(Checkpoint):
         type_name = self._find(name).type_name
         return None if type_name in PLAIN else type_name
 
-    def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
+    def read_blocks(self, name: str, part: Shard | None = None) -> TensorBlocks | None:
         tensor = self._find(name)
         type_name, elements, nbytes = GGML_TYPES[tensor.type_id]
         if type_name in PLAIN:
             return None
-        part = part or Part(0, 0, tensor.shape[0])
+        part = part or Shard(0, 0, tensor.shape[0])
         shape, stride = part.shape_in(tensor.shape), tensor.shape[-1] // elements * nbytes
         offset = tensor.offset + part.start * stride
         if part.dim != 0:

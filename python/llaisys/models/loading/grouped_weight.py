@@ -11,7 +11,7 @@ import numpy as np
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.checkpoint import TensorBlocks
 from llaisys.models.loading.convert import Array
-from llaisys.models.loading.part import Part
+from llaisys.models.loading.shard import Shard
 
 SPANS = (128, 32)  # values of a block, the larger first: it has fewer scales
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight in a word, from its lowest bits on
@@ -42,7 +42,7 @@ class GroupedWeight:
         groups = np.arange(k) // self.group
         return np.asarray((q - self.zeros[:, groups]) * self.scales[:, groups], np.float32)
 
-    def cut(self, part: Part) -> GroupedWeight:
+    def cut(self, part: Shard) -> GroupedWeight:
         """A run of rows or of columns. A group that the run cuts through becomes several smaller
         ones with the same scale."""
         if part.dim == 0:

@@ -17,9 +17,9 @@ from llaisys.models.loading.checkpoint import TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.grouped_weight import GroupedWeight, span_of
-from llaisys.models.loading.part import Part
 from llaisys.models.loading.quantization import WeightScheme
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
+from llaisys.models.loading.shard import Shard
 
 # The tensor that says that a module is quantised, by layout.
 _MARKS = {
@@ -80,7 +80,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             return super().read(name, dtype)
         return convert(self._weight(self._modules[name]).values(), "f32", dtype)
 
-    def read_blocks(self, name: str, part: Part | None = None) -> TensorBlocks | None:
+    def read_blocks(self, name: str, part: Shard | None = None) -> TensorBlocks | None:
         if name not in self._modules:
             return super().read_blocks(name, part)
         weight = self._weight(self._modules[name])

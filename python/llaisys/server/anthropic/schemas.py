@@ -159,7 +159,7 @@ class CountTokensRequest(ProtocolRequest):
         if self.output_config is not None:
             format = self.output_config.format or format
             if self.output_config.effort is not None and "reasoning_effort" not in chat:
-                chat["reasoning_effort"] = EFFORTS.get(
+                chat["reasoning_effort"] = REASONING_EFFORTS.get(
                     self.output_config.effort, self.output_config.effort
                 )
         if format is not None:
@@ -226,7 +226,7 @@ class MessagesRequest(CountTokensRequest):
         return chat | {name: value for name, value in values.items() if value is not None}
 
 
-EFFORTS = {"max": "high", "xhigh": "high"}
+REASONING_EFFORTS = {"max": "high", "xhigh": "high"}
 
 
 def thinking_fields(thinking: Thinking) -> dict[str, Any]:

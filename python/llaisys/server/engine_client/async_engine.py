@@ -342,8 +342,8 @@ class AsyncLLMEngine:
         self.style = ChatStyle.of(
             tokenizer, self.config.tool_call_parser, self.config.reasoning_parser
         )
-        if self.style.marks is not None:
-            self._inputs.reasoning_marks = (self.style.marks.start, self.style.marks.end)
+        if self.style.markers is not None:
+            self._inputs.reasoning_markers = (self.style.markers.start, self.style.markers.end)
         self._outputs = OutputProcessor(tokenizer, self._inputs.eos_token_ids)
         self.ready.set()
 

@@ -126,7 +126,7 @@ async def open_chat(
     )
     if tools is not None:
         params = constrain_to_tools(params, tools, style, opened, tokenizer)
-    job.shown = style.shown_tokens(tokenizer, tools)
+    job.visible_ids = style.visible_ids(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
     keep_reasoning = body.include_reasoning is not False
     return Chat(job, params, prompt, tools, opened, keep_reasoning, num_dropped > 0)
@@ -138,8 +138,10 @@ def constrain_to_tools(
     """The parameters with what holds the answer to its tools; another constraint comes first where
     no call is forced. Raises InvalidInputError."""
     # Of reasoning that the prompt has opened the engine knows the end, if that is a token.
-    waits = opened and style.marks is not None and tokenizer.token_id(style.marks.end) is not None
-    held = call_constraint(tools, style.writes_tags, None if waits else style.marks, opened)
+    waits = (
+        opened and style.markers is not None and tokenizer.token_id(style.markers.end) is not None
+    )
+    held = call_constraint(tools, style.writes_tags, None if waits else style.markers, opened)
     if held is None:
         return params
     if params.structured_outputs is None:
@@ -165,7 +167,7 @@ class ReasoningWish:
         if body.reasoning_effort is None:
             return cls(own)
         variables = style.effort_variables(body.reasoning_effort)
-        if variables or style.marks is None:
+        if variables or style.markers is None:
             return cls(variables | own, is_ignored=not variables)
         if body.reasoning_effort == "none" and body.thinking_budget is None:
             return cls(own, budget=0)

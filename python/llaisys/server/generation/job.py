@@ -52,7 +52,7 @@ class Job:
     owner: str
     request_id: str
     turn: Turn | None = None
-    shown: frozenset[int] = frozenset()  # special tokens whose text the answer's reader needs
+    visible_ids: frozenset[int] = frozenset()  # special tokens that the answer parser reads
     line_seconds: float | None = None  # see Reading
     count_reasoning: Callable[[Sequence[int]], int] | None = None  # tokens of it in a choice
 
@@ -128,7 +128,7 @@ class Job:
     ) -> None:
         body = self.body
         reuse = body.reuse_prefix is not False
-        reading = Reading(self.shown, bool(body.return_progress), self.line_seconds)
+        reading = Reading(self.visible_ids, bool(body.return_progress), self.line_seconds)
         await generation.submit(
             prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, reading
         )

@@ -79,7 +79,7 @@ def model_details(service: Service) -> dict[str, Any]:
 
 def capabilities(service: Service) -> list[str]:
     """Tools are read from any model's answer; whether it reasons is its template's to say."""
-    thinks = service.engine.style.marks is not None
+    thinks = service.engine.style.markers is not None
     return ["completion", "tools", *(["thinking"] if thinks else [])]
 
 

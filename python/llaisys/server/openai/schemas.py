@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
-from llaisys.chat.style import EFFORTS
+from llaisys.chat.style import REASONING_EFFORTS
 from llaisys.chat.tool_formats import MAX_CALLS
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
@@ -240,7 +240,7 @@ class ChatCompletionRequest(SamplingFields):
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal[*EFFORTS] | None = None  # type: ignore[valid-type]
+    reasoning_effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
     include_reasoning: bool | None = None  # vLLM: False leaves it out of the answer
     # The oldest turns go when the context is too small for all; None: in a session.
     drop_old_turns: bool | None = None

@@ -19,7 +19,7 @@ MAX_METADATA = 16  # OpenAI's
 
 # What a request may ask to have included although it is not there, or is there anyway.
 INCLUDED = frozenset({"reasoning.encrypted_content"})
-EFFORTS = {"minimal": "low", "xhigh": "high"}
+REASONING_EFFORTS = {"minimal": "low", "xhigh": "high"}
 
 
 class TextFormat(Schema):
@@ -115,7 +115,7 @@ class ResponsesRequest(ProtocolRequest):
         }
         if self.reasoning is not None and self.reasoning.effort is not None:
             effort = self.reasoning.effort
-            values["reasoning_effort"] = EFFORTS.get(effort, effort)
+            values["reasoning_effort"] = REASONING_EFFORTS.get(effort, effort)
         chat |= {name: value for name, value in values.items() if value is not None}
         return chat | self._tools()
 

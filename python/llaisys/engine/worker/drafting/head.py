@@ -78,7 +78,7 @@ class DraftHead(Drafter):
             return
         for seq_id in plan.released_seq_ids:
             self._forget(seq_id)
-        hidden = model.hidden(sum(plan.counts))
+        hidden = model.hidden_states(sum(plan.counts))
         first, full = 0, []
         for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
             valid = count
@@ -213,4 +213,4 @@ class DraftHead(Drafter):
         chances = np.exp([row.sampled for row in found if row is not None])
         if self.adapter.token_ids is not None:
             drawn = self.adapter.token_ids[drawn]
-        return _Guesses(drawn, self.adapter.hidden(len(tokens))[edges - 1], chances)
+        return _Guesses(drawn, self.adapter.hidden_states(len(tokens))[edges - 1], chances)

@@ -28,7 +28,7 @@ def load_drafter(
     adapter = opened.adapter_class.load(opened.checkpoint, options)
     try:
         if isinstance(adapter, DraftHeadAdapter):
-            model.keep_hidden(opened.checkpoint.layers)
+            model.capture_hidden_states(opened.checkpoint.layers)
             return DraftHead(adapter, block_size, too_many)
         if adapter.vocab_size != model.vocab_size and not opened.has_checked_vocabulary:
             raise InvalidInputError(

@@ -25,7 +25,7 @@ MIN_SECONDS = 0.05  # of a pass
 GPU_SECONDS = 0.01  # of the replays of a pass
 
 
-class Place(Closing, ABC):
+class BenchTarget(Closing, ABC):
     """A stream of a device. `seconds` is the time of one call of a pass."""
 
     device: str
@@ -70,7 +70,7 @@ class Place(Closing, ABC):
         return self.tensor(np.resize(values, shape), dtype)
 
 
-class CpuPlace(Place):
+class CpuTarget(BenchTarget):
     device = "cpu"
 
     def __init__(self, threads: int) -> None:
@@ -94,7 +94,7 @@ class CpuPlace(Place):
         return max(best / calls - self._overhead, 1e-9)
 
 
-class GpuPlace(Place):
+class GpuTarget(BenchTarget):
     def __init__(self, device: str) -> None:
         self.device = device
         self.stream = Stream(device)
@@ -109,5 +109,5 @@ class GpuPlace(Place):
         return min(self.stream.replay_seconds(one_pass, repeats) for _ in range(PASSES)) / calls
 
 
-def open_place(device: str, threads: int) -> Place:
-    return CpuPlace(threads) if device == "cpu" else GpuPlace(device)
+def open_target(device: str, threads: int) -> BenchTarget:
+    return CpuTarget(threads) if device == "cpu" else GpuTarget(device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Shard:
     """[start, stop) of dimension `dim`, which is 0 or the last one; all of the others."""
 
     dim: int

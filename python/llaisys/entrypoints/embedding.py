@@ -13,7 +13,7 @@ from llaisys.common.validation import refuse_count
 from llaisys.entrypoints.prompts import Prompt, as_batch
 
 
-class VectorCalls(ABC):
+class EmbeddingCalls(ABC):
     """What they need of `LLM`."""
 
     _pooling: str  # the engine option
