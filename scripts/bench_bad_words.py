@@ -15,7 +15,7 @@ import numpy as np
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import NewSequence
-from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.worker.sampling_state import SamplingState
 
 VOCAB = 151_936
 PROMPT = 16
@@ -23,7 +23,7 @@ PROMPT = 16
 
 def microseconds(rows: int, words: tuple[tuple[int, ...], ...], steps: int) -> float:
     """Of one step: `rows` sequences with `words` each draw a token."""
-    sampling = SamplingRows(rows, VOCAB)
+    sampling = SamplingState(rows, VOCAB)
     for row in range(rows):
         sampling.add(
             row,

@@ -76,7 +76,7 @@ def measure(generate: Any, repeats: int) -> dict[str, Any]:
     }
 
 
-def run_ours(model: Path, repeats: int, async_stepping: str) -> dict[str, Any]:
+def run_ours(model: Path, repeats: int, async_scheduling: str) -> dict[str, Any]:
     start = time.perf_counter()
     from llaisys import LLM, SamplingParams
 
@@ -92,7 +92,7 @@ def run_ours(model: Path, repeats: int, async_stepping: str) -> dict[str, Any]:
         max_num_seqs=PROMPTS,
         max_num_batched_tokens=MAX_BATCHED_TOKENS,
         enable_prefix_caching=False,
-        async_stepping=async_stepping,
+        async_scheduling=async_scheduling,
     ) as llm:
 
         def generate(requests: list[tuple[list[int], int]]) -> int:
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))
     parser.add_argument("--engine", choices=("ours", "vllm", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--async-stepping", choices=("auto", "on", "off"), default="auto",
+    parser.add_argument("--async-scheduling", choices=("auto", "on", "off"), default="auto",
                         help="of ours")  # fmt: skip
     options = parser.parse_args()
     from llaisys.models.synthetic import write_shape_model
@@ -154,7 +154,7 @@ def main() -> int:
         for engine in ("ours", "vllm"):
             ended = subprocess.run([sys.executable, __file__, "--shape", options.shape, "--models",
                             str(options.models), "--engine", engine, "--repeats",
-                            str(options.repeats), "--async-stepping", options.async_stepping],
+                            str(options.repeats), "--async-scheduling", options.async_scheduling],
                             check=False)  # fmt: skip
             status = status or ended.returncode
         return status
@@ -162,8 +162,8 @@ def main() -> int:
         print(json.dumps({"engine": "vllm", "error": "not installed"}))
         return 0
     if options.engine == "ours":
-        stepping = options.async_stepping
-        result = {"async_stepping": stepping, **run_ours(model, options.repeats, stepping)}
+        stepping = options.async_scheduling
+        result = {"async_scheduling": stepping, **run_ours(model, options.repeats, stepping)}
     else:
         result = run_vllm(model, options.repeats)
     print(json.dumps({"engine": options.engine, "shape": options.shape, **result}), flush=True)

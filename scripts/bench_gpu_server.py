@@ -85,7 +85,7 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
         "max_model_len": length,
         "num_kv_blocks": options.streams * -(-length // 16) + 64,
         "max_num_batched_tokens": max(8192, options.streams),
-        "async_stepping": options.async_stepping,
+        "async_scheduling": options.async_scheduling,
     }
 
 
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--async-stepping", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("--async-scheduling", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--at-least", type=float, default=0.0)
     options = parser.parse_args()
     if options.streams % options.clients or options.requests % options.clients:
@@ -178,7 +178,7 @@ def main() -> int:
         "streams": options.streams,
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
-        "async_stepping": options.async_stepping,
+        "async_scheduling": options.async_scheduling,
         "offline_tok_s": round(offline, 1),
         "served_tok_s": round(served, 1),
         "served_of_offline": round(served / offline, 4),

@@ -95,7 +95,7 @@ for stage in "$@"; do
       for shape in qwen2.5-1.5b qwen2.5-7b; do
         for stepping in on off; do
           run 240 "$python" scripts/bench_compare_vllm.py --engine ours --shape "$shape" \
-            --async-stepping "$stepping"
+            --async-scheduling "$stepping"
         done
       done
       ;;

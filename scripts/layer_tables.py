@@ -25,15 +25,17 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/stop_strings":    [],
     "engine/config":          ["common"],
     "engine/wire":            ["processes", "common"],
-    "engine/scheduler":       ["engine/step_planner", "engine/seats", "engine/block_manager",
-                               "engine/planned_step", "engine/request_limits",
+    "engine/scheduler":       ["engine/batch_builder", "engine/request_queues",
+                               "engine/block_manager", "engine/scheduled_batch",
+                               "engine/request_limits",
                                "engine/context_window", "engine/config", "common"],
-    "engine/step_planner":    ["engine/seats", "engine/prefix_nodes", "engine/planned_step",
+    "engine/batch_builder":   ["engine/request_queues", "engine/prefix_nodes",
+                               "engine/scheduled_batch",
                                "engine/context_window", "engine/config", "common"],
-    "engine/seats":           ["engine/block_manager", "engine/fair_queue", "common"],
+    "engine/request_queues":  ["engine/block_manager", "engine/fair_queue", "common"],
     "engine/context_window":  ["common"],
     "engine/prefix_nodes":    [],
-    "engine/planned_step":    ["common"],
+    "engine/scheduled_batch": ["common"],
     "engine/request_limits":  ["common"],
     "engine/fair_queue":      ["common"],
     "engine/block_manager":   ["engine/prefix_nodes", "engine/host_blocks", "engine/config",
@@ -68,7 +70,7 @@ PY_EXTERNAL_ONLY: dict[str, list[str]] = {
 # Layer -> external modules that it must not import.
 PY_EXTERNAL_NEVER: dict[str, list[str]] = {
     "engine/scheduler": ["numpy"],
-    "engine/step_planner": ["numpy"],
+    "engine/batch_builder": ["numpy"],
     "engine/block_manager": ["numpy"],
 }
 

@@ -121,7 +121,7 @@ def test_steps_without_drafts_are_launched_ahead(
     ]
     answers = []
     for speculative, ahead in ((None, "off"), (drafts, "on")):
-        options: dict[str, Any] = {"speculative_config": speculative, "async_stepping": ahead}
+        options: dict[str, Any] = {"speculative_config": speculative, "async_scheduling": ahead}
         options |= {"device": "cuda", "dtype": "f32", "num_kv_blocks": 200}
         with LLM(str(files["model"]), **options) as llm:
             found = [output.token_ids for output in llm.generate(PROMPTS, params)]

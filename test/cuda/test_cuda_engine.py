@@ -84,7 +84,7 @@ def test_a_second_run_gives_the_same_tokens(directory: Path, dtype: str) -> None
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_tokens_that_stay_on_the_device_are_the_same(directory: Path, dtype: str) -> None:
-    steps = {on: tokens(directory, "cuda", dtype, async_stepping=on) for on in ("on", "off")}
+    steps = {on: tokens(directory, "cuda", dtype, async_scheduling=on) for on in ("on", "off")}
     assert steps["on"] == steps["off"]
 
 

@@ -35,14 +35,14 @@ def ask(llm: LLM, prompt: list[int]) -> tuple[list[int], Any, int, int]:
 
 
 @pytest.mark.parametrize(("head_dim", "block_size", "dtype"), SHAPES)
-@pytest.mark.parametrize("async_stepping", ["off", "on"])
+@pytest.mark.parametrize("async_scheduling", ["off", "on"])
 def test_evicted_asked_again_the_same_bits(
-    tmp_path: Path, head_dim: int, block_size: int, dtype: str, async_stepping: str
+    tmp_path: Path, head_dim: int, block_size: int, dtype: str, async_scheduling: str
 ) -> None:
     model = write(tmp_path, head_dim)
     options: dict[str, Any] = {
         "device": DEVICE, "dtype": dtype, "block_size": block_size, "max_num_seqs": 2,
-        "async_stepping": async_stepping,
+        "async_scheduling": async_scheduling,
     }  # fmt: skip
     room = -(-53 // block_size)  # of one prompt and its answer
     with LLM(str(model), **options, num_kv_blocks=4 * room) as llm:

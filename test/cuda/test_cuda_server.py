@@ -51,7 +51,7 @@ def start(directory: Path, *options: str) -> ServerProcess:
 
 @pytest.fixture(scope="module", params=["off", "on"], ids=["steps", "steps ahead"])
 def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    with start(directory, "--async-stepping", request.param) as process:
+    with start(directory, "--async-scheduling", request.param) as process:
         yield process.wait_ready()
         process.wait_idle()
         assert process.stop() == 0

@@ -14,7 +14,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import NewSequence
 from llaisys.engine.input_processor import MAX_BAD_WORD_TOKENS
 from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
-from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.worker.sampling_state import SamplingState
 
 TOKENS = st.integers(0, 3)
 WORDS = st.lists(st.lists(TOKENS, min_size=2, max_size=5).map(tuple), max_size=12).map(tuple)
@@ -41,7 +41,7 @@ def test_the_same_tokens_as_a_search_of_every_word(words, tokens):
 
 
 def rows_with(words, prompt=3, drawn=()):
-    rows = SamplingRows(2, 64)
+    rows = SamplingState(2, 64)
     seq = NewSequence(
         seq_id=1, request_id="r", token_ids=[1] * prompt + list(drawn), num_prompt_tokens=prompt,
         sampling=SamplingParams().with_defaults(None), seed=0, choice=0,

@@ -190,7 +190,7 @@ def test_who_does_not_draft_keeps_few_rows_and_a_full_batch_none(files: dict[str
     (track,) = drafter._tracks.values()
     assert LATEST <= len(track.tokens) <= MAX_IDLE and not track.sequence.blocks
     engine.core.speculator.costs = NothingCosts()
-    engine.core.speculator._courses.clear()
+    engine.core.speculator._trackers.clear()
     engine.step()
     drafted = engine.stats()["spec_decode_num_drafts"]
     assert drafted == 1 and track.sequence.computed >= LATEST

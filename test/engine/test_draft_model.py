@@ -26,7 +26,7 @@ from llaisys.common.types import DraftRequest
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SpeculativeConfig
 from llaisys.engine.executor import WorkerError, estimate_memory
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.engine.worker.drafting.books import DraftBooks, DraftSequence
+from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
 from llaisys.engine.worker.drafting.draft_model import DraftModel
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter
@@ -81,7 +81,7 @@ def test_what_was_computed_of_wrong_drafts_is_taken_back():
 
 
 def test_blocks_are_taken_all_or_none_and_come_back():
-    books = DraftBooks(num_blocks=5, block_size=4)
+    books = DraftBlockTables(num_blocks=5, block_size=4)
     first, second = books.sequence(1), books.sequence(2)
     assert books.reserve(first, 9) and len(first.blocks) == 3
     assert books.reserve(first, 9) and not books.reserve(second, 12)

@@ -227,6 +227,6 @@ def test_kv_cache_memory_becomes_blocks():
 
 
 def test_kv_cache_memory_beyond_the_machine_is_refused_with_both_numbers(monkeypatch):
-    monkeypatch.setattr("llaisys.engine.worker.opening.available_memory", lambda: 99_999)
+    monkeypatch.setattr("llaisys.engine.worker.model_opening.available_memory", lambda: 99_999)
     with pytest.raises(InvalidInputError, match="is 100000; it must be at most 99999"):
         LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory=100_000)))

@@ -34,7 +34,7 @@ OTHER: dict[str, Any] = {
     "model": "somewhere", "model_type": "qwen2", "device": "nvidia", "dtype": "bf16",
     "quantization": "int8",
     "max_model_len": 77, "n_threads": 3, "seed": 5, "step_timeout": 2.5, "warmup": False,
-    "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_stepping": "on",
+    "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_scheduling": "on",
     "exact": True,
     "chat_template": "{{ messages }}",
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
@@ -172,3 +172,13 @@ def test_every_create_parameter_reaches_the_library():
     names = [name for name, *_ in LlaisysModelCreateParams._fields_]
     later = {"vocab_parallel_head", "replicate_kv_heads"}
     assert later <= set(names[23:]) and set(names[:23]) == ours | set(PARALLEL_FIELDS) - later
+
+
+def test_renamed_option_is_accepted_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="async_scheduling"):
+        assert EngineConfig.of(async_stepping="on").async_scheduling == "on"
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    given = given_engine_options(parser.parse_args(["--async-stepping", "off"]))
+    with pytest.warns(FutureWarning, match="async_scheduling"):
+        assert EngineConfig.of(**given).async_scheduling == "off"

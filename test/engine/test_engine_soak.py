@@ -112,7 +112,7 @@ def test_many_requests_leave_nothing_behind() -> None:
         engine.output_processor._choices,
         scheduler.requests,
         scheduler.running,
-        scheduler.seats.queue._owners,
+        scheduler.queues.waiting._owners,
         scheduler._steps,
         blocks._cached,
         blocks._holdings,

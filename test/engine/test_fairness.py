@@ -71,7 +71,7 @@ def test_two_calls_of_many_choices_have_half_each_and_leave_it_at_that():
     for _ in range(20):
         step(scheduler)
     assert running(scheduler) == {"first": 4, "second": 4}
-    assert scheduler.seats.num_preemptions == 4
+    assert scheduler.queues.num_preemptions == 4
 
 
 def test_keys_share_evenly_however_many_calls_they_make():
@@ -140,7 +140,7 @@ def test_requests_that_name_nobody_come_and_go_in_their_order():
         step(scheduler)
         order += [r.request_id for r in scheduler.running if r.request_id not in order]
     assert order == [request.request_id for request in requests]
-    assert scheduler.seats.num_preemptions == 0
+    assert scheduler.queues.num_preemptions == 0
 
 
 def test_nothing_is_kept_of_owners_and_jobs_that_are_gone():
@@ -149,7 +149,7 @@ def test_nothing_is_kept_of_owners_and_jobs_that_are_gone():
     scheduler.finish(jobs[5][2].request_id, RequestStatus.FINISHED_ABORTED)
     while scheduler.has_unfinished():
         step(scheduler)
-    assert not scheduler.seats.queue._owners and len(scheduler.seats.queue) == 0
+    assert not scheduler.queues.waiting._owners and len(scheduler.queues.waiting) == 0
 
 
 @settings(max_examples=60, deadline=None)

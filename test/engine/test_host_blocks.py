@@ -144,7 +144,7 @@ def test_what_a_failed_step_was_to_copy_is_forgotten_unless_it_was_copied(was_la
     add(scheduler, "c", list(range(13)), max_tokens=1)
     plan = scheduler.schedule()
     assert {copy.to_host for copy in plan.block_copies} == {True, False}
-    assert not scheduler.is_bound(plan)
+    assert not scheduler.needs_sync(plan)
     places = {copy.place for copy in plan.block_copies if copy.to_host}
     if was_launched:
         scheduler.note_launched(plan)

@@ -181,7 +181,7 @@ def expected(model: Path) -> Iterator[list[tuple[list[int], Any]]]:
         {},
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
-        {"async_stepping": "on"},
+        {"async_scheduling": "on"},
     ],
     ids=["one", "threads", "processes", "ahead"],
 )

@@ -49,7 +49,7 @@ def test_what_is_urgent_takes_the_place_of_what_is_not():
     add(scheduler, "now", -1)
     step(scheduler)
     assert sorted(started(scheduler)) == ["now", "slow"]
-    assert scheduler.seats.num_preemptions == 1
+    assert scheduler.queues.num_preemptions == 1
     add(scheduler, "equal", 5)  # no more urgent than what runs
     step(scheduler)
     assert sorted(started(scheduler)) == ["now", "slow"]

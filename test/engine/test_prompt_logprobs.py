@@ -148,8 +148,8 @@ def test_a_step_never_holds_more_scored_rows_than_it_may() -> None:
     """Whoever wants them, the logits of a step have a limit; decoding goes on meanwhile."""
     engine = make_engine(max_num_batched_tokens=64)
     scheduler = engine.core.scheduler
-    limit = scheduler.planner.config.max_scored_tokens
-    object.__setattr__(scheduler.planner.config, "max_scored_tokens", 10)
+    limit = scheduler.builder.config.max_scored_tokens
+    object.__setattr__(scheduler.builder.config, "max_scored_tokens", 10)
     adapter, marked = adapter_of(engine), []
     adapter.on_forward = lambda step: marked.append(int(step.logits_mask.sum()))
     try:
@@ -158,7 +158,7 @@ def test_a_step_never_holds_more_scored_rows_than_it_may() -> None:
             engine.submit(list(range(start + 1, start + 51)), greedy(2, prompt_logprobs=0))
         finished = run_all(engine)
     finally:
-        object.__setattr__(scheduler.planner.config, "max_scored_tokens", limit)
+        object.__setattr__(scheduler.builder.config, "max_scored_tokens", limit)
     assert len(finished) == 6 and max(marked) <= 10 + 6
     for output in finished.values():
         if output.prompt_logprobs is not None:

@@ -173,7 +173,7 @@ def test_the_latest_arrival_is_preempted_and_comes_back_first():
         plan = step(scheduler)
     assert "young" not in plan.request_ids and "old" in plan.request_ids
     assert young.num_computed_tokens == 0 and young.num_output_tokens > 0
-    assert scheduler.seats.num_preemptions == 1
+    assert scheduler.queues.num_preemptions == 1
     late = add(scheduler, "late", [3], max_tokens=1)
     order = []
     while scheduler.has_unfinished():

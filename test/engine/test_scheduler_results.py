@@ -111,13 +111,15 @@ def test_a_victim_that_was_planned_already_leaves_the_plan():
     num_blocks=st.integers(7, 14),
     lateness=st.lists(st.integers(0, 3), min_size=1, max_size=20),
     cancelled=st.dictionaries(st.integers(0, 9), st.integers(0, 20), max_size=3),
-    steps_ahead=st.integers(0, 3),
+    max_in_flight_tokens=st.integers(0, 3),
 )
-def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled, steps_ahead):
+def test_late_results_change_no_output(
+    prompts, num_blocks, lateness, cancelled, max_in_flight_tokens
+):
     """A real worker, whose results are kept back for up to three steps; requests wait for their
     token, or are planned ahead of it and drop the surplus."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
-    core.scheduler.planner.steps_ahead = steps_ahead
+    core.scheduler.builder.max_in_flight_tokens = max_in_flight_tokens
     requests = [
         Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))
         for i, prompt in enumerate(prompts)
@@ -146,7 +148,7 @@ def test_late_results_change_no_output(prompts, num_blocks, lateness, cancelled,
 
 
 def test_a_request_is_planned_ahead_of_its_unknown_token():
-    scheduler = make_scheduler(steps_ahead=1)
+    scheduler = make_scheduler(max_in_flight_tokens=1)
     request = add(scheduler, "a", [1, 2], max_tokens=3)
     plans = [scheduler.schedule(), scheduler.schedule()]
     assert [(p.starts, p.counts, p.samples) for p in plans] == [
@@ -164,7 +166,7 @@ def test_a_request_is_planned_ahead_of_its_unknown_token():
 
 
 def test_the_surplus_of_a_request_that_stopped_is_dropped():
-    scheduler = make_scheduler(steps_ahead=1)
+    scheduler = make_scheduler(max_in_flight_tokens=1)
     request = Request("a", [1, 2], SamplingParams(), stop_token_ids=frozenset({9}))
     scheduler.add([request])
     first, second = scheduler.schedule(), scheduler.schedule()
@@ -245,7 +247,7 @@ def test_drafts_take_no_other_requests_token_and_never_pass_the_limit():
 
 
 def test_no_step_is_planned_ahead_of_open_drafts():
-    scheduler = make_scheduler(steps_ahead=1)
+    scheduler = make_scheduler(max_in_flight_tokens=1)
     request = add(scheduler, "a", [1, 2], max_tokens=20)
     step(scheduler)
     drafted(scheduler, request, [8])

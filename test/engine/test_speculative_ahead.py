@@ -33,7 +33,7 @@ from llaisys.engine.speculative.control import LONGEST_PAUSE
 from llaisys.engine.speculative.draft_model import HEAD_WATCHES
 from llaisys.engine.speculative.ngram import NgramProposer
 
-AHEAD: dict[str, Any] = {"async_stepping": "on"}
+AHEAD: dict[str, Any] = {"async_scheduling": "on"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fake": {"max_num_seqs": 48},
     "native": {**NATIVE, "max_num_seqs": 8, "max_num_batched_tokens": 11, "num_blocks": 24},
@@ -181,7 +181,7 @@ def test_a_step_with_drafts_is_begun_before_the_one_before_it_is_told():
         for output in outputs:
             told[output.request_id] += output.token_ids
         if "r" in engine._groups and any(len(output.token_ids) > 1 for output in outputs):
-            (out,) = engine.core._out
+            (out,) = engine.core._in_flight
             assert set(out[0].draft_token_ids) == {0, 1}
             engine.cancel("r")  # the others do not notice
     assert 1 < len(told["r"]) < 20 and told["r"] == truth["r"][3 : 3 + len(told["r"])]
@@ -250,7 +250,7 @@ def test_a_head_sees_the_steps_before_its_drafts():
     assert speculator.looks_on(plan)  # a new sequence
     request = request_of([1, 2, 3])
     speculator.propose([request])
-    course = speculator._courses[0]
+    course = speculator._trackers[0]
     course.pause = LONGEST_PAUSE
     request.num_computed_tokens = 3
     unseen = 0

@@ -1,6 +1,6 @@
 """The same answers, bit for bit, from a real decoder with each proposer as with none: tokens, text,
-log-probabilities, ends. `LLAISYS_TEST_REQUESTS=1000` is the whole check; docs/guides/speculative_decoding.md has
-what it said."""
+log-probabilities, ends. `LLAISYS_TEST_REQUESTS=1000` runs the whole check
+(results: docs/guides/speculative_decoding.md)."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.engine.speculative.control import LONGEST_PAUSE, Speculator, best_length
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts
 from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
-from llaisys.engine.speculative.own_first import OwnTokensFirst
-from llaisys.engine.worker.batch import Drawing
-from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.speculative.ngram_then_head import NgramThenHead
+from llaisys.engine.worker.sampling_batch import SamplingBatch
+from llaisys.engine.worker.sampling_state import SamplingState
 
 
 def request_of(tokens: list[int], seq_id: int = 0) -> Request:
@@ -237,9 +237,9 @@ def test_sequences_that_have_gone_are_forgotten():
     speculator = make_speculator()
     request = request_of([1, 2, 3], 5)
     speculator.propose([request])
-    assert list(speculator._courses) == [5]
+    assert list(speculator._trackers) == [5]
     speculator.observe(SchedulerOutputs(0, released_seq_ids=[5, 6]), StepOutput(0, {}), 0.01)
-    assert not speculator._courses
+    assert not speculator._trackers
 
 
 # ---- drafts in a plan ----------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_drafts_preempt_nobody():
     step(scheduler)
     first.draft_token_ids = [5] * 6
     plan = scheduler.schedule()
-    assert plan.counts == [1, 1] and scheduler.seats.num_preemptions == 0
+    assert plan.counts == [1, 1] and scheduler.queues.num_preemptions == 0
     assert not plan.draft_token_ids and second in scheduler.running
 
 
@@ -296,7 +296,7 @@ def test_weights_on_a_cpu_draft_for_few_unless_told_otherwise(given, device, bat
 
 def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
     rows, ends, tokens, drafts = (np.array(x) for x in ([4, 1, 7], [9, 3, 5], [0, 2, 3], [1, 0, 2]))
-    every = Drawing(rows, ends, tokens, drafts).with_drafts()
+    every = SamplingBatch(rows, ends, tokens, drafts).with_drafts()
     assert every.rows.tolist() == [4, 4, 1, 7, 7, 7]
     assert every.ends.tolist() == [9, 10, 3, 5, 6, 7]
     assert every.tokens.tolist() == [0, 1, 2, 3, 4, 5]
@@ -304,7 +304,7 @@ def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
 
 
 def test_only_draws_that_depend_on_no_other_are_made_together():
-    sampling = SamplingRows(8, 64)
+    sampling = SamplingState(8, 64)
 
     def hold(row: int, **changes: Any) -> None:
         params = SamplingParams(**{"temperature": 0.0, **changes})
@@ -340,7 +340,7 @@ class Nines(NgramProposer):
 
 def test_own_tokens_come_before_a_head_as_long_as_they_come_true():
     head = Nines(2, 4)
-    proposer = OwnTokensFirst(NgramProposer(3, 3), head)
+    proposer = NgramThenHead(NgramProposer(3, 3), head)
     assert proposer.steps_watched == 16 and proposer.stops_itself and proposer.is_steady
     text = list(range(10, 40))
     copying, fresh = request_of([*text, 7, *text[:3]], 0), request_of([1, 2, 3], 1)
@@ -357,7 +357,7 @@ def test_own_tokens_come_before_a_head_as_long_as_they_come_true():
 
 
 def test_own_tokens_that_are_wrong_rest_longer_and_longer():
-    proposer = OwnTokensFirst(NgramProposer(2, 2), Nines(2, 4))
+    proposer = NgramThenHead(NgramProposer(2, 2), Nines(2, 4))
     request, own = request_of([1, 2, 3, 1, 2]), []
     for _ in range(200):
         (draft,) = proposer.propose([request], [4])
@@ -368,11 +368,11 @@ def test_own_tokens_that_are_wrong_rest_longer_and_longer():
     gaps = [later - earlier for earlier, later in pairwise(own)]
     assert gaps == sorted(gaps) and gaps[0] >= 16 and gaps[-1] >= 64
     proposer.forget(0)
-    assert not proposer._trust and not proposer._own._tables
+    assert not proposer._trackers and not proposer._own._tables
 
 
 def test_own_tokens_are_trusted_as_far_as_they_were_right():
-    proposer = OwnTokensFirst(NgramProposer(2, 2), Nines(2, 4))
+    proposer = NgramThenHead(NgramProposer(2, 2), Nines(2, 4))
     request = request_of([1, 2, 3, 4, 5, 6, 1, 2])
     assert list(proposer.propose([request], [8])[0]) == [3, 4, 5]
     request.token_ids += [3, 4, 8, 1, 2]  # two were

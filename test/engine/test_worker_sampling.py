@@ -19,7 +19,7 @@ from engine_fakes import (
 )
 
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplerKind, SamplingParams
-from llaisys.engine.worker.sampling import allowed_mask
+from llaisys.engine.worker.sampling_state import allowed_mask
 
 
 def sampling_of(*requests: SamplingParams, prompt=(1, 2, 3)):

@@ -26,7 +26,7 @@ from llaisys.common.step import ForwardOutput
 from llaisys.common.types import NewSequence, SchedulerOutputs
 from llaisys.engine.executor import UniProcExecutor
 from llaisys.engine.worker import STAGES, Worker
-from llaisys.engine.worker.drawing import output_rows
+from llaisys.engine.worker.sampler import output_rows
 
 
 def make_worker(**settings) -> Worker:

@@ -137,7 +137,7 @@ class LateAdapter(FakeAdapter):
 
 def make_late_engine(order: int = 0, **settings: Any) -> LLMEngine:
     """An engine that steps ahead; `order`: a seed for when the model runs its steps."""
-    engine = make_engine(**{"adapter_class": LateAdapter, "async_stepping": "on", **settings})
+    engine = make_engine(**{"adapter_class": LateAdapter, "async_scheduling": "on", **settings})
     assert engine.core.is_async
     adapter = late_adapter_of(engine)
     adapter.early.seed(order)

@@ -9,7 +9,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
-from llaisys.engine.planned_step import PlannedStep
+from llaisys.engine.scheduled_batch import ScheduledBatch
 from llaisys.engine.scheduler import RequestScheduler
 
 
@@ -19,11 +19,13 @@ def make_scheduler(
     seats: int = 8,
     budget: int = 32,
     limit: int = 200,
-    steps_ahead: int = 0,
+    max_in_flight_tokens: int = 0,
     **other: Any,
 ) -> RequestScheduler:
     config = SchedulerConfig(seats, budget, min_prefill_chunk=4)
-    return RequestScheduler(config, BlockManager(blocks, size, **other), limit, steps_ahead)
+    return RequestScheduler(
+        config, BlockManager(blocks, size, **other), limit, max_in_flight_tokens
+    )
 
 
 def add(
@@ -48,8 +50,8 @@ def step(scheduler: RequestScheduler) -> SchedulerOutputs:
 
 
 def preempt_latest(scheduler: RequestScheduler) -> None:
-    victim = scheduler.seats.queue.largest(scheduler.running)
-    scheduler.planner._preempt(PlannedStep(SchedulerOutputs(99)), victim)
+    victim = scheduler.queues.waiting.largest(scheduler.running)
+    scheduler.builder._preempt(ScheduledBatch(SchedulerOutputs(99)), victim)
 
 
 def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:

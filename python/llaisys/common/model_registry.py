@@ -10,7 +10,7 @@ from llaisys.common.validation import refuse
 if TYPE_CHECKING:
     from llaisys.models.base import ModelAdapter
 
-# model_type -> "module:class". A further model is a further line here (docs/internals/adding_a_model.md).
+# model_type -> "module:class". Add a line per model (docs/internals/adding_a_model.md).
 MODEL_REGISTRY: dict[str, str] = {
     "qwen2": "llaisys.models.decoder:DecoderAdapter",
     "llama": "llaisys.models.decoder:DecoderAdapter",

@@ -116,12 +116,12 @@ class Request:
     stop_reason: int | str | None = None  # the token id or the string that ended it
     error: str | None = None
     draws: bool = True  # a token is drawn behind the prompt
-    is_bound: bool = False  # its next draw needs its last token, or its logits, on the host
+    needs_sync: bool = False  # its next draw needs its last token, or its logits, on the host
     tells_progress: bool = False  # says after each step how much of its prompt is done
 
     def __post_init__(self) -> None:
         self.draws = self.sampling.draws
-        self.is_bound = (
+        self.needs_sync = (
             self.sampling.structured_outputs is not None
             or self.sampling.logprob_token_ids is not None
             or self.sampling.pooling is not None

@@ -7,7 +7,9 @@ sections by their names.
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -125,7 +127,8 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Drafts: where they come from and how many; the names are vLLM's. See docs/guides/speculative_decoding.md."""
+    """Drafts: where they come from and how many; the names are vLLM's (see
+    docs/guides/speculative_decoding.md)."""
 
     method: str = option(
         "ngram",
@@ -202,7 +205,7 @@ class EngineConfig:
     step_timeout: float | None = option(
         None, Number(0, above_low=True), "seconds that a step may take; else as long as it takes"
     )
-    async_stepping: str = option(
+    async_scheduling: str = option(
         "auto",
         Choice(("auto", "on", "off")),
         "plan and launch a step while the one before it runs; auto: where it was measured to pay",
@@ -249,6 +252,10 @@ class EngineConfig:
     @classmethod
     def of(cls, **values: Any) -> EngineConfig:
         """From the options of all sections by their names; an unknown one is a TypeError."""
+        for old, new in _RENAMED.items():
+            if old in values:
+                warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=3)
+                values[new] = values.pop(old)
         own = {name: values.pop(name) for name in _OBJECTS if name in values}
         parts: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         for section, name, _, _ in engine_options():
@@ -273,6 +280,7 @@ class EngineConfig:
 
 
 _OBJECTS = ("tokenizer", "adapter_class")
+_RENAMED = {"async_stepping": "async_scheduling"}  # deprecated name -> name
 _SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "cache": CacheConfig,
@@ -308,6 +316,8 @@ def add_engine_flags(parser: Any, *, without: tuple[str, ...] = ()) -> None:
             if name not in without
         ],
     )
+    for old in _RENAMED:
+        group.add_argument("--" + old.replace("_", "-"), dest=old, help=argparse.SUPPRESS)
 
 
 def given_engine_options(
@@ -318,6 +328,7 @@ def given_engine_options(
     owners = (EngineConfig, *_SECTIONS.values())
     given = {name: v for owner in owners for name, v in given_flags(options, owner).items()}
     given.pop("model", None)
+    given |= {old: v for old in _RENAMED if (v := getattr(options, old, None)) is not None}
     for name, value in given.items():
         if only and name not in only:
             raise refuse(name, value, f"left out: {because}")

@@ -30,8 +30,8 @@ from llaisys.engine.structured.requests import StructuredRequests
 logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
-MAX_STEPS_OUT = 2  # one runs, the other is ready to
-# Where "auto" steps ahead: where it was measured to pay (docs/internals/measurements/performance.md).
+MAX_IN_FLIGHT = 2  # one runs, the other is ready to
+# Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
 T = TypeVar("T")
@@ -60,9 +60,9 @@ class EngineCore:
         )
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
-        self.is_async = self._may_step_ahead(config)
-        self.scheduler.planner.steps_ahead = int(self.is_async)
-        self._out: deque[tuple[SchedulerOutputs, float]] = deque()  # launched, and when planned
+        self.is_async = self._can_schedule_async(config)
+        self.scheduler.builder.max_in_flight_tokens = int(self.is_async)
+        self._in_flight: deque[tuple[SchedulerOutputs, float]] = deque()  # with start times
         self._last_finish = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
         self.num_steps = 0
@@ -74,15 +74,15 @@ class EngineCore:
         self._deadlines: list[tuple[float, int, list[str]]] = []
         self._timeouts: list[tuple[float, int, list[str]]] = []
 
-    def _may_step_ahead(self, config: EngineConfig) -> bool:
-        wanted = config.async_stepping
+    def _can_schedule_async(self, config: EngineConfig) -> bool:
+        wanted = config.async_scheduling
         if wanted == "off" or (wanted == "auto" and config.device not in AUTO_ASYNC_DEVICES):
             return False
         if self.executor.can_launch:
             return True
         logger.log(
             logging.WARNING if wanted == "on" else logging.INFO,
-            "async_stepping is off: it needs one rank, no step_timeout and a model that can be "
+            "async_scheduling is off: it needs one rank, no step_timeout and a model that can be "
             "launched",
         )
         return False
@@ -98,7 +98,7 @@ class EngineCore:
         if ended:
             return self._checked(ended)
         if self.is_async:
-            return self._checked(self._step_ahead())
+            return self._checked(self._step_async())
         start = time.perf_counter()
         if self.speculator is not None:
             self.speculator.propose(self.scheduler.running)
@@ -111,7 +111,7 @@ class EngineCore:
         if plan.batch_size:
             self._checked_idle = False
             return plan
-        if self.scheduler.has_unfinished() and not self._out:
+        if self.scheduler.has_unfinished() and not self._in_flight:
             raise RuntimeError(f"nothing can be scheduled: {self.scheduler.stats()}")
         return None
 
@@ -158,14 +158,14 @@ class EngineCore:
 
     # ---- steps ahead ---------------------------------------------------------------------------
 
-    def _step_ahead(self) -> list[TokenUpdate]:
+    def _step_async(self) -> list[TokenUpdate]:
         """Launch until two steps are out, then wait for the older one. Behind one with drafts,
         which is out alone, the next is begun at once: what was drawn is told while that one runs.
         """
         ended = self._launch_steps()
-        if ended or not self._out:
+        if ended or not self._in_flight:
             return ended
-        has_drafts = bool(self._out[0][0].draft_token_ids)
+        has_drafts = bool(self._in_flight[0][0].draft_token_ids)
         updates = self._finish_oldest()
         if has_drafts:
             with self._keeping(updates):
@@ -177,17 +177,17 @@ class EngineCore:
         alone; so does one with drafts, which are asked for when nothing is out. The updates are of
         steps that failed, or that could not but be waited for."""
         running, speculator = self.scheduler.running, self.speculator
-        while len(self._out) < MAX_STEPS_OUT:
+        while len(self._in_flight) < MAX_IN_FLIGHT:
             start = time.perf_counter()
             if speculator is not None:
-                if not self._out:
+                if not self._in_flight:
                     speculator.propose(running)
-                elif self._out[-1][0].draft_token_ids or speculator.waits(running):
+                elif self._in_flight[-1][0].draft_token_ids or speculator.waits(running):
                     break
             plan = self._plan()
             if plan is None:
                 break
-            if self._is_bound(plan):
+            if self._needs_sync(plan):
                 updates, failed = self._attempt(plan, self._finish_all)
                 if updates is None:
                     return failed
@@ -199,27 +199,27 @@ class EngineCore:
                 return failed
         return []
 
-    def _is_bound(self, plan: SchedulerOutputs) -> bool:
+    def _needs_sync(self, plan: SchedulerOutputs) -> bool:
         """Whether a step can only run when all others are done, and be waited for."""
-        if self.scheduler.is_bound(plan):
+        if self.scheduler.needs_sync(plan):
             return True
         if plan.draft_token_ids:
-            return bool(self._out)
+            return bool(self._in_flight)
         return self.speculator is not None and self.speculator.looks_on(plan)
 
     def _launch(self, plan: SchedulerOutputs, start: float) -> None:
         self.executor.launch_step(plan)
         self.scheduler.note_launched(plan)
-        self._out.append((plan, start))
+        self._in_flight.append((plan, start))
 
     def _begin(self, plan: SchedulerOutputs, start: float) -> None:
         """Its draws, which may be many for a sequence, are made when it is waited for."""
         self.executor.execute_model(plan)
         self.scheduler.note_launched(plan)
-        self._out.append((plan, start))
+        self._in_flight.append((plan, start))
 
     def _finish_oldest(self) -> list[TokenUpdate]:
-        plan, start = self._out.popleft()
+        plan, start = self._in_flight.popleft()
         has_drafts = bool(plan.draft_token_ids)
         finish = partial(self.executor.finish_step, plan.step_id)
         output, failed = self._attempt(plan, self.executor.sample_tokens if has_drafts else finish)
@@ -238,7 +238,7 @@ class EngineCore:
     def _finish_all(self) -> list[TokenUpdate]:
         updates: list[TokenUpdate] = []
         with self._keeping(updates):
-            while self._out:
+            while self._in_flight:
                 updates += self._finish_oldest()
         return updates
 
@@ -341,7 +341,7 @@ class EngineCore:
 
     @property
     def can_step(self) -> bool:
-        return self.scheduler.has_unfinished() or bool(self._undelivered or self._out)
+        return self.scheduler.has_unfinished() or bool(self._undelivered or self._in_flight)
 
     def stats(self) -> dict[str, Any]:
         """Numbers for logs and metrics."""

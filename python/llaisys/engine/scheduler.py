@@ -12,16 +12,16 @@ for blocks and has less. The oldest running request can always go on, because `a
 does not fit into an empty pool, so there is no deadlock.
 
 Results may come late: `schedule` may be called again before `update_from_output` was called for
-the steps before, whose results then follow in their order. A request whose drawn token is not known
-yet is left out, or, with `steps_ahead`, is planned as if it were: the worker knows the token. A
-result may be several tokens (drafts that were accepted), and takes back what was computed for
+the steps before, whose results then follow in their order. A request whose sampled token is in
+flight is left out, or, up to `max_in_flight_tokens`, scheduled behind it: the worker has the token.
+A result may be several tokens (drafts that were accepted), and takes back what was computed for
 drafts that were not.
 
 A request that fills its context goes on when contexts are shifted: `ContextWindow` says what is
 dropped, the block manager which blocks that changes, and the plan tells the worker.
 
-`StepPlanner` hands out the budget, `Seats` moves requests between waiting and running; requests and
-results come in here. No numpy, no text; the clock is read once a request, when it starts.
+`BatchBuilder` divides the budget, `RequestQueues` moves requests between waiting and running;
+requests and results come in here. No numpy, no text.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from collections.abc import Sequence
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.types import SchedulerOutputs, StepOutput, TokenUpdate
 from llaisys.common.validation import refuse
+from llaisys.engine.batch_builder import BatchBuilder
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
 from llaisys.engine.context_window import ContextWindow
-from llaisys.engine.planned_step import PlannedStep
 from llaisys.engine.request_limits import total_tokens_limit
-from llaisys.engine.seats import Seats
-from llaisys.engine.step_planner import StepPlanner
+from llaisys.engine.request_queues import RequestQueues
+from llaisys.engine.scheduled_batch import ScheduledBatch
 
 
 class RequestScheduler:
@@ -48,16 +48,18 @@ class RequestScheduler:
         config: SchedulerConfig,
         block_manager: BlockManager,
         max_model_len: int,
-        steps_ahead: int = 0,
+        max_in_flight_tokens: int = 0,
     ) -> None:
         self.block_manager = block_manager
         self.max_model_len = max_model_len
         self.requests: dict[str, Request] = {}
-        self.seats = Seats(block_manager)
+        self.queues = RequestQueues(block_manager)
         length = block_manager.context_len if config.context_shift else None
         self.window = ContextWindow(length, block_manager.block_size)
-        self._steps: dict[int, PlannedStep] = {}  # handed out, result not in yet
-        self.planner = StepPlanner(config, self.seats, self.window, self._steps, steps_ahead)
+        self._steps: dict[int, ScheduledBatch] = {}  # handed out, result not in yet
+        self.builder = BatchBuilder(
+            config, self.queues, self.window, self._steps, max_in_flight_tokens
+        )
         self._next_step_id = 0
         self._next_seq_id = 0
 
@@ -74,7 +76,7 @@ class RequestScheduler:
             request.seq_id = self._next_seq_id
             self._next_seq_id += 1
             self.requests[request.request_id] = request
-            self.seats.queue.add(request)
+            self.queues.waiting.add(request)
 
     def check(self, requests: Sequence[Request]) -> list[int]:
         """How long each may become, or InvalidInputError as in `add`; changes nothing."""
@@ -98,11 +100,11 @@ class RequestScheduler:
     @property
     def running(self) -> list[Request]:
         """In order of admission."""
-        return self.seats.running
+        return self.queues.running
 
     @property
     def num_waiting(self) -> int:
-        return len(self.seats.queue)
+        return len(self.queues.waiting)
 
     def has_unfinished(self) -> bool:
         return bool(self.requests)
@@ -113,8 +115,8 @@ class RequestScheduler:
         return {
             "num_running": len(self.running),
             "num_waiting": self.num_waiting,
-            "num_preemptions": self.seats.num_preemptions,
-            "num_context_shifts": self.planner.num_context_shifts,
+            "num_preemptions": self.queues.num_preemptions,
+            "num_context_shifts": self.builder.num_context_shifts,
             "kv_blocks": blocks.num_blocks,
             "kv_blocks_used": blocks.num_used_blocks,
             "kv_blocks_cached": blocks.num_cached_blocks,
@@ -141,22 +143,22 @@ class RequestScheduler:
     def schedule(self) -> SchedulerOutputs:
         """Plan the next step. An empty plan (batch_size 0) means that nothing can be done now."""
         plan = SchedulerOutputs(step_id=self._next_step_id)
-        step = PlannedStep(plan)
-        self.planner.fill(step)
+        step = ScheduledBatch(plan)
+        self.builder.build(step)
         if step.requests:
             self._hand_out(step)
         return plan
 
-    def _hand_out(self, step: PlannedStep) -> None:
-        step.complete(self.seats.hand_over_released(), self.block_manager.host.take_copies())
+    def _hand_out(self, step: ScheduledBatch) -> None:
+        step.complete(self.queues.hand_over_released(), self.block_manager.host.take_copies())
         self._steps[step.plan.step_id] = step
         self._next_step_id += 1
 
-    def is_bound(self, plan: SchedulerOutputs) -> bool:
+    def needs_sync(self, plan: SchedulerOutputs) -> bool:
         """Whether a plan that was handed out needs more of the steps before it than that they run
         before it: what they draw decides what its sequences may draw, or where they lie."""
         requests = self._steps[plan.step_id].requests
-        return bool(plan.shifts) or any(request.is_bound for request in requests)
+        return bool(plan.shifts) or any(request.needs_sync for request in requests)
 
     def note_launched(self, plan: SchedulerOutputs) -> None:
         """The worker has the plan and has moved the blocks that it names, whatever becomes of the
@@ -250,7 +252,7 @@ class RequestScheduler:
         # The worker may not have had this plan; to be told twice is harmless, unless a later step
         # has brought the sequence back.
         back = {seq.seq_id for later in self._steps.values() for seq in later.plan.new_seqs}
-        self.seats.released[:0] = [s for s in step.plan.released_seq_ids if s not in back]
+        self.queues.released[:0] = [s for s in step.plan.released_seq_ids if s not in back]
         return [self._end(r, status, error) for r in step.requests if not r.finished]
 
     def finish(self, request_id: str, status: RequestStatus) -> TokenUpdate | None:
@@ -272,5 +274,5 @@ class RequestScheduler:
         return TokenUpdate.of(request, [])
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        self.seats.finish(request, status)
+        self.queues.finish(request, status)
         del self.requests[request.request_id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.opening import OpenedModel, open_model
+from llaisys.engine.worker.model_opening import OpenedModel, open_model
 from llaisys.models.device import open_device
 
 SLACK = 32 << 20  # what the interpreter and the allocator add while it runs

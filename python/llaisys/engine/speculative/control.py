@@ -21,7 +21,7 @@ from llaisys.engine.config import SpeculativeConfig
 from llaisys.engine.speculative.costs import DraftCosts
 from llaisys.engine.speculative.draft_model import Draft, DraftModelProposer
 from llaisys.engine.speculative.ngram import NgramProposer
-from llaisys.engine.speculative.own_first import OwnTokensFirst
+from llaisys.engine.speculative.ngram_then_head import NgramThenHead
 from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
@@ -45,7 +45,7 @@ class SpeculativeStats:
 
 
 @dataclass(slots=True)
-class _Course:
+class AcceptanceTracker:
     """How one sequence has been doing."""
 
     is_steady: bool = False  # as the source of its drafts says
@@ -92,7 +92,7 @@ class Speculator:
         self.stats = SpeculativeStats()
         self.stats.accepted_per_position = [0] * config.num_speculative_tokens
         self._vocab_size = vocab_size
-        self._courses: dict[int, _Course] = {}
+        self._trackers: dict[int, AcceptanceTracker] = {}
 
     # ---- before a step -------------------------------------------------------------------------
 
@@ -107,9 +107,9 @@ class Speculator:
             room = request.max_total_tokens - request.num_tokens - 1
             if room < 1 or request.num_tokens - request.num_computed_tokens != 1:
                 continue
-            course = self._courses.get(request.seq_id)
+            course = self._trackers.get(request.seq_id)
             if course is None:
-                course = self._courses[request.seq_id] = _Course(self.proposer.is_steady)
+                course = self._trackers[request.seq_id] = AcceptanceTracker(self.proposer.is_steady)
                 length = course.next_length(self.costs.first_price(count), most)
             else:
                 length = course.next_length(price, most)
@@ -124,7 +124,7 @@ class Speculator:
             self.costs.note_catching_up(time.perf_counter() - begin)
         for request, wanted, draft in zip(requests, counts, drafts, strict=True):
             request.draft_token_ids = self._usable(draft, wanted)
-            course = self._courses[request.seq_id]
+            course = self._trackers[request.seq_id]
             if course.is_awaited and not draft and not course.is_steady:
                 course.learn(1, 0)  # as dear as a draft that was wrong
             course.is_awaited = False
@@ -140,7 +140,7 @@ class Speculator:
             room = request.max_total_tokens - request.num_tokens - 2
             if room < 1 or request.num_tokens != request.num_computed_tokens:
                 continue
-            course = self._courses.get(request.seq_id)
+            course = self._trackers.get(request.seq_id)
             if course is None or course.is_due(price, most):
                 is_foreseen = self.proposer.foresees(request)
                 if course is not None:
@@ -153,7 +153,7 @@ class Speculator:
         watched = self.proposer.steps_watched
         if not watched or plan.batch_size >= self.config.disable_by_batch_size:
             return False
-        courses = [self._courses.get(seq_id) for seq_id in plan.seq_ids]
+        courses = [self._trackers.get(seq_id) for seq_id in plan.seq_ids]
         return any(course is None or course.pause <= watched for course in courses)
 
     def _goes_without(self, count: int) -> bool:
@@ -175,14 +175,14 @@ class Speculator:
         """Take in what a step made of its drafts, and forget the sequences that have gone.
         `seconds`: that it took; None: they are not a step's alone."""
         for seq_id in plan.released_seq_ids:
-            self._courses.pop(seq_id, None)
+            self._trackers.pop(seq_id, None)
             self.proposer.forget(seq_id)
         for seq_id, draft in plan.draft_token_ids.items():
             accepted = len(output.sampled.get(seq_id, ())) - 1
             if accepted >= 0:  # else nothing could be drawn, and the request ends
                 self._count(len(draft), accepted)
                 self.costs.note_drafts(len(draft))
-                self._courses[seq_id].learn(len(draft), accepted)
+                self._trackers[seq_id].learn(len(draft), accepted)
         is_clean = not plan.num_prefill_tokens and not self.proposer.is_catching_up
         if is_clean and seconds is not None:
             drafts = plan.num_decode_tokens - plan.batch_size
@@ -223,7 +223,7 @@ def make_speculator(
         proposer = DraftModelProposer(draft, config.is_head)
         if config.is_head:  # all of the tokens in common that count, lest it is asked for nothing
             own = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_max)
-            proposer = OwnTokensFirst(own, proposer)
+            proposer = NgramThenHead(own, proposer)
     else:
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(config, proposer, vocab_size)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from llaisys.common.step import SamplingMetadata
 from llaisys.common.types import NewSequence, PromptScores, SchedulerOutputs, TokenLogprobs
-from llaisys.engine.worker.batch import ScoredPrompt, SequenceRows
+from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.step_buffers import ScoredPrompt
 from llaisys.models.base import ModelAdapter
 
 FORCED = 1e30  # a bias that no logit can make up for
@@ -37,7 +38,7 @@ class PromptScoring:
         self._wanted.pop(seq_id, None)
 
     def mark(
-        self, plan: SchedulerOutputs, logits_mask: NDArray[np.int8], rows: SequenceRows
+        self, plan: SchedulerOutputs, logits_mask: NDArray[np.int8], rows: InputBatch
     ) -> tuple[ScoredPrompt, ...]:
         """What a step scores; the logits of those tokens are asked for."""
         found, first = [], 0

@@ -26,18 +26,20 @@ from llaisys.common.numa import bind_to_share, format_cpus
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, TokenMasks
 from llaisys.common.types import DraftRequest, GpuUse, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.batch import Drawing, Drawn, PreparedStep, SequenceRows, StepBuffers
+from llaisys.engine.worker.batch_updater import BatchUpdater
 from llaisys.engine.worker.drafting import Drafter, load_drafter
-from llaisys.engine.worker.drawing import TokenDrawer, output_rows
-from llaisys.engine.worker.few_tokens import FewTokens
-from llaisys.engine.worker.held import HeldSequences
-from llaisys.engine.worker.launching import LaunchedStep, LaunchedSteps
-from llaisys.engine.worker.opening import OpenedModel, describe, device_ids, open_model
+from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
+from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
 from llaisys.engine.worker.pooling import read_vectors
-from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.worker.sampler import Sampler, output_rows
+from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
+from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.scoring import score_prompt
+from llaisys.engine.worker.step_buffers import PreparedStep, StepBuffers
 from llaisys.engine.worker.timers import StageTimers
-from llaisys.engine.worker.warming import draft_runs, full_step, graph_rows, record_steps
+from llaisys.engine.worker.verification_buffers import VerificationBuffers
+from llaisys.engine.worker.warmup import draft_runs, full_step, graph_rows, record_steps
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
 
@@ -65,14 +67,14 @@ class Worker:
         self.adapter: ModelAdapter | None = None
         self.info: ModelInfo | None = None
         self._opened: OpenedModel | None = None  # between `open_model` and `load_model`
-        self._rows: SequenceRows
+        self._rows: InputBatch
         self._buffers: StepBuffers
-        self._few: FewTokens
-        self._sampling: SamplingRows
-        self._held: HeldSequences
-        self._drawer: TokenDrawer
+        self._few: VerificationBuffers
+        self._sampling: SamplingState
+        self._held: BatchUpdater
+        self._drawer: Sampler
         self._drafter: Drafter | None = None  # the driver rank's, if any
-        self._launched: LaunchedSteps
+        self._launched: InFlightSteps
         self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
         self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._gpu_monitor: GpuMonitor | None = None
@@ -139,14 +141,14 @@ class Worker:
     def _make_buffers(self, adapter: ModelAdapter, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
         length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
-        self._rows = SequenceRows(scheduler.max_num_seqs, length, info.block_size)
+        self._rows = InputBatch(scheduler.max_num_seqs, length, info.block_size)
         self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
         self._spare_buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
-        self._few = FewTokens(self._rows)
-        self._launched = LaunchedSteps(self._rows)
-        self._sampling = SamplingRows(scheduler.max_num_seqs, info.vocab_size)
-        self._held = HeldSequences(self._rows, self._sampling)
-        self._drawer = TokenDrawer(adapter, self._rows, self._sampling, self._timers.native)
+        self._few = VerificationBuffers(self._rows)
+        self._launched = InFlightSteps(self._rows)
+        self._sampling = SamplingState(scheduler.max_num_seqs, info.vocab_size)
+        self._held = BatchUpdater(self._rows, self._sampling)
+        self._drawer = Sampler(adapter, self._rows, self._sampling, self._timers.native)
 
     def warmup(self) -> None:
         """A token through the model; on a GPU every step that it records. Nobody holds a block."""
@@ -229,13 +231,13 @@ class Worker:
             self._drafter.pass_over(plan)
         self._timers.num_steps += 1
 
-    def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> LaunchedStep:
+    def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> InFlightStep:
         with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
         drawing = step.drawing
         with self._timers["sample"]:
             sampling = self._drawer.metadata(drawing, np.arange(len(drawing.rows)))
-        return LaunchedStep(
+        return InFlightStep(
             plan=plan,
             step=step,
             ticket=self._open_adapter().launch(step, attention, sampling),
@@ -266,7 +268,7 @@ class Worker:
             self._launched.settle(launched, tokens)
             return launched.output(tokens.tolist(), adapter)
 
-    def _recover(self, launched: LaunchedStep, error: Exception) -> StepOutput:
+    def _recover(self, launched: InFlightStep, error: Exception) -> StepOutput:
         """A step failed, so that the one behind it was not run. When it was the fault of one
         sequence, the others draw; otherwise all of them are lost. Then the one behind it is
         launched again, as far as it can be."""
@@ -289,7 +291,7 @@ class Worker:
                 else:
                     self._launched.add(replace(behind, plan=plan))
 
-    def _draw_again(self, launched: LaunchedStep, forward: ForwardOutput) -> StepOutput:
+    def _draw_again(self, launched: InFlightStep, forward: ForwardOutput) -> StepOutput:
         """The sequences that have left meanwhile get nothing."""
         step, held = launched.step, self._launched.held(launched)
         step = replace(step, drawing=step.drawing.only(held))
@@ -300,7 +302,7 @@ class Worker:
         return output
 
     def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
-        if FewTokens.holds(plan):
+        if VerificationBuffers.holds(plan):
             return self._compute_few(plan)
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
@@ -348,7 +350,7 @@ class Worker:
         return output
 
     def _draw_in_turn(
-        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: Drawing
+        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: SamplingBatch
     ) -> StepOutput:
         """A token for each sequence, then one for each whose draft it was, and so on."""
         with self._timers["sample"]:
@@ -381,11 +383,11 @@ class Worker:
         with self._timers.native:
             return self._open_adapter().forward(step, attention)
 
-    def sample(self, forward: ForwardOutput, drawing: Drawing) -> Drawn:
+    def sample(self, forward: ForwardOutput, drawing: SamplingBatch) -> SampledTokens:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
         return self._drawer.sample(forward, drawing)
 
-    def postprocess(self, plan: SchedulerOutputs, drawn: Drawn) -> StepOutput:
+    def postprocess(self, plan: SchedulerOutputs, drawn: SampledTokens) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
         return self._drawer.postprocess(plan, drawn)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from llaisys.common.step import ModelStepInput, SamplingMetadata
 from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
-from llaisys.engine.worker.batch import SequenceRows
-from llaisys.engine.worker.drafting.books import DraftBooks, DraftSequence
+from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
 from llaisys.engine.worker.drafting.drafter import Drafter
+from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.models.base import ModelAdapter
 
 
@@ -24,7 +24,7 @@ class DraftModel(Drafter):
     def __init__(self, adapter: ModelAdapter, block_size: int, max_step_tokens: int) -> None:
         """`max_step_tokens`: known tokens that one call computes at most."""
         self.adapter = adapter
-        self.books = DraftBooks(adapter.kv_capacity_tokens // block_size, block_size)
+        self.books = DraftBlockTables(adapter.kv_capacity_tokens // block_size, block_size)
         self._max_step_tokens = max_step_tokens
 
     def draft(
@@ -55,7 +55,7 @@ class DraftModel(Drafter):
         return drafts
 
     def observe(
-        self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
+        self, plan: SchedulerOutputs, output: StepOutput, rows: InputBatch, model: ModelAdapter
     ) -> None:
         """It needs nothing but the tokens, which it is told when it is asked."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
-from llaisys.engine.worker.batch import SequenceRows
+from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.models.base import ModelAdapter
 
 
@@ -24,7 +24,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def observe(
-        self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
+        self, plan: SchedulerOutputs, output: StepOutput, rows: InputBatch, model: ModelAdapter
     ) -> None:
         """A step of the model has been drawn from; its hidden states are there still."""
 

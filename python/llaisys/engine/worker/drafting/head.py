@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from llaisys.common.step import ModelStepInput, SamplingMetadata
 from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
-from llaisys.engine.worker.batch import SequenceRows
-from llaisys.engine.worker.drafting.books import DraftBooks, DraftSequence
+from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
 from llaisys.engine.worker.drafting.drafter import Drafter
+from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.models.base import ModelAdapter
 from llaisys.models.draft_head import DraftHeadAdapter
 
@@ -65,13 +65,13 @@ class DraftHead(Drafter):
         """In steps of `too_many` sequences and more it does not look on: nobody asks for drafts."""
         self.adapter = adapter
         self._too_many = too_many
-        self.books = DraftBooks(adapter.kv_capacity_tokens // block_size, block_size)
+        self.books = DraftBlockTables(adapter.kv_capacity_tokens // block_size, block_size)
         self._tracks: dict[int, _Track] = {}
 
     # ---- after a step of the model -------------------------------------------------------------
 
     def observe(
-        self, plan: SchedulerOutputs, output: StepOutput, rows: SequenceRows, model: ModelAdapter
+        self, plan: SchedulerOutputs, output: StepOutput, rows: InputBatch, model: ModelAdapter
     ) -> None:
         if len(plan.seq_ids) >= self._too_many:
             self.pass_over(plan)

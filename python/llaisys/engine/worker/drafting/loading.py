@@ -8,7 +8,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.engine.worker.drafting.draft_model import DraftModel
 from llaisys.engine.worker.drafting.drafter import Drafter
 from llaisys.engine.worker.drafting.head import DraftHead
-from llaisys.engine.worker.opening import OpenedModel
+from llaisys.engine.worker.model_opening import OpenedModel
 from llaisys.models.base import ModelAdapter
 from llaisys.models.draft_head import DraftHeadAdapter
 

@@ -19,7 +19,7 @@ from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
 from llaisys.common.types import GpuUse, ModelInfo
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.few_tokens import FEW_TOKENS
+from llaisys.engine.worker.verification_buffers import MAX_VERIFICATION_TOKENS
 from llaisys.models.base import ModelAdapter
 
 logger = logging.getLogger("llaisys.engine")
@@ -46,7 +46,7 @@ def draft_runs(config: EngineConfig, info: ModelInfo) -> list[int]:
         return []
     seqs = min(config.scheduler.max_num_seqs, drafts.disable_by_batch_size - 1)
     room = min(info.max_model_len, info.num_blocks * info.block_size)
-    most = min(FEW_TOKENS, room, max(1, seqs) * (1 + drafts.num_speculative_tokens))
+    most = min(MAX_VERIFICATION_TOKENS, room, max(1, seqs) * (1 + drafts.num_speculative_tokens))
     return graph_rows(most)[:-1]  # one row is no run
 
 

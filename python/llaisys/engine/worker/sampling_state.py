@@ -66,8 +66,8 @@ class _Bans:
 _NO_MASK = (-1, 0)
 
 
-class SamplingRows:
-    """What the sampler needs to know of each row of `SequenceRows`."""
+class SamplingState:
+    """What the sampler needs to know of each row of `InputBatch`."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -1,7 +1,6 @@
-"""Fills a step: one budget of tokens, handed to those that run and then to those that wait.
+"""Builds the batch of a step: divides the token budget among running, then waiting requests.
 
-What a step may do to a request beside giving it tokens, it does through `Seats`: start one that
-waits, or preempt one that runs. Who may run before whom is for `FairQueue` to say.
+Requests start and are preempted through `RequestQueues`; `FairQueue` decides their order.
 """
 
 from __future__ import annotations
@@ -13,46 +12,46 @@ from llaisys.common.request import Request, RequestStatus
 from llaisys.common.types import ContextShift
 from llaisys.engine.config import SchedulerConfig
 from llaisys.engine.context_window import ContextWindow
-from llaisys.engine.planned_step import PlannedStep
 from llaisys.engine.prefix_nodes import PrefixMatch
-from llaisys.engine.seats import Seats
+from llaisys.engine.request_queues import RequestQueues
+from llaisys.engine.scheduled_batch import ScheduledBatch
 
 logger = logging.getLogger("llaisys.engine")
 
 
-class StepPlanner:
-    """Owns no request; `steps_out` are the steps whose results are not in yet."""
+class BatchBuilder:
+    """Owns no request; `in_flight` are the steps whose results are not in yet."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        seats: Seats,
+        queues: RequestQueues,
         window: ContextWindow,
-        steps_out: Mapping[int, PlannedStep],
-        steps_ahead: int,
+        in_flight: Mapping[int, ScheduledBatch],
+        max_in_flight_tokens: int,
     ) -> None:
         self.config = config
-        self.seats = seats
-        self.running = seats.running
-        self.queue = seats.queue
-        self.blocks = seats.blocks
+        self.queues = queues
+        self.running = queues.running
+        self.waiting = queues.waiting
+        self.blocks = queues.blocks
         self.window = window
-        self.steps_ahead = steps_ahead  # tokens of a request that may be drawn and not known yet
+        self.max_in_flight_tokens = max_in_flight_tokens  # of one request
         self.num_context_shifts = 0
-        self._steps_out = steps_out
+        self._in_flight = in_flight
         self._watermark = max(1, self.blocks.num_blocks // 100)
 
-    def fill(self, step: PlannedStep) -> None:
+    def build(self, step: ScheduledBatch) -> None:
         """Plan all that can be done now; the step stays empty when that is nothing."""
         self._continue_running(step)
         self._admit(step)
 
-    def _continue_running(self, step: PlannedStep) -> None:
+    def _continue_running(self, step: ScheduledBatch) -> None:
         """Give every running request what it can compute now, and the blocks for it."""
         block_size = self.blocks.block_size
         requests, starts, counts = step.requests, step.plan.starts, step.plan.counts
-        drafts_out = any(out.plan.draft_token_ids for out in self._steps_out.values())
-        goes_ahead = self.steps_ahead > 0 and not drafts_out
+        drafts_out = any(out.plan.draft_token_ids for out in self._in_flight.values())
+        goes_ahead = self.max_in_flight_tokens > 0 and not drafts_out
         for request in tuple(self.running):
             start = request.num_computed_tokens
             count = len(request.token_ids) - start
@@ -69,7 +68,7 @@ class StepPlanner:
             counts.append(count)
             request.num_computed_tokens = start + count
 
-    def _count(self, step: PlannedStep, request: Request, missing: int) -> int:
+    def _count(self, step: ScheduledBatch, request: Request, missing: int) -> int:
         """Tokens for a running request that is not simply one token behind; `missing` of its known
         tokens are not computed."""
         if request.status is not RequestStatus.RUNNING:
@@ -77,12 +76,12 @@ class StepPlanner:
         if missing < 1:
             # Its next token is drawn by a step that is out. The last token of all is not computed.
             is_last = request.num_computed_tokens + 1 >= request.max_total_tokens
-            is_known_soon = -missing < self.steps_ahead and not self._is_draft_out(request)
+            is_known_soon = -missing < self.max_in_flight_tokens and not self._is_draft_out(request)
             return int(is_known_soon and request.draws and not is_last)
         behind = self.running[self.running.index(request) + 1 :]
         budget = self._budget_left(step) - len(behind)  # each of them keeps one token
         if missing > 1 or not request.draws:
-            others = bool(self.queue) or any(
+            others = bool(self.waiting) or any(
                 len(r.token_ids) - r.num_computed_tokens > 1 for r in behind
             )
             return self._chunk(step, request, budget, others)
@@ -95,14 +94,14 @@ class StepPlanner:
             step.plan.draft_token_ids[request.seq_id] = draft
         return 1 + len(draft)
 
-    def _budget_left(self, step: PlannedStep) -> int:
+    def _budget_left(self, step: ScheduledBatch) -> int:
         return self.config.max_num_batched_tokens - sum(step.plan.counts)
 
     def _is_draft_out(self, request: Request) -> bool:
         """Whether it is open how many tokens a step that is out will bring."""
-        return any(request.seq_id in step.plan.draft_token_ids for step in self._steps_out.values())
+        return any(request.seq_id in step.plan.draft_token_ids for step in self._in_flight.values())
 
-    def _extend(self, step: PlannedStep, request: Request, num_tokens: int) -> bool:
+    def _extend(self, step: ScheduledBatch, request: Request, num_tokens: int) -> bool:
         """Blocks for `num_tokens` in all, taken from the latest arrivals if need be; False when the
         request itself is or was one of those."""
         added = None
@@ -112,12 +111,12 @@ class StepPlanner:
                 added = self.blocks.append_slot(request, held)
             if added is not None:
                 break
-            self._preempt(step, self.queue.largest(self.running))
+            self._preempt(step, self.waiting.largest(self.running))
         if added:
             step.plan.new_blocks[request.seq_id] = added
         return added is not None
 
-    def _shift(self, step: PlannedStep, request: Request) -> bool:
+    def _shift(self, step: ScheduledBatch, request: Request) -> bool:
         """Make room in a full context; False when there are not enough blocks for it."""
         kept, dropped = request.num_kept_tokens, self.window.num_dropped(request)
         blocks = self.blocks.shift(request, kept, dropped)
@@ -132,15 +131,15 @@ class StepPlanner:
         self.num_context_shifts += 1
         return True
 
-    def _admit(self, step: PlannedStep) -> None:
+    def _admit(self, step: ScheduledBatch) -> None:
         """Start waiting requests until the budget, the seats or the blocks run out. At most a few
         seats' worth is looked at, so that a long queue behind one prefix costs no more than a short
         one."""
         manager, seats = self.blocks, self.config.max_num_seqs
-        if not self.queue or (len(self.running) >= seats and not self.queue.is_shared):
+        if not self.waiting or (len(self.running) >= seats and not self.waiting.is_shared):
             return
         budget = self._budget_left(step)
-        for request in self.queue.candidates(2 * seats):
+        for request in self.waiting.candidates(2 * seats):
             if budget <= 0:
                 return
             if manager.is_waiting_for_prefix(request) or not self._may_score(step, request):
@@ -153,9 +152,9 @@ class StepPlanner:
                     return
                 match = manager.match_prefix(request)
             blocks = manager.allocate(request, match)
-            self.seats.start(request, match.num_tokens, match.num_host_tokens)
+            self.queues.start(request, match.num_tokens, match.num_host_tokens)
             step.introduce(request, blocks)
-            count = self._chunk(step, request, budget, others=bool(self.queue))
+            count = self._chunk(step, request, budget, others=bool(self.waiting))
             step.add(request, count)
             budget -= count
 
@@ -170,15 +169,15 @@ class StepPlanner:
             )
         return False
 
-    def _make_room(self, step: PlannedStep, request: Request) -> bool:
+    def _make_room(self, step: ScheduledBatch, request: Request) -> bool:
         """Preempt a request of somebody who has more than the one that waits; False: nobody has."""
-        victim = self.queue.gives_way(request, self.running)
+        victim = self.waiting.gives_way(request, self.running)
         if victim is None:
             return False
         self._preempt(step, victim)
         return True
 
-    def _chunk(self, step: PlannedStep, request: Request, budget: int, others: bool) -> int:
+    def _chunk(self, step: ScheduledBatch, request: Request, budget: int, others: bool) -> int:
         """A piece of what the request has not computed."""
         missing = request.num_tokens - request.num_computed_tokens
         missing = min(missing, self.window.room(request))
@@ -192,13 +191,13 @@ class StepPlanner:
             step.num_scored += count if request.scores_prompt else 0
         return count
 
-    def _may_score(self, step: PlannedStep, request: Request) -> bool:
+    def _may_score(self, step: ScheduledBatch, request: Request) -> bool:
         """Whether the step has room for logits of this request's prompt, if it wants them."""
         return not request.scores_prompt or step.num_scored < self.config.max_scored_tokens
 
-    def _preempt(self, step: PlannedStep, victim: Request) -> None:
+    def _preempt(self, step: ScheduledBatch, victim: Request) -> None:
         """Take a running request's blocks, and its place in the step that is being planned."""
-        self.seats.preempt(victim)
+        self.queues.preempt(victim)
         if step.drop(victim):
-            self.seats.released.remove(victim.seq_id)  # the worker never knew it
+            self.queues.released.remove(victim.seq_id)  # the worker never knew it
         logger.debug("request %s preempted", victim.request_id)

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.types import SchedulerOutputs, StepOutput
-from llaisys.engine.worker.batch import PreparedStep, SequenceRows
-from llaisys.engine.worker.drawing import token_logprobs
+from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.sampler import token_logprobs
+from llaisys.engine.worker.step_buffers import PreparedStep
 from llaisys.models.base import ModelAdapter
 
 
 @dataclass(slots=True)
-class LaunchedStep:
+class InFlightStep:
     """What was known when the step was launched: its rows may have been given to others since."""
 
     plan: SchedulerOutputs
@@ -58,25 +59,25 @@ class LaunchedStep:
         )
 
 
-class LaunchedSteps:
+class InFlightSteps:
     """In the order of their launches."""
 
-    def __init__(self, rows: SequenceRows) -> None:
+    def __init__(self, rows: InputBatch) -> None:
         self._rows = rows
-        self._steps: deque[LaunchedStep] = deque()
+        self._steps: deque[InFlightStep] = deque()
         # A step whose caller was interrupted may still run: it is kept until a later one is done.
-        self._last: LaunchedStep | None = None
+        self._last: InFlightStep | None = None
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def add(self, launched: LaunchedStep) -> None:
+    def add(self, launched: InFlightStep) -> None:
         """Its tokens are unknown from now on."""
         self._steps.append(launched)
         drawing = launched.step.drawing
         self._rows.tokens[drawing.rows, drawing.ends] = -1 - np.arange(len(drawing.rows))
 
-    def take(self, step_id: int) -> LaunchedStep:
+    def take(self, step_id: int) -> InFlightStep:
         """Forgets the steps before it."""
         while self._steps:
             self._last = self._steps.popleft()
@@ -84,18 +85,18 @@ class LaunchedSteps:
                 return self._last
         raise RuntimeError(f"step {step_id} is not out")
 
-    def pop(self) -> LaunchedStep | None:
+    def pop(self) -> InFlightStep | None:
         """The one launched last, if one is out; it is not any more."""
         return self._steps.pop() if self._steps else None
 
-    def held(self, launched: LaunchedStep) -> NDArray[np.bool_]:
+    def held(self, launched: InFlightStep) -> NDArray[np.bool_]:
         """Which of its sequences still have the rows that they had."""
         rows = launched.step.drawing.rows
         still: NDArray[np.bool_] = self._rows.tenures[rows] == launched.tenures
         known = self._rows.row_of
         return still & np.fromiter((s in known for s in launched.seq_ids), bool, len(rows))
 
-    def settle(self, launched: LaunchedStep, tokens: NDArray[Any] | int) -> None:
+    def settle(self, launched: InFlightStep, tokens: NDArray[Any] | int) -> None:
         """Its tokens are known: put them where they are waited for."""
         drawing, rows = launched.step.drawing, self._rows
         if rows.num_released == launched.num_released:  # as in most steps: everybody is there

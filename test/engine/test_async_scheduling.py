@@ -101,14 +101,14 @@ def test_random_requests_give_what_they_give_without_steps_ahead(seed, order, nu
     sizes = {**SMALL, "num_blocks": num_blocks}
     late = make_late_engine(order, **sizes)
     assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
-    assert not late_adapter_of(late).histories or late.core.scheduler.seats.released
+    assert not late_adapter_of(late).histories or late.core.scheduler.queues.released
     assert len(late.core.executor.worker._launched) == 0
 
 
 def test_the_native_model_gives_what_it_gives_without_steps_ahead():
     """The real sampler and the thread of the real pipeline."""
-    ahead = make_engine(**NATIVE, **SMALL, async_stepping="on", n_threads=1)
-    behind = make_engine(**NATIVE, **SMALL, async_stepping="off", n_threads=1)
+    ahead = make_engine(**NATIVE, **SMALL, async_scheduling="on", n_threads=1)
+    behind = make_engine(**NATIVE, **SMALL, async_scheduling="off", n_threads=1)
     assert ahead.core.is_async and not behind.core.is_async
     try:
         for seed in range(12):
@@ -122,7 +122,7 @@ def test_a_decoding_request_is_launched_before_its_last_token_is_known():
     engine = make_late_engine()
     engine.submit([1, 2, 3], greedy(6, ignore_eos=True))
     assert [part.token_ids for part in engine.step()] == []  # reported at the end
-    assert late_adapter_of(engine).num_launched == 2 and len(engine.core._out) == 1
+    assert late_adapter_of(engine).num_launched == 2 and len(engine.core._in_flight) == 1
     (output,) = run_all(engine).values()
     assert output.token_ids == expected_tokens([1, 2, 3], 6, stops=())
     assert late_adapter_of(engine).num_launched == 6  # the last token of all is not computed
@@ -166,7 +166,7 @@ def test_a_full_context_is_shifted_at_the_same_tokens():
             assert llm.stats()["num_context_shifts"] > 4
             return [o.token_ids for o in outputs]
 
-    assert run(**NATIVE, async_stepping="on") == run(**NATIVE)
+    assert run(**NATIVE, async_scheduling="on") == run(**NATIVE)
 
 
 def test_bound_requests_run_beside_others_without_steps_ahead():
@@ -174,7 +174,7 @@ def test_bound_requests_run_beside_others_without_steps_ahead():
     bound = greedy(8, ignore_eos=True, bad_words=["ab"])
     names = [engine.submit([1, 2], bound), engine.submit([3, 4], greedy(20, ignore_eos=True))]
     engine.step()
-    assert late_adapter_of(engine).num_launched == 0 and not engine.core._out
+    assert late_adapter_of(engine).num_launched == 0 and not engine.core._in_flight
     outputs = run_all(engine)
     assert late_adapter_of(engine).num_launched > 5  # once it is alone
     assert [outputs[name].token_ids for name in names] == [
@@ -315,12 +315,12 @@ def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failur
 def test_what_needs_the_host_in_every_step_stays_synchronous(fields, caplog):
     fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False, **fields}
     fields.setdefault("adapter_class", LateAdapter)
-    with LLM(async_stepping="on", **fields) as llm:
-        assert "async_stepping is off" in caplog.text
+    with LLM(async_scheduling="on", **fields) as llm:
+        assert "async_scheduling is off" in caplog.text
         assert len(llm.generate([[1, 2]], greedy(4, ignore_eos=True))[0].token_ids) == 4
 
 
 def test_auto_waits_until_it_was_measured():
     assert not make_engine().core.is_async
-    with pytest.raises(InvalidInputError, match="async_stepping"):
-        make_engine(async_stepping="maybe")
+    with pytest.raises(InvalidInputError, match="async_scheduling"):
+        make_engine(async_scheduling="maybe")

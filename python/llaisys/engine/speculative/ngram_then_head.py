@@ -21,7 +21,7 @@ LONGEST_REST = 256
 
 
 @dataclass(slots=True)
-class _Trust:
+class NgramTracker:
     length: int = FIRST_LENGTH
     until: int = 0  # tokens of the sequence up to which it rests
     rest: int = FIRST_REST
@@ -46,7 +46,7 @@ class _Trust:
             self.length = FIRST_LENGTH
 
 
-class OwnTokensFirst(Proposer):
+class NgramThenHead(Proposer):
     is_steady = True
 
     def __init__(self, own: NgramProposer, head: Proposer) -> None:
@@ -54,7 +54,7 @@ class OwnTokensFirst(Proposer):
         self.steps_watched = head.steps_watched
         self.stops_itself = head.stops_itself
         self.is_catching_up = False
-        self._trust: dict[int, _Trust] = {}  # by sequence
+        self._trackers: dict[int, NgramTracker] = {}  # by sequence
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
         drafts = [self._own_draft(r, count) for r, count in zip(requests, counts, strict=True)]
@@ -69,9 +69,9 @@ class OwnTokensFirst(Proposer):
         return drafts
 
     def _own_draft(self, request: Request, count: int) -> Sequence[int]:
-        trust = self._trust.get(request.seq_id)
+        trust = self._trackers.get(request.seq_id)
         if trust is None:
-            trust = self._trust[request.seq_id] = _Trust()
+            trust = self._trackers[request.seq_id] = NgramTracker()
         trust.learn(request.token_ids)
         if request.num_tokens < trust.until:
             return ()
@@ -80,6 +80,6 @@ class OwnTokensFirst(Proposer):
         return draft
 
     def forget(self, seq_id: int) -> None:
-        self._trust.pop(seq_id, None)
+        self._trackers.pop(seq_id, None)
         self._own.forget(seq_id)
         self._head.forget(seq_id)

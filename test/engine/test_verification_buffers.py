@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from llaisys.common.types import SchedulerOutputs
-from llaisys.engine.worker import batch
-from llaisys.engine.worker.batch import SequenceRows, StepBuffers
-from llaisys.engine.worker.few_tokens import FEW_TOKENS, FewTokens
+from llaisys.engine.worker import step_buffers
+from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.step_buffers import StepBuffers
+from llaisys.engine.worker.verification_buffers import MAX_VERIFICATION_TOKENS, VerificationBuffers
 
 
-def random_rows(rng: np.random.Generator, block_size: int) -> SequenceRows:
+def random_rows(rng: np.random.Generator, block_size: int) -> InputBatch:
     """Nine sequences with ids that are not their rows, all blocks in some order."""
-    rows = SequenceRows(12, 90, block_size)
+    rows = InputBatch(12, 90, block_size)
     rows.tokens[:] = rng.integers(0, 1000, rows.tokens.shape)
     rows.blocks[:] = rng.permutation(rows.blocks.size).reshape(rows.blocks.shape)
     rows.num_blocks[:] = rows.blocks.shape[1]
@@ -24,7 +25,7 @@ def random_rows(rng: np.random.Generator, block_size: int) -> SequenceRows:
     return rows
 
 
-def random_plan(rng: np.random.Generator, rows: SequenceRows) -> SchedulerOutputs:
+def random_plan(rng: np.random.Generator, rows: InputBatch) -> SchedulerOutputs:
     chosen = rng.permutation(list(rows.row_of))[: rng.integers(1, 10)].tolist()
     drafts = {seq_id: rng.integers(0, 1000, rng.integers(0, 7)).tolist() for seq_id in chosen}
     drafts[chosen[0]] = [5]  # somebody has one
@@ -41,17 +42,17 @@ def random_plan(rng: np.random.Generator, rows: SequenceRows) -> SchedulerOutput
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_few_tokens_are_laid_out_as_many_are(block_size: int):
+def test_verification_buffers_are_laid_out_as_many_are(block_size: int):
     rng = np.random.default_rng(block_size)
     for _ in range(30):
         rows = random_rows(rng, block_size)
         plan = random_plan(rng, rows)
-        assert FewTokens.holds(plan)
-        few = FewTokens(rows)
+        assert VerificationBuffers.holds(plan)
+        few = VerificationBuffers(rows)
         given, attention = few.fill(plan)
         step = few.prepared(plan, given)
         after = rows.tokens.copy()
-        buffers = StepBuffers(rows, FEW_TOKENS)
+        buffers = StepBuffers(rows, MAX_VERIFICATION_TOKENS)
         wanted = buffers.fill_tokens(plan)
         wanted_attention = buffers.fill_attention(wanted)
         np.testing.assert_array_equal(after, rows.tokens)
@@ -77,7 +78,7 @@ def test_long_pieces_are_laid_out_as_short_ones_are(block_size: int, monkeypatch
         plan.counts = [int(rng.integers(2, 91 - start)) for start in plan.starts]
         made = []
         for long_piece in (1, 1000):
-            monkeypatch.setattr(batch, "LONG_PIECE", long_piece)
+            monkeypatch.setattr(step_buffers, "LONG_PIECE", long_piece)
             buffers = StepBuffers(rows, 1000)
             step = buffers.fill_tokens(plan)
             made.append((step, buffers.fill_attention(step)))
@@ -91,7 +92,7 @@ def test_long_pieces_are_laid_out_as_short_ones_are(block_size: int, monkeypatch
 
 
 def test_a_long_piece_outside_its_blocks_is_an_error():
-    rows = SequenceRows(2, 400, 4)
+    rows = InputBatch(2, 400, 4)
     rows.row_of[7] = 1
     rows.blocks[1, :30] = range(30)
     buffers = StepBuffers(rows, 200)
@@ -110,22 +111,22 @@ def check_same(mine: np.ndarray, other: np.ndarray) -> None:
 
 
 def test_a_token_without_a_block_is_an_error():
-    rows = SequenceRows(2, 40, 4)
+    rows = InputBatch(2, 40, 4)
     rows.row_of[7] = 1
     rows.blocks[1, :2] = (3, 5)
     plan = SchedulerOutputs(0, [7], ["r"], [6], [3], draft_token_ids={7: [1, 2]})
     plan.num_decode_tokens = 3
     with pytest.raises(RuntimeError, match="position 6 of a sequence is outside its blocks"):
-        FewTokens(rows).fill(plan)
+        VerificationBuffers(rows).fill(plan)
 
 
 def test_prompts_and_many_tokens_are_laid_out_otherwise():
     plan = SchedulerOutputs(0, [7], ["r"], [6], [3], draft_token_ids={7: [1, 2]})
-    plan.num_decode_tokens = FEW_TOKENS
-    assert FewTokens.holds(plan)
+    plan.num_decode_tokens = MAX_VERIFICATION_TOKENS
+    assert VerificationBuffers.holds(plan)
     plan.num_decode_tokens += 1
-    assert not FewTokens.holds(plan)
+    assert not VerificationBuffers.holds(plan)
     plan.num_decode_tokens, plan.num_prefill_tokens = 3, 1
-    assert not FewTokens.holds(plan)
+    assert not VerificationBuffers.holds(plan)
     plan.num_prefill_tokens, plan.draft_token_ids = 0, {}
-    assert not FewTokens.holds(plan)
+    assert not VerificationBuffers.holds(plan)

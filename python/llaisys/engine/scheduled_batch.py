@@ -13,7 +13,7 @@ from llaisys.common.types import BlockCopy, NewSequence, SchedulerOutputs
 
 
 @dataclass(slots=True)
-class PlannedStep:
+class ScheduledBatch:
     """The lists run in parallel to those of the plan."""
 
     plan: SchedulerOutputs

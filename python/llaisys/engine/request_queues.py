@@ -9,12 +9,12 @@ from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.fair_queue import FairQueue
 
 
-class Seats:
+class RequestQueues:
     """Owner of the queues."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
-        self.queue = FairQueue()
+        self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of admission
         self.released: list[int] = []  # sequences that the worker may forget
         self.num_preemptions = 0
@@ -22,7 +22,7 @@ class Seats:
     def start(self, request: Request, num_cached: int, num_from_host: int = 0) -> None:
         """Out of the queue and among the running ones; `num_cached` tokens are a known prefix, of
         which `num_from_host` come from host memory."""
-        self.queue.start(request)
+        self.waiting.start(request)
         request.set_status(RequestStatus.RUNNING)
         request.num_computed_tokens = num_cached
         if request.num_cached_tokens < 0:
@@ -34,7 +34,7 @@ class Seats:
     def preempt(self, victim: Request) -> None:
         """Take a running request's blocks; it waits, and computes its tokens anew."""
         self._leave(victim)
-        self.queue.preempt(victim)
+        self.waiting.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
         victim.num_computed_tokens = victim.num_dropped_tokens = 0
         victim.num_preemptions += 1
@@ -42,7 +42,7 @@ class Seats:
 
     def finish(self, request: Request, status: RequestStatus) -> None:
         """Wherever it is."""
-        self.queue.remove(request)
+        self.waiting.remove(request)
         if request.status is RequestStatus.RUNNING:
             self._leave(request)
         else:

@@ -7,7 +7,7 @@ from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_p
 
 from llaisys.common.progress import listening
 from llaisys.common.types import GpuUse
-from llaisys.engine.worker.warming import MOST_ROWS, graph_rows, warm_up
+from llaisys.engine.worker.warmup import MOST_ROWS, graph_rows, warm_up
 
 
 def bucket_of(rows: int) -> int:

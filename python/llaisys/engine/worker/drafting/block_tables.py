@@ -38,7 +38,7 @@ class DraftSequence:
         self.computed = min(self.computed, agreed, len(self.tokens) - 1)
 
 
-class DraftBooks:
+class DraftBlockTables:
     """Sequences by id, and the blocks that nobody holds."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -12,26 +12,28 @@ from numpy.typing import NDArray
 
 from llaisys.common.step import AttentionMetadata, ModelStepInput
 from llaisys.common.types import SchedulerOutputs
-from llaisys.engine.worker.batch import Drawing, PreparedStep, SequenceRows
+from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.sampling_batch import SamplingBatch
+from llaisys.engine.worker.step_buffers import PreparedStep
 
-FEW_TOKENS = 64  # as ModelRunner has it, which replays steps with drafts up to there
+MAX_VERIFICATION_TOKENS = 64  # as ModelRunner has it, which replays steps with drafts up to there
 
 
-class FewTokens:
+class VerificationBuffers:
     """Makes of such a plan what StepBuffers does. The arrays are overwritten by the next step."""
 
-    def __init__(self, rows: SequenceRows) -> None:
+    def __init__(self, rows: InputBatch) -> None:
         self._rows = rows
         # The same numbers, one at a time.
         self._token_at, self._block_at = rows.tokens.data, rows.blocks.data
-        self._numbers = np.zeros((3, FEW_TOKENS), dtype=np.int64)
-        self._slots = np.zeros(FEW_TOKENS, dtype=np.int32)
-        self._wanted = np.ones(FEW_TOKENS, dtype=np.int8)
+        self._numbers = np.zeros((3, MAX_VERIFICATION_TOKENS), dtype=np.int64)
+        self._slots = np.zeros(MAX_VERIFICATION_TOKENS, dtype=np.int32)
+        self._wanted = np.ones(MAX_VERIFICATION_TOKENS, dtype=np.int8)
 
     @staticmethod
     def holds(plan: SchedulerOutputs) -> bool:
         is_decoding = bool(plan.draft_token_ids) and not plan.num_prefill_tokens
-        return is_decoding and plan.num_decode_tokens <= FEW_TOKENS
+        return is_decoding and plan.num_decode_tokens <= MAX_VERIFICATION_TOKENS
 
     def fill(self, plan: SchedulerOutputs) -> tuple[ModelStepInput, AttentionMetadata]:
         """What the model takes, and where its keys and values lie."""
@@ -84,6 +86,6 @@ class FewTokens:
         """The same step, with who draws in it."""
         rows = np.array([self._rows.row_of[seq_id] for seq_id in plan.seq_ids], np.int64)
         counts, starts = np.array(plan.counts, np.int64), np.array(plan.starts, np.int64)
-        drawing = Drawing(rows, starts + 1, counts.cumsum() - counts, counts - 1)
+        drawing = SamplingBatch(rows, starts + 1, counts.cumsum() - counts, counts - 1)
         arrays = (step.token_ids, step.positions, step.seq_ids, step.logits_mask)
         return PreparedStep(*arrays, rows, starts + counts, drawing)

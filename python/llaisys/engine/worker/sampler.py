@@ -9,17 +9,18 @@ from numpy.typing import NDArray
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import ForwardOutput, RowLogprobs, SamplingMetadata, TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput, TokenLogprobs
-from llaisys.engine.worker.batch import Drawing, Drawn, SequenceRows
-from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
+from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.timers import Timer
 from llaisys.models.base import ModelAdapter
 
 
-class TokenDrawer:
+class Sampler:
     """Draws from the logits of the step that the model ran last."""
 
     def __init__(
-        self, adapter: ModelAdapter, rows: SequenceRows, sampling: SamplingRows, native: Timer
+        self, adapter: ModelAdapter, rows: InputBatch, sampling: SamplingState, native: Timer
     ) -> None:
         self._adapter = adapter
         self._rows = rows
@@ -27,8 +28,8 @@ class TokenDrawer:
         self._native_timer = native  # runs while the model does
 
     def leave_out(
-        self, drawing: Drawing, masks: TokenMasks, output: StepOutput
-    ) -> tuple[Drawing, StepOutput]:
+        self, drawing: SamplingBatch, masks: TokenMasks, output: StepOutput
+    ) -> tuple[SamplingBatch, StepOutput]:
         """Those whose masks are missing: no token when it is late, a failure when there is none."""
         kept = []
         for index, seq_id in enumerate(self.seq_ids(drawing)):
@@ -40,7 +41,7 @@ class TokenDrawer:
                 kept.append(index)
         return drawing.only(np.array(kept, dtype=np.int64)), output
 
-    def agreed(self, drawn: Drawn) -> NDArray[np.bool_] | None:
+    def agreed(self, drawn: SampledTokens) -> NDArray[np.bool_] | None:
         """For which of the sequences the draft is what was drawn, so that the logits behind it are
         those of the drawn tokens; None when there are no drafts. Before `postprocess`."""
         rows, ends, _, drafts = drawn.drawing
@@ -49,18 +50,18 @@ class TokenDrawer:
         agreed: NDArray[np.bool_] = (self._rows.tokens[rows, ends] == drawn.tokens) & (drafts > 0)
         return self._sampling.with_masks(rows, agreed)
 
-    def sample(self, forward: ForwardOutput, drawing: Drawing) -> Drawn:
+    def sample(self, forward: ForwardOutput, drawing: SamplingBatch) -> SampledTokens:
         """Draw a token for each sequence of the step that wants one, in the plan's order."""
         try:
-            return Drawn(drawing, self._draw(forward, drawing), {}, forward)
+            return SampledTokens(drawing, self._draw(forward, drawing), {}, forward)
         except InvalidInputError:  # nothing is left to draw for one: not the others' fault
             failed = self._find_failing(forward, drawing)
             good = [i for i, s in enumerate(self.seq_ids(drawing)) if s not in failed]
             drawing = drawing.only(np.array(good, dtype=np.int64))
-            return Drawn(drawing, self._draw(forward, drawing), failed, forward)
+            return SampledTokens(drawing, self._draw(forward, drawing), failed, forward)
 
     def sample_with_drafts(
-        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: Drawing
+        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: SamplingBatch
     ) -> StepOutput | None:
         """All tokens of a step in one draw, where no draw depends on what the one before it gave
         and each is cheap; None: they are to be drawn one after the other."""
@@ -83,25 +84,25 @@ class TokenDrawer:
             first += len(draft) + 1
         return StepOutput(plan.step_id, sampled)
 
-    def seq_ids(self, drawing: Drawing) -> list[int]:
+    def seq_ids(self, drawing: SamplingBatch) -> list[int]:
         ids: list[int] = self._rows.seq_ids[drawing.rows].tolist()
         return ids
 
-    def _draw(self, forward: ForwardOutput, drawing: Drawing) -> NDArray[np.int32]:
+    def _draw(self, forward: ForwardOutput, drawing: SamplingBatch) -> NDArray[np.int32]:
         if not len(drawing.rows):
             return np.zeros(0, dtype=np.int32)
         metadata = self.metadata(drawing, output_rows(forward, drawing.tokens))
         with self._native_timer:
             return self._adapter.sample(metadata)
 
-    def metadata(self, drawing: Drawing, rows: NDArray[np.int64]) -> SamplingMetadata:
+    def metadata(self, drawing: SamplingBatch, rows: NDArray[np.int64]) -> SamplingMetadata:
         """How those that draw do it; `rows`: where their logits are."""
         known = self._rows
         return self._sampling.metadata(
             drawing.rows, rows, drawing.ends, known.seq_ids, known.tokens, known.dropped
         )
 
-    def _find_failing(self, forward: ForwardOutput, drawing: Drawing) -> dict[int, str]:
+    def _find_failing(self, forward: ForwardOutput, drawing: SamplingBatch) -> dict[int, str]:
         """Draw for each sequence alone, to see whose fault it was and why."""
         failed = {}
         for index, seq_id in enumerate(self.seq_ids(drawing)):
@@ -111,7 +112,7 @@ class TokenDrawer:
                 failed[seq_id] = str(error)
         return failed
 
-    def postprocess(self, plan: SchedulerOutputs, drawn: Drawn) -> StepOutput:
+    def postprocess(self, plan: SchedulerOutputs, drawn: SampledTokens) -> StepOutput:
         """Remember the drawn tokens for the next step and say whose they are."""
         sampling = self._sampling
         rows = drawn.drawing.rows
@@ -136,7 +137,7 @@ class TokenDrawer:
         return output
 
     def _logprobs_of(
-        self, named: NDArray[np.int64], drawn: Drawn, index: int, logprob: float
+        self, named: NDArray[np.int64], drawn: SampledTokens, index: int, logprob: float
     ) -> list[tuple[int, float]]:
         """Of the tokens that a request names; `logprob`: of the drawn one, in the same row."""
         row = output_rows(drawn.forward, drawn.drawing.tokens[index : index + 1])

@@ -10,10 +10,11 @@ from operator import attrgetter
 import numpy as np
 
 from llaisys.common.types import BlockCopy, ContextShift, SchedulerOutputs
-from llaisys.engine.worker.batch import PreparedStep, SequenceRows
+from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.pooling import PromptPooling
-from llaisys.engine.worker.sampling import SamplingRows
+from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.scoring import PromptScoring
+from llaisys.engine.worker.step_buffers import PreparedStep
 from llaisys.models.base import ModelAdapter
 
 
@@ -24,10 +25,10 @@ def swap_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
         adapter.swap_blocks(np.array(blocks, np.int32), np.array(host_blocks, np.int32), to_host)
 
 
-class HeldSequences:
+class BatchUpdater:
     """The books of every sequence, kept together: each is told of all that come and go."""
 
-    def __init__(self, rows: SequenceRows, sampling: SamplingRows) -> None:
+    def __init__(self, rows: InputBatch, sampling: SamplingState) -> None:
         self._rows = rows
         self._sampling = sampling
         self._scoring = PromptScoring()
