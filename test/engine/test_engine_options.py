@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from engine_fakes import FakeAdapter, FakeTokenizer
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.flags import OptionParser
 from llaisys.engine.config import (
     CacheConfig,
     EngineConfig,
@@ -85,7 +85,7 @@ def test_every_option_crosses_the_wire_and_objects_stay_at_home():
 
 
 def test_every_option_that_has_a_flag_can_be_given_with_it():
-    parser = argparse.ArgumentParser()
+    parser = OptionParser()
     add_engine_flags(parser)
     assert given_engine_options(parser.parse_args([])) == {}
     arguments = []
@@ -172,13 +172,3 @@ def test_every_create_parameter_reaches_the_library():
     names = [name for name, *_ in LlaisysModelCreateParams._fields_]
     later = {"vocab_parallel_head", "replicate_kv_heads"}
     assert later <= set(names[23:]) and set(names[:23]) == ours | set(PARALLEL_FIELDS) - later
-
-
-def test_renamed_option_is_accepted_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="async_scheduling"):
-        assert EngineConfig.of(async_stepping="on").async_scheduling == "on"
-    parser = argparse.ArgumentParser()
-    add_engine_flags(parser)
-    given = given_engine_options(parser.parse_args(["--async-stepping", "off"]))
-    with pytest.warns(FutureWarning, match="async_scheduling"):
-        assert EngineConfig.of(**given).async_scheduling == "off"

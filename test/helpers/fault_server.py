@@ -9,7 +9,6 @@ the product it imports next to nothing before the engine starts.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import threading
@@ -41,10 +40,11 @@ class OffLoopTokenizer(FakeTokenizer):
 
 
 def main() -> int:
+    from llaisys.common.flags import OptionParser
     from llaisys.server.http_server import serve
     from llaisys.server.options import add_arguments, config_from_args
 
-    parser = argparse.ArgumentParser()
+    parser = OptionParser()
     add_arguments(parser)
     parser.add_argument("--exit-delay", type=float, default=1.5)
     args = parser.parse_args()

@@ -49,12 +49,11 @@ def scripted_server(
 
 
 def main() -> int:
-    import argparse
-
+    from llaisys.common.flags import OptionParser
     from llaisys.server.http_server import serve
     from llaisys.server.options import add_arguments, config_from_args
 
-    parser = argparse.ArgumentParser()
+    parser = OptionParser()
     add_arguments(parser)
     config = config_from_args(parser.parse_args())
     return serve(dataclasses.replace(config, engine_module="scripted_engine"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ import pytest
 from server_helpers import ServerProcess
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.flags import OptionParser
 from llaisys.server.config import ServerConfig
 from llaisys.server.config_file import option_names
 from llaisys.server.options import add_arguments, config_from_args
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser()
+def parser() -> OptionParser:
+    made = OptionParser()
     add_arguments(made)
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import resource
@@ -13,6 +12,7 @@ import pytest
 from wire_helpers import make_certificate
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.flags import OptionParser
 from llaisys.server.config import MIN_SESSION_BYTES, Health, Limits, ServerConfig
 from llaisys.server.http_server import check_tls, fit_connections, serve
 from llaisys.server.options import add_arguments, config_from_args
@@ -38,7 +38,7 @@ def test_bad_server_settings_are_named(fields: dict[str, Any]) -> None:
 
 
 def test_every_limit_is_a_flag_and_reaches_the_config() -> None:
-    parser = argparse.ArgumentParser()
+    parser = OptionParser()
     add_arguments(parser)
     shown = {"dead_after": "--engine-dead-after", "step_limit": "--engine-step-limit"}
     hidden = {"heartbeat_interval", "unresponsive_after", "start_limit", "exit_delay"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deploy_queries import DEPLOY, expressions, names_asked
 
+from llaisys.common.flags import OptionParser
 from llaisys.server.config import ServerConfig
 from llaisys.server.models.entries import entries_of
 from llaisys.server.models.opening import open_models
@@ -70,9 +71,7 @@ def test_the_dashboard_is_what_its_script_writes() -> None:
 
 @pytest.mark.parametrize("name", ["llaisys.service", "Containerfile"])
 def test_the_options_that_are_given_exist(name: str) -> None:
-    import argparse
-
-    parser = argparse.ArgumentParser()
+    parser = OptionParser()
     add_arguments(parser)
     known = {flag for action in parser._actions for flag in action.option_strings}
     lines = (DEPLOY / name).read_text().splitlines()

@@ -14,7 +14,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,6 +174,22 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Toggle(Kind):
+    """auto, on or off; true and false are on and off. On a command line, a flag without a value is
+    on."""
+
+    choices: tuple[str, ...] = ("auto", "on", "off")
+
+    def check(self, name: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return check_choice(name, value, self.choices)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"enum": [*self.choices, True, False]}
+
+
+@dataclass(frozen=True, slots=True)
 class Strings(Kind):
     """A string or a list of strings; None is none."""
 
@@ -251,16 +267,28 @@ class Record(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of a field beside its name, its type and its default."""
+    """The description of a field beside its name, its type and its default."""
 
     kind: Kind
     help: str
-    flag: str | None = None  # on the command line; "": its own name, None: not there
+    flag: str | None = None  # on the command line; "": the field's name, None: no flag
+    # Other names that are accepted, and those that give a warning: in snake case for keywords,
+    # configuration files and flags; one that begins with a dash is a flag only.
+    aliases: tuple[str, ...] = ()
+    deprecated: tuple[str, ...] = ()
 
 
-def option(default: Any, kind: Kind, help: str, *, flag: str | None = "") -> Any:
-    """A dataclass field with a description; `flag`: as in Option."""
-    return described(default, Option(kind, help, flag))
+def option(
+    default: Any,
+    kind: Kind,
+    help: str,
+    *,
+    flag: str | None = "",
+    aliases: tuple[str, ...] = (),
+    deprecated: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field with a description; the keywords are the fields of Option."""
+    return described(default, Option(kind, help, flag, aliases, deprecated))
 
 
 def described(default: Any, about: Option) -> Any:
@@ -320,37 +348,3 @@ def rebuilt(owner: type[Any], values: Mapping[str, Any], **more: Any) -> Any:
         if name not in known:
             raise InvalidInputError(f"unknown field {name!r} of {owner.__name__}", field=name)
     return owner(**values, **more)
-
-
-# ---- the command line ----------------------------------------------------------------------------
-
-
-def flag_of(name: str, about: Option) -> str:
-    return about.flag or "--" + name.replace("_", "-")
-
-
-def add_flags(group: Any, names_and_options: Sequence[tuple[str, Option, Any]]) -> None:
-    """A flag for each option that has one; what is not given is None in the namespace."""
-    for name, about, default in names_and_options:
-        if about.flag is None:
-            continue
-        if isinstance(about.kind, Switch):
-            wanted = not default
-            flag = flag_of(name, about)
-            if default:
-                flag = "--no-" + flag.removeprefix("--").removeprefix("enable-")
-            group.add_argument(flag, dest=name, action="store_const", const=wanted, help=about.help)
-            continue
-        shown = "" if default is None else f" (default: {default})"
-        extra: dict[str, Any] = {"type": about.kind.parse, "metavar": name.upper()}
-        if isinstance(about.kind, Strings):
-            extra["action"] = "append"
-        group.add_argument(
-            flag_of(name, about), dest=name, help=f"{about.help}{shown}".replace("%", "%%"), **extra
-        )
-
-
-def given_flags(options: Any, owner: Any) -> dict[str, Any]:
-    """The values of `owner`'s fields that were given on the command line."""
-    values = {name: getattr(options, name, None) for name, _, _ in options_of(owner)}
-    return {name: value for name, value in values.items() if value is not None}

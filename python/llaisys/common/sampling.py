@@ -149,7 +149,10 @@ def number(
     flag: str | None = "",
 ) -> Any:
     """A field that goes to the sampler as a number of each row."""
-    return described(default, SamplingOption(kind, help, flag, array, neutral, from_model))
+    return described(
+        default,
+        SamplingOption(kind, help, flag, array=array, neutral=neutral, from_model=from_model),
+    )
 
 
 def penalty(array: str, help: str) -> Any:

@@ -7,13 +7,14 @@ sections by their names.
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llaisys.common.flags import OptionParser, add_flags, given_flags
+from llaisys.common.nearest import unknown_name
+from llaisys.common.option_names import Row, spellings, with_field_names
 from llaisys.common.options import (
     Bytes,
     Choice,
@@ -24,10 +25,9 @@ from llaisys.common.options import (
     Switch,
     Text,
     TextOrFile,
-    add_flags,
+    Toggle,
     changed,
     check_options,
-    given_flags,
     option,
     options_of,
     rebuilt,
@@ -107,7 +107,10 @@ class CacheConfig:
         None, Integer(1), "blocks of the KV cache; overrides the bytes"
     )
     enable_prefix_caching: bool = option(
-        True, Switch(), "compute every prompt anew, also where a beginning is known"
+        True,
+        Switch(),
+        "reuse the KV cache of equal prompt prefixes",
+        aliases=("prefix_caching",),
     )
     prefix_cache_min_match: int = option(0, Integer(0), "tokens; a shorter match is not used")
     kv_offload: int = option(
@@ -127,8 +130,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Drafts: where they come from and how many; the names are vLLM's (see
-    docs/guides/speculative_decoding.md)."""
+    """Speculative decoding, with the names of vLLM. See docs/guides/speculative_decoding.md."""
 
     method: str = option(
         "ngram",
@@ -207,8 +209,9 @@ class EngineConfig:
     )
     async_scheduling: str = option(
         "auto",
-        Choice(("auto", "on", "off")),
-        "plan and launch a step while the one before it runs; auto: where it was measured to pay",
+        Toggle(),
+        "schedule the next step while one is in flight; auto: where it is faster",
+        deprecated=("async_stepping",),
     )
     exact: bool = option(
         False,
@@ -252,17 +255,16 @@ class EngineConfig:
     @classmethod
     def of(cls, **values: Any) -> EngineConfig:
         """From the options of all sections by their names; an unknown one is a TypeError."""
-        for old, new in _RENAMED.items():
-            if old in values:
-                warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=3)
-                values[new] = values.pop(old)
+        values = with_field_names(values, engine_rows())
         own = {name: values.pop(name) for name in _OBJECTS if name in values}
         parts: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         for section, name, _, _ in engine_options():
             if name in values:
                 (own if section is None else parts[section])[name] = values.pop(name)
         if values:
-            raise TypeError(f"unknown engine option {next(iter(values))!r}")
+            raise TypeError(
+                unknown_name("engine option", next(iter(values)), spellings(engine_rows()))
+            )
         made = {name: _SECTIONS[name](**given) for name, given in parts.items()}
         return cls(**own, **made)
 
@@ -280,7 +282,6 @@ class EngineConfig:
 
 
 _OBJECTS = ("tokenizer", "adapter_class")
-_RENAMED = {"async_stepping": "async_scheduling"}  # deprecated name -> name
 _SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "cache": CacheConfig,
@@ -296,6 +297,11 @@ def engine_options() -> Iterator[tuple[str | None, str, Option, Any]]:
             yield section, name, about, default
 
 
+def engine_rows() -> list[Row]:
+    """(name, description, default) of every option."""
+    return [(name, about, default) for _, name, about, default in engine_options()]
+
+
 def engine_parameters() -> list[inspect.Parameter]:
     """Every option but the model as a keyword parameter, for the signature of `LLM`."""
     return [
@@ -305,19 +311,10 @@ def engine_parameters() -> list[inspect.Parameter]:
     ] + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in _OBJECTS]
 
 
-def add_engine_flags(parser: Any, *, without: tuple[str, ...] = ()) -> None:
+def add_engine_flags(parser: OptionParser, *, without: tuple[str, ...] = ()) -> None:
     """A flag for every engine option; `without`: those that mean something else here."""
     group = parser.add_argument_group("engine")
-    add_flags(
-        group,
-        [
-            (name, about, default)
-            for _, name, about, default in engine_options()
-            if name not in without
-        ],
-    )
-    for old in _RENAMED:
-        group.add_argument("--" + old.replace("_", "-"), dest=old, help=argparse.SUPPRESS)
+    add_flags(parser, group, [row for row in engine_rows() if row[0] not in without])
 
 
 def given_engine_options(
@@ -328,7 +325,6 @@ def given_engine_options(
     owners = (EngineConfig, *_SECTIONS.values())
     given = {name: v for owner in owners for name, v in given_flags(options, owner).items()}
     given.pop("model", None)
-    given |= {old: v for old in _RENAMED if (v := getattr(options, old, None)) is not None}
     for name, value in given.items():
         if only and name not in only:
             raise refuse(name, value, f"left out: {because}")

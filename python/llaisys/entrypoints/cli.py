@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from llaisys.common.errors import LlaisysError
+from llaisys.common.flags import OptionParser
 from llaisys.common.version import __version__
 from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_serve, cli_tools
 
@@ -16,8 +16,8 @@ DESCRIPTION = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llaisys", description=DESCRIPTION)
+def build_parser() -> OptionParser:
+    parser = OptionParser(prog="llaisys", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"llaisys {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     cli_serve.add_command(commands)

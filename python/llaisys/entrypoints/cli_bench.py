@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llaisys.common.flags import OptionParser
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.validation import check_int, refuse
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
@@ -70,7 +71,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_load(
-    parser: argparse.ArgumentParser,
+    parser: OptionParser,
     run: Callable[[argparse.Namespace], int],
     *,
     concurrency: str,

@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.model_argument import add_model_argument
-from llaisys.common.options import add_flags, given_flags, options_of
+from llaisys.common.options import options_of
 from llaisys.common.progress import shown_on
 from llaisys.common.sampling import SamplingParams
 from llaisys.engine.config import add_engine_flags, given_engine_options
@@ -20,7 +21,7 @@ SEED = ("seed",)  # of the engine: with sampling flags, their --seed is given to
 
 
 def add_model_options(
-    parser: argparse.ArgumentParser, position: bool = True, without: tuple[str, ...] = ()
+    parser: OptionParser, position: bool = True, without: tuple[str, ...] = ()
 ) -> None:
     """MODEL and the engine's options; `without`: those that mean something else here."""
     add_model_argument(parser, position=position)
@@ -34,9 +35,9 @@ def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
         return LLM(options.model, **given_engine_options(options) | more)
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+def add_sampling_options(parser: OptionParser) -> None:
     group = parser.add_argument_group("sampling (defaults come with the model)")
-    add_flags(group, list(options_of(SamplingParams)))
+    add_flags(parser, group, list(options_of(SamplingParams)))
 
 
 def sampling_of(options: argparse.Namespace, **given: Any) -> SamplingParams:

@@ -6,12 +6,11 @@ from llaisys.common.interpreter import drop_working_directory
 
 
 def main(argv: list[str] | None = None) -> int:
-    import argparse
-
     from llaisys.common.errors import LlaisysError
+    from llaisys.common.flags import OptionParser
     from llaisys.server.options import add_arguments, config_from_args
 
-    parser = argparse.ArgumentParser(prog="llaisys serve", description="Serve a model over HTTP.")
+    parser = OptionParser(prog="llaisys serve", description="Serve a model over HTTP.")
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:

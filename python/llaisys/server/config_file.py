@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
+from llaisys.common.option_names import Row, warn_of_file, with_field_names
 from llaisys.common.options import Kind
 from llaisys.common.validation import check_bool, check_choice, check_float, check_int, refuse
 
@@ -57,12 +58,14 @@ def fill_from_file(
     args: argparse.Namespace,
     path: Path,
     parser: argparse.ArgumentParser,
-    kinds: Mapping[str, Kind],
+    rows: Sequence[Row],
 ) -> None:
-    """Put what the file says where the command line said nothing; `kinds`: of the options that
-    describe themselves. Everything in the file is checked, used or not."""
+    """Set what the command line left out; `rows`: the options that describe themselves.
+    Everything in the file is checked, used or not."""
     names = option_names(parser)
-    for given, value in read_config_file(path).items():
+    kinds = {name: about.kind for name, about, _ in rows}
+    data = {name.replace("-", "_"): value for name, value in read_config_file(path).items()}
+    for given, value in with_field_names(data, rows, warn_of_file).items():
         name = given.replace("-", "_")
         try:
             if name not in names:

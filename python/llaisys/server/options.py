@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.chat.style import REASONING_PARSERS, TOOL_PARSERS
+from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.logs import FORMATS, LEVELS
 from llaisys.common.model_argument import add_model_argument
-from llaisys.common.options import Kind, add_flags, given_flags, options_of
+from llaisys.common.option_names import Row
+from llaisys.common.options import options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import refuse
 from llaisys.engine.config import (
     EngineConfig,
     add_engine_flags,
-    engine_options,
+    engine_rows,
     given_engine_options,
 )
 from llaisys.server.config import REPLICA_BACKENDS, Health, Limits, ModelLimits, ServerConfig
@@ -26,7 +28,7 @@ from llaisys.server.keys.api_key import ApiKey, read_key_file
 from llaisys.server.models.entries import ModelEntry, entries_of, model_tables, read_models_file
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: OptionParser) -> None:
     """The options of `llaisys serve`; `config_from_args` reads them."""
     add_model_argument(parser, several=True)
     parser.add_argument(
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("several models")
     group.add_argument("--models", type=Path, metavar="FILE", help="TOML: a table for each model")
-    add_flags(group, list(options_of(ModelLimits)))
+    add_flags(parser, group, list(options_of(ModelLimits)))
     group = parser.add_argument_group("server")
     group.add_argument("--host", help="127.0.0.1 unless it is given")
     group.add_argument("--port", type=int, help="8000 unless it is given; 0: any free one")
@@ -119,10 +121,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log-level", choices=LEVELS)
     group.add_argument("--log-format", choices=FORMATS)
     group = parser.add_argument_group("limits")
-    add_flags(group, [*options_of(Limits), *options_of(Health)])
+    add_flags(parser, group, [*options_of(Limits), *options_of(Health)])
     add_engine_flags(parser)
     group = parser.add_argument_group("sampling, for requests that do not say")
-    add_flags(group, [row for row in options_of(SamplingParams) if row[0] in DEFAULTED])
+    add_flags(parser, group, [row for row in options_of(SamplingParams) if row[0] in DEFAULTED])
 
 
 def _names(names: Sequence[str]) -> str:
@@ -138,24 +140,21 @@ AS_THEY_ARE = (
 )
 
 
-def option_kinds() -> dict[str, Kind]:
-    """Of the options that describe themselves, by what they set."""
-    owners = (Limits, Health, ModelLimits)
-    kinds = {name: about.kind for owner in owners for name, about, _ in options_of(owner)}
-    for name, about, _ in options_of(SamplingParams):
-        if name in DEFAULTED:
-            kinds[name] = about.kind
-    return kinds | {name: a.kind for _, name, a, _ in engine_options() if name != "model"}
+def described_rows() -> list[Row]:
+    """The options that describe themselves."""
+    own = [row for owner in (Limits, Health, ModelLimits) for row in options_of(owner)]
+    sampling = [row for row in options_of(SamplingParams) if row[0] in DEFAULTED]
+    return [*own, *sampling, *[row for row in engine_rows() if row[0] != "model"]]
 
 
 def config_from_args(args: argparse.Namespace) -> ServerConfig:
     """Raises InvalidInputError with the option's name and value, and the file if it comes from
     one."""
     if args.config is not None:
-        parser = argparse.ArgumentParser(add_help=False)
+        parser = OptionParser(add_help=False)
         add_arguments(parser)
         named = args.model, args.models
-        fill_from_file(args, args.config, parser, option_kinds())
+        fill_from_file(args, args.config, parser, described_rows())
         if named != (None, None):  # one model or several: the command line wins, too
             args.model, args.models = named
     options = given_engine_options(args)

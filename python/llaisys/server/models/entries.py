@@ -16,8 +16,9 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
+from llaisys.common.option_names import spellings, warn_of_file, with_field_names
 from llaisys.common.validation import check_count, refuse
-from llaisys.engine.config import EngineConfig, engine_options
+from llaisys.engine.config import EngineConfig, engine_rows
 
 MAX_MODELS = 64
 
@@ -86,7 +87,7 @@ def model_tables(tables: Any, where: str, options: Mapping[str, Any]) -> tuple[M
     return checked(entries)
 
 
-KNOWN = ("aliases", *[name for _, name, _, _ in engine_options()])
+KNOWN = ("aliases", *spellings(engine_rows()))
 
 
 def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
@@ -95,7 +96,7 @@ def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
     for key in table:
         if key not in KNOWN:
             raise InvalidInputError(unknown_name("option", key, KNOWN), field=key)
-    own = dict(table)
+    own = with_field_names(table, engine_rows(), warn_of_file)
     aliases = own.pop("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(item, str) for item in aliases):
         raise refuse("aliases", aliases, "a list of strings")

@@ -1,0 +1,119 @@
+"""Every accepted name of an option: flags, keywords and keys of a configuration file."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.engine.config import EngineConfig, given_engine_options
+from llaisys.entrypoints.cli import build_parser
+from llaisys.server.config import ServerConfig
+from llaisys.server.options import config_from_args
+
+
+def engine_flags(*words: str) -> dict[str, Any]:
+    return given_engine_options(build_parser().parse_args(["serve", *words]))
+
+
+def config_of(tmp_path: Path, text: str) -> ServerConfig:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    return config_from_args(build_parser().parse_args(["serve", "--config", str(file)]))
+
+
+def test_deprecated_flag_works_and_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine_flags("--async-stepping", "off") == {"async_scheduling": "off"}
+    told = capsys.readouterr().err
+    assert "warning: --async-stepping is deprecated" in told and "--async-scheduling" in told
+    assert engine_flags("--async-scheduling", "off") == {"async_scheduling": "off"}
+    assert capsys.readouterr().err == ""
+
+
+def test_deprecated_keyword_works_and_warns() -> None:
+    with pytest.warns(FutureWarning, match="async_stepping is deprecated.*async_scheduling"):
+        config = EngineConfig.of(async_stepping="on")
+    assert config.async_scheduling == "on"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EngineConfig.of(async_scheduling="on") == config
+
+
+def test_deprecated_key_of_a_file_works_and_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config_of(tmp_path, "async-stepping = 'on'").engine.async_scheduling == "on"
+    assert "async_stepping is deprecated" in capsys.readouterr().err
+    models = "async_scheduling = 'off'\n[models.one]\nmodel = 'mock'\nasync_stepping = 'on'\n"
+    found = config_of(tmp_path, models)
+    assert found.models[0].engine.async_scheduling == "on"
+    assert "async_stepping is deprecated" in capsys.readouterr().err
+
+
+def test_an_option_under_two_names_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="are the same option"):
+        EngineConfig.of(n_threads=1, threads=2)
+    with pytest.raises(InvalidInputError, match="are the same option"):
+        config_of(tmp_path, "warmup = true\nno_warmup = true")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--async-scheduling"], "on"),
+        (["--async-scheduling", "mock"], "on"),
+        (["--async-scheduling", "auto"], "auto"),
+        (["--async-scheduling=off"], "off"),
+        (["--no-async-scheduling"], "off"),
+    ],
+)
+def test_async_scheduling_as_a_switch(words: list[str], value: str) -> None:
+    assert engine_flags(*words)["async_scheduling"] == value
+
+
+def test_async_scheduling_takes_booleans(tmp_path: Path) -> None:
+    assert EngineConfig.of(async_scheduling=True).async_scheduling == "on"
+    assert config_of(tmp_path, "async_scheduling = false").engine.async_scheduling == "off"
+
+
+def test_switches_have_both_forms(tmp_path: Path) -> None:
+    assert engine_flags("--warmup", "--no-exact") == {"warmup": True, "exact": False}
+    assert engine_flags("--no-warmup", "--exact") == {"warmup": False, "exact": True}
+    names = ("--no-prefix-caching", "--no-enable-prefix-caching", "--no_enable_prefix_caching")
+    assert all(engine_flags(name) == {"enable_prefix_caching": False} for name in names)
+    assert engine_flags("--enable-prefix-caching") == {"enable_prefix_caching": True}
+    assert not config_of(tmp_path, "no_prefix_caching = true").engine.cache.enable_prefix_caching
+
+
+def test_flags_may_have_underscores() -> None:
+    assert engine_flags("--max_model_len", "64") == engine_flags("--max-model-len=64")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--max-modle-len", "4"], "unknown option '--max-modle-len'; did you mean '--max-model-"),
+        (["--hosst=a"], "unknown option '--hosst'; did you mean '--host'?"),
+        (["--nonsense-of-mine"], "unknown option '--nonsense-of-mine'\n"),
+        (["--no-async-scheduling=on"], "--no-async-scheduling takes no value"),
+    ],
+)
+def test_misspelt_flag_names_the_nearest_one(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        engine_flags(*words)
+    assert caught.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_misspelt_keyword_names_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match="'max_modle_len'; did you mean 'max_model_len'"):
+        EngineConfig.of(max_modle_len=4)
+
+
+def test_words_after_two_dashes_are_left_alone() -> None:
+    options = build_parser().parse_args(["generate", "--", "--async-stepping"])
+    assert options.positions == ["--async-stepping"]
