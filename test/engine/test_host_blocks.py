@@ -50,7 +50,7 @@ def test_an_evicted_prefix_comes_back_from_its_places():
     copies = manager.host.take_copies()
     saved = [copy for copy in copies if copy.to_host]
     assert copies[: len(saved)] == saved  # blocks are saved before they are filled anew
-    assert [(c.block, c.place) for c in copies[len(saved) :]] == [
+    assert [(c.block, c.host_slot) for c in copies[len(saved) :]] == [
         (table[0], 2), (table[1], 1), (table[2], 0)  # ends were evicted before beginnings
     ]  # fmt: skip
     assert manager.host.take_copies() == []
@@ -145,7 +145,7 @@ def test_what_a_failed_step_was_to_copy_is_forgotten_unless_it_was_copied(was_la
     plan = scheduler.schedule()
     assert {copy.to_host for copy in plan.block_copies} == {True, False}
     assert not scheduler.needs_sync(plan)
-    places = {copy.place for copy in plan.block_copies if copy.to_host}
+    places = {copy.host_slot for copy in plan.block_copies if copy.to_host}
     if was_launched:
         scheduler.note_launched(plan)
     scheduler.fail_step(plan.step_id, "it failed")
@@ -201,8 +201,8 @@ class TwinNode:
 class Twin:
     """One request at a time over lists, least recently used first; no hash, no reference count."""
 
-    def __init__(self, num_blocks: int, num_places: int) -> None:
-        self.num_blocks, self.num_places = num_blocks, num_places
+    def __init__(self, num_blocks: int, num_slots: int) -> None:
+        self.num_blocks, self.num_slots = num_blocks, num_slots
         self.cached: list[TwinNode] = []
         self.host: list[TwinNode] = []
         self.saved = self.evictions = 0
@@ -240,7 +240,7 @@ class Twin:
         self.evictions += 1
         if node in self.host:
             self.host.remove(node)
-        elif len(self.host) + held < self.num_places:
+        elif len(self.host) + held < self.num_slots:
             self.saved += 1
         elif self.host:
             self.host.pop(0)

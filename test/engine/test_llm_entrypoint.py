@@ -13,7 +13,7 @@ from test_offline import adapter_of, is_idle, make_llm
 import llaisys
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.engine.input_processor import plain_message
+from llaisys.engine.input_processor import normalize_message
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def test_chat_takes_text_parts_as_the_server_does(llm):
 def test_a_tool_call_keeps_its_missing_content() -> None:
     """Templates test for none to tell a call from an answer."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
-    assert plain_message(call, 0) == call
-    assert plain_message({"role": "assistant", "content": None}, 0)["content"] == ""
+    assert normalize_message(call, 0) == call
+    assert normalize_message({"role": "assistant", "content": None}, 0)["content"] == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llaisys.common.numa import NumaNode, format_cpus, numa_nodes, parse_cpus, share_of_cores
+from llaisys.common.numa import NumaNode, cores_of_rank, format_cpus, numa_nodes, parse_cpus
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_rank_gets_whole_nodes_or_a_part_of_one(
     for number, size in enumerate(sizes):
         nodes.append(NumaNode(number, tuple(range(first, first + size))))
         first += size
-    found = [share_of_cores(nodes, index, count) for index in range(count)]
+    found = [cores_of_rank(nodes, index, count) for index in range(count)]
     assert [format_cpus(cpus) for cpus in found] == shares
 
 

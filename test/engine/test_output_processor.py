@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput, TokenUpdate
-from llaisys.engine.output_processor import DECODED_AT_ONCE, OutputProcessor, Reading
+from llaisys.engine.output_processor import DECODED_AT_ONCE, OutputOptions, OutputProcessor
 from llaisys.engine.stop_strings import MAX_MASKS, StopStringFinder, StopStrings
 from llaisys.server.engine_client.parts import merge_parts
 from llaisys.server.generation.timings import ProgressTeller
@@ -132,20 +132,20 @@ def test_surplus_tokens_of_an_ended_request_are_dropped():
     assert processor.process([TokenUpdate("r", [99], RUNNING)]) == ([], [])
 
 
-def watched(reading: Reading, tells: bool = False, stream: bool = True) -> OutputProcessor:
+def watched(reading: OutputOptions, tells: bool = False, stream: bool = True) -> OutputProcessor:
     processor = OutputProcessor(FakeTokenizer())
     params = SamplingParams()
-    request = Request("r", [1, 2, 3, 4], params, tells_progress=tells)
+    request = Request("r", [1, 2, 3, 4], params, reports_progress=tells)
     processor.add("r", None, params, [request], stream, reading)
     return processor
 
 
 def test_a_prompt_says_how_far_it_is_until_the_first_token():
-    processor = watched(Reading(progress=True), tells=True)
+    processor = watched(OutputOptions(progress=True), tells=True)
     told = [
         part.progress
         for update in (
-            TokenUpdate("r", [], RUNNING, num_cached_tokens=1, num_prompt_done=3),
+            TokenUpdate("r", [], RUNNING, num_cached_tokens=1, num_computed_prompt_tokens=3),
             TokenUpdate("r", [97], RUNNING, num_cached_tokens=1),
             TokenUpdate("r", [98], RUNNING, num_cached_tokens=1),
         )
@@ -156,15 +156,15 @@ def test_a_prompt_says_how_far_it_is_until_the_first_token():
     teller = ProgressTeller()
     counts = [entry["processed"] for p in told for entry in teller.objects(p)]
     assert counts == [1, 3, 4] and teller.objects(told[0]) == []  # after a preemption
-    silent = watched(Reading(), tells=True, stream=False)
-    assert silent.process([TokenUpdate("r", [], RUNNING, num_prompt_done=3)]) == ([], [])
+    silent = watched(OutputOptions(), tells=True, stream=False)
+    assert silent.process([TokenUpdate("r", [], RUNNING, num_computed_prompt_tokens=3)]) == ([], [])
 
 
 def test_what_comes_before_the_first_token_is_not_merged_with_it():
-    processor = watched(Reading(progress=True), tells=True)
+    processor = watched(OutputOptions(progress=True), tells=True)
     parts = deque()
     for update in (
-        TokenUpdate("r", [], RUNNING, num_prompt_done=2),
+        TokenUpdate("r", [], RUNNING, num_computed_prompt_tokens=2),
         TokenUpdate("r", [97], RUNNING),
         TokenUpdate("r", [98], RUNNING),
     ):
@@ -176,13 +176,13 @@ def test_what_comes_before_the_first_token_is_not_merged_with_it():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_whose_time_is_over_ends_at_a_line_break(stream):
-    processor = watched(Reading(line_seconds=0.0), stream=stream)
+    processor = watched(OutputOptions(line_seconds=0.0), stream=stream)
     for token in (97, 98):
         assert processor.process([TokenUpdate("r", [token], RUNNING)])[1] == []
     (part,), stopped = processor.process([TokenUpdate("r", [10], RUNNING)])
     assert stopped == ["r"] and part.finish_reason == "length"
     assert part.output.text == "ab\n"
-    patient = watched(Reading(line_seconds=1e9), stream=stream)
+    patient = watched(OutputOptions(line_seconds=1e9), stream=stream)
     assert patient.process([TokenUpdate("r", [10], RUNNING)])[1] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from model_files import write_hf_model
 
 from llaisys.common import progress
-from llaisys.common.progress import ProgressLine, listening, report, shown_on
+from llaisys.common.progress import ProgressLine, progress_listener, report, show_progress
 from llaisys.entrypoints.llm import LLM
 
 
@@ -27,7 +27,7 @@ def every_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_load_tells_its_stages_in_order(tmp_path: Path) -> None:
     write_hf_model(tmp_path)
     heard: list[tuple[str, int, int]] = []
-    with listening(lambda *news: heard.append(news)):
+    with progress_listener(lambda *news: heard.append(news)):
         LLM(str(tmp_path)).close()
     stages = list(dict.fromkeys(stage for stage, _, _ in heard))
     assert stages == ["opening the model", "loading weights", "warming up"]
@@ -39,7 +39,7 @@ def test_a_load_tells_its_stages_in_order(tmp_path: Path) -> None:
 
 def test_nobody_hears_what_is_said_outside_the_block() -> None:
     heard: list[str] = []
-    with listening(lambda stage, done, total: heard.append(stage)):
+    with progress_listener(lambda stage, done, total: heard.append(stage)):
         report("inside")
     report("outside")
     assert heard == ["inside"]
@@ -47,7 +47,7 @@ def test_nobody_hears_what_is_said_outside_the_block() -> None:
 
 def test_the_line_is_drawn_over_itself_and_erased() -> None:
     out = FakeTerminal()
-    with shown_on(out):
+    with show_progress(out):
         report("opening the model")
         report("loading weights", 15, 60)
         report("x", 60, 60)
@@ -71,6 +71,6 @@ def test_a_line_that_changes_often_is_drawn_now_and_then(monkeypatch: pytest.Mon
 
 def test_nothing_is_written_where_there_is_no_terminal() -> None:
     out = io.StringIO()
-    with shown_on(out):
+    with show_progress(out):
         report("loading weights", 1, 2)
     assert out.getvalue() == ""

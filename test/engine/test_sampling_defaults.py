@@ -6,7 +6,7 @@ import pytest
 from engine_fakes import FakeTokenizer, adapter_of, make_engine
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.sampling import HOUSE_DEFAULTS, NEUTRAL, SamplingParams, starting_defaults
+from llaisys.common.sampling import DEFAULT_SAMPLING, NEUTRAL, SamplingParams, sampling_defaults
 from llaisys.common.types import ModelInfo
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.entrypoints.cli import build_parser
@@ -27,20 +27,20 @@ def used(info, params=None, defaults=None):
 
 
 def test_ours_fit_the_table():
-    assert HOUSE_DEFAULTS == OURS and set(OURS) <= set(NEUTRAL)
-    SamplingParams(**HOUSE_DEFAULTS)
+    assert DEFAULT_SAMPLING == OURS and set(OURS) <= set(NEUTRAL)
+    SamplingParams(**DEFAULT_SAMPLING)
 
 
 def test_the_models_own_come_before_ours():
-    assert starting_defaults({}) == OURS == starting_defaults({"temperature": None})
-    assert starting_defaults({"temperature": 0.6}) == {"temperature": 0.6}
-    assert starting_defaults({"repetition_penalty": 1.1}) == OURS | {"repetition_penalty": 1.1}
+    assert sampling_defaults({}) == OURS == sampling_defaults({"temperature": None})
+    assert sampling_defaults({"temperature": 0.6}) == {"temperature": 0.6}
+    assert sampling_defaults({"repetition_penalty": 1.1}) == OURS | {"repetition_penalty": 1.1}
 
 
 def test_what_is_chosen_comes_before_the_models_own():
     chosen = {"top_k": 5, "samplers": ("top_k",)}
-    assert starting_defaults({"top_k": 20, "top_p": 0.8}, chosen) == {"top_p": 0.8} | chosen
-    assert starting_defaults({}, chosen) == OURS | chosen
+    assert sampling_defaults({"top_k": 20, "top_p": 0.8}, chosen) == {"top_p": 0.8} | chosen
+    assert sampling_defaults({}, chosen) == OURS | chosen
 
 
 def test_without_parameters_a_model_without_own_ones_is_sampled_with_ours():
@@ -55,7 +55,7 @@ def test_sampling_params_have_the_models_values_or_neutral_ones_where_they_say_n
 
 
 def test_values_that_are_sent_are_used_exactly():
-    defaults = starting_defaults({})
+    defaults = sampling_defaults({})
     assert used(model(), SamplingParams(), defaults) == NEUTRAL | OURS
     sent = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     assert used(model(), SamplingParams(**sent), defaults) == NEUTRAL

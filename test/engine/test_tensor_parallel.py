@@ -19,7 +19,7 @@ from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.common.numa import format_cpus, numa_nodes, share_of_cores
+from llaisys.common.numa import cores_of_rank, format_cpus, numa_nodes
 from llaisys.engine.executor import WorkerLostError
 from llaisys.engine.executor.mp import MultiprocExecutor
 
@@ -171,7 +171,7 @@ def test_ranks_are_bound_to_cores_of_their_own(
     model: Path, expected: list[list[int]], backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = os.sched_getaffinity(0)
-    shares = [share_of_cores(numa_nodes(), rank, 2) for rank in range(2)]
+    shares = [cores_of_rank(numa_nodes(), rank, 2) for rank in range(2)]
     with (
         caplog.at_level(logging.INFO, "llaisys.engine"),
         open_llm(model, 2, backend, numa=True) as llm,

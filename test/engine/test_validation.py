@@ -20,8 +20,8 @@ from llaisys.common.validation import (
     check_prompt_ids,
     check_strings,
     check_token_ids,
-    refuse,
-    refuse_count,
+    invalid_count,
+    invalid_value,
 )
 
 
@@ -32,7 +32,7 @@ def fault(check: Any, *arguments: Any, **options: Any) -> InvalidInputError:
 
 
 def test_a_refusal_has_its_facts_as_data_and_in_its_text():
-    error = refuse("n", 129, "an integer from 1 to 128", code="too_many")
+    error = invalid_value("n", 129, "an integer from 1 to 128", code="too_many")
     assert str(error) == "n is 129; it must be an integer from 1 to 128"
     assert (error.field, error.value, error.limit, error.code) == (
         "n",
@@ -40,7 +40,7 @@ def test_a_refusal_has_its_facts_as_data_and_in_its_text():
         "an integer from 1 to 128",
         "too_many",
     )
-    count = refuse_count("stop", 65, "strings", "at most 64")
+    count = invalid_count("stop", 65, "strings", "at most 64")
     assert str(count) == "stop has 65 strings; it must have at most 64"
     assert (count.field, count.value, count.limit) == ("stop", 65, "at most 64")
     assert isinstance(error, ValueError)
@@ -110,9 +110,9 @@ def test_long_values_are_cut():
 
 
 def test_a_long_value_is_cut_and_a_long_list_only_counted():
-    assert str(refuse("x", "a" * 1000, "short")) == f"x is '{'a' * 76}...; it must be short"
-    assert str(refuse("x", [1] * 81, "short")) == "x is a list of 81; it must be short"
-    assert str(refuse("x", [1, 2], "short")) == "x is [1, 2]; it must be short"
+    assert str(invalid_value("x", "a" * 1000, "short")) == f"x is '{'a' * 76}...; it must be short"
+    assert str(invalid_value("x", [1] * 81, "short")) == "x is a list of 81; it must be short"
+    assert str(invalid_value("x", [1, 2], "short")) == "x is [1, 2]; it must be short"
 
 
 def test_every_refusal_names_its_field() -> None:
@@ -133,7 +133,7 @@ def test_every_refusal_names_its_field() -> None:
 
 
 def test_an_error_with_its_place_keeps_its_facts() -> None:
-    error = refuse("n", 129, "at most 128", code="too_many").at("jobs.jsonl:3: ")
+    error = invalid_value("n", 129, "at most 128", code="too_many").at("jobs.jsonl:3: ")
     assert str(error) == "jobs.jsonl:3: n is 129; it must be at most 128"
     assert (error.field, error.value, error.limit) == ("n", 129, "at most 128")
     assert error.code == "too_many"

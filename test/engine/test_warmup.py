@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_prompts
 
-from llaisys.common.progress import listening
-from llaisys.common.types import GpuUse
+from llaisys.common.progress import progress_listener
+from llaisys.common.types import GpuUsage
 from llaisys.engine.worker.warmup import MOST_ROWS, graph_rows, warm_up
 
 
@@ -38,8 +38,8 @@ def test_a_gpu_records_the_largest_step_first_and_says_how_far_it_is(monkeypatch
     worker, adapter = engine.core.executor.worker, adapter_of(engine)
     seen, heard = [], []
     adapter.on_forward = lambda step: seen.append(len(step.token_ids))
-    monkeypatch.setattr(worker, "gpu_use", lambda: GpuUse(0, 1, 2))
-    with listening(lambda *said: heard.append(said)):
+    monkeypatch.setattr(worker, "gpu_usage", lambda: GpuUsage(0, 1, 2))
+    with progress_listener(lambda *said: heard.append(said)):
         worker.warmup()
     assert seen == [18, 16, 8, 4, 2, 1]  # as many sequences as there are blocks
     assert heard == [("warming up", done, 6) for done in range(6)]
@@ -62,7 +62,7 @@ def test_a_gpu_begins_with_a_step_that_uses_the_whole_budget(
     adapter.on_forward = lambda step: seen.append(
         (len(step.token_ids), len(set(step.seq_ids.tolist())), int(step.logits_mask.sum()))
     )
-    monkeypatch.setattr(worker, "gpu_use", lambda: GpuUse(0, 1, 2))
+    monkeypatch.setattr(worker, "gpu_usage", lambda: GpuUsage(0, 1, 2))
     worker.warmup()
     assert seen == [*steps, (1, 1, 1)]
     assert run_prompts(engine, [[1, 2]], greedy(5)) == [expected_tokens([1, 2], 5)]
@@ -89,7 +89,7 @@ def test_steps_with_drafts_are_recorded_among_the_others(monkeypatch):
     adapter.on_forward = lambda step: seen.append(
         (len(step.token_ids), len(set(step.seq_ids.tolist())))
     )
-    monkeypatch.setattr(worker, "gpu_use", lambda: GpuUse(0, 1, 2))
+    monkeypatch.setattr(worker, "gpu_usage", lambda: GpuUsage(0, 1, 2))
     worker.warmup()
     runs = [(32, 1), (24, 1), (16, 1), (8, 8), (8, 1), (4, 4), (4, 1), (2, 2), (2, 1), (1, 1)]
     assert sorted(seen, reverse=True) == sorted(runs, reverse=True)

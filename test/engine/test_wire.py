@@ -15,7 +15,7 @@ from llaisys.common.types import (
     BlockCopy,
     ContextShift,
     NewSequence,
-    PromptScores,
+    PromptLogprobs,
     SchedulerOutputs,
     StepOutput,
     TokenLogprobs,
@@ -66,7 +66,7 @@ def test_a_result_crosses_whole():
         3,
         {7: [1, 2], 9: [5]},
         {7: [TokenLogprobs(1, -0.5, 1, [(1, -0.5)])]},
-        {9: PromptScores(4, [TokenLogprobs(2, -1.5, 3, [])])},
+        {9: PromptLogprobs(4, [TokenLogprobs(2, -1.5, 3, [])])},
         {8: "nothing left"},
     )
     assert decode_output(encode_output(output)) == output

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 import zmq
 
-from llaisys.processes.channel import bind_receiver, connect_sender, decode_or_drop, decoder, encode
+from llaisys.processes.channel import bind_receiver, connect_sender, decode_or_none, decoder, encode
 from llaisys.processes.child import EXIT_ORPHAN, ChildProcess
 from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
 
 CHILD = """
 import sys, time, zmq, json
 from llaisys.processes.channel import connect_sender, encode
-from llaisys.processes.child import end_with_parent
+from llaisys.processes.child import exit_with_parent
 stream = sys.stdin.buffer
 setup = json.loads(stream.readline())
-end_with_parent(stream, setup["socket_directory"])
+exit_with_parent(stream, setup["socket_directory"])
 socket = connect_sender(zmq.Context(), setup["output_address"], 1000)
 socket.send(encode(setup["word"]))
 time.sleep(600)
@@ -76,9 +76,9 @@ def test_frames_that_are_not_ours_are_dropped(caplog):
         text: str
 
     decode = decoder(Word)
-    assert decode_or_drop(decode, encode(Word("a"))) == Word("a")
+    assert decode_or_none(decode, encode(Word("a"))) == Word("a")
     for frame in (b"", b"\xc1", encode({"type": "word"}), encode(["word", "a"])):
-        assert decode_or_drop(decode, frame) is None
+        assert decode_or_none(decode, frame) is None
     assert caplog.text.count("not one of ours") == 4
 
 
@@ -86,11 +86,11 @@ def test_heartbeats_come_until_they_are_stopped(tmp_path: Path):
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = bind_receiver(context, f"ipc://{tmp_path}/out")
     clock = LoopClock()
-    clock.turn(busy=True)
+    clock.tick(busy=True)
     sender = HeartbeatSender(context, f"ipc://{tmp_path}/out", 0.001, lambda: encode(clock.age))
     ages = [decoder(float)(socket.recv()) for _ in range(3)]
     assert 0 < ages[0] < ages[1] < ages[2]
-    clock.turn(busy=False)
+    clock.tick(busy=False)
     assert clock.age == 0.0
     sender.stop()
     socket.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.processes.watchdog import TICK, Watchdog, WatchLimits
+from llaisys.processes.watchdog import TICK, Watchdog, WatchdogLimits
 
-LIMITS = WatchLimits(unresponsive_after=1.0, dead_after=10.0, step_limit=100.0, start_limit=1000.0)
+LIMITS = WatchdogLimits(
+    unresponsive_after=1.0, dead_after=10.0, step_limit=100.0, start_limit=1000.0
+)
 
 
 def watch() -> Watchdog:
@@ -24,9 +26,9 @@ def run(dog: Watchdog, since: float, until: float) -> None:
 def test_a_child_that_has_not_spoken_may_take_its_time():
     dog = watch()
     run(dog, 0.0, 999.0)
-    assert dog.problem() is None and dog.verdict(None) is None
+    assert dog.problem() is None and dog.failure(None) is None
     run(dog, 999.0, 1001.0)
-    assert dog.verdict(None) == "worker 3 was not ready within 1000 s"
+    assert dog.failure(None) == "worker 3 was not ready within 1000 s"
 
 
 def test_silence_is_first_sick_and_then_dead():
@@ -38,11 +40,11 @@ def test_silence_is_first_sick_and_then_dead():
     run(dog, 5.9, 6.5)
     assert dog.problem() == "no heartbeat from worker 3 for 1.5 s"
     run(dog, 6.5, 14.9)
-    assert dog.verdict(None) is None
+    assert dog.failure(None) is None
     run(dog, 14.9, 15.5)
-    assert dog.verdict(None) == "no heartbeat from worker 3 for 10.5 s"
+    assert dog.failure(None) == "no heartbeat from worker 3 for 10.5 s"
     dog.record_message()
-    assert dog.problem() is None and dog.verdict(None) is None
+    assert dog.problem() is None and dog.failure(None) is None
 
 
 def test_a_loop_that_does_not_turn_is_hanging_however_the_heart_beats():
@@ -53,7 +55,7 @@ def test_a_loop_that_does_not_turn_is_hanging_however_the_heart_beats():
     dog.record_message(100.5)
     dog.record_message()  # a message that says nothing of the loop
     assert dog.problem() == "the loop of worker 3 has not turned for 100.5 s"
-    assert dog.verdict(None) == "a step of worker 3 takes longer than 100 s"
+    assert dog.failure(None) == "a step of worker 3 takes longer than 100 s"
     dog.record_message(0.0)
     assert dog.problem() is None
 
@@ -63,9 +65,9 @@ def test_time_in_which_the_watcher_did_not_run_is_nobody_s_silence():
     dog.record_message(0.0)
     run(dog, 0.0, 0.5)
     for at in (100.0, 200.0, 300.0):  # stopped three times, with nothing read between
-        assert dog.problem() is None and dog.verdict(None) is None
+        assert dog.problem() is None and dog.failure(None) is None
         dog.tick(at)
-    assert dog.problem() is None and dog.verdict(None) is None
+    assert dog.problem() is None and dog.failure(None) is None
     run(dog, 300.0, 300.5)  # then it runs and hears nothing
     assert dog.problem() is not None
 
@@ -81,10 +83,10 @@ def test_a_watcher_that_is_always_late_waits_longer():
 def test_the_end_of_the_process_is_the_end():
     dog = watch()
     dog.record_message(0.0)
-    assert dog.verdict(-9) == "the process of worker 3 ended with status -9"
+    assert dog.failure(-9) == "the process of worker 3 ended with status -9"
 
 
 @pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit"])
 def test_limits_are_above_zero(name):
     with pytest.raises(InvalidInputError, match=name):
-        WatchLimits(**{name: 0.0})
+        WatchdogLimits(**{name: 0.0})

@@ -10,7 +10,7 @@ import pytest
 from engine_fakes import make_engine
 from prometheus_client import CollectorRegistry, generate_latest
 
-from llaisys.common.types import GpuUse
+from llaisys.common.types import GpuUsage
 from llaisys.libllaisys import nvml
 from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.models import device
@@ -68,12 +68,12 @@ def test_what_nvml_does_not_say_is_not_known(monkeypatch):
 def test_a_look_has_memory_and_use(monkeypatch):
     monkeypatch.setattr(device, "device_memory", lambda name, number: (3 * GIB, 10 * GIB))
     monkeypatch.setattr(device, "NvmlDevice", lambda number: NvmlDevice(number, FakeNvml()))
-    assert GpuMonitor("cuda", 1).read() == GpuUse(1, 7 * GIB, 10 * GIB, 0.37)
+    assert GpuMonitor("cuda", 1).read() == GpuUsage(1, 7 * GIB, 10 * GIB, 0.37)
 
 
 def test_an_engine_on_the_cpu_has_no_gpu():
     engine = make_engine()
-    assert engine.core.executor.gpu_use() == []
+    assert engine.core.executor.gpu_usage() == []
     engine.close()
 
 
@@ -88,7 +88,7 @@ class Model:
 
 
 def test_metrics_name_the_gpu_and_say_nothing_on_a_cpu():
-    model = Model("m", EngineStats(gpus=[GpuUse(0, 7, 10, 0.5), GpuUse(1, 8, 10)]))
+    model = Model("m", EngineStats(gpus=[GpuUsage(0, 7, 10, 0.5), GpuUsage(1, 8, 10)]))
     registry = CollectorRegistry()
     registry.register(GpuCollector([Model("cpu"), model]))
     text = generate_latest(registry).decode()
@@ -100,6 +100,6 @@ def test_metrics_name_the_gpu_and_say_nothing_on_a_cpu():
 
 
 def test_the_gpus_of_replicas_stand_side_by_side():
-    one, other = EngineStats(gpus=[GpuUse(0, 1, 2)]), EngineStats(gpus=[GpuUse(1, 3, 4)])
-    assert total([one, other]).gpus == [GpuUse(0, 1, 2), GpuUse(1, 3, 4)]
+    one, other = EngineStats(gpus=[GpuUsage(0, 1, 2)]), EngineStats(gpus=[GpuUsage(1, 3, 4)])
+    assert total([one, other]).gpus == [GpuUsage(0, 1, 2), GpuUsage(1, 3, 4)]
     assert without_gauges(one).gpus == []

@@ -18,7 +18,7 @@ import zmq
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import RequestStatus
 from llaisys.common.sampling import FIELDS, SamplingParams
-from llaisys.common.types import ModelInfo, PromptScores, StreamOutput, TokenLogprobs, TokenUpdate
+from llaisys.common.types import ModelInfo, PromptLogprobs, StreamOutput, TokenLogprobs, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig
@@ -62,7 +62,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
 def test_token_updates_cross_the_wire() -> None:
     update = TokenUpdate(
         "r1", [5, 6], RequestStatus.FINISHED_STOPPED, [TokenLogprobs(5, -0.5, 1, [(5, -0.5)])], "x",
-        3, 1.5, None, PromptScores(2, [TokenLogprobs(6, -1.5, 2, [])]), b"\x00\x00\x80\x3f",
+        3, 1.5, None, PromptLogprobs(2, [TokenLogprobs(6, -1.5, 2, [])]), b"\x00\x00\x80\x3f",
     )  # fmt: skip
     frame = encode(Update.of(update))
     assert msgspec.msgpack.decode(frame, type=Update).update() == update

@@ -17,7 +17,7 @@ from server_helpers import Gate, ServerProcess, alive
 from wire_helpers import sse_events
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.numa import numa_nodes, share_of_cores
+from llaisys.common.numa import cores_of_rank, numa_nodes
 from llaisys.engine.config import EngineConfig
 from llaisys.server.config import ServerConfig
 from llaisys.server.models.entries import ModelEntry
@@ -94,7 +94,7 @@ def test_requests_are_shared_and_answers_are_the_same(server: ServerProcess) -> 
     server.wait_idle()
     assert metric(server, "replica_up") == {0: 1.0, 1: 1.0}
     for index, pid in pids(server).items():  # --numa
-        assert os.sched_getaffinity(pid) == share_of_cores(numa_nodes(), index, 2)
+        assert os.sched_getaffinity(pid) == cores_of_rank(numa_nodes(), index, 2)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -1,27 +1,27 @@
-"""`Texts` is a sequence of str like any other, and goes through messages."""
+"""`PackedStrings` is a sequence of str like any other, and goes through messages."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from llaisys.common.texts import Texts
+from llaisys.common.packed_strings import PackedStrings
 
 WORDS = ["a", "", "ß€", "🙂 b", "\0", "last"]
 
 
 def test_it_is_a_sequence_of_its_texts() -> None:
-    texts = Texts.of(WORDS)
+    texts = PackedStrings.of(WORDS)
     assert list(texts) == WORDS and len(texts) == len(WORDS)
     assert [texts[i] for i in range(-len(WORDS), len(WORDS))] == WORDS * 2
     assert texts[1:5:2] == WORDS[1:5:2] and texts.index("ß€") == 2 and "🙂 b" in texts
-    assert texts == Texts.of(tuple(WORDS)) != Texts.of(WORDS[:-1])
-    assert not Texts() and list(Texts.of(())) == []
+    assert texts == PackedStrings.of(tuple(WORDS)) != PackedStrings.of(WORDS[:-1])
+    assert not PackedStrings() and list(PackedStrings.of(())) == []
     for number in (len(WORDS), -len(WORDS) - 1):
         with pytest.raises(IndexError):
             texts[number]
 
 
 def test_messages_carry_it() -> None:
-    texts = Texts.of(WORDS)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(texts), type=Texts) == texts
+    texts = PackedStrings.of(WORDS)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(texts), type=PackedStrings) == texts

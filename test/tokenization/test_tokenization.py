@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from quick_gguf import quick_gguf
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
-from llaisys.common.texts import Texts
+from llaisys.common.packed_strings import PackedStrings
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
@@ -204,7 +204,7 @@ def test_chat_ids_equal_apply_chat_template(smollm2: Tokenizer, smollm2_referenc
 def test_special_tokens_are_added_around_a_text() -> None:
     tokens = ("<s>", "</s>", *model_files.byte_alphabet())
     vocabulary = BpeVocabulary(
-        Texts.of(tokens), (), Texts(), "llama-bpe", add_bos=True, add_eos=True
+        PackedStrings.of(tokens), (), PackedStrings(), "llama-bpe", add_bos=True, add_eos=True
     )
     source = TokenizerSource(
         vocabulary=vocabulary, special_ids=(("bos_token", 0), ("eos_token", 1))
@@ -270,7 +270,7 @@ def test_damaged_vocabularies_are_load_errors() -> None:
     def source(**changes: Any) -> TokenizerSource:
         values: dict[str, Any] = {"tokens": letters, "token_types": (), "merges": ()}
         values.update({"pre_tokenizer": "gpt-2", **changes})
-        values.update({name: Texts.of(values[name]) for name in ("tokens", "merges")})
+        values.update({name: PackedStrings.of(values[name]) for name in ("tokens", "merges")})
         return TokenizerSource(vocabulary=BpeVocabulary(**values))
 
     Tokenizer.from_source(source())

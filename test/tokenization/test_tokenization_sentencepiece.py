@@ -14,8 +14,8 @@ import pytest
 import sentencepiece
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.common.packed_strings import PackedStrings
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.texts import Texts
 from llaisys.entrypoints.llm import LLM
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.gguf_reader import read_gguf_header
@@ -211,7 +211,7 @@ def test_such_a_model_answers(model_path: Path) -> None:
 def test_scores_that_cannot_be_used_are_refused() -> None:
     def build(tokens: tuple[str, ...], scores: tuple[float, ...]) -> Tokenizer:
         return Tokenizer.from_source(
-            TokenizerSource(vocabulary=BpeVocabulary(Texts.of(tokens), (), scores=scores))
+            TokenizerSource(vocabulary=BpeVocabulary(PackedStrings.of(tokens), (), scores=scores))
         )
 
     assert build(("a", "b", "ab"), (0.0, 0.0, -1.0)).decode_tokens([2]) == "ab"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import ModelStepInput
-from llaisys.common.validation import refuse, refuse_count
+from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.families import open_checkpoint
@@ -119,14 +119,14 @@ def run_perplexity(
             )
             models.append(keep(closing(_load(options.reference or model, plain, make_encoder)[1])))
             if models[1].vocab_size != models[0].vocab_size:
-                raise refuse_count(
+                raise invalid_count(
                     *("reference", models[1].vocab_size, "tokens in its vocabulary"),
                     f"those of the model, {models[0].vocab_size}",
                 )
         chunks = cut(encoder, _read(options.file), options.context)[: options.chunks or None]
         if not len(chunks):
             limit = f"a text of at least {options.context} tokens, one chunk of --context"
-            raise refuse("file", str(options.file), limit)
+            raise invalid_value("file", str(options.file), limit)
         score = Score()
         for done, chunk in enumerate(chunks, 1):
             for start, stop in pieces_of(len(chunk)):

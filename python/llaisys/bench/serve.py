@@ -19,7 +19,7 @@ from typing import Any
 
 from llaisys.bench.http_client import ConnectionPool, Endpoint, HttpError
 from llaisys.common.errors import LlaisysError
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 MAX_REQUESTS = 1_000_000
 MAX_CONCURRENCY = 10_000
@@ -69,7 +69,7 @@ class ServeOptions:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 option = "--" + name.replace("_", "-")
-                raise refuse(name, value, f"from {low} to {high}", called=option)
+                raise invalid_value(name, value, f"from {low} to {high}", label=option)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import SchedulerOutputs, StepOutput
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.speculative import Proposer, Speculator
@@ -101,7 +101,7 @@ def run_simulated(
 ) -> list[dict[str, Any]]:
     """An engine without drafts first, then one with them: two models are never loaded at once."""
     if not 0 <= rate <= 1:
-        raise refuse("simulate", rate, "a chance from 0 to 1")
+        raise invalid_value("simulate", rate, "a chance from 0 to 1")
     given = {"num_speculative_tokens": 4, **(options.pop("speculative_config", None) or {})}
     given |= {"method": "ngram", "disable_by_batch_size": 1 << 16}
     config = EngineConfig.of(model=model, **options)

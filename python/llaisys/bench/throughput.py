@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.llm import LLM
 
 SHARED_PREFIX = 512  # tokens that the requests of the prefix cache measurement have in common
@@ -68,7 +68,7 @@ def _check_room(llm: LLM, concurrency: int, tokens: int) -> None:
     info = llm.model_info
     blocks = concurrency * -(-tokens // info.block_size)
     if blocks > info.num_blocks:
-        raise refuse(
+        raise invalid_value(
             "concurrency",
             concurrency,
             f"so that requests of {tokens} tokens fit into the KV cache: they need {blocks} blocks "

@@ -11,7 +11,7 @@ from typing import Any
 from llaisys.chat.records import Tool
 from llaisys.chat.tool_formats.base import MAX_CALLS, NAME
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import check_bool, check_count, refuse, refuse_count
+from llaisys.common.validation import check_bool, check_count, invalid_count, invalid_value
 
 MAX_TOOLS = 128  # OpenAI's
 MAX_TOOL_CHARS = 256 << 10  # of all of them as JSON
@@ -52,9 +52,9 @@ class ToolSet:
         kind = ToolChoice.NAMED if named is not None else ToolChoice(choice or "auto")
         names = [tool.name for tool in tools]
         if named is not None and named not in names:
-            raise refuse("tool_choice", named, "a tool of the request")
+            raise invalid_value("tool_choice", named, "a tool of the request")
         if kind is ToolChoice.REQUIRED and not tools:
-            raise refuse("tool_choice", choice, "left out without tools")
+            raise invalid_value("tool_choice", choice, "left out without tools")
         if not tools or kind is ToolChoice.NONE:
             return None
         return cls(tuple(tools), kind, named, parallel, num_chars)
@@ -88,16 +88,16 @@ def check_tools(tools: Sequence[Tool], path: str) -> int:
     for number, tool in enumerate(tools):
         place = path.format(number)
         if not NAME.fullmatch(tool.name):
-            raise refuse(f"{place}.name", tool.name, NAME_LIMIT)
+            raise invalid_value(f"{place}.name", tool.name, NAME_LIMIT)
         if tool.name in seen:
-            raise refuse(f"{place}.name", tool.name, "a name that no other tool has")
+            raise invalid_value(f"{place}.name", tool.name, "a name that no other tool has")
         seen.add(tool.name)
         if depth_of(tool.parameters, MAX_DEPTH + 1) > MAX_DEPTH:
             field = f"{place}.parameters"
             raise InvalidInputError(f"{field} is nested more than {MAX_DEPTH} deep", field=field)
         size += len(json.dumps(tool.for_template(), ensure_ascii=False))
         if size > MAX_TOOL_CHARS:
-            raise refuse_count("tools", size, "characters or more", f"at most {MAX_TOOL_CHARS}")
+            raise invalid_count("tools", size, "characters or more", f"at most {MAX_TOOL_CHARS}")
     return size
 
 
@@ -121,15 +121,15 @@ def read_tool(definition: Any, path: str) -> Tool:
     """A tool as OpenAI writes it: {"type": "function", "function": {"name": ..}}."""
     function = definition.get("function") if isinstance(definition, Mapping) else None
     if not isinstance(function, Mapping) or definition.get("type", "function") != "function":
-        raise refuse(path, definition, "{'type': 'function', 'function': {'name', ..}}")
+        raise invalid_value(path, definition, "{'type': 'function', 'function': {'name', ..}}")
     name, description = function.get("name"), function.get("description")
     parameters = function.get("parameters")
     if not isinstance(name, str):
-        raise refuse(f"{path}.function.name", name, NAME_LIMIT)
+        raise invalid_value(f"{path}.function.name", name, NAME_LIMIT)
     if description is not None and not isinstance(description, str):
-        raise refuse(f"{path}.function.description", description, "a string")
+        raise invalid_value(f"{path}.function.description", description, "a string")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise refuse(f"{path}.function.parameters", parameters, "an object")
+        raise invalid_value(f"{path}.function.parameters", parameters, "an object")
     strict = check_bool(f"{path}.function.strict", function.get("strict") or False)
     return Tool(name, description, None if parameters is None else dict(parameters), strict)
 
@@ -141,7 +141,7 @@ def read_tools(
 ) -> ToolSet | None:
     """`tools`, `tool_choice` and `parallel_tool_calls` as OpenAI writes them."""
     if definitions is not None and not isinstance(definitions, (list, tuple)):
-        raise refuse("tools", definitions, "a list")
+        raise invalid_value("tools", definitions, "a list")
     check_count("tools", len(definitions or ()), MAX_TOOLS, "tools")
     tools = [read_tool(item, f"tools[{n}]") for n, item in enumerate(definitions or ())]
     named = None
@@ -149,8 +149,8 @@ def read_tools(
         function = choice.get("function")
         named = function.get("name") if isinstance(function, Mapping) else None
         if choice.get("type") != "function" or not isinstance(named, str):
-            raise refuse("tool_choice", choice, "{'type': 'function', 'function': {'name'}}")
+            raise invalid_value("tool_choice", choice, "{'type': 'function', 'function': {'name'}}")
         choice = None
     elif choice not in (None, "auto", "none", "required"):
-        raise refuse("tool_choice", choice, "'auto', 'none', 'required' or a function")
+        raise invalid_value("tool_choice", choice, "'auto', 'none', 'required' or a function")
     return ToolSet.of(tools, choice, named, parallel is not False)

@@ -21,7 +21,7 @@ def pooling_params(pooling: str) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class VectorForm:
+class EmbeddingFormat:
     """How a pooled hidden state becomes an embedding: cut, then brought to length 1."""
 
     dimensions: int | None = None  # the first so many numbers; None: all of them
@@ -37,7 +37,7 @@ class VectorForm:
             return info.hidden_size
         return check_int("dimensions", self.dimensions, 1, info.hidden_size)
 
-    def vector(self, output: RequestOutput) -> Vector[float]:
+    def embedding(self, output: RequestOutput) -> Vector[float]:
         """Of a request that has come to its end with a vector."""
         if output.pooled is None:
             raise RuntimeError(f"request {output.request_id} has no vector")

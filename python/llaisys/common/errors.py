@@ -19,7 +19,7 @@ class InvalidInputError(LlaisysError, ValueError):
     `field` is the path of what is wrong ("stop[2]", "messages[0].content"), `value` what was given
     and `limit` what follows "it must be"; `code` tells programs which fault it is. The text is for
     people: nobody looks for words in it. `is_choice`: the value is one of a few words, or should
-    have been. `llaisys.common.validation.refuse` makes most of them.
+    have been. `llaisys.common.validation.invalid_value` makes most of them.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class InvalidInputError(LlaisysError, ValueError):
         self.limit = limit
         self.is_choice = is_choice
 
-    def at(self, place: str) -> InvalidInputError:
-        """The same with its place before the text."""
+    def with_prefix(self, prefix: str) -> InvalidInputError:
+        """Return a copy with `prefix` before the text."""
         return InvalidInputError(
-            f"{place}{self}",
+            f"{prefix}{self}",
             field=self.field,
             code=self.code,
             value=self.value,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 if TYPE_CHECKING:
     from llaisys.models.base import ModelAdapter
@@ -25,9 +25,9 @@ def register_model(model_type: str, location: str) -> None:
     """Public, for models outside this package: add an adapter, given as "module:class". A type that
     is taken is refused."""
     if model_type in MODEL_REGISTRY:
-        raise refuse("model_type", model_type, "one that is not registered yet")
+        raise invalid_value("model_type", model_type, "one that is not registered yet")
     if location.count(":") != 1:
-        raise refuse("location", location, "'module:class'")
+        raise invalid_value("location", location, "'module:class'")
     MODEL_REGISTRY[model_type] = location
 
 
@@ -36,7 +36,7 @@ def get_adapter_class(model_type: str) -> type[ModelAdapter]:
     location = MODEL_REGISTRY.get(model_type)
     if location is None:
         known = ", ".join(sorted(MODEL_REGISTRY))
-        raise refuse("model_type", model_type, f"one of {known}")
+        raise invalid_value("model_type", model_type, f"one of {known}")
     module, name = location.split(":")
     adapter: type[ModelAdapter] = getattr(import_module(module), name)
     return adapter

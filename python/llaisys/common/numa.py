@@ -34,7 +34,7 @@ def numa_nodes(root: Path = NODES) -> list[NumaNode]:
     return sorted(found, key=lambda node: node.number) or [NumaNode(0, tuple(sorted(usable)))]
 
 
-def share_of_cores(nodes: Sequence[NumaNode], index: int, count: int) -> set[int]:
+def cores_of_rank(nodes: Sequence[NumaNode], index: int, count: int) -> set[int]:
     """The cores of one of `count` ranks: whole nodes, or its run of the cores of one node. Ranks
     that outnumber the cores of a node share them."""
     first, last = index * len(nodes) // count, (index + 1) * len(nodes) // count
@@ -48,10 +48,10 @@ def share_of_cores(nodes: Sequence[NumaNode], index: int, count: int) -> set[int
     return set(cpus[begin:end])
 
 
-def bind_to_share(index: int, count: int) -> set[int]:
+def bind_to_cores(index: int, count: int) -> set[int]:
     """Bind this thread, and those that it starts from now on, to its share of the cores that it may
     use now."""
-    cpus = share_of_cores(numa_nodes(), index, count)
+    cpus = cores_of_rank(numa_nodes(), index, count)
     os.sched_setaffinity(0, cpus)
     return cpus
 

@@ -29,7 +29,7 @@ from llaisys.common.validation import (
     check_strings,
     check_text,
     check_token_ids,
-    refuse,
+    invalid_value,
 )
 
 _KEY = "llaisys"  # of the field's metadata
@@ -82,7 +82,9 @@ class Bytes(Kind):
         if isinstance(value, str):
             found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", value.lower())
             if found is None or found[2] not in UNITS:
-                raise refuse(name, value, 'a number of bytes like 8000000000, "8GB" or "1.5GiB"')
+                raise invalid_value(
+                    name, value, 'a number of bytes like 8000000000, "8GB" or "1.5GiB"'
+                )
             whole = found[1].isdigit() and not found[2]
             value = int(found[1]) if whole else int(float(found[1]) * UNITS[found[2]])
         return check_int(name, value, self.low, self.high)
@@ -152,7 +154,7 @@ class TextOrFile(Kind):
                     field=name, value=text, limit=limit,
                 ) from None  # fmt: skip
             if self.mark not in text:
-                raise refuse(name, value, f"a file with {self.called}")
+                raise invalid_value(name, value, f"a file with {self.called}")
         check_count(f"{name}{found}", len(text), self.max_chars, "characters")
         return text
 
@@ -257,7 +259,7 @@ class Record(Kind):
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise refuse(name, value, "an object (a mapping of names to values)")
+            raise invalid_value(name, value, "an object (a mapping of names to values)")
         return changed(rebuilt(self.owner, value))
 
     def json_schema(self) -> dict[str, Any]:

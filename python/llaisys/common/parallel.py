@@ -13,7 +13,7 @@ from llaisys.common.options import (
     check_options,
     option,
 )
-from llaisys.common.validation import check_int, refuse, refuse_count
+from llaisys.common.validation import check_int, invalid_count, invalid_value
 
 MAX_RANKS = 64  # that the native library takes
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
@@ -74,7 +74,7 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     check_options(config)
     size = config.tensor_parallel_size
     if config.numa and config.distributed_executor_backend == "ray":
-        raise refuse("numa", True, "off with ray, which chooses where ranks run")
+        raise invalid_value("numa", True, "off with ray, which chooses where ranks run")
     if config.distributed_backend != "nccl":
         raise NotImplementedError(
             f"distributed_backend is {config.distributed_backend!r}; only 'nccl' is supported"
@@ -86,11 +86,13 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     ids = config.tensor_parallel_device_ids
     devices = tuple(range(size)) if ids is None else tuple(ids)
     if len(devices) != size:
-        raise refuse_count(
+        raise invalid_count(
             "tensor_parallel_device_ids", len(devices), "ids", f"tensor_parallel_size, {size}"
         )
     if len(set(devices)) != len(devices):
-        raise refuse("tensor_parallel_device_ids", list(devices), "a list without duplicates")
+        raise invalid_value(
+            "tensor_parallel_device_ids", list(devices), "a list without duplicates"
+        )
     return replace(
         config,
         world_size=size,

@@ -28,7 +28,7 @@ def report(stage: str, done: int = 0, total: int = 0) -> None:
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def progress_listener(listener: Listener) -> Iterator[None]:
     """`listener` hears every `report` of this thread inside the block."""
     token = _listener.set(listener)
     try:
@@ -38,14 +38,14 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 @contextmanager
-def shown_on(out: TextIO) -> Iterator[None]:
+def show_progress(out: TextIO) -> Iterator[None]:
     """Stages as one line that is gone afterwards, where `out` is a terminal; else nothing."""
     if not out.isatty():
         yield
         return
     line = ProgressLine(out)
     try:
-        with listening(line.show):
+        with progress_listener(line.show):
             yield
     finally:
         line.erase()

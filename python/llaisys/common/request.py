@@ -95,7 +95,9 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     # With a thinking_budget: the token that opens reasoning (-1: none), then what closes it.
     thinking: tuple[int, ...] = ()
-    form_after: int = -1  # structured_outputs hold behind this token, the end of reasoning; -1: now
+    constrain_after: int = (
+        -1
+    )  # structured_outputs hold behind this token, the end of reasoning; -1: now
     cache_salt: str = ""  # prefixes are shared only between equal salts
     owner: str = ""  # whose request it is: an API key's hash; owners share the engine fairly
     job: str = ""  # the client's call that it is a part of; so do the jobs of one owner
@@ -106,8 +108,10 @@ class Request:
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
-    num_kept_tokens: int = 0  # that stay when the context is shifted; set with max_total_tokens
-    num_dropped_tokens: int = 0  # of the computed ones, behind the kept: no longer in the KV cache
+    num_keep_tokens: int = 0  # that stay when the context is shifted; set with max_total_tokens
+    num_discarded_tokens: int = (
+        0  # of the computed ones, behind the kept: no longer in the KV cache
+    )
     draft_token_ids: list[int] = field(default_factory=list)  # proposed; the next step takes them
     num_cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: not yet scheduled
     num_host_cached_tokens: int = 0  # of those, brought back from host memory
@@ -115,17 +119,17 @@ class Request:
     scheduled_time: float | None = None
     stop_reason: int | str | None = None  # the token id or the string that ended it
     error: str | None = None
-    draws: bool = True  # a token is drawn behind the prompt
+    generates: bool = True  # samples tokens after the prompt
     needs_sync: bool = False  # its next draw needs its last token, or its logits, on the host
-    tells_progress: bool = False  # says after each step how much of its prompt is done
+    reports_progress: bool = False  # says after each step how much of its prompt is done
 
     def __post_init__(self) -> None:
-        self.draws = self.sampling.draws
+        self.generates = self.sampling.generates
         self.needs_sync = (
             self.sampling.structured_outputs is not None
             or self.sampling.logprob_token_ids is not None
             or self.sampling.pooling is not None
-            or self.scores_prompt
+            or self.needs_prompt_logprobs
             or bool(self.thinking)
             or any(len(word) > 1 for word in self.bad_words)
         )
@@ -140,7 +144,7 @@ class Request:
     @property
     def position(self) -> int:
         """Where the next token to compute stands in the KV cache."""
-        return self.num_computed_tokens - self.num_dropped_tokens
+        return self.num_computed_tokens - self.num_discarded_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -155,7 +159,7 @@ class Request:
         return self.status.finished
 
     @property
-    def scores_prompt(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether its prompt's logprobs are wanted; those of a prompt's choices are the same."""
         return self.sampling.prompt_logprobs is not None and self.choice == 0
 
@@ -163,7 +167,7 @@ class Request:
     def needs_every_token(self) -> bool:
         """Whether something is read from each token of the prompt, so that none may be left out
         because its keys and values are known."""
-        return self.scores_prompt or self.sampling.pooling == "mean"
+        return self.needs_prompt_logprobs or self.sampling.pooling == "mean"
 
     def set_status(self, status: RequestStatus) -> None:
         """Move to `status`; an illegal move is logged and raises, and changes nothing."""

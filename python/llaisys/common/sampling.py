@@ -34,7 +34,7 @@ from llaisys.common.validation import (
     check_count,
     check_float,
     check_int,
-    refuse,
+    invalid_value,
 )
 
 
@@ -80,10 +80,10 @@ class LogitBias(Kind):
 
     def check(self, name: str, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
-            raise refuse(name, value, "a mapping of token ids to numbers")
+            raise invalid_value(name, value, "a mapping of token ids to numbers")
         check_count(name, len(value), MAX_LOGIT_BIAS, "entries")
         return {
-            check_int(name, _as_id(key), 0, called=BIAS_KEY): check_bias(f"{name}[{key}]", bias)
+            check_int(name, _as_id(key), 0, label=BIAS_KEY): check_bias(f"{name}[{key}]", bias)
             for key, bias in value.items()
         }
 
@@ -107,11 +107,13 @@ class Samplers(Kind):
     def check(self, name: str, value: Any) -> tuple[str, ...]:
         names = value.split(";") if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)):
-            raise refuse(name, value, f"a list of names out of {', '.join(DEFAULT_SAMPLERS)}")
+            raise invalid_value(
+                name, value, f"a list of names out of {', '.join(DEFAULT_SAMPLERS)}"
+            )
         for place, link in enumerate(names):
             check_choice(f"{name}[{place}]", link, DEFAULT_SAMPLERS)
         if len(set(names)) != len(names):
-            raise refuse(name, value, "a list without repetition")
+            raise invalid_value(name, value, "a list without repetition")
         return tuple(names)
 
     def json_schema(self) -> dict[str, Any]:
@@ -275,15 +277,19 @@ class SamplingParams:
             if getattr(self, name) is None:
                 put(name, ())
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise refuse("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+            raise invalid_value(
+                "min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}"
+            )
         if self.logprob_token_ids is not None and self.logprobs is None:
-            raise refuse(
+            raise invalid_value(
                 "logprob_token_ids", self.logprob_token_ids, "left out unless logprobs is given"
             )
         if self.pooling is not None and (self.max_tokens != 0 or self.n != 1):
-            raise refuse("pooling", self.pooling, "left out unless max_tokens is 0 and n is 1")
+            raise invalid_value(
+                "pooling", self.pooling, "left out unless max_tokens is 0 and n is 1"
+            )
         if self.stop and not self.detokenize:
-            raise refuse("detokenize", self.detokenize, "true when there are stop strings")
+            raise invalid_value("detokenize", self.detokenize, "true when there are stop strings")
 
     @property
     def bias_items(self) -> tuple[tuple[int, float], ...]:
@@ -291,7 +297,7 @@ class SamplingParams:
         return tuple((self.logit_bias or {}).items())
 
     @property
-    def draws(self) -> bool:
+    def generates(self) -> bool:
         """Whether there is a token to draw; without, the prompt is computed and that is all."""
         return self.max_tokens != 0
 
@@ -382,7 +388,7 @@ NEUTRAL: dict[str, float | int] = {
 # What those who run a model may set for requests that do not say.
 DEFAULTED = (*NEUTRAL, "samplers")
 # What a chat is sampled with when neither the request nor the model's generation_config.json says.
-HOUSE_DEFAULTS: dict[str, float | int] = {
+DEFAULT_SAMPLING: dict[str, float | int] = {
     "temperature": 0.8,
     "top_k": 40,
     "top_p": 0.95,
@@ -390,12 +396,12 @@ HOUSE_DEFAULTS: dict[str, float | int] = {
 }
 
 
-def starting_defaults(
+def sampling_defaults(
     model: Mapping[str, Any], chosen: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Defaults for people who name no parameters: `chosen`, then the model's own, and where it has
-    none of HOUSE_DEFAULTS' fields, those."""
+    none of DEFAULT_SAMPLING' fields, those."""
     said = {name: value for name, value in model.items() if value is not None}
-    if not HOUSE_DEFAULTS.keys() & said.keys():
-        said = HOUSE_DEFAULTS | said
+    if not DEFAULT_SAMPLING.keys() & said.keys():
+        said = DEFAULT_SAMPLING | said
     return said | dict(chosen or {})

@@ -27,7 +27,7 @@ from llaisys.common.options import (
     options_of,
     rebuilt,
 )
-from llaisys.common.validation import check_count, check_text, refuse, refuse_count
+from llaisys.common.validation import check_count, check_text, invalid_count, invalid_value
 
 FIELD = "structured_outputs"
 MAX_SCHEMA_CHARS = 128 << 10  # of a schema as JSON text; OpenAI's limit is 120,000
@@ -48,10 +48,10 @@ class JsonText(Kind):
     def check(self, name: str, value: Any) -> str:
         data = _read(name, value) if isinstance(value, str) else value
         if not isinstance(data, Mapping) and not (self.may_be_bool and isinstance(data, bool)):
-            raise refuse(name, data, "an object")
+            raise invalid_value(name, data, "an object")
         depth = _depth(data)
         if depth > MAX_SCHEMA_DEPTH:
-            raise refuse_count(name, depth, "levels", f"at most {MAX_SCHEMA_DEPTH}")
+            raise invalid_count(name, depth, "levels", f"at most {MAX_SCHEMA_DEPTH}")
         try:
             text = json.dumps(data, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
@@ -88,7 +88,7 @@ class ChoiceTexts(Strings):
     def check(self, name: str, value: Any) -> tuple[str, ...]:
         texts = super(ChoiceTexts, self).check(name, value)
         if not texts:
-            raise refuse_count(name, 0, "strings", "at least 1")
+            raise invalid_count(name, 0, "strings", "at least 1")
         check_count(name, sum(map(len, texts)), MAX_CHOICES_CHARS, "characters")
         _check_unicode(name, "".join(texts))
         return texts
@@ -142,7 +142,7 @@ class StructuredOutputs:
                 limit="exactly one",
             )
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
-            raise refuse(f"{FIELD}.whitespace_pattern", self.whitespace_pattern, "left out")
+            raise invalid_value(f"{FIELD}.whitespace_pattern", self.whitespace_pattern, "left out")
 
     @property
     def constraint(self) -> str:
@@ -168,7 +168,7 @@ class Structured(Kind):
         if isinstance(value, StructuredOutputs):
             return value
         if not isinstance(value, Mapping):
-            raise refuse(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
+            raise invalid_value(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
         given = {str(key): item for key, item in value.items() if item is not None}
         given.pop("disable_fallback", None)  # vLLM's: there is one backend here
         try:

@@ -54,7 +54,7 @@ class BlockCopy(NamedTuple):
     """Keys and values of a block of the KV cache to its place in host memory, or back."""
 
     block: int
-    place: int
+    host_slot: int
     to_host: bool
 
 
@@ -111,7 +111,7 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
-class PromptScores:
+class PromptLogprobs:
     """Logprobs of a prompt's tokens from `start` on. A preempted request may send some twice."""
 
     start: int
@@ -126,7 +126,7 @@ class StepOutput:
     sampled: dict[int, list[int]]  # seq id -> new tokens (one; more when drafts were accepted)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # where asked for
     # seq id -> of its prompt's tokens that follow those of the step, where asked for
-    prompt_logprobs: dict[int, PromptScores] = field(default_factory=dict)
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # seq id -> why nothing could be drawn
     # seq id -> of a prompt that is pooled and now at its end: f32 [hidden size], native order
     pooled: dict[int, bytes] = field(default_factory=dict)
@@ -162,9 +162,11 @@ class TokenUpdate(Struct, gc=False):
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
     error: str | None = None
-    prompt_logprobs: PromptScores | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     pooled: bytes | None = None  # f32 [hidden size]
-    num_prompt_done: int = 0  # tokens of the prompt, of a request that tells its progress
+    num_computed_prompt_tokens: int = (
+        0  # tokens of the prompt, of a request that tells its progress
+    )
     num_host_cached_tokens: int = 0  # of the cached ones
 
     @classmethod
@@ -180,7 +182,7 @@ class TokenUpdate(Struct, gc=False):
         return update
 
 
-class GpuUse(Struct, array_like=True, gc=False):
+class GpuUsage(Struct, array_like=True, gc=False):
     """Of a whole GPU, whoever uses it."""
 
     index: int  # as the process counts its devices

@@ -25,7 +25,7 @@ MANY_IDS = 64  # from here on it pays to look at them as an array
 MAX_SHOWN_BITS = 256  # of an integer; Python refuses to print really large ones
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in an error's text, cut to a sane length."""
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
@@ -35,16 +35,16 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-def refuse(
-    field: str, value: object, limit: str, *, code: str | None = None, called: str | None = None
+def invalid_value(
+    field: str, value: object, limit: str, *, code: str | None = None, label: str | None = None
 ) -> InvalidInputError:
-    """The error for a value that is not what it must be; `limit` follows "it must be". `called`:
+    """The error for a value that is not what it must be; `limit` follows "it must be". `label`:
     what the text calls it, where that is not the field's name."""
-    message = f"{called or field} is {shown(value)}; it must be {limit}"
+    message = f"{label or field} is {format_value(value)}; it must be {limit}"
     return InvalidInputError(message, field=field, code=code, value=value, limit=limit)
 
 
-def refuse_count(
+def invalid_count(
     field: str, count: int, unit: str, limit: str, *, code: str | None = None
 ) -> InvalidInputError:
     """The error for too many or too few of something; `limit` follows "it must have"."""
@@ -53,7 +53,7 @@ def refuse_count(
 
 
 def check_int(
-    name: str, value: Any, low: int, high: int = MAX_INT, *, called: str | None = None
+    name: str, value: Any, low: int, high: int = MAX_INT, *, label: str | None = None
 ) -> int:
     """Integers of any kind (numpy's, say), never bool or float."""
     if type(value) is not int:
@@ -62,9 +62,9 @@ def check_int(
                 raise TypeError
             value = index(value)
         except TypeError:
-            raise refuse(name, value, integer_limit(low, high), called=called) from None
+            raise invalid_value(name, value, integer_limit(low, high), label=label) from None
     if not low <= value <= high:
-        raise refuse(name, value, integer_limit(low, high), called=called)
+        raise invalid_value(name, value, integer_limit(low, high), label=label)
     return int(value)
 
 
@@ -88,9 +88,9 @@ def check_float(
         except OverflowError:  # an integer beyond every float
             number = math.nan
     if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
-        raise refuse(name, value, number_limit(low, high, above_low))
+        raise invalid_value(name, value, number_limit(low, high, above_low))
     if above_low and number - low < MIN_FLOAT:  # would be the lower limit in single precision
-        raise refuse(name, value, number_limit(low + MIN_FLOAT, high))
+        raise invalid_value(name, value, number_limit(low + MIN_FLOAT, high))
     return number
 
 
@@ -102,33 +102,33 @@ def number_limit(low: float, high: float, above_low: bool = False) -> str:
 
 def check_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise refuse(name, value, "true or false")
+        raise invalid_value(name, value, "true or false")
     return value
 
 
 def check_string(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise refuse(name, value, "a string")
+        raise invalid_value(name, value, "a string")
     return value
 
 
 def check_text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise refuse(name, value, "a string that is not empty")
+        raise invalid_value(name, value, "a string that is not empty")
     return value
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         limit = f"one of {', '.join(choices)}"
-        message = f"{name} is {shown(value)}; it must be {limit}"
+        message = f"{name} is {format_value(value)}; it must be {limit}"
         raise InvalidInputError(message, field=name, value=value, limit=limit, is_choice=True)
     return value
 
 
 def check_count(name: str, count: int, most: int, unit: str, *, code: str | None = None) -> None:
     if count > most:
-        raise refuse_count(name, count, unit, f"at most {most}", code=code)
+        raise invalid_count(name, count, unit, f"at most {most}", code=code)
 
 
 def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tuple[str, ...]:
@@ -137,12 +137,12 @@ def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tupl
         return ()
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, (list, tuple, set, frozenset)):
-        raise refuse(name, value, "a string or a list of strings")
+        raise invalid_value(name, value, "a string or a list of strings")
     check_count(name, len(items), max_count, "strings")
     for place, item in enumerate(items):
         check_string(f"{name}[{place}]", item)
         if not item:
-            raise refuse_count(f"{name}[{place}]", 0, "characters", "at least 1")
+            raise invalid_count(f"{name}[{place}]", 0, "characters", "at least 1")
         check_count(f"{name}[{place}]", len(item), max_chars, "characters")
     return tuple(dict.fromkeys(items))
 
@@ -152,11 +152,11 @@ def check_token_ids(
 ) -> tuple[int, ...]:
     """Ids from 0 to `high`, in their order; what comes twice stays twice."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise refuse(name, value, "a list of token ids")
+        raise invalid_value(name, value, "a list of token ids")
     items = tuple(value)
     check_count(name, len(items), max_count, "ids")
     if len(items) < min_count:
-        raise refuse_count(name, len(items), "ids", f"at least {min_count}")
+        raise invalid_count(name, len(items), "ids", f"at least {min_count}")
     if len(items) >= MANY_IDS and _are_plain_ids(items, high):
         return items
     return tuple(check_int(f"{name}[{place}]", item, 0, high) for place, item in enumerate(items))

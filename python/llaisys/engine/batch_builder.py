@@ -55,16 +55,21 @@ class BatchBuilder:
         for request in tuple(self.running):
             start = request.num_computed_tokens
             count = len(request.token_ids) - start
-            if count == 0 and goes_ahead and request.draws and start + 1 < request.max_total_tokens:
+            if (
+                count == 0
+                and goes_ahead
+                and request.generates
+                and start + 1 < request.max_total_tokens
+            ):
                 count = 1  # as _count says of a token that a step which is out will draw
-            elif count != 1 or request.draft_token_ids or not request.draws:
+            elif count != 1 or request.draft_token_ids or not request.generates:
                 count = self._count(step, request, count)
                 if not count:
                     continue
             if -start % block_size < count and not self._extend(step, request, start + count):
                 continue
             requests.append(request)  # step.add, without a call for every request that decodes
-            starts.append(start - request.num_dropped_tokens)
+            starts.append(start - request.num_discarded_tokens)
             counts.append(count)
             request.num_computed_tokens = start + count
 
@@ -77,10 +82,10 @@ class BatchBuilder:
             # Its next token is drawn by a step that is out. The last token of all is not computed.
             is_last = request.num_computed_tokens + 1 >= request.max_total_tokens
             is_known_soon = -missing < self.max_in_flight_tokens and not self._is_draft_out(request)
-            return int(is_known_soon and request.draws and not is_last)
+            return int(is_known_soon and request.generates and not is_last)
         behind = self.running[self.running.index(request) + 1 :]
         budget = self._budget_left(step) - len(behind)  # each of them keeps one token
-        if missing > 1 or not request.draws:
+        if missing > 1 or not request.generates:
             others = bool(self.waiting) or any(
                 len(r.token_ids) - r.num_computed_tokens > 1 for r in behind
             )
@@ -107,7 +112,7 @@ class BatchBuilder:
         added = None
         while request.status is RequestStatus.RUNNING:
             if not self.window.is_full(request, num_tokens) or self._shift(step, request):
-                held = num_tokens - request.num_dropped_tokens
+                held = num_tokens - request.num_discarded_tokens
                 added = self.blocks.append_slot(request, held)
             if added is not None:
                 break
@@ -118,7 +123,7 @@ class BatchBuilder:
 
     def _shift(self, step: ScheduledBatch, request: Request) -> bool:
         """Make room in a full context; False when there are not enough blocks for it."""
-        kept, dropped = request.num_kept_tokens, self.window.num_dropped(request)
+        kept, dropped = request.num_keep_tokens, self.window.num_dropped(request)
         blocks = self.blocks.shift(request, kept, dropped)
         if blocks is None:
             return False
@@ -127,7 +132,7 @@ class BatchBuilder:
         num_copies = self.blocks.host.num_planned
         shift = ContextShift(request.seq_id, kept, dropped, blocks, following, num_copies)
         step.plan.shifts.append(shift)
-        request.num_dropped_tokens += dropped
+        request.num_discarded_tokens += dropped
         self.num_context_shifts += 1
         return True
 
@@ -183,17 +188,17 @@ class BatchBuilder:
         missing = min(missing, self.window.room(request))
         if others:
             budget = min(budget, max(budget // 2, self.config.min_prefill_chunk))
-        if request.scores_prompt:
+        if request.needs_prompt_logprobs:
             budget = min(budget, self.config.max_scored_tokens - step.num_scored)
         count = max(0, min(missing, budget))
         if count:
             step.pieces[request] = count
-            step.num_scored += count if request.scores_prompt else 0
+            step.num_scored += count if request.needs_prompt_logprobs else 0
         return count
 
     def _may_score(self, step: ScheduledBatch, request: Request) -> bool:
         """Whether the step has room for logits of this request's prompt, if it wants them."""
-        return not request.scores_prompt or step.num_scored < self.config.max_scored_tokens
+        return not request.needs_prompt_logprobs or step.num_scored < self.config.max_scored_tokens
 
     def _preempt(self, step: ScheduledBatch, victim: Request) -> None:
         """Take a running request's blocks, and its place in the step that is being planned."""

@@ -128,7 +128,7 @@ class BlockManager:
             or any(held[block] for block in outside)
             or any(self._node_of[node.block] is not node for node in here)
             or sum(node is not None for node in self._node_of) != len(here)
-            or not all(node.alive and (node.block >= 0 or node.place >= 0) for node in nodes)
+            or not all(node.alive and (node.block >= 0 or node.host_slot >= 0) for node in nodes)
         ):
             raise RuntimeError(
                 f"block accounting is broken: free {free} + used {used} + cached {cached} "

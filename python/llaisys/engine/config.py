@@ -34,7 +34,7 @@ from llaisys.common.options import (
 )
 from llaisys.common.parallel import ParallelConfig, normalize_parallel_config
 from llaisys.common.sampling import POOLINGS
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 __all__ = [
     "CacheConfig",
@@ -84,7 +84,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_options(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise refuse(
+            raise invalid_value(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs, {self.max_num_seqs}, so that every running request can "
@@ -157,15 +157,15 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         check_options(self)
         if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise refuse(
+            raise invalid_value(
                 "prompt_lookup_min",
                 self.prompt_lookup_min,
                 f"at most prompt_lookup_max, {self.prompt_lookup_max}",
             )
         if self.method == "draft_model" and self.model is None:
-            raise refuse("model", None, f"the model that drafts, for method {self.method!r}")
+            raise invalid_value("model", None, f"the model that drafts, for method {self.method!r}")
         if not self.has_weights and self.model is not None:
-            raise refuse("model", self.model, f"left out for method {self.method!r}")
+            raise invalid_value("model", self.model, f"left out for method {self.method!r}")
 
     @property
     def has_weights(self) -> bool:
@@ -239,7 +239,7 @@ class EngineConfig:
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
         if self.cache.kv_cache_dtype == "q8" and self.device != "cpu":
             limit = f"{', '.join(DTYPES)} on device {self.device}: 8 bits are for the CPU"
-            raise refuse("kv_cache_dtype", "q8", limit)
+            raise invalid_value("kv_cache_dtype", "q8", limit)
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
@@ -327,5 +327,5 @@ def given_engine_options(
     given.pop("model", None)
     for name, value in given.items():
         if only and name not in only:
-            raise refuse(name, value, f"left out: {because}")
+            raise invalid_value(name, value, f"left out: {because}")
     return given

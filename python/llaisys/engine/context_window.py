@@ -1,7 +1,7 @@
 """How much of a request the KV cache holds, and what goes when that is full.
 
 `Request.token_ids` has all tokens of a request; the context holds a window of them: the first
-`num_kept_tokens`, then those behind the `num_dropped_tokens` that are gone. When it is full, half
+`num_keep_tokens`, then those behind the `num_discarded_tokens` that are gone. When it is full, half
 of what is not kept is dropped (a number of whole blocks, at least one) and the rest moves up.
 
 Where a shift happens depends on nothing but the number of tokens, the kept ones and the engine's
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 
 from llaisys.common.request import Request
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 DEFAULT_KEPT = 4  # tokens at the beginning that attention leans on, whatever they say
 
@@ -48,12 +48,12 @@ class ContextWindow:
         kept = min(kept, request.num_prompt_tokens)
         if kept > self.most_kept:
             limit = f"at most {self.most_kept}: max_model_len less a block of {self.block_size}"
-            raise refuse("n_keep", kept, limit)
+            raise invalid_value("n_keep", kept, limit)
         return kept
 
     def num_dropped(self, request: Request) -> int:
         """Tokens that the next shift drops."""
-        half = (self.length - request.num_kept_tokens) // 2
+        half = (self.length - request.num_keep_tokens) // 2
         return max(1, half // self.block_size) * self.block_size
 
     def room(self, request: Request) -> int:
@@ -62,4 +62,4 @@ class ContextWindow:
 
     def is_full(self, request: Request, num_tokens: int) -> bool:
         """Whether it must be shifted before it has `num_tokens` tokens computed."""
-        return num_tokens - request.num_dropped_tokens > self.length
+        return num_tokens - request.num_discarded_tokens > self.length

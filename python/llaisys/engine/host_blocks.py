@@ -19,18 +19,18 @@ from llaisys.engine.prefix_nodes import Node
 class HostBlocks:
     """Owner of `Node.place`. With no places nothing is ever kept."""
 
-    def __init__(self, num_places: int) -> None:
-        self.num_places = num_places
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
         self.num_saved = 0  # copies to host memory that were planned, in all
         self.num_brought_back = 0
-        self._free = list(range(num_places - 1, -1, -1))  # taken from the end
+        self._free = list(range(num_slots - 1, -1, -1))  # taken from the end
         self._kept: OrderedDict[int, Node] = OrderedDict()  # place -> node, least recent first
         self._held: dict[int, Node] = {}  # the same, of those that must not be displaced now
         self._copies: list[BlockCopy] = []
 
     @property
     def num_used(self) -> int:
-        return self.num_places - len(self._free)
+        return self.num_slots - len(self._free)
 
     @property
     def num_planned(self) -> int:
@@ -39,21 +39,21 @@ class HostBlocks:
 
     def save(self, node: Node) -> Node | None:
         """A node is about to lose its block, which is ready: plan its copy, unless it has one.
-        Returns the node that lost its place to it, if one did. `node.place` says whether there was
-        room."""
-        if node.place >= 0:
-            if node.place in self._kept:
-                self._kept.move_to_end(node.place)
+        Returns the node whose slot was reused, if any. `node.host_slot` is -1 when no slot was
+        available."""
+        if node.host_slot >= 0:
+            if node.host_slot in self._kept:
+                self._kept.move_to_end(node.host_slot)
             return None
         displaced = None
         if self._free:
             place = self._free.pop()
         elif self._kept:
             place, displaced = self._kept.popitem(last=False)
-            displaced.place = -1
+            displaced.host_slot = -1
         else:
             return None
-        node.place = place
+        node.host_slot = place
         self._kept[place] = node
         self._copies.append(BlockCopy(node.block, place, True))
         self.num_saved += 1
@@ -62,15 +62,15 @@ class HostBlocks:
     def hold(self, nodes: Iterable[Node]) -> None:
         """These keep their places until `bring_back`."""
         for node in nodes:
-            self._held[node.place] = self._kept.pop(node.place)
+            self._held[node.host_slot] = self._kept.pop(node.host_slot)
 
     def bring_back(self, nodes: Sequence[Node]) -> None:
         """Plan the copies of nodes that were held into their new blocks. They are the most recent
         ones now, the beginning of the prefix before its end."""
-        self._copies += [BlockCopy(node.block, node.place, False) for node in nodes]
+        self._copies += [BlockCopy(node.block, node.host_slot, False) for node in nodes]
         self.num_brought_back += len(nodes)
         for node in reversed(nodes):
-            self._kept[node.place] = self._held.pop(node.place)
+            self._kept[node.host_slot] = self._held.pop(node.host_slot)
 
     def take_copies(self) -> list[BlockCopy]:
         """What the next step must copy before it begins, in this order; each is named once. Nothing
@@ -80,7 +80,7 @@ class HostBlocks:
 
     def undo(self, copies: Iterable[BlockCopy]) -> list[Node]:
         """Free the places that these copies were to fill; the nodes that had them."""
-        places = {copy.place for copy in copies if copy.to_host}
+        places = {copy.host_slot for copy in copies if copy.to_host}
         return [self._vacate(place) for place in places if place in self._kept]
 
     def clear(self) -> list[Node]:
@@ -89,23 +89,23 @@ class HostBlocks:
 
     def _vacate(self, place: int) -> Node:
         node = self._kept.pop(place)
-        node.place = -1
+        node.host_slot = -1
         self._free.append(place)
         return node
 
     def check_integrity(self, nodes: Iterable[Node]) -> None:
         """`nodes`: all that are in the table. Raises RuntimeError with the numbers when they do not
         add up."""
-        places = {node.place: node for node in nodes if node.place >= 0}
+        places = {node.host_slot: node for node in nodes if node.host_slot >= 0}
         free, kept = len(self._free), len(self._kept)
         if (
-            free + kept != self.num_places
+            free + kept != self.num_slots
             or self._held
             or places != dict(self._kept)
             or places.keys() & set(self._free)
         ):
             raise RuntimeError(
                 f"host block accounting is broken: free {free} + kept {kept} != total "
-                f"{self.num_places}, or a node differs ({len(places)} have a place, "
+                f"{self.num_slots}, or a node differs ({len(places)} have a place, "
                 f"{len(self._held)} are held)"
             )

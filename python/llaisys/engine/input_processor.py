@@ -10,7 +10,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request
-from llaisys.common.sampling import BAN, BIAS_KEY, SamplingParams, starting_defaults
+from llaisys.common.sampling import BAN, BIAS_KEY, SamplingParams, sampling_defaults
 from llaisys.common.types import ModelInfo
 from llaisys.common.validation import (
     MAX_INT,
@@ -19,8 +19,8 @@ from llaisys.common.validation import (
     check_prompt_ids,
     check_text,
     check_token_ids,
-    refuse,
-    refuse_count,
+    invalid_count,
+    invalid_value,
 )
 
 Messages = Sequence[Mapping[str, Any]]
@@ -84,9 +84,9 @@ class InputProcessor:
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """Token ids of a chat, the generation prompt included."""
         if isinstance(messages, (str, Mapping)) or not messages:
-            raise refuse("messages", messages, "a list of {'role', 'content'}, not empty")
+            raise invalid_value("messages", messages, "a list of {'role', 'content'}, not empty")
         tokenizer = self._needs_tokenizer("chat", "messages")
-        plain = [plain_message(message, number) for number, message in enumerate(messages)]
+        plain = [normalize_message(message, number) for number, message in enumerate(messages)]
         ids: list[int] = tokenizer.encode_chat(plain, **options)
         return ids
 
@@ -105,15 +105,15 @@ class InputProcessor:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         if not token_ids:
-            raise refuse_count("prompt", 0, "tokens", "at least 1")
+            raise invalid_count("prompt", 0, "tokens", "at least 1")
         if params is not None and not isinstance(params, SamplingParams):
-            raise refuse("sampling_params", params, "SamplingParams")
-        defaults = self.defaults if params is not None else starting_defaults(self.defaults)
+            raise invalid_value("sampling_params", params, "SamplingParams")
+        defaults = self.defaults if params is not None else sampling_defaults(self.defaults)
         sampling = (params or SamplingParams()).with_defaults(defaults)
         self._check_params(sampling)
         salt = cache_salt or ""
         if not isinstance(salt, str):
-            raise refuse("cache_salt", salt, "a string")
+            raise invalid_value("cache_salt", salt, "a string")
         check_count("cache_salt", len(salt), MAX_SALT_CHARS, "characters")
         if request_id is None:
             request_id = f"req-{self._next_id}"
@@ -126,10 +126,10 @@ class InputProcessor:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
         thinking = () if sampling.thinking_budget is None else self._thinking_tokens()
-        form_after = -1
+        constrain_after = -1
         if sampling.structured_outputs is not None:
             self._check_can_constrain()
-            form_after = self._open_reasoning(token_ids)
+            constrain_after = self._open_reasoning(token_ids)
         _check_something_left(sampling, stops, bad_words, self.info.vocab_size)
         now = time.monotonic()
         requests = [
@@ -143,7 +143,7 @@ class InputProcessor:
                 stop_token_ids=stops,
                 bad_words=bad_words,
                 thinking=thinking,
-                form_after=form_after,
+                constrain_after=constrain_after,
                 cache_salt=salt,
                 arrival_time=now,
             )
@@ -164,7 +164,7 @@ class InputProcessor:
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(name, getattr(params, name) or (), MAX_INT, last)
         for token_id in params.logit_bias or ():
-            check_int("logit_bias", token_id, 0, last, called=BIAS_KEY)
+            check_int("logit_bias", token_id, 0, last, label=BIAS_KEY)
         if params.stop or params.bad_words:
             self._needs_tokenizer("stop strings and bad_words", "stop")
         if params.structured_outputs is not None:
@@ -218,12 +218,12 @@ class InputProcessor:
         return (-1 if start is None else start, end, *after)
 
 
-def plain_message(message: Any, number: int) -> dict[str, Any]:
+def normalize_message(message: Any, number: int) -> dict[str, Any]:
     """A message as templates take it: its content is text. OpenAI's text parts become lines, an
     answer may be without content (None, which templates test for, when it is a tool call).
     `number`: its place, for the error."""
     if not isinstance(message, Mapping):
-        raise refuse(f"messages[{number}]", message, "{'role', 'content'}")
+        raise invalid_value(f"messages[{number}]", message, "{'role', 'content'}")
     content = message.get("content")
     if content is None and message.get("role") == "assistant":
         if message.get("tool_calls"):

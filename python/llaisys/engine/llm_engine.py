@@ -11,13 +11,13 @@ from llaisys.common.errors import ClosedError
 from llaisys.common.request import RequestStatus
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, StreamOutput
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.executor import Executor
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
-from llaisys.engine.output_processor import OutputProcessor, Reading
+from llaisys.engine.output_processor import OutputOptions, OutputProcessor
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -76,7 +76,7 @@ class LLMEngine(EngineClient):
         self._check_open()
         entry = self.input_processor.process(prompt, params, request_id, cache_salt)
         if entry.request_id in self._groups:
-            raise refuse("request_id", entry.request_id, "one that is not in use")
+            raise invalid_value("request_id", entry.request_id, "one that is not in use")
         self.core.add_requests(entry.requests)
         self.core.settle(entry.requests)
         self.output_processor.add(
@@ -85,7 +85,7 @@ class LLMEngine(EngineClient):
             entry.params,
             entry.requests,
             stream,
-            Reading(visible_ids),
+            OutputOptions(visible_ids),
         )
         self._groups[entry.request_id] = [request.request_id for request in entry.requests]
         return entry.request_id

@@ -18,8 +18,8 @@ from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     CompletionOutput,
+    PromptLogprobs,
     PromptProgress,
-    PromptScores,
     RequestOutput,
     StreamOutput,
     Timings,
@@ -34,7 +34,7 @@ NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OutputOptions:
     """What the reader of an answer wants beside its text."""
 
     visible_ids: frozenset[int] = frozenset()  # special tokens that keep their text
@@ -43,7 +43,7 @@ class Reading:
     line_seconds: float | None = None
 
 
-PLAIN_READING = Reading()
+DEFAULT_OUTPUT_OPTIONS = OutputOptions()
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Choice:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     first_token_time: float | None = None
-    line_seconds: float | None = None  # see Reading
+    line_seconds: float | None = None  # see OutputOptions
     has_line: bool = False  # a line break, where line_seconds wants to know
     update: TokenUpdate | None = None  # the last one, when finished
 
@@ -80,7 +80,7 @@ class _Group:
     scores_told: bool = False  # to a stream
     pooled: bytes | None = None
 
-    def take_scores(self, scores: PromptScores) -> None:
+    def take_scores(self, scores: PromptLogprobs) -> None:
         """By position: what was computed twice is the same twice."""
         if self.scores is None:
             self.scores = [TokenLogprobs(self.prompt_token_ids[0], math.nan, 0)]
@@ -103,7 +103,7 @@ class OutputProcessor:
         params: SamplingParams,
         requests: list[Request],
         stream: bool,
-        reading: Reading = PLAIN_READING,
+        reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
     ) -> None:
         """Expect the output of the requests of one prompt."""
         group = _Group(
@@ -114,7 +114,7 @@ class OutputProcessor:
             len(requests),
         )
         if params.prompt_logprobs is not None:  # a prompt of one token has nothing else to score
-            group.take_scores(PromptScores(1, []))
+            group.take_scores(PromptLogprobs(1, []))
         stops = self._stop_strings(tuple(params.stop or ()))
         for request in requests:
             detokenizer, finder = None, None
@@ -160,7 +160,7 @@ class OutputProcessor:
             if update.prompt_logprobs is not None:
                 choice.group.take_scores(update.prompt_logprobs)
             progress = None
-            if choice.request.tells_progress:
+            if choice.request.reports_progress:
                 progress = self._progress(choice, update, now)
             if not update.token_ids and not update.status.finished:  # its prompt is on its way
                 if progress is not None:
@@ -216,7 +216,7 @@ class OutputProcessor:
         if choice.first_token_time is not None:
             return None
         total = len(choice.group.prompt_token_ids)
-        done = total if update.token_ids else update.num_prompt_done
+        done = total if update.token_ids else update.num_computed_prompt_tokens
         if not choice.stream or not done:
             return None
         seconds = now - (now if update.scheduled_time is None else update.scheduled_time)

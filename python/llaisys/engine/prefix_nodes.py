@@ -34,7 +34,7 @@ class Node:
     """One full block of tokens behind a certain prefix. Its keys and values lie in a block of the
     KV cache, in a place of host memory, or in both; in neither: it is not in the table."""
 
-    __slots__ = ("alive", "block", "key", "parent", "place", "ready", "salt", "tokens")
+    __slots__ = ("alive", "block", "host_slot", "key", "parent", "ready", "salt", "tokens")
 
     def __init__(
         self, key: int, parent: Node | None, salt: str, tokens: Tokens, block: int, ready: bool
@@ -44,7 +44,7 @@ class Node:
         self.salt = salt
         self.tokens = tokens
         self.block = block  # -1: none
-        self.place = -1  # -1: none
+        self.host_slot = -1  # -1: none
         self.ready = ready  # the block's keys and values are there
         self.alive = True  # in the table
 
@@ -78,7 +78,7 @@ class PrefixTable:
 
     def drop(self, node: Node) -> None:
         """Forget a node, if it has neither block nor place any more."""
-        if node.block >= 0 or node.place >= 0:
+        if node.block >= 0 or node.host_slot >= 0:
             return
         bucket = self._buckets[node.key]
         bucket.remove(node)

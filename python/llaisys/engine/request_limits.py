@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
 from llaisys.common.request import Request
-from llaisys.common.validation import refuse_count
+from llaisys.common.validation import invalid_count
 
 
 def total_tokens_limit(
@@ -24,15 +24,15 @@ def total_tokens_limit(
     pool = num_blocks * block_size
     # The last token drawn is never computed, so it needs no slot.
     limit = min(max_model_len, pool + 1)
-    if not request.sampling.draws:  # room for the prompt is room enough
+    if not request.sampling.generates:  # room for the prompt is room enough
         limit = min(max_model_len, pool) + 1
     if num_prompt < 1:
-        raise refuse_count("prompt", 0, "tokens", "at least 1")
+        raise invalid_count("prompt", 0, "tokens", "at least 1")
     if num_prompt >= limit:
         what = "max_model_len" if max_model_len <= limit else "the KV cache"
-        more = " beside a new token" if request.sampling.draws else ""
+        more = " beside a new token" if request.sampling.generates else ""
         most = f"at most {limit - 1}, as {what} holds{more}"
-        raise refuse_count("prompt", num_prompt, "tokens", most, code=CONTEXT_LENGTH_EXCEEDED)
+        raise invalid_count("prompt", num_prompt, "tokens", most, code=CONTEXT_LENGTH_EXCEEDED)
     if context_shift:
         return num_prompt + (max_model_len if max_tokens is None else max_tokens)
     if max_tokens is None:

@@ -36,7 +36,7 @@ class RequestQueues:
         self._leave(victim)
         self.waiting.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
-        victim.num_computed_tokens = victim.num_dropped_tokens = 0
+        victim.num_computed_tokens = victim.num_discarded_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
 

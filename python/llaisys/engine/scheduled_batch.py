@@ -74,7 +74,7 @@ class ScheduledBatch:
         plan.samples = [True] * len(requests)
         if self.pieces:
             plan.samples = [
-                request.num_computed_tokens >= request.num_tokens and request.draws
+                request.num_computed_tokens >= request.num_tokens and request.generates
                 for request in requests
             ]
         plan.num_prefill_tokens = sum(self.pieces.values())

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.types import SchedulerOutputs, StepOutput, TokenUpdate
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.engine.batch_builder import BatchBuilder
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
@@ -72,7 +72,7 @@ class RequestScheduler:
         kept = [self.window.kept_tokens(request) for request in requests]
         for request, limit, num_kept in zip(requests, limits, kept, strict=True):
             request.max_total_tokens = limit
-            request.num_kept_tokens = num_kept
+            request.num_keep_tokens = num_kept
             request.seq_id = self._next_seq_id
             self._next_seq_id += 1
             self.requests[request.request_id] = request
@@ -83,7 +83,7 @@ class RequestScheduler:
         names: set[str] = set()
         for request in requests:
             if request.request_id in self.requests or request.request_id in names:
-                raise refuse("request_id", request.request_id, "one that is not in use")
+                raise invalid_value("request_id", request.request_id, "one that is not in use")
             names.add(request.request_id)
         blocks = self.block_manager
         return [
@@ -120,7 +120,7 @@ class RequestScheduler:
             "kv_blocks": blocks.num_blocks,
             "kv_blocks_used": blocks.num_used_blocks,
             "kv_blocks_cached": blocks.num_cached_blocks,
-            "kv_host_blocks": blocks.host.num_places,
+            "kv_host_blocks": blocks.host.num_slots,
             "kv_host_blocks_used": blocks.host.num_used,
             "kv_blocks_saved": blocks.host.num_saved,
             "kv_blocks_brought_back": blocks.host.num_brought_back,
@@ -191,7 +191,7 @@ class RequestScheduler:
                 continue
             else:  # preempted, and not begun anew: the token is still good
                 end -= len(drafts.get(request.seq_id, ()))
-            if not samples and (scores or not request.draws or request.tells_progress):
+            if not samples and (scores or not request.generates or request.reports_progress):
                 updates += self._prompt_update(request, end, output)
             if not samples or end != len(request.token_ids):
                 continue
@@ -230,12 +230,12 @@ class RequestScheduler:
         scores = output.prompt_logprobs.get(request.seq_id)
         if request.status is not RequestStatus.RUNNING:
             return []  # preempted: it computes its prompt anew
-        if request.draws or end < request.num_prompt_tokens:
-            if scores is None and not request.tells_progress:
+        if request.generates or end < request.num_prompt_tokens:
+            if scores is None and not request.reports_progress:
                 return []
             update = TokenUpdate.of(request, [])
-            if request.tells_progress:
-                update.num_prompt_done = min(end, request.num_prompt_tokens)
+            if request.reports_progress:
+                update.num_computed_prompt_tokens = min(end, request.num_prompt_tokens)
         else:
             update = self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
             update.pooled = output.pooled.get(request.seq_id)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llaisys.common.flags import OptionParser
 from llaisys.common.model_argument import add_model_argument
-from llaisys.common.validation import check_int, refuse
+from llaisys.common.validation import check_int, invalid_value
 from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
 from llaisys.entrypoints.cli_options import add_model_options, open_llm
 
@@ -225,7 +225,7 @@ def _concurrencies(options: argparse.Namespace) -> list[int]:
     except ValueError:
         found = [0]
     if min(found) < 1:
-        raise refuse("concurrency", options.concurrency, "numbers from 1 on with commas")
+        raise invalid_value("concurrency", options.concurrency, "numbers from 1 on with commas")
     return found
 
 

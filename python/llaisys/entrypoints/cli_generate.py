@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.cli_options import (
     SEED,
     add_model_options,
@@ -103,7 +103,7 @@ def _generate(options: argparse.Namespace) -> int:
                 chosen = sampling_of(options, **form | job)
                 params.append(chosen.with_defaults(llm.default_sampling))
             except InvalidInputError as error:
-                raise error.at(where) from error
+                raise error.with_prefix(where) from error
         one_text = len(jobs) == 1 and params[0].n == 1 and not options.json
         if one_text and options.output is None and sys.stdout.isatty():
             outputs = [_print_as_it_comes(llm.stream(prompts[0], params[0]))]
@@ -160,7 +160,7 @@ def _prompt_of(job: dict[str, Any], llm: LLM, raw: bool) -> Any:
     messages, prompt = job.pop("messages", None), job.pop("prompt", None)
     if messages is None:
         if not isinstance(prompt, str):
-            raise refuse("prompt", prompt, "a string")
+            raise invalid_value("prompt", prompt, "a string")
         if raw or llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             return prompt
         messages = [{"role": "user", "content": prompt}]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import options_of
-from llaisys.common.progress import shown_on
+from llaisys.common.progress import show_progress
 from llaisys.common.sampling import SamplingParams
 from llaisys.engine.config import add_engine_flags, given_engine_options
 
@@ -31,7 +31,7 @@ def add_model_options(
 def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
     from llaisys.entrypoints.llm import LLM
 
-    with shown_on(sys.stderr):
+    with show_progress(sys.stderr):
         return LLM(options.model, **given_engine_options(options) | more)
 
 

@@ -6,10 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from llaisys.common.embedding import EmbeddingOutput, Vector, VectorForm, cosine, pooling_params
+from llaisys.common.embedding import (
+    EmbeddingFormat,
+    EmbeddingOutput,
+    Vector,
+    cosine,
+    pooling_params,
+)
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput
-from llaisys.common.validation import refuse_count
+from llaisys.common.validation import invalid_count
 from llaisys.entrypoints.prompts import Prompt, as_batch
 
 
@@ -44,7 +50,7 @@ class EmbeddingCalls(ABC):
         """A vector for each prompt (texts or token ids), in their order: the last hidden state of
         its last token, or the mean of all with `pooling="mean"`; the first `dimensions` numbers of
         it, brought to length 1 unless `normalize` is false. None: the engine option `pooling`."""
-        form = VectorForm(dimensions, normalize)
+        form = EmbeddingFormat(dimensions, normalize)
         outputs = self._pooled(prompts, pooling, form, cache_salt, use_tqdm)
         return [
             EmbeddingOutput(
@@ -65,8 +71,8 @@ class EmbeddingCalls(ABC):
         each `text_2`."""
         first, second = as_batch(text_1, "text_1"), as_batch(text_2, "text_2")
         if len(first) not in (1, len(second)):
-            raise refuse_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
-        found = self._pooled([*first, *second], pooling, VectorForm(), None, use_tqdm)
+            raise invalid_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
+        found = self._pooled([*first, *second], pooling, EmbeddingFormat(), None, use_tqdm)
         vectors = [vector for _, vector in found]
         left = vectors[: len(first)] * (len(second) if len(first) == 1 else 1)
         return [cosine(a, b) for a, b in zip(left, vectors[len(first) :], strict=True)]
@@ -75,7 +81,7 @@ class EmbeddingCalls(ABC):
         self,
         prompts: Prompt | Sequence[Prompt],
         pooling: str | None,
-        form: VectorForm,
+        form: EmbeddingFormat,
         cache_salt: str | None,
         use_tqdm: bool,
     ) -> list[tuple[RequestOutput, Vector[float]]]:
@@ -86,4 +92,4 @@ class EmbeddingCalls(ABC):
         for output in outputs:
             if output.pooled is None:
                 raise RuntimeError(f"{output.finish_reason}: {output.outputs[0].error}")
-        return [(output, form.vector(output)) for output in outputs]
+        return [(output, form.embedding(output)) for output in outputs]

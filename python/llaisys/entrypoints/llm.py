@@ -18,12 +18,12 @@ from llaisys.chat.style import ChatStyle
 from llaisys.chat.tools import read_tools
 from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.common.sampling import SamplingParams, starting_defaults
+from llaisys.common.sampling import SamplingParams, sampling_defaults
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig, engine_parameters
 from llaisys.engine.engine_client import EngineClient
-from llaisys.engine.input_processor import plain_message
+from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.entrypoints.embedding import EmbeddingCalls
 from llaisys.entrypoints.prompts import Params, Prompt, as_batch, as_params
@@ -76,7 +76,7 @@ class LLM(EmbeddingCalls, Closing):
         In SamplingParams of your own, a field that is left out has the model's value or else the
         neutral one (temperature 1, no truncation); `.with_defaults(llm.default_sampling)` fills it
         in from here instead."""
-        return starting_defaults(self.model_info.generation_defaults)
+        return sampling_defaults(self.model_info.generation_defaults)
 
     @property
     def tokenizer(self) -> Any:
@@ -126,7 +126,7 @@ class LLM(EmbeddingCalls, Closing):
         prepared: Messages = messages
         listed = None
         if isinstance(messages, (list, tuple)):  # else it is refused below
-            plain = [plain_message(message, number) for number, message in enumerate(messages)]
+            plain = [normalize_message(message, number) for number, message in enumerate(messages)]
             prepared, listed = self.chat_style.prepare(plain, read_tools(tools))
         return client.encode_chat(
             prepared,
@@ -172,7 +172,7 @@ class LLM(EmbeddingCalls, Closing):
     ) -> list[RequestOutput]:
         """Answer one conversation or many; a message is {"role": ..., "content": ...}."""
         if isinstance(messages, (str, Mapping)) or not messages:
-            raise refuse("messages", messages, "a list of {'role', 'content'}, not empty")
+            raise invalid_value("messages", messages, "a list of {'role', 'content'}, not empty")
         many = not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if many else [messages]
         prompts = [
@@ -223,7 +223,7 @@ class LLM(EmbeddingCalls, Closing):
     ) -> str:
         """Queue a prompt and return its id. With `stream`, `step` reports its parts too."""
         if request_id is not None and request_id in self._finished:
-            raise refuse("request_id", request_id, "one without an output to collect")
+            raise invalid_value("request_id", request_id, "one without an output to collect")
         return self._open().submit(prompt, sampling_params, request_id, stream, cache_salt)
 
     def step(self) -> list[StreamOutput]:

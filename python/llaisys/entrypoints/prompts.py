@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.validation import refuse, refuse_count
+from llaisys.common.validation import invalid_count, invalid_value
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams | None] | None
@@ -16,10 +16,10 @@ def as_batch(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__iter__"):
-        raise refuse(name, prompts, "a string, a list of token ids, or a list of either")
+        raise invalid_value(name, prompts, "a string, a list of token ids, or a list of either")
     items = list(prompts)
     if not items:
-        raise refuse_count(name, 0, "prompts", "at least 1")
+        raise invalid_count(name, 0, "prompts", "at least 1")
     if all(isinstance(item, str) or hasattr(item, "__iter__") for item in items):
         return items  # type: ignore[return-value]
     return [items]  # type: ignore[list-item]
@@ -30,7 +30,7 @@ def as_params(params: Params, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
-        raise refuse("sampling_params", params, "SamplingParams or a list")
+        raise invalid_value("sampling_params", params, "SamplingParams or a list")
     if len(params) != count:
-        raise refuse_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
+        raise invalid_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
     return list(params)

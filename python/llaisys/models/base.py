@@ -19,7 +19,7 @@ from llaisys.common.step import (
     RowLogprobs,
     SamplingMetadata,
 )
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.models.device import MemoryNeeds
 
 
@@ -80,7 +80,9 @@ class ModelAdapter(Closing, ABC):
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From the next step on: of every token the residual stream as these layers get it; -1:
         after the last norm."""
-        raise refuse("speculative_config", type(self).__name__, "a model that keeps hidden states")
+        raise invalid_value(
+            "speculative_config", type(self).__name__, "a model that keeps hidden states"
+        )
 
     def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
         """What was kept of the last step's tokens, [num_tokens, len(layers) * hidden size]."""
@@ -156,7 +158,9 @@ class ModelAdapter(Closing, ABC):
 
     def reserve_host_blocks(self, num_blocks: int) -> None:
         """Make places in host memory for so many blocks (BLOCK layout)."""
-        raise refuse("kv_offload", type(self).__name__, "0 for a model that keeps no blocks there")
+        raise invalid_value(
+            "kv_offload", type(self).__name__, "0 for a model that keeps no blocks there"
+        )
 
     def swap_blocks(
         self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool

@@ -11,7 +11,7 @@ from math import prod
 from typing import Self
 
 from llaisys.common.progress import report
-from llaisys.common.validation import check_choice, refuse
+from llaisys.common.validation import check_choice, invalid_value
 from llaisys.libllaisys import arrays
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Stream, Tensor, dtype_code, linear_weight_bytes
@@ -78,7 +78,7 @@ class DecoderAdapter(NativeAdapter):
         meta = decoder_meta(config, dtype_of(config, options), options.max_model_len)
         if options.max_model_len > meta.maxseq:
             limit = f"at most {meta.maxseq}, the positions that the model knows"
-            raise refuse("max_model_len", options.max_model_len, limit)
+            raise invalid_value("max_model_len", options.max_model_len, limit)
         check_divisibility(config.num_heads, config.num_kv_heads, config.intermediate_size, options)
         has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
         adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
@@ -238,10 +238,12 @@ def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None
         return
     check_choice("quantization", options.quantization, CHOICES)
     if options.device != "cpu":
-        raise refuse("quantization", options.quantization, "left out unless the device is cpu")
+        raise invalid_value(
+            "quantization", options.quantization, "left out unless the device is cpu"
+        )
     matrices = [n for n, shape in tensors(decoder_config(checkpoint)) if len(shape) == 2]
     if keeps_blocks(options) and all(checkpoint.block_type(n) is not None for n in matrices):
-        raise refuse(
+        raise invalid_value(
             "quantization",
             options.quantization,
             "left out: the weights are quantised already (dtype would widen them first)",

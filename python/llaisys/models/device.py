@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 
-from llaisys.common.types import GpuUse
+from llaisys.common.types import GpuUsage
 from llaisys.libllaisys.handles import describe_devices, device_memory
 from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.nvml import NvmlDevice
@@ -68,10 +68,10 @@ class GpuMonitor:
         self.device, self.device_id = device, device_id
         self._meter = NvmlDevice(device_id)
 
-    def read(self) -> GpuUse:
+    def read(self) -> GpuUsage:
         free, total = device_memory(self.device, self.device_id)
         busy = self._meter.utilization()
-        return GpuUse(self.device_id, total - free, total, -1.0 if busy is None else busy)
+        return GpuUsage(self.device_id, total - free, total, -1.0 if busy is None else busy)
 
 
 def kv_budget(device: str, device_id: int, utilization: float, needs: MemoryNeeds) -> int:

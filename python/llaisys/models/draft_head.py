@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
@@ -97,7 +97,7 @@ class DraftHeadAdapter(NativeAdapter):
         of them is `hidden` then."""
         if features.ndim != 2 or len(features) != len(step.token_ids):
             rows = len(step.token_ids)
-            raise refuse("features", list(features.shape), f"[{rows}, n], a row per token")
+            raise invalid_value("features", list(features.shape), f"[{rows}, n], a row per token")
         self.native.step(self._filled_step(step, attention, features))
         return self.last_output()
 

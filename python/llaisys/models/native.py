@@ -19,7 +19,7 @@ from llaisys.common.step import (
     RowLogprobs,
     SamplingMetadata,
 )
-from llaisys.common.validation import check_choice, refuse, refuse_count
+from llaisys.common.validation import check_choice, invalid_count, invalid_value
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.infer_types import (
@@ -38,7 +38,7 @@ from llaisys.models.uninterrupted import Uninterrupted
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
     """The address of a dense array of this dtype."""
     if array.dtype != dtype or not array.flags.c_contiguous:
-        raise refuse(name, array.dtype, f"a contiguous array of {np.dtype(dtype)}")
+        raise invalid_value(name, array.dtype, f"a contiguous array of {np.dtype(dtype)}")
     if array.size and array.flags.writeable:
         return arrays.address_of(array.data)
     return array.ctypes.data
@@ -313,14 +313,16 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
         tables = attention.block_tables
         _check_length("batch_seq_ids", len(attention.batch_seq_ids), rows)
         if tables.ndim != 2 or len(tables) != rows:
-            raise refuse("block_tables", list(tables.shape), f"[{rows}, n], a row per sequence")
+            raise invalid_value(
+                "block_tables", list(tables.shape), f"[{rows}, n], a row per sequence"
+            )
     for name, length in lengths.items():
         _check_length(name, length, n)
 
 
 def _check_length(name: str, length: int, wanted: int) -> None:
     if length != wanted:
-        raise refuse_count(name, length, "entries", str(wanted))
+        raise invalid_count(name, length, "entries", str(wanted))
 
 
 def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None:
@@ -328,7 +330,7 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
     n = len(sampling.rows)
     for name, values in sampling.numbers.items():
         if name not in ROW_NUMBERS:
-            raise refuse("numbers", name, f"one of {', '.join(ROW_NUMBERS)}")
+            raise invalid_value("numbers", name, f"one of {', '.join(ROW_NUMBERS)}")
         _check_length(name, len(values), n)
     for name in _SAMPLING_DTYPES:
         values = getattr(sampling, name)
@@ -345,7 +347,7 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
         _check_length(name, len(values), length)
     masks = sampling.masks
     if masks is not None and (masks.ndim != 2 or masks.shape[1] != mask_words):
-        raise refuse("masks", list(masks.shape), f"[n, {mask_words}]")
+        raise invalid_value("masks", list(masks.shape), f"[n, {mask_words}]")
 
 
 def kv_head_bytes(dtype: str, head_dim: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.validation import check_choice, refuse
+from llaisys.common.validation import check_choice, invalid_value
 from llaisys.models.families import expected_tensors, parse_config
 from llaisys.models.loading.convert import convert
 
@@ -86,7 +86,7 @@ def write_shape_model(shape: str, dtype: str, directory: Path) -> Path:
     """Write the model once; a directory that is there already is taken as it is."""
     config = SHAPES.get(shape)
     if config is None:
-        raise refuse("shape", shape, f"one of {', '.join(SHAPES)}")
+        raise invalid_value("shape", shape, f"one of {', '.join(SHAPES)}")
     check_choice("dtype", dtype, tuple(_TORCH_DTYPES))
     if (directory / "config.json").is_file():
         return directory

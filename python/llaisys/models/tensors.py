@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.libllaisys.handles import Tensor
 
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -25,7 +25,9 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
     """A native copy of an array whose elements are already of this dtype (bf16: uint16 bits)."""
     dense = np.ascontiguousarray(array)
     if dense.dtype != _NUMPY_DTYPES[dtype]:
-        raise refuse("array", dense.dtype, f"of {_NUMPY_DTYPES[dtype]} elements, for {dtype}")
+        raise invalid_value(
+            "array", dense.dtype, f"of {_NUMPY_DTYPES[dtype]} elements, for {dtype}"
+        )
     tensor = Tensor.create(array.shape, dtype)
     try:
         tensor.load(dense.ctypes.data, dense.nbytes)

@@ -27,7 +27,7 @@ def decoder(messages: Any) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(messages).decode
 
 
-def decode_or_drop(decode: Callable[[bytes], T], frame: bytes) -> T | None:
+def decode_or_none(decode: Callable[[bytes], T], frame: bytes) -> T | None:
     """The message; None, and a line in the log, for what is not one of ours."""
     try:
         return decode(frame)

@@ -81,7 +81,7 @@ class ChildProcess:
 # ---- in the child --------------------------------------------------------------------------------
 
 
-def end_with_parent(stream: BinaryIO, directory: str) -> None:
+def exit_with_parent(stream: BinaryIO, directory: str) -> None:
     """Watch standard input in a thread: nothing follows the setup, so the next thing is its end."""
 
     def watch() -> None:

@@ -21,7 +21,7 @@ class LoopClock:
         self._turned = time.monotonic()
         self._busy = False
 
-    def turn(self, busy: bool) -> None:
+    def tick(self, busy: bool) -> None:
         self._turned = time.monotonic()
         self._busy = busy
 

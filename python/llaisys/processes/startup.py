@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from llaisys.common.logs import setup_logging
-from llaisys.processes.child import end_with_parent
+from llaisys.processes.child import exit_with_parent
 
 
 class Setup(Protocol):
@@ -21,11 +21,11 @@ class Setup(Protocol):
 S = TypeVar("S", bound=Setup)
 
 
-def begin_child(kind: type[S]) -> S:
+def init_child(kind: type[S]) -> S:
     """Read the setup, a line of JSON on standard input, and do what every child does first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     stream = sys.stdin.buffer
     setup = msgspec.json.decode(stream.readline(), type=kind)
     setup_logging(setup.log_level, setup.log_format)
-    end_with_parent(stream, setup.socket_directory)
+    exit_with_parent(stream, setup.socket_directory)
     return setup

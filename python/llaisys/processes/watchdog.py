@@ -11,7 +11,7 @@ from llaisys.common.options import Number, check_options, option
 
 
 @dataclass(frozen=True, slots=True)
-class WatchLimits:
+class WatchdogLimits:
     """Seconds."""
 
     heartbeat_interval: float = option(
@@ -51,7 +51,7 @@ class Watchdog:
     stopped, starved or busy has not read yet is no silence of the child.
     """
 
-    def __init__(self, name: str, limits: WatchLimits, now: float) -> None:
+    def __init__(self, name: str, limits: WatchdogLimits, now: float) -> None:
         self.name = name
         self.limits = limits
         self.is_ready = False  # set by whoever hears that it is
@@ -81,7 +81,7 @@ class Watchdog:
             return f"the loop of {self.name} has not turned for {self._loop_age:.1f} s"
         return None
 
-    def verdict(self, exit_status: int | None) -> str | None:
+    def failure(self, exit_status: int | None) -> str | None:
         """Why the child must be given up; None: it need not be."""
         limits, silence = self.limits, self._awake - self._heard
         if exit_status is not None:

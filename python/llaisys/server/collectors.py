@@ -9,7 +9,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llaisys.common.types import GpuUse
+from llaisys.common.types import GpuUsage
 from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.metrics import PREFIX
@@ -178,7 +178,7 @@ REPLICA_GAUGES: dict[str, tuple[str, Callable[[MeasuredReplica], float]]] = {
 }
 
 
-GPU_GAUGES: dict[str, tuple[str, Callable[[GpuUse], float]]] = {
+GPU_GAUGES: dict[str, tuple[str, Callable[[GpuUsage], float]]] = {
     "gpu_memory_used_bytes": ("Of the whole GPU.", lambda gpu: gpu.memory_used),
     "gpu_memory_total_bytes": ("Of the GPU.", lambda gpu: gpu.memory_total),
     "gpu_usage_perc": ("How much of the time it computes, 1 = always.", lambda gpu: gpu.busy),

@@ -19,11 +19,11 @@ from llaisys.common.options import (
     option,
 )
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.validation import check_choice, check_float, check_int, refuse
+from llaisys.common.validation import check_choice, check_float, check_int, invalid_value
 from llaisys.engine.config import (
     EngineConfig,
 )
-from llaisys.processes.watchdog import WatchLimits
+from llaisys.processes.watchdog import WatchdogLimits
 from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
 from llaisys.server.models.entries import ModelEntry
 
@@ -97,7 +97,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Health(WatchLimits):
+class Health(WatchdogLimits):
     """How a sick engine is told from a busy one: no sign of life turns /health to 503, a longer
     silence ends the server."""
 
@@ -171,11 +171,15 @@ class ServerConfig:
         check_choice("data_parallel_backend", self.data_parallel_backend, REPLICA_BACKENDS)
         on_ray = self.data_parallel_backend == "ray"
         if self.models and self.data_parallel_size > 1:
-            raise refuse("data_parallel_size", self.data_parallel_size, "1 with several models")
+            raise invalid_value(
+                "data_parallel_size", self.data_parallel_size, "1 with several models"
+            )
         if self.models and on_ray:
-            raise refuse("data_parallel_backend", "ray", "local with several models")
+            raise invalid_value("data_parallel_backend", "ray", "local with several models")
         if on_ray and not self.engine.n_threads:
-            raise refuse("n_threads", 0, "the CPUs of an engine when engines are on a Ray cluster")
+            raise invalid_value(
+                "n_threads", 0, "the CPUs of an engine when engines are on a Ray cluster"
+            )
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
         object.__setattr__(self, "api_keys", named_keys(self.api_keys))

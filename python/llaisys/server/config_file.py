@@ -27,7 +27,13 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import Row, warn_of_file, with_field_names
 from llaisys.common.options import Kind
-from llaisys.common.validation import check_bool, check_choice, check_float, check_int, refuse
+from llaisys.common.validation import (
+    check_bool,
+    check_choice,
+    check_float,
+    check_int,
+    invalid_value,
+)
 
 LEFT_OUT = ("help", "config")
 
@@ -89,14 +95,14 @@ def _checked(name: str, value: Any, action: argparse.Action, kind: Kind | None) 
     if action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction):
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise refuse(name, value, "a string or a list of strings")
+            raise invalid_value(name, value, "a string or a list of strings")
         return items
     if action.type is int:
         return check_int(name, value, 0)
     if action.type is float:
         return check_float(name, value, 0)
     if not isinstance(value, str) or not value:
-        raise refuse(name, value, "a string")
+        raise invalid_value(name, value, "a string")
     if action.choices is not None:
         return check_choice(name, value, tuple(action.choices))
     return Path(value) if action.type is Path else value

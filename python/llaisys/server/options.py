@@ -15,7 +15,7 @@ from llaisys.common.model_argument import add_model_argument
 from llaisys.common.option_names import Row
 from llaisys.common.options import options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.engine.config import (
     EngineConfig,
     add_engine_flags,
@@ -183,7 +183,7 @@ def _models(
     """(the first model, all of them when there are several)."""
     named = [args.model] if isinstance(args.model, str) else args.model or []
     if args.models is not None and named:
-        raise refuse("models", "given", "left out when a model is named")
+        raise invalid_value("models", "given", "left out when a model is named")
     if isinstance(args.models, dict):
         entries = model_tables(args.models, f"--config {args.config}", options)
     elif args.models is not None:
@@ -193,7 +193,7 @@ def _models(
     else:
         return EngineConfig.of(model=named[0] if named else None, **options), ()
     if args.served_model_name:
-        raise refuse(
+        raise invalid_value(
             "served_model_name",
             args.served_model_name,
             "left out with several models; see --models",

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import RequestOutput
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -132,7 +132,9 @@ def stages(end: int, output: RequestOutput) -> list[tuple[str, int, int]]:
 def open_tracer(endpoint: str) -> tuple[Tracer, Any]:
     """(tracer, the provider to shut down in the end). Raises InvalidInputError."""
     if not endpoint.startswith(("http://", "https://")):
-        raise refuse("otlp_traces_endpoint", endpoint, "a URL like http://localhost:4318/v1/traces")
+        raise invalid_value(
+            "otlp_traces_endpoint", endpoint, "a URL like http://localhost:4318/v1/traces"
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

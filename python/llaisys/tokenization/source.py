@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from llaisys.common.texts import Texts
+from llaisys.common.packed_strings import PackedStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +13,9 @@ class BpeVocabulary:
     """A BPE vocabulary as GGUF metadata carries it: byte-level, with merges and a pre-tokenizer,
     or SentencePiece's, with scores."""
 
-    tokens: Texts  # by id, in the byte-level alphabet or with U+2581 for spaces
+    tokens: PackedStrings  # by id, in the byte-level alphabet or with U+2581 for spaces
     token_types: tuple[int, ...]  # by id: 1 normal, 3 control, 4 user defined, 6 byte; or empty
-    merges: Texts = Texts()  # "left right", best first
+    merges: PackedStrings = PackedStrings()  # "left right", best first
     pre_tokenizer: str = ""  # llama.cpp's name: 'smollm', 'qwen2', 'llama-bpe', 'gpt-2', ...
     add_bos: bool = False
     add_eos: bool = False

@@ -16,7 +16,7 @@ from typing import Any, Self
 import tokenizers
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
-from llaisys.common.validation import refuse, refuse_count
+from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
 from llaisys.tokenization.chat_template import ChatTemplate, TemplateFacts, plain_data
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -157,13 +157,13 @@ class Tokenizer:
         `add_special_tokens` adds what the model wants around a text (for example BOS).
         """
         if not isinstance(text, str):
-            raise refuse("text", text, "a string")
+            raise invalid_value("text", text, "a string")
         ids = self._encode_plain(clean_text(self._bounded(text, "text")))
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def _bounded(self, text: str, what: str) -> str:
         if len(text) > self._max_text_chars:
-            raise refuse_count(what, len(text), "characters", f"at most {self._max_text_chars}")
+            raise invalid_count(what, len(text), "characters", f"at most {self._max_text_chars}")
         return text
 
     def _encode_plain(self, text: str) -> list[int]:
@@ -220,10 +220,10 @@ class Tokenizer:
         self, messages: Messages, tools: Tools | None, variables: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         if not isinstance(messages, (list, tuple)):
-            raise refuse("messages", messages, "a list of objects")
+            raise invalid_value("messages", messages, "a list of objects")
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise refuse(f"messages[{number}]", message, "an object with a role")
+                raise invalid_value(f"messages[{number}]", message, "an object with a role")
         data = plain_data({"messages": list(messages), "tools": list(tools or ())})
         data["variables"] = plain_data(dict(variables or {}))
         return dict(_clean(data))
@@ -271,7 +271,7 @@ class Tokenizer:
         for token_id in ids:
             if not 0 <= token_id < 1 << 32:
                 limit = f"from 0 to {self._size - 1}"
-                raise refuse("token_ids", token_id, limit, called="a token id")
+                raise invalid_value("token_ids", token_id, limit, label="a token id")
         return ids
 
     def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:

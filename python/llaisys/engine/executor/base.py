@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.step import TokenMasks
-from llaisys.common.types import DraftRequest, GpuUse, ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 
 logger = logging.getLogger("llaisys.engine")
@@ -189,9 +189,9 @@ class Executor(ABC):
         result: dict[str, Any] = self.collective_rpc("profile", kwargs={"reset": reset})[0]
         return result
 
-    def gpu_use(self) -> list[GpuUse]:
+    def gpu_usage(self) -> list[GpuUsage]:
         """Of the driver rank's GPU; empty on a CPU."""
-        use: GpuUse | None = self.collective_rpc("gpu_use")[0]
+        use: GpuUsage | None = self.collective_rpc("gpu_usage")[0]
         return [] if use is None else [use]
 
     def check_health(self) -> None:

@@ -18,7 +18,7 @@ logger = logging.getLogger("llaisys.engine")
 
 METHODS = {
     "init_device", "open_model", "load_model", "warmup", "execute_step", "execute_model",
-    "sample_tokens", "profile", "gpu_use", "check_health",
+    "sample_tokens", "profile", "gpu_usage", "check_health",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from llaisys.engine.executor.calls import answer_call
 from llaisys.engine.executor.messages import RankSetup, decode_call
 from llaisys.engine.worker import Worker
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
-from llaisys.processes.startup import begin_child
+from llaisys.processes.startup import init_child
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -37,7 +37,7 @@ def serve(setup: RankSetup) -> None:
 
 
 def main() -> None:
-    setup = begin_child(RankSetup)
+    setup = init_child(RankSetup)
     try:
         serve(setup)
     finally:

@@ -159,7 +159,11 @@ class StructuredRequests:
             seq_id, drafts = request.seq_id, plan.draft_token_ids.get(request.seq_id, [])
             length, news = _answer(request, use.told)
             if length < 0:  # still reasoning, as far as is known
-                end = drafts.index(request.form_after) if request.form_after in drafts else -1
+                end = (
+                    drafts.index(request.constrain_after)
+                    if request.constrain_after in drafts
+                    else -1
+                )
                 if end >= 0:  # no draw behind it in this step
                     promise.have(seq_id, np.full((end + 1, self._service.words), ~np.uint32(0)))
                 continue
@@ -275,12 +279,12 @@ def _rows_of(grammar: Grammar, rows: list[Row], answer: Masks) -> list[tuple[Row
 def _answer(request: Request, told: int) -> tuple[int, list[int]]:
     """(tokens of what the form is about, those behind the first `told`): the output behind its
     reasoning; -1 while that goes on."""
-    if request.form_after < 0:
+    if request.constrain_after < 0:
         return request.num_output_tokens, request.token_ids[request.num_prompt_tokens + told :]
     output = request.output_token_ids
-    if request.form_after not in output:
+    if request.constrain_after not in output:
         return -1, []
-    answer = output[output.index(request.form_after) + 1 :]
+    answer = output[output.index(request.constrain_after) + 1 :]
     forced = list(request.thinking[2:])  # what a thinking_budget writes behind the end
     if forced and answer[: len(forced)] == forced[: len(answer)]:
         answer = answer[len(forced) :]

@@ -15,7 +15,7 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.types import ModelInfo
-from llaisys.common.validation import check_int, refuse
+from llaisys.common.validation import check_int, invalid_value
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
@@ -135,7 +135,9 @@ def _open_draft_files(
         from llaisys.models.draft_head_files import open_draft_head
 
         if target is None:
-            raise refuse("speculative_config.method", speculative.method, "of a model with files")
+            raise invalid_value(
+                "speculative_config.method", speculative.method, "of a model with files"
+            )
         path = None if speculative.model is None else resolve_model(speculative.model)
         head = open_draft_head(path, target)
         return head.where, DraftHeadAdapter, head, True
@@ -210,7 +212,9 @@ def _usable_length(config: EngineConfig, max_model_len: int) -> int:
         return max_model_len
     size = config.cache.block_size
     if max_model_len < 2 * size:
-        raise refuse("max_model_len", max_model_len, f"at least 2 blocks of {size} to be shifted")
+        raise invalid_value(
+            "max_model_len", max_model_len, f"at least 2 blocks of {size} to be shifted"
+        )
     return max_model_len // size * size
 
 
@@ -259,7 +263,7 @@ def _blocks_of_gpu(
     budget = kv_budget(config.device, device_id, cache.gpu_memory_utilization, needs)
     wanted = cache.kv_cache_memory if cache.kv_cache_memory is not None else budget
     if wanted > budget or wanted < block_bytes:
-        raise refuse(
+        raise invalid_value(
             "kv_cache_memory",
             wanted,
             f"from {block_bytes}, one block of {cache.block_size} tokens, to {budget}, the bytes "
@@ -280,10 +284,12 @@ def _affordable_blocks(
     if cache.kv_cache_memory is not None:
         name, asked, available = "kv_cache_memory", cache.kv_cache_memory, available_memory()
         if asked > available:
-            raise refuse(name, asked, f"at most {available}, the bytes this machine has available")
+            raise invalid_value(
+                name, asked, f"at most {available}, the bytes this machine has available"
+            )
         if asked < block_bytes:
             limit = f"at least {block_bytes}, one block of {cache.block_size} tokens"
-            raise refuse(name, asked, limit)
+            raise invalid_value(name, asked, limit)
         return min(asked // block_bytes, most)
     length = config.max_model_len or 0
     if checkpoint is not None and not length:
@@ -303,11 +309,11 @@ def _host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
     if not cache.kv_offload:
         return 0
     if not cache.enable_prefix_caching:
-        raise refuse("kv_offload", cache.kv_offload, "0 without the prefix cache")
+        raise invalid_value("kv_offload", cache.kv_offload, "0 without the prefix cache")
     block_bytes = max(1, bytes_per_token) * cache.block_size
     available = available_memory()
     if not ranks * block_bytes <= cache.kv_offload <= available:
-        raise refuse(
+        raise invalid_value(
             "kv_offload",
             cache.kv_offload,
             f"0, or from {ranks * block_bytes}, one block of {cache.block_size} tokens, to "

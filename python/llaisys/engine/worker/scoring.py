@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.step import SamplingMetadata
-from llaisys.common.types import NewSequence, PromptScores, SchedulerOutputs, TokenLogprobs
+from llaisys.common.types import NewSequence, PromptLogprobs, SchedulerOutputs, TokenLogprobs
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.step_buffers import ScoredPrompt
+from llaisys.engine.worker.step_buffers import PromptLogprobRows
 from llaisys.models.base import ModelAdapter
 
 FORCED = 1e30  # a bias that no logit can make up for
@@ -39,7 +39,7 @@ class PromptScoring:
 
     def mark(
         self, plan: SchedulerOutputs, logits_mask: NDArray[np.int8], rows: InputBatch
-    ) -> tuple[ScoredPrompt, ...]:
+    ) -> tuple[PromptLogprobRows, ...]:
         """What a step scores; the logits of those tokens are asked for."""
         found, first = [], 0
         for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
@@ -50,15 +50,17 @@ class PromptScoring:
                 successors = rows.tokens[rows.row_of[seq_id], start + 1 : start + 1 + scored]
                 logits_mask[tokens] = 1
                 found.append(
-                    ScoredPrompt(seq_id, start + 1, tokens, successors.astype(np.int64), num_top)
+                    PromptLogprobRows(
+                        seq_id, start + 1, tokens, successors.astype(np.int64), num_top
+                    )
                 )
             first += count
         return tuple(found)
 
 
 def score_prompt(
-    adapter: ModelAdapter, output_rows: NDArray[Any], prompt: ScoredPrompt
-) -> PromptScores:
+    adapter: ModelAdapter, output_rows: NDArray[Any], prompt: PromptLogprobRows
+) -> PromptLogprobs:
     """Read the logprobs of a step's part of a prompt from the last forward."""
     count = len(prompt.tokens)
     adapter.sample(
@@ -80,4 +82,4 @@ def score_prompt(
             raise RuntimeError(f"no logprobs of row {index} of a scored prompt")
         top = list(zip(found.top_ids, found.top_logprobs, strict=True))
         entries.append(TokenLogprobs(token, found.sampled, found.sampled_rank, top))
-    return PromptScores(prompt.start, entries)
+    return PromptLogprobs(prompt.start, entries)

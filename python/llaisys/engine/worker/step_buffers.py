@@ -20,7 +20,7 @@ from llaisys.engine.worker.sampling_batch import SamplingBatch
 LONG_PIECE = 64  # tokens of a sequence, on average: then slices take less time than gathers
 
 
-class ScoredPrompt(NamedTuple):
+class PromptLogprobRows(NamedTuple):
     """Tokens of a prompt whose successors' logprobs are wanted; m in number."""
 
     seq_id: int
@@ -37,7 +37,7 @@ class PreparedStep(ModelStepInput):
     rows: NDArray[np.int64]  # [s]
     ends: NDArray[np.int64]  # [s]: tokens computed after the step
     drawing: SamplingBatch
-    scored: tuple[ScoredPrompt, ...] = ()
+    scored: tuple[PromptLogprobRows, ...] = ()
     pooled: tuple[int, ...] = ()  # sequences whose vectors are complete with this step
 
 

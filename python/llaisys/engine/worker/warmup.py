@@ -17,7 +17,7 @@ import numpy as np
 
 from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
-from llaisys.common.types import GpuUse, ModelInfo
+from llaisys.common.types import GpuUsage, ModelInfo
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.verification_buffers import MAX_VERIFICATION_TOKENS
 from llaisys.models.base import ModelAdapter
@@ -104,7 +104,7 @@ def record_steps(
     runs: list[int],
     full: tuple[int, int] | None,
     block_size: int,
-    look: Callable[[], GpuUse | None],
+    look: Callable[[], GpuUsage | None],
 ) -> None:
     """Warm up a GPU and log what that took, or a CPU, with one token. `full`: as `full_step` says.
     `look`: says how much of the GPU's memory is used; None: there is none."""

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.common.numa import bind_to_share, format_cpus
+from llaisys.common.numa import bind_to_cores, format_cpus
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, TokenMasks
-from llaisys.common.types import DraftRequest, GpuUse, ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.batch_updater import BatchUpdater
 from llaisys.engine.worker.drafting import Drafter, load_drafter
@@ -87,7 +87,7 @@ class Worker:
         self.device_id = device_ids(self.config)[self.local_rank]
         parallel = self.config.parallel
         if parallel.numa and parallel.tensor_parallel_size > 1:
-            bind_to_share(self.local_rank, parallel.tensor_parallel_size)
+            bind_to_cores(self.local_rank, parallel.tensor_parallel_size)
         open_device(self.config.device)
         warn_if_cublaslt_missing(self.config.device)
 
@@ -155,9 +155,9 @@ class Worker:
         assert self.info is not None
         rows = graph_rows(min(self.config.scheduler.max_num_seqs, self.info.num_blocks))
         runs, full = draft_runs(self.config, self.info), full_step(self.config, self.info)
-        record_steps(self._open_adapter(), rows, runs, full, self.info.block_size, self.gpu_use)
+        record_steps(self._open_adapter(), rows, runs, full, self.info.block_size, self.gpu_usage)
 
-    def gpu_use(self) -> GpuUse | None:
+    def gpu_usage(self) -> GpuUsage | None:
         """Of the GPU that this rank computes on; None: it has none."""
         if not is_gpu(self.config.device):
             return None

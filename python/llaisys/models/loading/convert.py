@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llaisys.common.validation import check_choice, refuse
+from llaisys.common.validation import check_choice, invalid_value
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +49,9 @@ def bf16_to_f32(bits: Array) -> Array:
 def convert(values: Array, source: str, target: str) -> Array:
     """`values` holding `source` elements as an array of `target` elements, same shape."""
     if values.dtype != storage_dtype(source):
-        raise refuse("values", values.dtype, f"an array of {storage_dtype(source)}, for {source}")
+        raise invalid_value(
+            "values", values.dtype, f"an array of {storage_dtype(source)}, for {source}"
+        )
     wanted = storage_dtype(target)
     if source == target:
         return values

@@ -15,7 +15,7 @@ from llaisys.common.validation import (
     check_int,
     check_string,
     check_token_ids,
-    refuse,
+    invalid_value,
 )
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Fields:
         """The object under `key` (empty when absent)."""
         value = self._get(key, {})
         if not isinstance(value, Mapping):
-            raise ModelLoadError(f"{self.where}: {refuse(key, value, 'an object')}")
+            raise ModelLoadError(f"{self.where}: {invalid_value(key, value, 'an object')}")
         return Fields(value, f"{self.where}: {key}")
 
     def id_list(self, key: str, limit: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.common.texts import Texts
+from llaisys.common.packed_strings import PackedStrings
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
 
@@ -95,7 +95,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata values are int, float, bool, str, Texts, or numpy arrays of numbers."""
+    """Metadata values are int, float, bool, str, PackedStrings, or numpy arrays of numbers."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -161,7 +161,7 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"{what}: not UTF-8: {error.reason}") from error
 
-    def strings(self, count: int, limit: int, what: str) -> Texts:
+    def strings(self, count: int, limit: int, what: str) -> PackedStrings:
         """`count` strings in a row: `string` without its cost per call (vocabularies are long)."""
         data, ends = bytearray(), array("I")
         unpack = struct.Struct("<Q").unpack_from
@@ -184,7 +184,7 @@ class _Cursor:
             if len(ends) < count:  # the rest is not in the window, or not there at all
                 data += self.string(limit, what).encode()
                 ends.append(len(data))
-        return Texts(bytes(data), ends.tobytes())
+        return PackedStrings(bytes(data), ends.tobytes())
 
     def count(self, limit: int, item_bytes: int, what: str) -> int:
         """A 64-bit count of items that take at least `item_bytes` each in the file."""
@@ -210,7 +210,7 @@ def _read_value(cursor: _Cursor, kind: int, what: str) -> Any:
     return value
 
 
-def _read_array(cursor: _Cursor, what: str) -> Texts | npt.NDArray[Any]:
+def _read_array(cursor: _Cursor, what: str) -> PackedStrings | npt.NDArray[Any]:
     kind = cursor.scalar("<I", what)
     if kind == _STRING:
         count = cursor.count(cursor.strings_left, 8, what)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.common.texts import Texts
+from llaisys.common.packed_strings import PackedStrings
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_VOCAB
 from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
@@ -71,13 +71,13 @@ def _sentencepiece(fields: Fields) -> BpeVocabulary:
     )
 
 
-def _texts(fields: Fields, key: str) -> Texts:
+def _texts(fields: Fields, key: str) -> PackedStrings:
     value = fields.values.get(key)
     if isinstance(value, np.ndarray) and not len(value):
-        return Texts()
-    if not isinstance(value, (Texts, np.ndarray)):
+        return PackedStrings()
+    if not isinstance(value, (PackedStrings, np.ndarray)):
         raise fields.fail(key, "is missing or not an array")
-    if not isinstance(value, Texts):
+    if not isinstance(value, PackedStrings):
         raise fields.fail(key, "must be an array of str")
     return value
 
@@ -87,7 +87,7 @@ def _array(fields: Fields, key: str, kind: type, length: int) -> tuple[Any, ...]
     value = fields.values.get(key)
     if value is None:
         return ()
-    if not isinstance(value, (Texts, np.ndarray)):
+    if not isinstance(value, (PackedStrings, np.ndarray)):
         raise fields.fail(key, "is missing or not an array")
     found = _ARRAY_KINDS.get(value.dtype.kind) if isinstance(value, np.ndarray) else str
     if len(value) and found is not kind:

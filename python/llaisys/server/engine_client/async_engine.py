@@ -21,10 +21,10 @@ from typing import Any
 from llaisys.chat.style import ChatStyle
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.request import RequestStatus
-from llaisys.common.sampling import SamplingParams, starting_defaults
+from llaisys.common.sampling import SamplingParams, sampling_defaults
 from llaisys.common.types import ModelInfo, StreamOutput, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor, open_tokenizer
-from llaisys.engine.output_processor import PLAIN_READING, OutputProcessor, Reading
+from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions, OutputProcessor
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
@@ -189,7 +189,7 @@ class AsyncLLMEngine:
         stream: bool = False,
         cache_salt: str | None = None,
         on_tokens: Callable[[int], None] | None = None,
-        reading: Reading = PLAIN_READING,
+        reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
     ) -> str:
         """Send a prompt to the engine and return its name there: the client's request id, made
         unique where need be. Raises InvalidInputError for what can be seen to be wrong here; the
@@ -213,7 +213,7 @@ class AsyncLLMEngine:
             self._names_taken.discard(name)
         for request in entry.requests:
             request.owner, request.job = owner, request_id or name
-            request.tells_progress = stream and reading.progress and request.choice == 0
+            request.reports_progress = stream and reading.progress and request.choice == 0
             if self.config.has_private_prefixes:
                 request.cache_salt = f"{owner}:{request.cache_salt}"
         timeout = self.config.limits.queue_timeout or None
@@ -332,7 +332,7 @@ class AsyncLLMEngine:
             tokenizer = await asyncio.to_thread(
                 open_tokenizer, info, engine.tokenizer, engine.chat_template
             )
-            defaults = starting_defaults(info.generation_defaults, self.config.sampling)
+            defaults = sampling_defaults(info.generation_defaults, self.config.sampling)
             self._inputs = InputProcessor(info, tokenizer, engine.seed, defaults)
         except Exception as error:
             logger.exception("the tokenizer cannot be opened")

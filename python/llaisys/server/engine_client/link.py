@@ -16,7 +16,7 @@ from llaisys.processes.channel import (
     Context,
     bind_receiver,
     connect_sender,
-    decode_or_drop,
+    decode_or_none,
     encode,
 )
 from llaisys.processes.child import EXIT_FAILED
@@ -126,7 +126,7 @@ class EngineLink:
                 await asyncio.sleep(0)
                 resumed = time.monotonic()
             frame: bytes = await self._receive_socket.recv()
-            message = decode_or_drop(decode_from_engine, frame)
+            message = decode_or_none(decode_from_engine, frame)
             if message is None:
                 continue
             beat = message if isinstance(message, Heartbeat) else None
@@ -164,7 +164,7 @@ class EngineLink:
                 continue
             if status is not None:
                 await asyncio.sleep(0.05)  # its last words may still be in the socket
-            reason = self._watchdog.verdict(status)
+            reason = self._watchdog.failure(status)
             if reason is not None:
                 self.give_up(reason, logged=status == EXIT_FAILED)
 

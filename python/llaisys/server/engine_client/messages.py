@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import GpuUse, ModelInfo, PromptScores, TokenLogprobs, TokenUpdate
+from llaisys.common.types import GpuUsage, ModelInfo, PromptLogprobs, TokenLogprobs, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.processes.channel import decoder
 from llaisys.tokenization import BpeVocabulary, TokenizerSource
@@ -34,13 +34,13 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     stop_token_ids: list[int]
     bad_words: list[list[int]]
     thinking: list[int]
-    form_after: int
+    constrain_after: int
     cache_salt: str
     owner: str
     job: str
     arrival_time: float  # time.monotonic() of the server
     queue_timeout: float | None  # seconds until it must have been scheduled
-    tells_progress: bool = False  # of its first choice
+    reports_progress: bool = False  # of its first choice
 
     @classmethod
     def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
@@ -54,13 +54,13 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             sorted(first.stop_token_ids),
             [list(word) for word in first.bad_words],
             list(first.thinking),
-            first.form_after,
+            first.constrain_after,
             first.cache_salt,
             first.owner,
             first.job,
             first.arrival_time,
             queue_timeout,
-            first.tells_progress,
+            first.reports_progress,
         )
 
     def requests(self) -> list[Request]:
@@ -78,12 +78,12 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 stop_token_ids=stops,
                 bad_words=words,
                 thinking=tuple(self.thinking),
-                form_after=self.form_after,
+                constrain_after=self.constrain_after,
                 cache_salt=self.cache_salt,
                 owner=self.owner,
                 job=self.job,
                 arrival_time=self.arrival_time,
-                tells_progress=self.tells_progress and choice == 0,
+                reports_progress=self.reports_progress and choice == 0,
             )
             for choice, name in enumerate(self.request_ids)
         ]
@@ -133,7 +133,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     logprobs: list[WireLogprobs] | None = None
     prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first
     pooled: bytes | None = None
-    num_prompt_done: int = 0
+    num_computed_prompt_tokens: int = 0
     num_host_cached_tokens: int = 0
 
     @classmethod
@@ -153,7 +153,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             logprobs,
             None if scores is None else (scores.start, to_wire(scores.entries)),
             update.pooled,
-            update.num_prompt_done,
+            update.num_computed_prompt_tokens,
             update.num_host_cached_tokens,
         )
 
@@ -162,7 +162,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
         scores = None
         if self.prompt_logprobs is not None:
             start, entries = self.prompt_logprobs
-            scores = PromptScores(start, from_wire(entries))
+            scores = PromptLogprobs(start, from_wire(entries))
         return TokenUpdate(
             self.request_id,
             self.token_ids,
@@ -174,7 +174,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             self.error,
             scores,
             self.pooled,
-            self.num_prompt_done,
+            self.num_computed_prompt_tokens,
             self.num_host_cached_tokens,
         )
 
@@ -208,7 +208,7 @@ class EngineStats(Struct, array_like=True):
     spec_decode_mean_accepted_length: float = 0.0  # a gauge
     stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
     draws: dict[str, int] = {}  # rows drawn since the start, by where: device, host
-    gpus: list[GpuUse] = []  # gauges, of the engine's GPU; empty on a CPU
+    gpus: list[GpuUsage] = []  # gauges, of the engine's GPU; empty on a CPU
 
     @classmethod
     def at_start(cls, info: ModelInfo) -> EngineStats:

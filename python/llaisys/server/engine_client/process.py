@@ -16,10 +16,10 @@ from dataclasses import replace
 import zmq
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.common.numa import bind_to_share
-from llaisys.common.progress import listening
+from llaisys.common.numa import bind_to_cores
+from llaisys.common.progress import progress_listener
 from llaisys.common.request import RequestStatus
-from llaisys.common.types import GpuUse, TokenUpdate
+from llaisys.common.types import GpuUsage, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor, estimate_memory
@@ -27,12 +27,12 @@ from llaisys.processes.channel import (
     Context,
     bind_receiver,
     connect_sender,
-    decode_or_drop,
+    decode_or_none,
     encode,
 )
 from llaisys.processes.child import EXIT_FAILED
 from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
-from llaisys.processes.startup import begin_child
+from llaisys.processes.startup import init_child
 from llaisys.server.engine_client.messages import (
     EngineSetup,
     EngineStats,
@@ -101,19 +101,19 @@ class EngineLoop:
         self._profiled = 0.0  # when the worker was last asked
         self._stage_seconds: dict[str, float] = {}
         self._draws: dict[str, int] = {}
-        self._gpus: list[GpuUse] = []
+        self._gpus: list[GpuUsage] = []
 
     def run(self) -> None:
         """Until `Shutdown`. Raises when the engine cannot go on."""
         while not self._closing:
             busy = self.core.has_unfinished()
-            self.clock.turn(busy)
+            self.clock.tick(busy)
             wait = HELD_WAIT_MS if busy else IDLE_WAIT_MS
             updates = self._take_messages(0 if self.core.can_step else wait)
             updates += self._reject_failed_grammars()
             self._expire()
             if self.core.can_step:
-                self.clock.turn(True)
+                self.clock.tick(True)
                 updates += self.core.step()
             self.clock.stats = stats = self._stats()
             if updates:
@@ -133,7 +133,7 @@ class EngineLoop:
                 frame = self.inputs.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return updates
-            message = decode_or_drop(decode_to_engine, frame)
+            message = decode_or_none(decode_to_engine, frame)
             if isinstance(message, Submit):
                 self._submit(message)
             elif isinstance(message, Finish):
@@ -192,7 +192,7 @@ class EngineLoop:
             self._profiled = now
             profile = self.core.executor.profile()
             self._stage_seconds, self._draws = profile["stages"], profile["draws"]
-            self._gpus = self.core.executor.gpu_use()
+            self._gpus = self.core.executor.gpu_usage()
         kept = {"stage_seconds": self._stage_seconds, "draws": self._draws, "gpus": self._gpus}
         stats = {**self.core.stats(), **kept}
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
@@ -207,7 +207,7 @@ def ask_for_room(
     fixed = resident_bytes() + estimate.scratch
     outputs.send(encode(Needs(estimate.weights, estimate.kv_cache, fixed)))
     while True:
-        message = decode_or_drop(decode_to_engine, inputs.recv())
+        message = decode_or_none(decode_to_engine, inputs.recv())
         if isinstance(message, Load):
             cache = replace(config.cache, num_kv_blocks=estimate.num_kv_blocks)
             return replace(config, cache=cache)
@@ -228,8 +228,8 @@ def serve_engine(setup: EngineSetup) -> int:
     try:
         config = setup.engine_config()
         if config.parallel.numa and setup.replicas > 1:
-            bind_to_share(setup.replica, setup.replicas)  # its ranks divide that among them
-        with listening(clock.load):
+            bind_to_cores(setup.replica, setup.replicas)  # its ranks divide that among them
+        with progress_listener(clock.load):
             if setup.ask_first:
                 config = ask_for_room(config, inputs, outputs)
             core = EngineCore(config, Executor.get_class(config)(config))
@@ -257,7 +257,7 @@ def serve_engine(setup: EngineSetup) -> int:
 
 
 def main() -> int:
-    setup = begin_child(EngineSetup)
+    setup = init_child(EngineSetup)
     status = serve_engine(setup)
     logging.shutdown()
     # The watcher holds standard input: a normal exit would wait for its lock.

@@ -18,7 +18,7 @@ from llaisys.chat.style import ChatStyle
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.validation import check_count, refuse
+from llaisys.common.validation import check_count, invalid_value
 from llaisys.engine.context_window import DEFAULT_KEPT
 from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
@@ -178,7 +178,7 @@ def _drops_old_turns(job: Job, body: ChatCompletionRequest) -> bool:
     if body.drop_old_turns is None:
         return job.turn is not None
     if body.drop_old_turns and body.continue_final_message:
-        raise refuse("drop_old_turns", True, "false when continue_final_message is true")
+        raise invalid_value("drop_old_turns", True, "false when continue_final_message is true")
     return body.drop_old_turns
 
 
@@ -233,7 +233,7 @@ async def chat_prompt(
     if not body.continue_final_message:
         return await encode_messages(engine, history, limit, **options)
     if history[-1]["role"] != "assistant" or len(history) < 2:
-        raise refuse(
+        raise invalid_value(
             f"{job.prompt_name}[{len(history) - 1}].role",
             history[-1]["role"],
             "'assistant' when continue_final_message is true",

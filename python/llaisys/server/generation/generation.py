@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
-from llaisys.engine.output_processor import PLAIN_READING, Reading
+from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
 from llaisys.server.http.limits import Admission
@@ -119,7 +119,7 @@ class Generation:
         cache_salt: str | None,
         reuse_prefix: bool,
         request_id: str,
-        reading: Reading = PLAIN_READING,
+        reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
     ) -> None:
         """A salt that nobody else has keeps a request from reusing, and from being reused."""
         self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_count, check_int
-from llaisys.engine.output_processor import Reading
+from llaisys.engine.output_processor import OutputOptions
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.answer import Answer
@@ -53,7 +53,7 @@ class Job:
     request_id: str
     turn: Turn | None = None
     visible_ids: frozenset[int] = frozenset()  # special tokens that the answer parser reads
-    line_seconds: float | None = None  # see Reading
+    line_seconds: float | None = None  # see OutputOptions
     count_reasoning: Callable[[Sequence[int]], int] | None = None  # tokens of it in a choice
 
     @classmethod
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def prompt_limit(self) -> PromptLimit:
-        most = self.max_model_len - int(self.body.draws)
+        most = self.max_model_len - int(self.body.generates)
         if self.service.config.limits.max_prompt_tokens:
             most = min(most, self.service.config.limits.max_prompt_tokens)
         return PromptLimit(self.prompt_name, self.max_model_len, most)
@@ -91,7 +91,7 @@ class Job:
         """Admit, submit, and answer whole or in parts; the prompts' lengths have been checked."""
         count = params.n * len(prompts)
         most = self.service.config.limits.max_n
-        check_int("n", count, 1, most, called="n times the number of prompts")
+        check_int("n", count, 1, most, label="n times the number of prompts")
         most = MAX_STREAMED_SCORES if self.body.stream else MAX_SCORES
         scores = num_scores(params, sum(map(len, prompts)))
         check_count("prompt", scores, most, "logprobs")
@@ -128,7 +128,7 @@ class Job:
     ) -> None:
         body = self.body
         reuse = body.reuse_prefix is not False
-        reading = Reading(self.visible_ids, bool(body.return_progress), self.line_seconds)
+        reading = OutputOptions(self.visible_ids, bool(body.return_progress), self.line_seconds)
         await generation.submit(
             prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, reading
         )

@@ -48,7 +48,7 @@ class Admission:
         most = self.capacity
         if self.max_per_key:
             most = min(most, self.max_per_key)
-        check_int("n", count, 1, most, called="the number of sequences")
+        check_int("n", count, 1, most, label="the number of sequences")
         if self.open + count > self.capacity:
             raise self._refusal(
                 f"the server is full: {self.open} of {self.capacity} sequences are open", "full"
@@ -101,9 +101,7 @@ class LogprobBudget(_Budget):
         """`count` numbers are wanted; one request may have `most_of_one` in any case. Raises
         InvalidInputError for what never fits, ApiError 429 for what does not fit now."""
         most = max(self.most, most_of_one)
-        check_int(
-            "logprobs", count, 0, most, called="the number of logprobs: n x max_tokens x each"
-        )
+        check_int("logprobs", count, 0, most, label="the number of logprobs: n x max_tokens x each")
         if self.used and self.used + count > most:
             raise ApiError(
                 429,

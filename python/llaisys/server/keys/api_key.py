@@ -19,7 +19,7 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
 from llaisys.common.options import Integer, check_options, option, options_of
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 MAX_KEY_CHARS = 512
 NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -47,7 +47,7 @@ class ApiKey:
                 f"an API key must have 1 to {MAX_KEY_CHARS} ASCII characters", field="api_keys"
             )
         if not isinstance(self.name, str) or (self.name and not NAME.fullmatch(self.name)):
-            raise refuse("name", self.name, f"a string like {NAME.pattern}")
+            raise invalid_value("name", self.name, f"a string like {NAME.pattern}")
         check_options(self)
 
 

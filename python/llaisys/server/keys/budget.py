@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from llaisys.common.validation import check_int, refuse_count
+from llaisys.common.validation import check_int, invalid_count
 from llaisys.server.errors import ApiError
 from llaisys.server.keys.api_key import ApiKey
 
@@ -75,7 +75,7 @@ class KeyBudget:
         probably ended."""
         most = self.key.max_concurrent
         if most is not None:
-            check_int("n", count, 1, most, called="the number of sequences of this API key")
+            check_int("n", count, 1, most, label="the number of sequences of this API key")
             if self.open + count > most:
                 told = f"{self.open} sequences of this API key are open; at most {most} are allowed"
                 raise self._refusal("max_concurrent", told, retry_after)
@@ -96,7 +96,7 @@ class KeyBudget:
             most = key.tokens_per_minute
             if prompt_tokens > most:
                 limit = f"at most {most}, what this API key may use in a minute"
-                raise refuse_count(
+                raise invalid_count(
                     "prompt", prompt_tokens, "tokens", limit, code="tokens_per_minute"
                 )
             # An answer needs a token, too: a key at its limit does not begin another.

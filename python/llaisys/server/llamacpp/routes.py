@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.embedding import VectorForm
+from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count
@@ -124,7 +124,7 @@ async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
             yield (b"," if index else b"[") + json_bytes(entry)
         yield b"]"
 
-    form = VectorForm(normalize=body.embd_normalize != -1)
+    form = EmbeddingFormat(normalize=body.embd_normalize != -1)
     return await answer_with_vectors(
         request, body.completion(), name, texts, form, body.pooling, write
     )

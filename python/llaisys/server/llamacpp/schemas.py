@@ -9,7 +9,7 @@ from pydantic import Field
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
-from llaisys.common.validation import refuse_count
+from llaisys.common.validation import invalid_count
 from llaisys.server.embeddings.schemas import MixedInput, PoolingRequest, as_list
 from llaisys.server.openai.field_kinds import UNLIMITED, Checked
 from llaisys.server.openai.fields import FieldNotes
@@ -83,7 +83,7 @@ class LlamaSampling(LlamaFields, SamplingFields):
         return not self.response_fields or name in self.response_fields
 
     @property
-    def draws(self) -> bool:
+    def generates(self) -> bool:
         return self.max_tokens != 0
 
     def to_sampling(self) -> SamplingParams:
@@ -105,7 +105,7 @@ class LlamaCompletionRequest(LlamaSampling):
             return [[prompt]]
         if any(isinstance(piece, int) for piece in prompt):
             if any(isinstance(piece, list) for piece in prompt):
-                raise refuse_count("prompt", 1, "kinds of entries", "either prompts or pieces")
+                raise invalid_count("prompt", 1, "kinds of entries", "either prompts or pieces")
             return [list(prompt)]
         return [[item] if isinstance(item, str) else list(item) for item in prompt]
 

@@ -17,7 +17,7 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import spellings, warn_of_file, with_field_names
-from llaisys.common.validation import check_count, refuse
+from llaisys.common.validation import check_count, invalid_value
 from llaisys.engine.config import EngineConfig, engine_rows
 
 MAX_MODELS = 64
@@ -92,13 +92,13 @@ KNOWN = ("aliases", *spellings(engine_rows()))
 
 def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
     if not isinstance(table, dict):
-        raise refuse(name, table, "a table")
+        raise invalid_value(name, table, "a table")
     for key in table:
         if key not in KNOWN:
             raise InvalidInputError(unknown_name("option", key, KNOWN), field=key)
     own = with_field_names(table, engine_rows(), warn_of_file)
     aliases = own.pop("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(item, str) for item in aliases):
-        raise refuse("aliases", aliases, "a list of strings")
+        raise invalid_value("aliases", aliases, "a list of strings")
     values = {**options, "model": name, **own}
     return ModelEntry((name, *aliases), EngineConfig.of(**values))

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llaisys.chat.reader import AnswerReader
-from llaisys.common.embedding import VectorForm
-from llaisys.common.validation import refuse
+from llaisys.common.embedding import EmbeddingFormat
+from llaisys.common.validation import invalid_value
 from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
@@ -86,7 +86,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         }
         yield b"]," + json_bytes(rest)[1:]
 
-    form = VectorForm(body.dimensions)
+    form = EmbeddingFormat(body.dimensions)
     return await answer_with_vectors(request, body.completion(), "input", texts, form, None, write)
 
 
@@ -100,7 +100,7 @@ async def old_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
         yield json_bytes({"embedding": list(pooled.vectors[0])})
 
-    form = VectorForm(normalize=False)
+    form = EmbeddingFormat(normalize=False)
     return await answer_with_vectors(
         request, body.completion(), "prompt", [body.prompt], form, None, write
     )
@@ -134,7 +134,7 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     """What is known of a model."""
     name = body.model or body.name
     if not name:
-        raise refuse("model", name, "the name of a model")
+        raise invalid_value("model", name, "the name of a model")
     service = await service_for(request, name.removesuffix(":latest"))
     return model_details(service)
 

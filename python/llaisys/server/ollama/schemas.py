@@ -10,7 +10,7 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
-from llaisys.common.validation import MAX_INT, check_int, refuse
+from llaisys.common.validation import MAX_INT, check_int, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
@@ -208,7 +208,7 @@ def chat_call(call: dict[str, Any], path: str) -> dict[str, Any]:
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str):
-        raise refuse(path, call, "{'function': {'name', 'arguments'}}")
+        raise invalid_value(path, call, "{'function': {'name', 'arguments'}}")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments or {})

@@ -17,7 +17,7 @@ from llaisys.common.sampling import (
     MAX_STOP_CHARS,
     LogitBias,
 )
-from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, refuse
+from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, invalid_value
 from llaisys.tokenization.unicode_text import clean_text
 
 UNLIMITED = -1  # max_tokens: as the context holds
@@ -85,16 +85,18 @@ class BiasField(LogitBias):
             banned = {key: 0.0 for key, bias in value.items() if bias is False}
             found = LogitBias.check(self, name, value | banned)
             if BAN in found.values():  # JSON has no infinity; some parsers do
-                raise refuse(name, BAN, "a mapping of token ids to finite numbers or false")
+                raise invalid_value(name, BAN, "a mapping of token ids to finite numbers or false")
             return found | dict.fromkeys(LogitBias.check(self, name, banned), BAN)
         if not isinstance(value, list):
-            raise refuse(name, value, "a mapping of token ids to numbers, or a list of pairs")
+            raise invalid_value(
+                name, value, "a mapping of token ids to numbers, or a list of pairs"
+            )
         check_count(name, len(value), MAX_LOGIT_BIAS, "entries")
         return BiasPairs(tuple(self._pair(f"{name}[{i}]", pair) for i, pair in enumerate(value)))
 
     def _pair(self, name: str, pair: Any) -> tuple[int | str, float]:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise refuse(name, pair, "[token id or text, bias or false]")
+            raise invalid_value(name, pair, "[token id or text, bias or false]")
         token, bias = pair
         if isinstance(token, str):
             check_count(f"{name}[0]", len(token), MAX_STOP_CHARS, "characters")

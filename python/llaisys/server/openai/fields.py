@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 
 IGNORED_HEADER = "x-llaisys-ignored-fields"
 MAX_NAMED = 32  # names in the header
@@ -202,7 +202,7 @@ def check_window(data: dict[str, Any], notes: FieldNotes) -> None:
     penalty = data.get("repeat_penalty", data.get("repetition_penalty"))
     if penalty not in (None, 1) or data.get("presence_penalty") or data.get("frequency_penalty"):
         limit = "left out or -1 beside a penalty: the whole text counts here"
-        raise refuse("repeat_last_n", window, limit, code=UNSUPPORTED)
+        raise invalid_value("repeat_last_n", window, limit, code=UNSUPPORTED)
 
 
 def unknown_text(path: str, name: str, known: Iterable[str]) -> str:

@@ -22,9 +22,9 @@ from llaisys.common.sampling import (
 )
 from llaisys.common.validation import (
     MAX_INT,
-    refuse_count,
+    invalid_count,
 )
-from llaisys.engine.input_processor import MAX_SALT_CHARS, plain_message
+from llaisys.engine.input_processor import MAX_SALT_CHARS, normalize_message
 from llaisys.server.openai.base_schema import ModelName as ModelName
 from llaisys.server.openai.base_schema import Schema as Schema
 from llaisys.server.openai.base_schema import Text as Text
@@ -121,7 +121,7 @@ class SamplingFields(TableFields):
         return int(self.n or 1)
 
     @property
-    def draws(self) -> bool:
+    def generates(self) -> bool:
         """Whether a new token is asked for, for which the context must have room."""
         return True
 
@@ -218,7 +218,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             fields["tool_calls"] = [call.to_dict() for call in given.tool_calls]
         fields["tool_call_id"] = given.tool_call_id
         fields["reasoning_content"] = (given.reasoning_content or given.reasoning) or None
-        message = plain_message({k: v for k, v in fields.items() if v is not None}, number)
+        message = normalize_message({k: v for k, v in fields.items() if v is not None}, number)
         if message["role"] == "developer":
             message["role"] = "system"
         plain.append(message)
@@ -315,7 +315,7 @@ class CompletionRequest(SamplingFields):
         return params
 
     @property
-    def draws(self) -> bool:
+    def generates(self) -> bool:
         return self.max_tokens != 0
 
     @property
@@ -330,7 +330,7 @@ class CompletionRequest(SamplingFields):
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             return [prompt]
         if not prompt:
-            raise refuse_count("prompt", 0, "prompts", "at least 1")
+            raise invalid_count("prompt", 0, "prompts", "at least 1")
         return list(prompt)
 
 

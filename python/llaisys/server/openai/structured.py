@@ -10,7 +10,7 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Kind
 from llaisys.common.structured import FIELD, StructuredOutputs
-from llaisys.common.validation import check_choice, refuse
+from llaisys.common.validation import check_choice, invalid_value
 from llaisys.tokenization.unicode_text import clean_text
 
 TEXT = "text"  # what a response_format that asks for nothing becomes
@@ -23,7 +23,7 @@ class ResponseFormat(Kind):
 
     def check(self, name: str, value: Any) -> StructuredOutputs | str:
         if not isinstance(value, Mapping):
-            raise refuse(name, value, "an object with a type")
+            raise invalid_value(name, value, "an object with a type")
         kind = check_choice(f"{name}.type", value.get("type"), FORMATS)
         if kind == TEXT:
             return TEXT
@@ -48,10 +48,10 @@ def _json_schema(name: str, given: Any) -> StructuredOutputs:
     """`strict` promises that everything in the schema is kept; without it, what cannot be is passed
     over."""
     if not isinstance(given, Mapping):
-        raise refuse(name, given, "an object with a schema")
+        raise invalid_value(name, given, "an object with a schema")
     strict = given.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise refuse(f"{name}.strict", strict, "true or false")
+        raise invalid_value(f"{name}.strict", strict, "true or false")
     schema = given.get("schema")
     if schema is None:
         return _made(name, {"json_object": True})

@@ -26,7 +26,7 @@ import zmq
 from llaisys.common.logs import setup_logging
 from llaisys.engine.executor.ray import import_ray
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
-from llaisys.processes.child import EXIT_FAILED, end_with_parent
+from llaisys.processes.child import EXIT_FAILED, exit_with_parent
 from llaisys.server.engine_client.messages import EngineSetup, Failed
 from llaisys.server.replicas.ray_engine import RayEngine
 
@@ -111,7 +111,7 @@ def main() -> int:
     engine_module = given.pop("engine_module")
     setup = msgspec.convert(given, EngineSetup)
     setup_logging(setup.log_level, setup.log_format)
-    end_with_parent(stream, setup.socket_directory)
+    exit_with_parent(stream, setup.socket_directory)
     status = Relay(setup, engine_module).run()
     logging.shutdown()
     sys.stderr.flush()

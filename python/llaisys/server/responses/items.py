@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.server.openai.fields import UNSUPPORTED
 
 Item = dict[str, Any]
@@ -33,12 +33,12 @@ def chat_messages(items: Sequence[Any]) -> list[Message]:
     for number, item in enumerate(items):
         path = f"input[{number}]"
         if not isinstance(item, dict):
-            raise refuse(path, item, "an object")
+            raise invalid_value(path, item, "an object")
         kind = item.get("type", "message")
         if kind == "message":
             role = item.get("role")
             if role not in ROLES:
-                raise refuse(f"{path}.role", role, f"one of {', '.join(ROLES)}")
+                raise invalid_value(f"{path}.role", role, f"one of {', '.join(ROLES)}")
             text = text_of(item.get("content"), f"{path}.content")
             if role != "assistant":
                 answer = None
@@ -72,9 +72,9 @@ def chat_messages(items: Sequence[Any]) -> list[Message]:
 def chat_call(item: Item, path: str) -> dict[str, Any]:
     name, arguments = item.get("name"), item.get("arguments")
     if not isinstance(name, str):
-        raise refuse(f"{path}.name", name, "a string")
+        raise invalid_value(f"{path}.name", name, "a string")
     if not isinstance(arguments, str):
-        raise refuse(f"{path}.arguments", arguments, "JSON as a string")
+        raise invalid_value(f"{path}.arguments", arguments, "JSON as a string")
     function = {"name": name, "arguments": arguments}
     return {"id": call_id(item, path), "type": "function", "function": function}
 
@@ -82,7 +82,7 @@ def chat_call(item: Item, path: str) -> dict[str, Any]:
 def call_id(item: Item, path: str) -> str:
     found = item.get("call_id")
     if not isinstance(found, str) or not found:
-        raise refuse(f"{path}.call_id", found, "the id of a call")
+        raise invalid_value(f"{path}.call_id", found, "the id of a call")
     return found
 
 
@@ -91,7 +91,7 @@ def text_of(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refuse(path, content, "a string or a list of parts")
+        raise invalid_value(path, content, "a string or a list of parts")
     texts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -104,7 +104,7 @@ def text_of(content: Any, path: str) -> str:
             )
         text = part.get(TEXT_PARTS[kind])
         if not isinstance(text, str):
-            raise refuse(f"{path}[{number}].text", text, "a string")
+            raise invalid_value(f"{path}[{number}].text", text, "a string")
         texts.append(text)
     return "\n".join(texts)
 
@@ -126,7 +126,7 @@ def references(items: Iterable[Any]) -> list[str]:
         if isinstance(item, dict) and item.get("type") == REFERENCE:
             name = item.get("id")
             if not isinstance(name, str):
-                raise refuse(f"input[{number}].id", name, "the id of an item")
+                raise invalid_value(f"input[{number}].id", name, "the id of an item")
             found.append(name)
     return found
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import check_count, refuse
+from llaisys.common.validation import check_count, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED
@@ -137,7 +137,7 @@ class ResponsesRequest(ProtocolRequest):
         if format.type == "json_object":
             return {"type": "json_object"}
         if format.schema_ is None:
-            raise refuse("text.format.schema", None, "a JSON schema")
+            raise invalid_value("text.format.schema", None, "a JSON schema")
         schema: dict[str, Any] = {"name": format.name or "answer", "schema": format.schema_}
         if format.strict is not None:
             schema["strict"] = format.strict
@@ -152,7 +152,7 @@ class ResponsesRequest(ProtocolRequest):
         choice = self.tool_choice
         if isinstance(choice, dict):
             if choice.get("type") != "function":
-                raise refuse("tool_choice.type", choice.get("type"), "function")
+                raise invalid_value("tool_choice.type", choice.get("type"), "function")
             choice = {"type": "function", "function": {"name": choice.get("name")}}
         if choice is not None:
             fields["tool_choice"] = choice

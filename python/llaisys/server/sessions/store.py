@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llaisys.common.validation import refuse
+from llaisys.common.validation import invalid_value
 from llaisys.server.sessions.file import SessionFile, SessionLimitError
 
 Message = dict[str, Any]
@@ -222,7 +222,7 @@ class SessionStore:
                 (owner, name, title, now, now),
             )
         except sqlite3.IntegrityError:
-            raise refuse("session_id", name, "one that does not exist yet") from None
+            raise invalid_value("session_id", name, "one that does not exist yet") from None
 
     def add_messages(
         self,
