@@ -132,8 +132,8 @@ def test_every_refusal_names_its_field() -> None:
     assert without == added_later
 
 
-def test_an_error_with_its_place_keeps_its_facts() -> None:
-    error = invalid_value("n", 129, "at most 128", code="too_many").at("jobs.jsonl:3: ")
+def test_with_prefix_keeps_the_fields_of_an_error() -> None:
+    error = invalid_value("n", 129, "at most 128", code="too_many").with_prefix("jobs.jsonl:3: ")
     assert str(error) == "jobs.jsonl:3: n is 129; it must be at most 128"
     assert (error.field, error.value, error.limit) == ("n", 129, "at most 128")
     assert error.code == "too_many"
