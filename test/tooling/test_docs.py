@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,30 @@ def test_named_paths_exist(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     links = LINK.findall(page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def is_generated(page: Path) -> bool:
+    return page.parent.name == "reference"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_short_and_prose_is_wrapped(page: Path) -> None:
+    if is_generated(page):
+        return
+    lines = page.read_text().splitlines()
+    assert len(lines) <= 300
+    is_code, wide = False, []
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith(("|", "    ", "<!--")) and len(line) > 100:
+            wide.append((number, len(line)))
+    assert not wide
+
+
+def test_plots_follow_their_tables() -> None:
+    script = ROOT / "scripts" / "plot_benchmarks.py"
+    assert subprocess.run([sys.executable, str(script), "--check"]).returncode == 0
 
 
 def test_a_path_that_does_not_exist_is_found() -> None:
