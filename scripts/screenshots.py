@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make docs/images/*.png: the states of the web page, in Chromium, against the fake server.
+"""Write docs/images/*.png: screenshots of the web page in Chromium, against the fake server.
 
     scripts/screenshots.py                  all of them
     scripts/screenshots.py phone dark       some of them
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "test"))
+sys.path.insert(0, str(ROOT / "test" / "webui"))
 fake = importlib.import_module("webui_fake_server")
 
 OUT = ROOT / "docs" / "images"
@@ -39,7 +39,7 @@ Three things follow from it:
 
 1. **Memory grows** with the context: about `2 × layers × heads × dim` numbers for each token.
 2. **Prefixes can be shared.** Two chats that begin alike read the same blocks.
-3. Eviction matters: the blocks that nobody uses go first, the oldest before the others.
+3. Eviction matters: blocks that no request uses go first, the oldest before the others.
 
 > The cache changes what an answer costs, never what it says.
 """
@@ -83,8 +83,8 @@ ASK_SEA = "Plan a weekend in a town by the sea, as a table"
 
 def main(names: list[str]) -> None:
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
-    names_of_it = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names_of_it)), None)
+    browsers = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, browsers)), None)
     if path is None:
         sys.exit("error: no Chromium found; install it, or set CHROMIUM=/path/to/it")
     server = fake.FakeServer().start()
@@ -127,7 +127,7 @@ def ask(page: Any, text: str, answered: bool = True) -> None:
 
 
 def chats(page: Any) -> None:
-    """Something for the list."""
+    """Fill the chat list."""
     for text in (ASK_SEA, "Why is the sky blue?", "Translate “good morning” into five languages"):
         ask(page, text)
         page.click("#new-chat")

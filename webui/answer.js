@@ -1,4 +1,4 @@
-// What the model writes: its thoughts, folded, and its answer.
+// Rendering of an answer: collapsed reasoning, then the answer as Markdown.
 
 import { h } from "./dom.js";
 import { Markdown } from "./markdown.js";
@@ -6,11 +6,11 @@ import { Markdown } from "./markdown.js";
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
-/** Takes the text in pieces; only the end of what is shown changes. */
+/** Renders text incrementally: each piece changes only the end of the output. */
 export class Answer {
 	#root;
-	#state = "start"; // -> think -> answer; some models leave out the first tag, some have neither
-	#held = ""; // may be half of a tag
+	#state = "start"; // -> think -> answer; models may omit the first tag or both
+	#pending = ""; // possibly half of a tag
 	#lineStart = true;
 	#thoughts = null;
 	#body = null;
@@ -21,14 +21,14 @@ export class Answer {
 	}
 
 	push(text) {
-		this.#held += text;
+		this.#pending += text;
 		while (this.#step());
 	}
 
 	end() {
-		if (this.#state === "start" && this.#held) this.#begin();
-		if (this.#held) this.#markdown.push(this.#held);
-		this.#held = "";
+		if (this.#state === "start" && this.#pending) this.#begin();
+		if (this.#pending) this.#markdown.push(this.#pending);
+		this.#pending = "";
 		this.#markdown?.end();
 		this.#thoughtsEnd();
 	}
@@ -38,21 +38,21 @@ export class Answer {
 		if (this.#thoughts) this.#thoughts.firstChild.lastChild.textContent = "Thoughts";
 	}
 
-	/** Uses some of what is held; false when it has to wait for more. */
+	/** Consumes pending text; false when more text is needed. */
 	#step() {
 		if (this.#state === "start") {
-			const text = this.#held.trimStart();
+			const text = this.#pending.trimStart();
 			if (OPEN.startsWith(text)) return false;
 			if (!text.startsWith(OPEN)) {
 				this.#begin();
 				return true;
 			}
-			this.#held = text.slice(OPEN.length).replace(/^\s+/, "");
+			this.#pending = text.slice(OPEN.length).replace(/^\s+/, "");
 			this.#state = "think";
 			this.#think();
 			return true;
 		}
-		const end = this.#held.indexOf(CLOSE);
+		const end = this.#pending.indexOf(CLOSE);
 		if (this.#state === "think" && end >= 0) {
 			this.#emit(end);
 			this.#leaveThoughts();
@@ -64,15 +64,15 @@ export class Answer {
 			else this.#emit(CLOSE.length);
 			return true;
 		}
-		this.#emit(this.#held.length - overlap(this.#held, CLOSE));
+		this.#emit(this.#pending.length - overlap(this.#pending, CLOSE));
 		return false;
 	}
 
 	#emit(length) {
 		if (!length) return;
-		this.#lineStart = this.#held[length - 1] === "\n";
-		this.#markdown.push(this.#held.slice(0, length));
-		this.#held = this.#held.slice(length);
+		this.#lineStart = this.#pending[length - 1] === "\n";
+		this.#markdown.push(this.#pending.slice(0, length));
+		this.#pending = this.#pending.slice(length);
 	}
 
 	#begin() {
@@ -93,12 +93,12 @@ export class Answer {
 
 	#leaveThoughts() {
 		this.#markdown.end();
-		this.#held = this.#held.slice(CLOSE.length).replace(/^\s+/, "");
+		this.#pending = this.#pending.slice(CLOSE.length).replace(/^\s+/, "");
 		this.#thoughtsEnd();
 		this.#begin();
 	}
 
-	/** `</think>` without a beginning: what was shown so far were the thoughts. Happens once. */
+	/** `</think>` without `<think>`: the text shown so far is reasoning. Happens once. */
 	#foldAnswer() {
 		const written = this.#body;
 		this.#markdown.end();
@@ -109,7 +109,7 @@ export class Answer {
 	}
 }
 
-/** How many characters at the end of `text` may be the beginning of `tag`. */
+/** Length of the longest end of `text` that is a prefix of `tag`. */
 function overlap(text, tag) {
 	for (let length = Math.min(text.length, tag.length - 1); length > 0; length--) {
 		if (tag.startsWith(text.slice(-length))) return length;

@@ -1,14 +1,14 @@
-// The server, as the rest of the page knows it. Only this module has URLs, headers and wire names.
+// HTTP client of the server. The only module with URLs, headers and wire names.
 
 import { eventData } from "./sse.js";
 
 const ROOT = new URL(".", document.baseURI);
-const PREFIX = "llaisys:"; // of the metrics
+const PREFIX = "llaisys:"; // of metric names
 const PARAMETERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop",
 	"repetition_penalty", "presence_penalty", "frequency_penalty", "reuse_prefix", "model"];
-const OTHER_TOKENS = 5; // that are shown beside the one that was drawn
+const TOP_LOGPROBS = 5; // alternatives shown beside the sampled token
 
-/** What went wrong, in words for people. `status` 0: no answer at all. */
+/** A failed request, with a message for the user. `status` 0: no response. */
 export class ApiError extends Error {
 	constructor(message, fields = {}) {
 		super(message);
@@ -49,7 +49,7 @@ async function call(path, { method, body, signal, requestId } = {}) {
 	} catch (error) {
 		throw signal?.aborted ? error : unreachable(requestId);
 	}
-	if (!response.ok) throw await refusal(response, requestId);
+	if (!response.ok) throw await errorFrom(response, requestId);
 	return response;
 }
 
@@ -59,7 +59,7 @@ function unreachable(requestId) {
 		: "The server cannot be reached. Is it still running?", { requestId });
 }
 
-async function refusal(response, requestId) {
+async function errorFrom(response, requestId) {
 	const fields = { status: response.status, requestId: response.headers.get("x-request-id") ?? requestId };
 	const wait = Number.parseInt(response.headers.get("retry-after") ?? "", 10);
 	if (wait >= 0) fields.retryAfter = wait;
@@ -69,11 +69,11 @@ async function refusal(response, requestId) {
 		if (error?.message) message = error.message;
 		fields.code = error?.code;
 		fields.param = error?.param;
-	} catch { /* not JSON: a proxy's page; the status says enough */ }
+	} catch { /* not JSON, such as a proxy's error page: report the status */ }
 	return new ApiError(message, fields);
 }
 
-/** null: the model is there. Else what the server does to load it: {stage, percent}, null if not known. */
+/** null when the model is loaded, else {stage, percent}; unknown values are null. */
 export async function loading() {
 	const response = await fetch(new URL("health", ROOT), { cache: "no-store" }).catch(() => {
 		throw unreachable();
@@ -83,7 +83,7 @@ export async function loading() {
 	return { stage: stage ?? null, percent: Number.isFinite(progress) ? Math.floor(100 * progress) : null };
 }
 
-/** [{id, state, maxLength, defaults}]; `defaults` has the parameters that the server uses by itself. */
+/** [{id, state, maxLength, defaults}]; `defaults`: the server's default sampling parameters. */
 export async function models() {
 	const { data } = await (await call("v1/models")).json();
 	return data.map((card) => ({
@@ -94,9 +94,9 @@ export async function models() {
 	}));
 }
 
-// ---- chats that the server keeps, each under a name
+// ---- sessions: chats stored on the server
 
-/** [{id, title, updated}], the latest first. */
+/** [{id, title, updated}], latest first. */
 export async function sessions() {
 	const { data } = await (await call("v1/sessions")).json();
 	return data.map(({ id, title, updated }) => ({ id, title, updated: 1000 * updated }));
@@ -105,12 +105,12 @@ export async function sessions() {
 /** {title, messages: [{role, content}]}. */
 export const readSession = async (id) => (await call(`v1/sessions/${id}`)).json();
 
-/** From now on the session has this title and these messages. */
+/** Replaces the title and the messages of a session. */
 export const writeSession = (id, title, messages) => call(`v1/sessions/${id}`, { method: "PUT", body: { title, messages } });
 
 export const deleteSession = (id) => call(`v1/sessions/${id}`, { method: "DELETE" });
 
-/** Name -> number, without prefix, summed over labels; with a label `position` also name.position. Histograms' buckets are left out. */
+/** Metric name without prefix -> sum over labels; with a label `position` also name.position. No histogram buckets. */
 export async function metrics() {
 	const text = await (await call("metrics")).text();
 	const values = {};
@@ -126,14 +126,14 @@ export async function metrics() {
 }
 
 /**
- * Yields {text, reasoning, calls, tokens, finish, usage, truncated} as the answer comes; one part when `settings.stream` is false.
- * `messages`: [{role, content}]. When the last one is the assistant's, it is continued.
+ * Yields {text, reasoning, calls, tokens, finish, usage, truncated} per chunk; one chunk when `settings.stream` is false.
+ * `messages`: [{role, content}]. A final assistant message is continued.
  * Throws ApiError, or AbortError when `signal` fires.
  */
 export async function* generate(messages, settings, { signal, requestId }) {
 	const parameters = {};
 	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
-	if (settings.probabilities) Object.assign(parameters, { logprobs: true, top_logprobs: OTHER_TOKENS });
+	if (settings.probabilities) Object.assign(parameters, { logprobs: true, top_logprobs: TOP_LOGPROBS });
 	Object.assign(parameters, settings.custom);
 	parameters.stream = settings.stream !== false;
 	if (parameters.stream) parameters.stream_options = { include_usage: true };
@@ -170,12 +170,12 @@ async function* answer(body, options) {
 
 function part(response) {
 	const choice = response.choices?.[0];
-	const said = choice?.delta ?? choice?.message ?? {};
+	const delta = choice?.delta ?? choice?.message ?? {};
 	return {
-		text: said.content ?? "",
-		reasoning: said.reasoning_content ?? "",
-		calls: said.tool_calls ?? [], // whole, or what is new of them
-		tokens: (choice?.logprobs?.content ?? []).map((token) => ({ ...chance(token), others: (token.top_logprobs ?? []).map(chance) })),
+		text: delta.content ?? "",
+		reasoning: delta.reasoning_content ?? "",
+		calls: delta.tool_calls ?? [], // whole calls or deltas
+		tokens: (choice?.logprobs?.content ?? []).map((token) => ({ ...likelihood(token), others: (token.top_logprobs ?? []).map(likelihood) })),
 		finish: choice?.finish_reason ?? null,
 		truncated: Boolean(response.context_truncated),
 		usage: response.usage && {
@@ -186,4 +186,4 @@ function part(response) {
 	};
 }
 
-const chance = ({ token, logprob }) => ({ text: token, probability: Math.exp(logprob) });
+const likelihood = ({ token, logprob }) => ({ text: token, probability: Math.exp(logprob) });

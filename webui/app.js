@@ -1,30 +1,30 @@
-// Puts the parts together: who listens to whom, shortcuts, theme, the side bar.
+// Entry point: connects the modules; keyboard shortcuts, theme, side bar, export and import.
 
 import { Conversations } from "./chat.js";
 import { Composer } from "./composer.js";
-import { DebugBar } from "./debugbar.js";
+import { StatsPanel } from "./stats_panel.js";
 import { byId, download, icon, toast } from "./dom.js";
-import { Kept } from "./kept.js";
-import { chatAsMarkdown } from "./records.js";
-import { Sessions } from "./sessions.js";
+import { ServerSync } from "./server_sync.js";
+import { chatAsMarkdown } from "./chat_schema.js";
+import { ChatList } from "./chat_list.js";
 import { Settings } from "./settings.js";
 import { Store, readDefaults } from "./store.js";
 import { Thread } from "./thread.js";
 
-for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
+for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
 
 const narrow = matchMedia("(max-width: 760px)");
 const store = new Store();
 const chats = new Conversations(store);
-const settings = new Settings(store, () => kept.look());
+const settings = new Settings(store, () => serverSync.listRemote());
 const composer = new Composer(store, chats, () => thread.editLast());
 const thread = new Thread(store, chats, (text) => composer.submit(text));
-const kept = new Kept(store, chats);
-const sessions = new Sessions(store, chats, kept, () => {
+const serverSync = new ServerSync(store, chats);
+const chatList = new ChatList(store, chats, serverSync, () => {
 	if (narrow.matches) showSidebar(false);
 	composer.focus();
 });
-new DebugBar(store, chats);
+new StatsPanel(store, chats);
 
 function newChat() {
 	store.activate(store.create(readDefaults()).id);
@@ -116,7 +116,7 @@ addEventListener("keydown", (event) => {
 	} else if (command && event.shiftKey && key === "o") newChat();
 	else if (command && key === "k") {
 		showSidebar(true);
-		sessions.focusSearch();
+		chatList.focusSearch();
 	} else if (command && key === ",") settings.open();
 	else if (key === "/" && !event.target.closest("input, textarea, select, dialog")) composer.focus();
 	else return;
@@ -132,7 +132,7 @@ if (!store.active.messages.length && !Object.keys(store.active.settings).length)
 }
 showTheme(document.documentElement.dataset.theme ?? "auto");
 showSidebar(!narrow.matches);
-sessions.render();
+chatList.render();
 thread.show();
 composer.load();
 if (!narrow.matches) composer.focus();

@@ -1,4 +1,4 @@
-// Blocks with parts of their own: code with its bar, tables, the box of a task.
+// Composite Markdown blocks: code with a toolbar, tables, task checkboxes.
 
 import { copyButton, h } from "./dom.js";
 import { renderInline } from "./inline.js";
@@ -13,7 +13,7 @@ export function codeBlock(language) {
 	return { block, code };
 }
 
-/** A table with its head; `body` takes the rows, `align` has a class or null for each column. */
+/** A table with its head; rows go to `body`. `align`: a class or null per column. */
 export function tableBlock(head, separator) {
 	const align = cells(separator).map((cell) => cell.endsWith(":")
 		? (cell.startsWith(":") ? "center" : "right") : null);
@@ -32,7 +32,7 @@ export function tableRow(row, align) {
 		h("td", { class: side }, ...renderInline(texts[i] ?? "").nodes)));
 }
 
-/** The cells of a row; a `|` in code or behind a backslash divides nothing. */
+/** The cells of a row; a `|` in code or after a backslash is not a separator. */
 export function cells(row) {
 	const found = [""];
 	let inCode = false;
@@ -45,6 +45,6 @@ export function cells(row) {
 	return found.map((cell) => cell.trim());
 }
 
-export function taskBox(done) {
+export function taskCheckbox(done) {
 	return h("input", { type: "checkbox", checked: done, disabled: true, "aria-label": done ? "done" : "to do" });
 }

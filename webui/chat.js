@@ -1,12 +1,12 @@
-// Asking the server, for any number of chats at once. A run writes to its own message and to nothing
-// else; what is shown follows from the messages. However a run ends, the chat can be used again.
+// Generation for any number of chats at once. A run writes only to its own message; the views follow
+// the messages. After any outcome the chat can be used again.
 
 import * as api from "./api.js";
-import { noteCalls, wireCalls } from "./calls.js";
+import { appendCalls, toWireCalls } from "./tool_calls.js";
 import { Emitter } from "./events.js";
-import { note } from "./probabilities.js";
-import { contentOf, newAnswer, withAnotherVersion } from "./records.js";
-import { Said } from "./said.js";
+import { appendTokens } from "./probabilities.js";
+import { contentOf, newAnswer, withAnotherVersion } from "./chat_schema.js";
+import { ReasoningText } from "./reasoning_text.js";
 
 /** Emits `progress` (chat, message), `state` (chat), `unauthorized`. */
 export class Conversations extends Emitter {
@@ -22,7 +22,7 @@ export class Conversations extends Emitter {
 		return this.#runs.has(chat.id);
 	}
 
-	/** The message that is being written in a chat, or null. */
+	/** The message that is being generated in a chat, or null. */
 	writing(chat) {
 		return this.#runs.get(chat.id)?.message ?? null;
 	}
@@ -39,23 +39,23 @@ export class Conversations extends Emitter {
 		});
 	}
 
-	/** Answers message `index` anew. The earlier answer and what followed it stay as a version of it. */
+	/** Generates message `index` again. The earlier answer and the messages after it become a version. */
 	regenerate(chat, index) {
 		const versions = withAnotherVersion(chat.messages, index);
 		return this.#ask(chat, chat.messages.slice(0, index), chat.messages,
 			() => ({ kind: "regenerate", index }), versions);
 	}
 
-	/** Replaces a user message and everything after it. On failure the text goes to `onBack`. */
-	edit(chat, index, text, onBack) {
+	/** Replaces a user message and all messages after it. On failure calls `onRestore` with the text. */
+	edit(chat, index, text, onRestore) {
 		const before = chat.messages;
 		if (!chat.named && index === 0) chat.title = titleOf(text);
 		const { files } = before[index];
 		return this.#ask(chat, [...before.slice(0, index), { role: "user", content: text, files }], before,
-			() => onBack(text));
+			() => onRestore(text));
 	}
 
-	/** Goes on with the last answer. */
+	/** Continues the last answer. */
 	resume(chat) {
 		const message = chat.messages.at(-1);
 		return this.#run(chat, message, chat.messages, () => {}, { ...message });
@@ -65,18 +65,18 @@ export class Conversations extends Emitter {
 		this.#runs.get(chat.id)?.controller.abort();
 	}
 
-	#ask(chat, messages, before, giveBack, versions = null) {
+	#ask(chat, messages, before, restoreInput, versions = null) {
 		const message = { ...newAnswer(), versions };
 		chat.messages = [...messages, message];
-		return this.#run(chat, message, before, giveBack, null);
+		return this.#run(chat, message, before, restoreInput, null);
 	}
 
 	/**
-	 * When nothing came, the messages are `before` again, and `giveBack` returns what was typed to its
-	 * place; its result says how to try again. `earlier`: a message that is continued, as it was.
+	 * A run without any output restores the messages `before` and calls `restoreInput`, which puts the typed
+	 * text back and returns how to retry. `earlier`: a copy of the message that is continued.
 	 */
-	async #run(chat, message, before, giveBack, earlier) {
-		if (this.#runs.has(chat.id)) throw new Error("this chat is being answered already");
+	async #run(chat, message, before, restoreInput, earlier) {
+		if (this.#runs.has(chat.id)) throw new Error("this chat already has a run");
 		const run = { controller: new AbortController(), message };
 		const { signal } = run.controller;
 		const requestId = api.newRequestId();
@@ -88,15 +88,15 @@ export class Conversations extends Emitter {
 		this.#store.save(chat, true);
 		this.emit("state", chat);
 
-		const clock = new Clock(), said = new Said();
+		const clock = new Clock(), reasoning = new ReasoningText();
 		let failure = null;
 		try {
 			for await (const part of api.generate(prompt, chat.settings, { signal, requestId })) {
 				if (signal.aborted) break;
 				clock.note(part);
-				message.content += said.addition(message.content, part);
-				noteCalls(message, part.calls);
-				note(message, part.tokens);
+				message.content += reasoning.addition(message.content, part);
+				appendCalls(message, part.calls);
+				appendTokens(message, part.tokens);
 				message.stats = clock.stats(message.stats);
 				if (part.usage) message.usage = part.usage;
 				if (part.finish) message.finish = part.finish;
@@ -115,13 +115,13 @@ export class Conversations extends Emitter {
 		if ((failure || signal.aborted) && nothing) {
 			if (earlier) Object.assign(message, earlier);
 			chat.messages = before;
-			const again = giveBack() ?? null;
+			const again = restoreInput() ?? null;
 			if (failure) failure.again = again;
 		}
 		if (failure) {
-			const place = nothing && !earlier ? chat : message;
-			place.failure = failure;
-			if (place === message) message.finish = "error";
+			const failed = nothing && !earlier ? chat : message;
+			failed.failure = failure;
+			if (failed === message) message.finish = "error";
 		}
 		this.#store.save(chat, true);
 		this.emit("state", chat);
@@ -129,13 +129,13 @@ export class Conversations extends Emitter {
 	}
 }
 
-/** The messages as the server gets them. An open answer is left out unless it is continued. */
+/** The messages of a request. An unfinished answer is included only when it is continued. */
 function wire(chat, resume) {
 	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
 	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
 	return [...system, ...messages.map((message) => ({
 		role: message.role, content: contentOf(message),
-		...(message.calls?.length && { tool_calls: wireCalls(message.calls) }),
+		...(message.calls?.length && { tool_calls: toWireCalls(message.calls) }),
 	}))];
 }
 
@@ -155,13 +155,13 @@ function titleOf(text) {
 	return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line || "New chat";
 }
 
-/** Time to the first token and tokens per second after it, as the page sees them. */
+/** Time to first token and tokens per second after it, as observed by the page. */
 class Clock {
 	#start = performance.now();
 	#first = null;
 	#last = null;
 	#parts = 0;
-	#tokens = null; // the server's own count, once known
+	#tokens = null; // the server's count, once received
 
 	note({ text, reasoning, calls, usage }) {
 		if (text || reasoning || calls.length) {

@@ -1,4 +1,4 @@
-// Where people write. The draft belongs to its chat, so switching never loses or mixes text.
+// The message input. The draft belongs to its chat, so switching chats never loses or mixes text.
 
 import { byId } from "./dom.js";
 import { Attachments } from "./files.js";
@@ -45,7 +45,7 @@ export class Composer {
 		this.#refresh();
 	}
 
-	/** Sends `text`, or what was written. While an answer is being written, nothing happens. */
+	/** Sends `text` (default: the draft). Does nothing while the chat has a run. */
 	submit(text = this.#area.value) {
 		const chat = this.#store.active;
 		if (!(text.trim() || chat.files.length) || this.#chats.isRunning(chat)) return;
@@ -53,7 +53,7 @@ export class Composer {
 		this.focus();
 	}
 
-	/** Stops the answer of the chat that is shown; false when there is none. */
+	/** Stops the run of the active chat; false when there is none. */
 	cancel() {
 		const chat = this.#store.active;
 		if (!this.#chats.isRunning(chat)) return false;
@@ -63,7 +63,7 @@ export class Composer {
 	}
 
 	#key(event) {
-		if (event.isComposing || event.keyCode === 229) return; // an input method is at work
+		if (event.isComposing || event.keyCode === 229) return; // an input method is composing
 		if (event.key === "Enter" && !event.shiftKey && !event.altKey) {
 			event.preventDefault();
 			this.submit();

@@ -1,4 +1,4 @@
-// Building DOM without HTML strings: text stays text, whatever it contains.
+// DOM construction without HTML strings, so that text is never parsed as HTML.
 
 import { icon } from "./icons.js";
 
@@ -26,7 +26,7 @@ export function iconButton(name, label, onclick, className = "icon-button") {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Copies text also where the clipboard API is missing (plain http on a LAN). */
+/** Copies text; falls back to execCommand without the clipboard API (plain http on a LAN). */
 export async function copyText(text) {
 	try {
 		await navigator.clipboard.writeText(text);
@@ -41,7 +41,7 @@ export async function copyText(text) {
 	}
 }
 
-/** A copy button that says what happened for a moment. `text` is called when it is pressed. */
+/** A copy button that shows the result for a moment. `text()` is called on click. */
 export function copyButton(label, text, className) {
 	const button = iconButton("copy", label, async () => {
 		const done = await copyText(text());
@@ -58,14 +58,14 @@ export function download(name, type, text) {
 	setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Tells people who do not see the page; `status` is a polite live region. */
+/** Announces text to screen readers; `status` is a polite live region. */
 export function announce(text) {
 	byId("status").textContent = text;
 }
 
 let toastTimer = 0;
 
-/** A short note at the bottom, with at most one action (such as Undo). The latest one wins. */
+/** Shows a short note at the bottom, with at most one action (such as Undo). Replaces an earlier note. */
 export function toast(text, action, run) {
 	const box = byId("toast");
 	clearTimeout(toastTimer);

@@ -1,8 +1,8 @@
-// A field in place of a text, to change it: Enter saves, Escape leaves it as it was.
+// In-place text editor: Enter saves, Escape cancels.
 
 import { h } from "./dom.js";
 
-/** Shows the editor in place of `shown`. `save(text)` gets what was written; `closed()` follows either way. */
+/** Replaces the element `shown` by an editor. Calls `save(text)` on save and `closed()` in any case. */
 export function editInPlace(shown, { text, label, button, save, closed }) {
 	const area = h("textarea", { value: text, class: "edit-text", rows: 2, "aria-label": label });
 	const close = () => {

@@ -1,4 +1,4 @@
-// Who wants to know what: the one way in which modules tell each other that something changed.
+// Event emitter: the way in which modules notify each other of changes.
 
 export class Emitter {
 	#listeners = new Map();

@@ -1,10 +1,10 @@
-// What went wrong, shown where it happened.
+// Error card, shown where the error occurred.
 
 import { copyButton, h, icon } from "./dom.js";
 
 const TITLES = {
 	0: "No connection",
-	400: "The server refused this request",
+	400: "The server rejected this request",
 	401: "The API key is missing or wrong",
 	413: "Too long",
 	429: "The server is busy",
@@ -12,7 +12,7 @@ const TITLES = {
 	503: "The server is not available",
 };
 
-/** `retry`: called by the button, which waits as long as the server asks; null: no button. */
+/** `retry`: called by the button, which is disabled until Retry-After has passed; null: no button. */
 export function failureCard(failure, retry) {
 	const title = TITLES[failure.status] ?? `Error ${failure.status}`;
 	const card = h("div", { class: "failure", role: "alert" }, icon("warning"),

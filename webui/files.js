@@ -1,16 +1,16 @@
-// Text files that go with a message: chosen, dropped or pasted. They stay with their chat until it is sent.
+// Text attachments of the next message: chosen, dropped or pasted. Stored with the chat until sent.
 
 import { byId, h, iconButton, toast } from "./dom.js";
 
-const MAX_BYTES = 256 << 10; // of a file
-const MAX_FILES = 10; // with one message
+const MAX_BYTES = 256 << 10; // per file
+const MAX_FILES = 10; // per message
 
 export class Attachments {
 	#store;
 	#list = byId("files");
 	#changed;
 
-	/** `changed`: called when what can be sent is another. */
+	/** `changed`: called when the attachments change. */
 	constructor(store, changed) {
 		this.#store = store;
 		this.#changed = changed;
@@ -59,8 +59,8 @@ export class Attachments {
 }
 
 async function read(file, count) {
-	if (count >= MAX_FILES) return { trouble: `a message takes ${MAX_FILES} files` };
-	if (file.size > MAX_BYTES) return { trouble: `it has ${Math.ceil(file.size / 1024)} kB, ${MAX_BYTES / 1024} are possible` };
+	if (count >= MAX_FILES) return { trouble: `a message may have ${MAX_FILES} files` };
+	if (file.size > MAX_BYTES) return { trouble: `it has ${Math.ceil(file.size / 1024)} kB; the limit is ${MAX_BYTES / 1024} kB` };
 	try {
 		const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
 		return text.includes("\0") ? { trouble: "it is not a text file" } : { text };
@@ -69,7 +69,7 @@ async function read(file, count) {
 	}
 }
 
-/** The files of a message that was sent, folded. */
+/** The files of a sent message, collapsed. */
 export function sentFiles(files) {
 	return files.map(({ name, text }) => h("details", { class: "sent-file" },
 		h("summary", {}, `${name} · ${size(text)}`), h("pre", { tabIndex: 0, "aria-label": name }, text)));

@@ -1,4 +1,4 @@
-// Colours for code, one line at a time, so that a growing block costs its last line only.
+// Syntax highlighting line by line: a growing block re-renders only its last line.
 
 import { h } from "./dom.js";
 
@@ -22,7 +22,7 @@ const TOKENS = [ // [kind, pattern]; a name's kind depends on the name
 ];
 const TAG = ["k", /<\/?[\w:-]+|\/?>/y];
 
-/** How to read a language: {line, blocks: [[open, close, kind]], tokens, upper}, or null. */
+/** Lexical rules of a language: {line, blocks: [[open, close, kind]], tokens, upper}, or null. */
 export function familyOf(language) {
 	if (PLAIN.test(language)) return null;
 	const markup = MARKUP.test(language);
@@ -32,7 +32,7 @@ export function familyOf(language) {
 	return { line, blocks, tokens: markup ? [TAG, ...TOKENS] : TOKENS, upper: line === "--" };
 }
 
-/** Nodes of a line and the state for the next one: the block that is open, or null. */
+/** Nodes of a line and the state for the next line: the open block, or null. */
 export function highlightLine(line, family, state) {
 	if (!family || line.length > LONGEST) return { nodes: [line], state };
 	const nodes = [];

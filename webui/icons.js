@@ -1,4 +1,4 @@
-// Line icons on a grid of 24; what follows a | is filled.
+// Line icons on a 24-unit grid; the path after a | is filled.
 
 const PATHS = {
 	star: "|M12 2c1.1 6.2 3.8 8.9 10 10-6.2 1.1-8.9 3.8-10 10-1.1-6.2-3.8-8.9-10-10 6.2-1.1 8.9-3.8 10-10z",

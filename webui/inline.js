@@ -1,15 +1,15 @@
-// Markdown inside a block: emphasis, code, links, formulas. Makes nodes, never HTML, so text stays text.
+// Inline Markdown: emphasis, code, links, formulas. Builds DOM nodes, never HTML strings.
 
 import { h } from "./dom.js";
 import { formula } from "./math.js";
 
-// What can stand inside a paragraph, in order of precedence. `_` does not work inside words. Every
-// repetition has one way to match, so that no text makes it search for ever.
+// Inline constructs in order of precedence. `_` does not work inside words. No repetition is
+// ambiguous, so matching takes linear time.
 const TOKEN = new RegExp([
 	/\\\((?<tex>[^]*?)\\\)/,
 	/\\(?<escaped>[\\`*_~#|<>!+\-.{}$])/,
 	/\$\$(?<block>[^$]+)\$\$/,
-	// Money is no formula: no space inside the dollars, no digit behind them.
+	// Not an amount of money: no space inside the dollars, no digit after them.
 	/(?<![\p{L}\p{N}$])\$(?=[^\s$])(?<dollars>(?:\\.|[^$\\\n])*?[^\s$\\])\$(?![\p{N}$])/,
 	/(?<!`)(?<ticks>`+)(?<code>[^`](?:[^]*?[^`])?)\k<ticks>(?!`)/,
 	/!?\[(?<label>(?:\\.|\[[^\]]*\]|[^\]\\[])*)\]\(\s*<?(?<target>(?:[^\s()<>]|\([^\s()]*\))*)>?(?:\s+"[^"]*")?\s*\)/,
@@ -18,10 +18,10 @@ const TOKEN = new RegExp([
 	/(?<mark>\*{1,3}|~~|(?<![\p{L}\p{N}_])_{1,3})(?=\S)(?<inner>(?:`[^`]*`|`(?![^`]*`)|\\.|[^`\\])*?(?:[^\s\\*]|[^\s*]\*(?=\*\*)))\k<mark>(?!\*|_|~)(?<!_(?=[\p{L}\p{N}]))/,
 	/(?<br>\n|<br ?\/?>)/,
 ].map(({ source }) => source).join("|"), "gu");
-// Text that the next piece may turn into one of them.
+// Text that may become one of them when more text arrives.
 const OPEN = /[`[$]|\\\(|[*~](?=\S|$)|(?<![\p{L}\p{N}])_|https?:\S*$/u;
 
-/** The address of a link that may be followed, or null. Only absolute http, https and mailto. */
+/** A URL that a link may have, or null. Only absolute http, https and mailto. */
 export function safeUrl(text) {
 	try {
 		const url = new URL(text);
@@ -32,8 +32,8 @@ export function safeUrl(text) {
 }
 
 /**
- * Nodes for `source`, and `cut`: a place after a space where everything before it is final, or 0.
- * It lets the finished part of a growing paragraph alone.
+ * Nodes for `source`, and `cut`: an offset after a space before which the text is final, or 0.
+ * A growing paragraph re-renders only the text after it.
  */
 export function renderInline(source, inLink = false) {
 	const nodes = [];
@@ -68,7 +68,7 @@ function element({ escaped, tex, block, dollars, code, label, target, auto, bare
 		const node = h(mark === "~~" ? "del" : mark.length === 1 ? "em" : "strong", {}, ...inside(inner));
 		return mark.length === 3 ? h("em", {}, node) : node;
 	}
-	// A picture is never fetched: it becomes a link to it. An unsafe link keeps only its words.
+	// Images are never fetched: they become links. An unsafe link becomes its text.
 	const url = inLink ? null : safeUrl(target ?? auto ?? bare);
 	const words = label === undefined ? [auto ?? bare] : inside(label || target, true);
 	return url ? h("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow", title: url }, ...words)

@@ -1,24 +1,24 @@
-// Markdown as it arrives. Lines that are complete are never looked at again; the open line is taken
-// back and read anew with every piece, unless more text cannot change what it is: then the piece is
-// only added to its paragraph. The cost of a piece depends on the last line, not on the answer.
+// Incremental Markdown renderer. Complete lines are final. The open line is rolled back and parsed
+// again with every piece, unless further text cannot change its kind: then the piece is appended to
+// its paragraph. The cost of a piece depends on the last line, not on the length of the answer.
 
-import { cells, codeBlock, tableBlock, tableRow, taskBox } from "./blocks.js";
+import { cells, codeBlock, tableBlock, tableRow, taskCheckbox } from "./blocks.js";
 import { h } from "./dom.js";
 import { familyOf, highlightLine } from "./highlight.js";
 import { renderInline } from "./inline.js";
-import * as lines from "./lines.js";
+import * as lines from "./markdown_lines.js";
 import { formula } from "./math.js";
 
-const FREEZE = 400; // characters of a paragraph that may still be rendered again
-const FORCE = 4000; // characters after which it is not, even if something in it is still open
+const FREEZE = 400; // characters of a paragraph that may be rendered again
+const FORCE = 4000; // characters after which text is final even inside an open construct
 
 export class Markdown {
 	#root;
 	#stack; // containers: {kind: doc | quote | list | item, el, ...}
-	#leaf = null; // what the next line may go on: {kind: p | h | code | formula | table, ...}
+	#leaf = null; // the block that the next line may continue: {kind: p | h | code | formula | table, ...}
 	#pending = ""; // the open line
-	#streaming = false; // the open line is in #leaf already, and only grows
-	#saved = null; // how to take the open line back
+	#streaming = false; // the open line is in #leaf and only grows
+	#saved = null; // state before the open line, for rollback
 
 	constructor(root) {
 		this.#root = root;
@@ -42,7 +42,7 @@ export class Markdown {
 		this.#paint();
 	}
 
-	/** No more text comes. */
+	/** Ends the document. */
 	end() {
 		this.#streaming = false;
 		this.#rollback();
@@ -81,7 +81,7 @@ export class Markdown {
 		this.#leaf = leaf;
 	}
 
-	/** Reads one line. Returns the text that went to a paragraph or heading, or null. */
+	/** Parses one line. Returns the text added to a paragraph or heading, or null. */
 	#line(line) {
 		if (this.#leaf?.kind === "code") return this.#codeLine(line);
 		if (this.#leaf?.kind === "formula") return this.#formulaLine(line);
@@ -112,12 +112,12 @@ export class Markdown {
 		this.#stack.length = depth;
 	}
 
-	/** Opens quotes and lists that begin here; null when the line is used up. */
+	/** Opens the quotes and lists that begin here; null when the line is consumed. */
 	#containers(rest) {
 		for (;;) {
 			const quote = lines.QUOTE.exec(rest);
 			const marker = lines.RULE.test(rest) ? null : lines.MARKER.exec(rest);
-			// "1986. A good year" in the middle of a paragraph is no list.
+			// "1986. A good year" inside a paragraph is not a list.
 			const list = marker && !(this.#leaf?.kind === "p" && /^\d/.test(marker[2])
 				&& Number.parseInt(marker[2], 10) !== 1) ? marker : null;
 			if (quote) {
@@ -154,13 +154,13 @@ export class Markdown {
 		this.#stack.push({ kind: "item", indent, margin: space.length, el: this.#add(h("li")) });
 	}
 
-	/** The box of a task at the beginning of an item; null when more text must say whether it is one. */
+	/** Checkbox at the beginning of a list item; null when more text is needed to decide. */
 	#task(rest) {
 		if (this.#saved && lines.TASK_BEGUN.test(rest)) return null;
 		const box = lines.TASK.exec(rest);
 		if (!box) return rest;
 		this.#stack.at(-1).el.className = "task";
-		this.#add(taskBox(box[1] !== " "));
+		this.#add(taskCheckbox(box[1] !== " "));
 		return rest.slice(box[0].length);
 	}
 
@@ -174,7 +174,7 @@ export class Markdown {
 		if (fence) return this.#fence(rest, fence);
 		const math = lines.FORMULA.exec(rest);
 		if (math) return this.#formula(math);
-		if (this.#saved && (rest === "$" || rest === "\\")) return null; // perhaps half of a formula's mark
+		if (this.#saved && (rest === "$" || rest === "\\")) return null; // possibly half of a formula delimiter
 		const heading = lines.HEADING.exec(rest);
 		if (heading) {
 			this.#setLeaf({ kind: "h", el: this.#add(h(`h${heading[1].length}`)), ...EMPTY,
@@ -187,7 +187,7 @@ export class Markdown {
 		}
 		if (this.#leaf?.kind === "p" && rest.includes("|") && this.#leaf.text.includes("|")
 			&& /^[ |:-]+$/.test(rest)) {
-			if (this.#saved) return null; // half of a separator: not shown
+			if (this.#saved) return null; // possibly half of a separator
 			const head = this.#leaf.text.split("\n").at(-1);
 			if (lines.SEPARATOR.test(rest) && cells(head).length === cells(rest).length) return this.#table(head, rest);
 		}
@@ -220,7 +220,7 @@ export class Markdown {
 			this.#setLeaf(null);
 			return null;
 		}
-		if (marks && this.#saved) return null; // perhaps the end: not shown yet
+		if (marks && this.#saved) return null; // possibly the closing fence
 		const text = lines.codeText(line, this.#stack, leaf.indent);
 		const { nodes, state } = highlightLine(text, leaf.family, leaf.state);
 		leaf.state = state;
@@ -236,7 +236,7 @@ export class Markdown {
 		const end = lines.FORMULA_ENDS[mark];
 		const close = text.indexOf(end);
 		if (close >= 0) {
-			if (text.slice(close + end.length).trim()) return this.#text(mark + text); // a sentence begins with it
+			if (text.slice(close + end.length).trim()) return this.#text(mark + text); // a formula at the start of a sentence
 			this.#setLeaf(null);
 			this.#add(h("div", { class: "formula" }, formula(text.slice(0, close), true)));
 		} else if (!this.#saved) {
@@ -275,12 +275,12 @@ export class Markdown {
 
 	// ---- text
 
-	/** Brings the open paragraph or heading up to date; its finished part is left alone. */
+	/** Renders the open paragraph or heading; its frozen part is not rendered again. */
 	#paint() {
 		const leaf = this.#leaf;
 		if (!leaf || leaf.text === undefined || leaf.painted === leaf.text) return;
 		for (;;) {
-			while (leaf.el.childNodes.length > leaf.kept) leaf.el.lastChild.remove();
+			while (leaf.el.childNodes.length > leaf.frozenNodes) leaf.el.lastChild.remove();
 			const source = leaf.text.slice(leaf.frozen, leaf.frozen + FORCE);
 			const full = source.length === FORCE;
 			const { nodes, cut } = renderInline(source);
@@ -292,9 +292,9 @@ export class Markdown {
 			}
 			leaf.el.append(...renderInline(source.slice(0, at)).nodes);
 			leaf.frozen += at;
-			leaf.kept = leaf.el.childNodes.length;
+			leaf.frozenNodes = leaf.el.childNodes.length;
 		}
 	}
 }
 
-const EMPTY = { text: "", painted: null, frozen: 0, kept: 0 };
+const EMPTY = { text: "", painted: null, frozen: 0, frozenNodes: 0 };

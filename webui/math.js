@@ -1,7 +1,7 @@
-// Formulas: the common part of TeX as MathML. Anything else is shown as it was written.
+// Formulas: common TeX as MathML. Unsupported input is shown as source.
 
 const SPACE = "http://www.w3.org/1998/Math/MathML";
-const DEPTH = 40; // of groups within groups
+const DEPTH = 40; // of nested groups
 const TOKEN = /\\(?:[a-zA-Z]+|[^])|\d+(?:\.\d+)?|\s+|[^]/gu;
 
 const has = Object.hasOwn;
@@ -27,7 +27,7 @@ const SPACES = { ",": ".17em", ":": ".22em", ";": ".28em", "!": "-.17em", " ": "
 const FENCES = { pmatrix: "()", bmatrix: "[]", Bmatrix: "{}", vmatrix: "||", Vmatrix: "‖‖", cases: "{" };
 const TABLES = new Set([...Object.keys(FENCES), ..."matrix smallmatrix array aligned align align* gathered split".split(" ")]);
 const UPRIGHT = new Set("text mathrm operatorname textrm textit textbf mathsf mathtt".split(" "));
-// Where the letters of an alphabet begin: A, a, 0; and those that Unicode has elsewhere.
+// Code points of A, a and 0 in each alphabet; letters that Unicode has elsewhere.
 const ALPHABETS = {
 	mathbf: [0x1d400, 0x1d41a, 0x1d7ce, {}], boldsymbol: [0x1d400, 0x1d41a, 0x1d7ce, {}], bm: [0x1d400, 0x1d41a, 0x1d7ce, {}],
 	mathbb: [0x1d538, 0x1d552, 0x1d7d8, words("C:ℂ H:ℍ N:ℕ P:ℙ Q:ℚ R:ℝ Z:ℤ")],
@@ -35,7 +35,7 @@ const ALPHABETS = {
 	mathfrak: [0x1d504, 0x1d51e, 0, words("C:ℭ H:ℌ I:ℑ R:ℜ Z:ℨ")],
 };
 
-/** An element for a formula in a line, or (`display`) on lines of its own. */
+/** An element for an inline formula or, with `display`, a block formula. */
 export function formula(source, display = false) {
 	let content;
 	try {
@@ -74,7 +74,7 @@ class Parser {
 
 	all() {
 		const parts = this.#row(() => false);
-		if (this.#at < this.#tokens.length) throw new FormulaError("more ends than beginnings");
+		if (this.#at < this.#tokens.length) throw new FormulaError("unbalanced end");
 		return m("mrow", parts);
 	}
 
@@ -90,7 +90,7 @@ class Parser {
 		return token;
 	}
 
-	/** Everything up to a token that `ends`, which is left there. */
+	/** Parses up to a token for which `ends` is true; that token stays unread. */
 	#row(ends) {
 		if (++this.#depth > DEPTH) throw new FormulaError("too deep");
 		const parts = [];
@@ -101,7 +101,7 @@ class Parser {
 		return parts;
 	}
 
-	/** One thing with what stands above and below it. */
+	/** An atom with its superscript and subscript. */
 	#scripted() {
 		const token = this.#peek();
 		const base = token === "^" || token === "_" ? m("mrow") : this.#atom();
@@ -129,7 +129,7 @@ class Parser {
 		return over ? m(above, [base, over]) : m(below, [base, under]);
 	}
 
-	/** A group in braces, or one thing. */
+	/** A group in braces, or an atom. */
 	#argument() {
 		if (this.#peek() === "{") return this.#group();
 		return this.#atom();
@@ -146,7 +146,7 @@ class Parser {
 		if (this.#next() !== token) throw new FormulaError(`${token} is missing`);
 	}
 
-	/** The characters of a group, spaces too. */
+	/** The characters of a group, including spaces. */
 	#raw() {
 		this.#expect("{");
 		let text = "";
@@ -232,7 +232,7 @@ class Parser {
 	#table() {
 		const name = this.#raw();
 		if (!TABLES.has(name)) throw new FormulaError(`${name} is not known`);
-		if (name === "array") this.#raw(); // how columns are aligned
+		if (name === "array") this.#raw(); // column alignment
 		const rows = [[]];
 		for (;;) {
 			rows.at(-1).push(m("mtd", this.#row((token) => ["&", "\\\\", "\\end"].includes(token))));

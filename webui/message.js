@@ -1,12 +1,12 @@
-// One message on the page. It follows its message object: `sync` brings it up to date.
+// View of one message; `sync` updates it from its message object.
 
 import { Answer } from "./answer.js";
-import { callsView } from "./calls.js";
+import { callsView } from "./tool_calls.js";
 import { copyButton, h, icon, iconButton } from "./dom.js";
 import { editInPlace } from "./editor.js";
 import { failureCard } from "./failure.js";
 import { sentFiles } from "./files.js";
-import { jsonBlock } from "./json.js";
+import { jsonBlock } from "./json_block.js";
 import { hasTokens, tokenView } from "./probabilities.js";
 
 /** `actions`: {edit, rewrite, regenerate, show, resume, fork}, each called with the message. */
@@ -47,17 +47,17 @@ class UserView {
 }
 
 const NOTES = {
-	length: "Cut off: the limit of tokens was reached.",
+	length: "Cut off: token limit reached.",
 	stopped: "Stopped.",
 	abort: "Stopped by the server.",
-	timeout: "Cut off: its time was over.",
+	timeout: "Cut off: time limit reached.",
 	interrupted: "Interrupted.",
 };
 
 class AnswerView {
-	#shown = 0; // characters that have been rendered
+	#rendered = 0; // characters
 	#answer = null;
-	#calls = "[]"; // that are shown
+	#calls = "[]"; // rendered calls as JSON
 	#state = null;
 
 	constructor(message, actions) {
@@ -70,7 +70,7 @@ class AnswerView {
 			this.body, this.calls, this.foot);
 	}
 
-	/** `running`: the chat has a run; `writing`: it writes this message; `last`: of the chat. */
+	/** `running`: the chat has a run; `writing`: the run writes this message; `last`: last message of the chat. */
 	sync({ running, writing, last }) {
 		this.#render(writing);
 		const { message } = this;
@@ -85,14 +85,14 @@ class AnswerView {
 
 	#render(writing) {
 		const { content } = this.message;
-		if (!this.#answer || content.length < this.#shown || (this.#state && this.ended && writing)) {
+		if (!this.#answer || content.length < this.#rendered || (this.#state && this.ended && writing)) {
 			this.body.replaceChildren();
 			this.#answer = new Answer(this.body);
-			this.#shown = 0;
+			this.#rendered = 0;
 			this.ended = false;
 		}
-		if (content.length > this.#shown) this.#answer.push(content.slice(this.#shown));
-		this.#shown = content.length;
+		if (content.length > this.#rendered) this.#answer.push(content.slice(this.#rendered));
+		this.#rendered = content.length;
 		const calls = JSON.stringify(this.message.calls);
 		if (calls !== this.#calls) this.calls.replaceChildren(...callsView(this.message.calls));
 		this.#calls = calls;
@@ -114,7 +114,7 @@ class AnswerView {
 		});
 	}
 
-	/** The answer as its tokens, and back. */
+	/** Switches between the answer and its token probabilities. */
 	#toggleTokens(button) {
 		const shown = this.element.querySelector(".tokens");
 		button.setAttribute("aria-pressed", String(!shown));
@@ -144,14 +144,14 @@ class AnswerView {
 			tools.append(button);
 		}
 		const { usage, stats } = message;
-		const facts = [message.edited && "edited", message.truncated && "the oldest messages were left out", usage?.completion && `${usage.completion} tokens`,
+		const facts = [message.edited && "edited", message.truncated && "oldest messages omitted", usage?.completion && `${usage.completion} tokens`,
 			stats?.rate && `${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tok/s`].filter(Boolean);
 		if (facts.length) tools.append(h("span", { class: "facts" }, facts.join(" · ")));
 		parts.push(tools);
 		return parts;
 	}
 
-	/** Which of several answers to the same question this is, and the way to its neighbours. */
+	/** Version number and buttons to the previous and next version. */
 	#versions(running) {
 		const { versions } = this.message;
 		if (!versions) return [];

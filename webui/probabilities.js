@@ -1,11 +1,11 @@
-// How likely each token was, and what else the model thought of. Kept as long as the page is open.
+// Token probabilities and alternatives of answers, kept in memory until the page closes.
 
 import { h } from "./dom.js";
 
 const known = new WeakMap(); // message -> [{text, probability, others: [{text, probability}]}]
 
-/** Adds tokens that have arrived to a message. */
-export function note(message, tokens) {
+/** Appends tokens to the record of a message. */
+export function appendTokens(message, tokens) {
 	if (!tokens.length) return;
 	if (!known.has(message)) known.set(message, []);
 	known.get(message).push(...tokens);
@@ -13,7 +13,7 @@ export function note(message, tokens) {
 
 export const hasTokens = (message) => known.has(message);
 
-/** The tokens of an answer, darker where the model was less sure; pointing at one shows the others. */
+/** The tokens of an answer, darker where less probable; the tooltip lists the alternatives. */
 export function tokenView(message) {
 	const tokens = known.get(message).map(({ text, probability, others }) => {
 		const lines = [{ text, probability }, ...others.filter((other) => other.text !== text)]

@@ -1,4 +1,4 @@
-// The settings of the chat that is shown. An empty field means: what the server does by itself.
+// Settings of the active chat. An empty field means the server's default.
 
 import * as api from "./api.js";
 import { byId, h, toast } from "./dom.js";
@@ -8,24 +8,24 @@ import { writeDefaults } from "./store.js";
 const FIELDS = [
 	["model", "Model", "select", {}, ""],
 	["system", "System prompt", "text", { rows: 3 }, ""],
-	["temperature", "Temperature", "number", { min: 0, max: 100, step: "any" }, "0: always the likeliest token"],
+	["temperature", "Temperature", "number", { min: 0, max: 100, step: "any" }, "0 = greedy"],
 	["top_p", "Top-p", "number", { min: 0.0001, max: 1, step: "any" }, "1 = off"],
 	["top_k", "Top-k", "integer", { min: -1, max: 2147483647 }, "0 = off"],
 	["min_p", "Min-p", "number", { min: 0, max: 1, step: "any" }, "0 = off"],
 	["repetition_penalty", "Repetition penalty", "number", { min: 0.01, max: 2, step: "any" }, "1 = off"],
 	["presence_penalty", "Presence penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
 	["frequency_penalty", "Frequency penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
-	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Of an answer"],
-	["seed", "Seed", "integer", { min: 0, max: Number.MAX_SAFE_INTEGER }, "Makes answers repeatable"],
-	["stop", "Stop strings", "lines", { rows: 2 }, "One in each line; \\n is a line break"],
-	["custom", "Custom parameters", "json", { rows: 2 }, "A JSON object, sent as it is"],
-	["stream", "Stream the answer as it is written", "switch", {}, ""],
-	["reuse_prefix", "Reuse computed prefixes (KV cache)", "switch", {}, ""],
-	["probabilities", "Show how likely each token was", "option", {}, ""],
-	["keep", "Keep this chat on the server", "option", {}, "Where other browsers with your key find it"],
+	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Per answer"],
+	["seed", "Seed", "integer", { min: 0, max: Number.MAX_SAFE_INTEGER }, "Makes answers reproducible"],
+	["stop", "Stop strings", "lines", { rows: 2 }, "One per line; \\n is a line break"],
+	["custom", "Custom parameters", "json", { rows: 2 }, "A JSON object, sent unchanged"],
+	["stream", "Stream the answer", "switch", {}, ""],
+	["reuse_prefix", "Prefix caching", "switch", {}, ""],
+	["probabilities", "Show the probability of each token", "option", {}, ""],
+	["keep", "Store this chat on the server", "option", {}, "Other browsers with the same API key can open it"],
 ];
 
-const MANY_LINES = ["text", "lines", "json"];
+const MULTILINE = ["text", "lines", "json"];
 
 export class Settings {
 	#store;
@@ -34,7 +34,7 @@ export class Settings {
 	#models = [];
 	#ready;
 
-	/** `ready`: called when the server is there and has said what it has. */
+	/** `ready`: called when the list of models is loaded. */
 	constructor(store, ready) {
 		this.#store = store;
 		this.#ready = ready;
@@ -42,12 +42,12 @@ export class Settings {
 		byId("settings-open").addEventListener("click", () => this.open());
 		byId("settings-close").addEventListener("click", () => this.#dialog.close());
 		byId("settings-reset").addEventListener("click", () => {
-			this.#keep({});
+			this.#save({});
 			this.#fill();
 		});
 		byId("settings-default").addEventListener("click", () => {
 			writeDefaults(store.active.settings);
-			toast("New chats will begin with these settings");
+			toast("New chats will use these settings");
 		});
 		this.#dialog.addEventListener("change", () => this.#read());
 		this.#dialog.addEventListener("click", (event) => event.target === this.#dialog && this.#dialog.close());
@@ -68,7 +68,7 @@ export class Settings {
 		this.#showStates();
 	}
 
-	/** Of several models, which are loaded now; a choice that was made meanwhile stays. */
+	/** Updates the load state of each model; the selection stays. */
 	async #showStates() {
 		const models = await api.models().catch(() => []);
 		if (!models.length) return;
@@ -79,7 +79,7 @@ export class Settings {
 		}
 	}
 
-	/** Asks the server what it has; while it loads, shows how far it is, and asks again. */
+	/** Loads the list of models. While the server loads, shows its progress and polls. */
 	async loadModels() {
 		let shown;
 		try {
@@ -99,11 +99,11 @@ export class Settings {
 		setTimeout(() => this.loadModels(), 1000);
 	}
 
-	/** `refused`: the server has just not taken the key that is kept here, or wants one. */
-	askForKey(refused = false) {
+	/** `rejected`: the server rejected the stored key, or requires one. */
+	askForKey(rejected = false) {
 		const key = localStorage.getItem("llaisys:key") ?? "";
 		byId("key-change").hidden = false;
-		byId("key-error").textContent = refused && key ? "The server does not accept this key." : "";
+		byId("key-error").textContent = rejected && key ? "The server does not accept this key." : "";
 		if (byId("key").open) return;
 		byId("key-input").value = key;
 		byId("key").showModal();
@@ -131,7 +131,7 @@ export class Settings {
 	#field(name, label, type, attributes, hint) {
 		const id = `set-${name}`;
 		const input = type === "select" ? h("select", { id })
-			: MANY_LINES.includes(type) ? h("textarea", { id, ...attributes })
+			: MULTILINE.includes(type) ? h("textarea", { id, ...attributes })
 				: type === "switch" || type === "option" ? h("input", { id, type: "checkbox" })
 					: h("input", { id, type: "number", ...attributes });
 		this.#inputs.set(name, { input, type });
@@ -153,13 +153,13 @@ export class Settings {
 			else if (type === "select") input.value = this.#model?.id ?? "";
 			else if (type === "lines") input.value = (value ?? []).map(escapeLine).join("\n");
 			else input.value = value ?? "";
-			input.placeholder = MANY_LINES.includes(type) ? "" : String(defaults[name] ?? "default");
+			input.placeholder = MULTILINE.includes(type) ? "" : String(defaults[name] ?? "default");
 		}
 		const limit = this.#model?.maxLength;
 		if (limit && !defaults.max_tokens) this.#inputs.get("max_tokens").input.placeholder = `up to ${limit}`;
 	}
 
-	/** Takes over what is valid; the browser marks what is not. */
+	/** Saves valid fields; the browser marks invalid ones. */
 	#read() {
 		const { model } = this.#store.active.settings;
 		const settings = model && !this.#models.length ? { model } : {};
@@ -181,10 +181,10 @@ export class Settings {
 				settings[name] = type === "number" || type === "integer" ? Number(value) : value;
 			}
 		}
-		this.#keep(settings);
+		this.#save(settings);
 	}
 
-	#keep(settings) {
+	#save(settings) {
 		const chat = this.#store.active;
 		chat.settings = settings;
 		this.#store.save(chat);
@@ -196,7 +196,7 @@ export class Settings {
 const escapeLine = (text) => text.replaceAll("\\", "\\\\").replaceAll("\n", "\\n").replaceAll("\t", "\\t");
 const unescapeLine = (text) => text.replace(/\\([\\nt])/g, (_, char) => ({ n: "\n", t: "\t" })[char] ?? "\\");
 
-/** The object that a text is; an empty one for no text, null for anything else. */
+/** The JSON object in a text; empty text gives {}, anything else null. */
 function objectIn(text) {
 	try {
 		const value = JSON.parse(text.trim() || "{}");
@@ -206,7 +206,7 @@ function objectIn(text) {
 	}
 }
 
-/** A model that is not loaded says so; it is loaded when it is asked. */
+/** The id of a model, with its state unless it is ready. */
 function modelLabel({ id, state }) {
 	return state === "ready" ? id : `${id} (${state})`;
 }

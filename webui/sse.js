@@ -1,6 +1,6 @@
-// Server-sent events from a fetch body (EventSource can neither POST nor send a key).
+// Server-sent events of a fetch body (EventSource supports neither POST nor request headers).
 
-/** Yields the data of every event. Ends with the stream; throws what the stream throws. */
+/** Yields the data of every event until the stream ends; rethrows its errors. */
 export async function* eventData(body) {
 	const reader = body.getReader();
 	const decoder = new TextDecoder();
@@ -10,7 +10,7 @@ export async function* eventData(body) {
 		for (;;) {
 			const { value, done } = await reader.read();
 			rest += done ? decoder.decode() + "\n\n" : decoder.decode(value, { stream: true });
-			// A lone \r at the end may be the first half of \r\n: it waits for the next piece.
+			// A \r at the end may be the first half of \r\n: it stays in `rest`.
 			const lines = rest.split(/\r\n|\n|\r(?!$)/);
 			rest = lines.pop();
 			for (const line of lines) {

@@ -1,17 +1,17 @@
-// Chats in localStorage, one key each, so that saving one never touches another.
+// Chats in localStorage, one key per chat, so that saving one never affects another.
 
 import { Emitter } from "./events.js";
-import { cleanChat, newId } from "./records.js";
+import { normaliseChat, newId } from "./chat_schema.js";
 
 const CHAT = "llaisys:chat:";
 const VERSION = 1;
 
-/** Emits `list` (titles, order), `active` (another chat is shown), `changed` (a chat, by hand), `trouble` (text). */
+/** Emits `list` (titles, order), `active` (chat switched), `changed` (chat edited by the user), `trouble` (text). */
 export class Store extends Emitter {
 	#chats = new Map();
 	#timers = new Map();
 	#leaving = false;
-	busy = new Set(); // ids of chats that this tab is writing: no other tab's version replaces them
+	busy = new Set(); // ids of chats with a run in this tab: changes of other tabs are ignored
 
 	constructor() {
 		super();
@@ -21,7 +21,7 @@ export class Store extends Emitter {
 		}
 		this.activeId = localStorage.getItem("llaisys:active");
 		if (!this.#chats.has(this.activeId)) this.activeId = this.all()[0]?.id ?? this.create().id;
-		// Another tab wrote, or deleted, a chat.
+		// Another tab wrote or deleted a chat.
 		addEventListener("storage", ({ key, newValue }) => {
 			if (!key?.startsWith(CHAT)) return;
 			const id = key.slice(CHAT.length);
@@ -31,7 +31,7 @@ export class Store extends Emitter {
 			this.emit("list");
 			if (id === this.activeId) this.#ensureActive();
 		});
-		// The browser breaks off the requests of a page that it leaves; that is not to be saved.
+		// The browser aborts the requests of a page that it leaves; that state must not be saved.
 		addEventListener("pagehide", () => {
 			this.flush();
 			this.#leaving = true;
@@ -40,19 +40,19 @@ export class Store extends Emitter {
 		document.addEventListener("visibilitychange", () => document.hidden && this.flush());
 	}
 
-	/** `cut`: nobody is writing it any more, so an open answer is one that was interrupted. */
-	#read(text, cut) {
+	/** `atStart`: no run exists, so an unfinished answer was interrupted. */
+	#read(text, atStart) {
 		try {
-			const chat = cleanChat(JSON.parse(text));
+			const chat = normaliseChat(JSON.parse(text));
 			const last = chat.messages.at(-1);
-			if (cut && last?.finish === null) {
+			if (atStart && last?.finish === null) {
 				last.finish = "interrupted";
 				if (!last.content) chat.messages.pop();
 			}
 			const mine = this.#chats.get(chat.id);
-			if (mine) Object.assign(chat, { draft: mine.draft, files: mine.files }); // what is being typed here stays
+			if (mine) Object.assign(chat, { draft: mine.draft, files: mine.files }); // this tab's input wins
 			this.#chats.set(chat.id, chat);
-		} catch { /* not ours, or damaged: left where it is, not shown */ }
+		} catch { /* foreign or damaged entry: ignored, not deleted */ }
 	}
 
 	get active() {
@@ -63,15 +63,15 @@ export class Store extends Emitter {
 		return this.#chats.get(id);
 	}
 
-	/** The latest first. */
+	/** All chats, latest first. */
 	all() {
 		return [...this.#chats.values()].sort((a, b) => b.updated - a.updated || b.created - a.created);
 	}
 
-	/** An empty chat; the one that is empty already, if there is. Not saved until it has something. */
+	/** Returns an empty chat, an existing one if possible. Saved only once it has content. */
 	create(settings = {}) {
 		const empty = this.all().find((chat) => !chat.messages.length && !chat.draft && !chat.files.length && !chat.named);
-		const chat = empty ?? cleanChat({ id: newId(), settings });
+		const chat = empty ?? normaliseChat({ id: newId(), settings });
 		chat.settings = { ...settings };
 		chat.updated = Date.now();
 		this.#chats.set(chat.id, chat);
@@ -99,23 +99,23 @@ export class Store extends Emitter {
 		if (id === this.activeId) this.#ensureActive();
 	}
 
-	/** Puts a chat (back) in. */
+	/** Adds or restores a chat. */
 	add(chat) {
 		this.#chats.set(chat.id, chat);
 		this.save(chat);
 		this.emit("list");
 	}
 
-	/** Saves now. `touch`: it becomes the latest. */
+	/** Saves now. `touch`: update its time. */
 	save(chat, touch = false) {
-		if (this.#leaving || !this.#chats.has(chat.id)) return; // or deleted while it was being written
+		if (this.#leaving || !this.#chats.has(chat.id)) return; // deleted during a run
 		clearTimeout(this.#timers.get(chat.id));
 		this.#timers.delete(chat.id);
 		if (touch) chat.updated = Date.now();
 		this.#write(CHAT + chat.id, JSON.stringify(chat));
 	}
 
-	/** Saves within a second; for what changes with every token or key. */
+	/** Saves within a second; for changes per token or key press. */
 	saveSoon(chat) {
 		if (this.#timers.has(chat.id)) return;
 		this.#timers.set(chat.id, setTimeout(() => this.save(chat), 1000));
@@ -135,20 +135,20 @@ export class Store extends Emitter {
 
 	// ---- export and import
 
-	/** Some chats, or all of them and the defaults. */
+	/** JSON of the given chats, or of all chats and the default settings. */
 	export(chats) {
 		const all = this.all().filter((chat) => chat.messages.length);
 		return JSON.stringify({ format: "llaisys-chats", version: VERSION, chats: chats ?? all,
 			defaults: chats ? undefined : readDefaults() }, null, 2);
 	}
 
-	/** Adds the chats of an export; ids that exist already get new ones. Returns how many. */
+	/** Adds the chats of an export, with new ids where they exist. Returns their number. */
 	import(text) {
 		const data = JSON.parse(text);
 		if (data?.format !== "llaisys-chats" || !Array.isArray(data.chats)) {
 			throw new Error("this is not an export of this page");
 		}
-		const chats = data.chats.map(cleanChat);
+		const chats = data.chats.map(normaliseChat);
 		for (const chat of chats) {
 			if (this.#chats.has(chat.id)) chat.id = newId();
 			this.add(chat);
@@ -158,7 +158,7 @@ export class Store extends Emitter {
 	}
 }
 
-/** Settings that new chats begin with. */
+/** Settings of new chats. */
 export function readDefaults() {
 	try {
 		return JSON.parse(localStorage.getItem("llaisys:defaults")) ?? {};

@@ -1,8 +1,8 @@
-// Loaded before the page is painted, so that a chosen theme does not flash. `auto` = no attribute.
+// Runs before the first paint, so that a chosen theme does not flash. `auto`: no attribute.
 {
 	let theme = null;
 	try {
 		theme = localStorage.getItem("llaisys:theme");
-	} catch { /* storage is switched off: follow the system */ }
+	} catch { /* storage is disabled: follow the system */ }
 	if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 }

@@ -1,16 +1,16 @@
-// The conversation that is shown: its messages, the empty page, failures, and where it is scrolled.
+// The active conversation: messages, empty state, failures, scroll position.
 
 import { announce, byId, h, icon, toast } from "./dom.js";
 import { failureCard } from "./failure.js";
 import { messageView } from "./message.js";
-import { showVersion } from "./records.js";
+import { showVersion } from "./chat_schema.js";
 
-const NEAR = 80; // pixels from the end that still count as the end
+const NEAR = 80; // pixels from the end within which the view follows new text
 
 export class Thread {
 	#store;
 	#chats;
-	#submit; // sends what is in the composer
+	#submit; // sends a text, or the draft of the composer
 	#views = new Map(); // message -> view
 	#frame = 0;
 	#follow = true;
@@ -32,7 +32,7 @@ export class Thread {
 			if (running) this.#follow = true;
 			this.#update();
 		});
-		this.#scroller.addEventListener("scroll", () => this.#noticeScroll(), { passive: true });
+		this.#scroller.addEventListener("scroll", () => this.#onScroll(), { passive: true });
 		this.#jump.addEventListener("click", () => {
 			this.#follow = true;
 			this.#scrollToEnd();
@@ -43,7 +43,7 @@ export class Thread {
 		}
 	}
 
-	/** Shows the active chat from its end. */
+	/** Shows the end of the active chat. */
 	show() {
 		this.#views.clear();
 		this.#follow = true;
@@ -105,10 +105,10 @@ export class Thread {
 	}
 
 	#actions(chat) {
-		const place = (message) => chat.messages.indexOf(message);
+		const indexOf = (message) => chat.messages.indexOf(message);
 		return {
 			edit: (message, text) => {
-				const index = place(message);
+				const index = indexOf(message);
 				this.#replace(chat, () => this.#chats.edit(chat, index, text,
 					(back) => queueMicrotask(() => this.#views.get(chat.messages[index])?.edit(back))));
 			},
@@ -116,11 +116,11 @@ export class Thread {
 				const changed = { ...message, content: text, edited: true };
 				this.#change(chat, chat.messages.map((other) => other === message ? changed : other));
 			},
-			regenerate: (message) => this.#chats.regenerate(chat, place(message)),
-			show: (message, number) => this.#change(chat, showVersion(chat.messages, place(message), number)),
+			regenerate: (message) => this.#chats.regenerate(chat, indexOf(message)),
+			show: (message, number) => this.#change(chat, showVersion(chat.messages, indexOf(message), number)),
 			resume: () => this.#chats.resume(chat),
 			fork: (message) => {
-				const messages = structuredClone(chat.messages.slice(0, place(message) + 1));
+				const messages = structuredClone(chat.messages.slice(0, indexOf(message) + 1));
 				const copy = this.#store.create(chat.settings);
 				Object.assign(copy, { messages, title: chat.title, named: true });
 				this.#store.save(copy, true);
@@ -137,7 +137,7 @@ export class Thread {
 		if (chat === this.#store.active) this.#update();
 	}
 
-	/** Runs something that replaces messages, and offers to have them back. */
+	/** Runs an action that replaces messages, and offers undo. */
 	#replace(chat, run) {
 		const before = chat.messages;
 		run();
@@ -149,7 +149,7 @@ export class Thread {
 		});
 	}
 
-	#noticeScroll() {
+	#onScroll() {
 		const { scrollTop, scrollHeight, clientHeight } = this.#scroller;
 		this.#follow = scrollHeight - scrollTop - clientHeight < NEAR;
 		this.#jump.hidden = this.#follow;
@@ -157,6 +157,6 @@ export class Thread {
 
 	#scrollToEnd() {
 		if (this.#follow) this.#scroller.scrollTop = this.#scroller.scrollHeight;
-		else this.#noticeScroll();
+		else this.#onScroll();
 	}
 }

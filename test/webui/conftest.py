@@ -1,4 +1,4 @@
-"""A browser, the fake server and a person at the page, for each test file."""
+"""Fixtures per test file: a browser, the fake server and a driver of the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from webui_fake_server import FakeServer
-from webui_page import ARGUMENTS, Person, find_browser
+from webui_page import ARGUMENTS, PageDriver, find_browser
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def fake() -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def shared_context(browser: Any, fake: FakeServer) -> Iterator[Any]:
-    """A context whose cache has the page's files, and a page of it that can empty its storage."""
+    """A browser context with the page's files cached, and a page of it to clear localStorage."""
     context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme="light")
     storage_page = context.new_page()
     storage_page.goto(f"{fake.url}icon.svg")
@@ -42,11 +42,11 @@ def shared_context(browser: Any, fake: FakeServer) -> Iterator[Any]:
 
 
 @pytest.fixture
-def tester(shared_context: Any, fake: FakeServer) -> Iterator[Person]:
+def tester(shared_context: Any, fake: FakeServer) -> Iterator[PageDriver]:
     context, storage_page = shared_context
     fake.reset()
     storage_page.evaluate("localStorage.clear()")
-    tester = Person(context, fake.url)
+    tester = PageDriver(context, fake.url)
     yield tester
     for page in context.pages:
         if page != storage_page:

@@ -1,4 +1,4 @@
-"""A Markdown text with every construct that the page knows."""
+"""A Markdown text with every construct that the page supports."""
 
 from __future__ import annotations
 

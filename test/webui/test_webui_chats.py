@@ -1,4 +1,4 @@
-"""The web page: the list of chats, and the browser's storage that keeps them."""
+"""The web page: the chat list and its storage in the browser."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from webui_fake_server import FakeServer, Gate, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 
-def test_five_chats_stream_at_once_without_mixing(tester: Person, fake: FakeServer) -> None:
+def test_five_chats_stream_at_once_without_mixing(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     gates = [Gate() for _ in range(5)]
     for i, gate in enumerate(gates):
@@ -20,9 +20,9 @@ def test_five_chats_stream_at_once_without_mixing(tester: Person, fake: FakeServ
             page.click("#new-chat")
             tester.see("#send")
     assert page.locator("#chats .pulse").count() == 5
-    for k in range(1, 20):  # all grow in turns while somebody switches between them
+    for k in range(1, 20):  # switch between chats while all grow
         for gate in gates:
-            gate.let()
+            gate.release()
         shown = (k * 3) % 5
         page.locator("button.chat", has_text=f"chat {shown}").click()
         tester.until_answer(f"c{shown}w{k - 1} ")
@@ -39,7 +39,7 @@ def test_five_chats_stream_at_once_without_mixing(tester: Person, fake: FakeServ
     assert texts == {f"chat {i}": " ".join(f"c{i}w{k}" for k in range(20)) for i in range(5)}
 
 
-def test_rename_search_delete_and_undo(tester: Person, fake: FakeServer) -> None:
+def test_rename_search_delete_and_undo(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     for text in ("about whales", "about ferns", "about rivers"):
         tester.ask(text)
@@ -69,13 +69,13 @@ def test_rename_search_delete_and_undo(tester: Person, fake: FakeServer) -> None
     assert "about whales" in tester.titles()
 
 
-def test_reload_keeps_everything(tester: Person, fake: FakeServer) -> None:
+def test_reload_restores_chats_and_draft(tester: PageDriver, fake: FakeServer) -> None:
     gate = Gate()
     fake.replies["long"] = Reply(["some ", "words ", "never"], gate=gate)
     tester.ask("first")
     tester.page.click("#new-chat")
     tester.ask("long", wait=False)
-    gate.let(2)
+    gate.release(2)
     tester.until_answer("some words")
     tester.page.fill("#prompt", "half a thought")
     tester.page.reload()
@@ -89,9 +89,7 @@ def test_reload_keeps_everything(tester: Person, fake: FakeServer) -> None:
     assert tester.draft() == ""
 
 
-def test_a_reload_before_the_first_token_keeps_the_question(
-    tester: Person, fake: FakeServer
-) -> None:
+def test_reload_before_first_token_keeps_the_question(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["slow"] = [Reply(["never"], gate=Gate()), Reply(["now"])]
     tester.ask("slow", wait=False)
     tester.see("#stop")
@@ -101,7 +99,7 @@ def test_a_reload_before_the_first_token_keeps_the_question(
     tester.until_answer("now")
 
 
-def test_export_and_import(tester: Person, fake: FakeServer, tmp_path: Path) -> None:
+def test_export_and_import(tester: PageDriver, fake: FakeServer, tmp_path: Path) -> None:
     page = tester.page
     fake.replies["what"] = Reply(["**this**\n\n- and that"])
     tester.ask("what")
@@ -132,7 +130,7 @@ def test_export_and_import(tester: Person, fake: FakeServer, tmp_path: Path) -> 
     tester.see(".toast", "not imported")
 
 
-def test_other_tabs_follow(tester: Person, fake: FakeServer) -> None:
+def test_other_tabs_are_updated(tester: PageDriver, fake: FakeServer) -> None:
     other = tester.open()
     tester.ask("from here")
     other.locator(".chat-title", has_text="from here").wait_for()
@@ -141,7 +139,7 @@ def test_other_tabs_follow(tester: Person, fake: FakeServer) -> None:
     other.close()
 
 
-def test_full_storage_is_said(tester: Person, fake: FakeServer) -> None:
+def test_full_storage_is_reported(tester: PageDriver, fake: FakeServer) -> None:
     tester.page.evaluate("localStorage.setItem('ballast', 'x'.repeat(5200000))")
     tester.ask("y" * 100_000)
     tester.see(".toast", "storage is full")

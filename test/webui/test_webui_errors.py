@@ -1,4 +1,4 @@
-"""The web page: what goes wrong is said where it happened, and nothing typed is lost."""
+"""The web page: errors are shown where they occur, and typed text is never lost."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 from webui_fake_server import FakeServer, Gate, Reply
-from webui_page import TIMEOUT, Person
+from webui_page import TIMEOUT, PageDriver
 
 
 @pytest.mark.parametrize("status", [400, 413, 429, 500, 503])
-def test_refusal_is_shown_in_place_and_nothing_typed_is_lost(
-    tester: Person, fake: FakeServer, status: int
+def test_http_error_is_shown_and_typed_text_is_restored(
+    tester: PageDriver, fake: FakeServer, status: int
 ) -> None:
-    refusal = Reply([], status=status, error=f"reason {status}")
-    refusal.retry_after = 1 if status in (429, 503) else None
-    fake.replies["question"] = [refusal, Reply(["fine"])]
-    tester.expected = 1
+    rejected = Reply([], status=status, error=f"reason {status}")
+    rejected.retry_after = 1 if status in (429, 503) else None
+    fake.replies["question"] = [rejected, Reply(["fine"])]
+    tester.expected_errors = 1
     tester.ask("before")
     tester.ask("question")
     card = tester.see(".failure", f"reason {status}")
@@ -32,10 +32,10 @@ def test_refusal_is_shown_in_place_and_nothing_typed_is_lost(
     assert [m["content"] for m in tester.stored()[0]["messages"]][2:] == ["question", "fine"]
 
 
-def test_offline_is_said_and_the_question_can_be_sent_again(
-    tester: Person, fake: FakeServer
+def test_offline_is_reported_and_the_question_can_be_retried(
+    tester: PageDriver, fake: FakeServer
 ) -> None:
-    tester.expected = 5
+    tester.expected_errors = 5
     tester.context.set_offline(True)
     tester.ask("anyone?")
     tester.see(".failure", "offline")
@@ -46,13 +46,15 @@ def test_offline_is_said_and_the_question_can_be_sent_again(
 
 
 @pytest.mark.parametrize("how", ["error", "drop"])
-def test_failure_in_the_middle_keeps_what_came(tester: Person, fake: FakeServer, how: str) -> None:
+def test_failure_during_streaming_keeps_the_received_text(
+    tester: PageDriver, fake: FakeServer, how: str
+) -> None:
     end = {"fail_after": 2} if how == "error" else {"drop_after": 2}
     gate = Gate(2)
     pieces = ["half ", "an ", "answer"]
     fake.replies["q"] = Reply(pieces, error="the engine failed", gate=gate, **end)
     fake.replies["+q"] = Reply(["answer"])
-    tester.expected = 1
+    tester.expected_errors = 1
     tester.ask("q", wait=False)
     tester.until_answer("half an")
     gate.open()
@@ -66,13 +68,13 @@ def test_failure_in_the_middle_keeps_what_came(tester: Person, fake: FakeServer,
     assert tester.page.locator(".failure").count() == 0
 
 
-def test_failed_edit_and_regenerate_leave_the_chat_as_it_was(
-    tester: Person, fake: FakeServer
+def test_failed_edit_and_regenerate_leave_the_chat_unchanged(
+    tester: PageDriver, fake: FakeServer
 ) -> None:
     full = Reply([], status=429, error="full")
     fake.replies["q"] = [Reply(["good"]), full, Reply(["again"])]
     fake.replies["new"] = full
-    tester.expected = 2
+    tester.expected_errors = 2
     tester.ask("q")
     page = tester.page
     page.get_by_label("Edit message").click()
@@ -80,7 +82,7 @@ def test_failed_edit_and_regenerate_leave_the_chat_as_it_was(
     page.keyboard.press("Enter")
     tester.see(".failure", "full")
     tester.until_answer("good")
-    assert page.locator(".edit-text").input_value() == "new"  # the typed text is given back
+    assert page.locator(".edit-text").input_value() == "new"  # the typed text is restored
     page.keyboard.press("Escape")
     page.get_by_label("Regenerate answer").click()
     tester.see(".failure button", "Try again")
@@ -89,7 +91,9 @@ def test_failed_edit_and_regenerate_leave_the_chat_as_it_was(
     tester.until_answer("again")
 
 
-def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: FakeServer) -> None:
+def test_api_key_dialog_opens_when_the_server_requires_a_key(
+    browser: Any, fake: FakeServer
+) -> None:
     fake.reset()
     fake.api_key = "sesame"
     context = browser.new_context()
@@ -97,7 +101,7 @@ def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: Fake
     page.set_default_timeout(TIMEOUT)
     page.goto(fake.url)
     page.locator("#key[open]").wait_for()
-    assert not page.locator("#key-error").is_visible()  # none has been given yet
+    assert not page.locator("#key-error").is_visible()  # no key was entered yet
     page.fill("#key-input", "open")
     page.keyboard.press("Enter")
     page.locator("#key-error", has_text="does not accept this key").wait_for()
@@ -120,9 +124,7 @@ def test_api_key_is_asked_for_when_the_server_wants_one(browser: Any, fake: Fake
     context.close()
 
 
-def test_the_page_shows_how_far_the_model_is_and_comes_alive_by_itself(
-    shared_context: Any, fake: FakeServer
-) -> None:
+def test_page_shows_load_progress_and_becomes_ready(shared_context: Any, fake: FakeServer) -> None:
     context, _ = shared_context
     fake.reset()
     fake.loading = {"status": "loading"}

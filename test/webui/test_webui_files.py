@@ -1,42 +1,44 @@
-"""The web page: text files that go with a message, and chats that the server keeps."""
+"""The web page: attached text files, and chats stored on the server."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from webui_fake_server import FakeServer, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 CHAT = "/v1/chat/completions"
 
 
-def attach(tester: Person, *files: tuple[str, bytes]) -> None:
+def attach(tester: PageDriver, *files: tuple[str, bytes]) -> None:
     tester.page.set_input_files(
         "#file-input",
         [{"name": name, "mimeType": "text/plain", "buffer": data} for name, data in files],
     )
 
 
-def keep(tester: Person) -> None:
+def toggle_keep(tester: PageDriver) -> None:
     tester.page.click("#settings-open")
     tester.page.click("#set-keep")
     tester.page.keyboard.press("Escape")
 
 
-def until(tester: Person, what: Any) -> None:
+def until(tester: PageDriver, condition: Any) -> None:
     for _ in range(200):
-        if what():
+        if condition():
             return
         tester.page.wait_for_timeout(25)
-    raise AssertionError("it did not come about")
+    raise AssertionError("timed out")
 
 
-def test_files_are_sent_before_the_text_and_shown_folded(tester: Person, fake: FakeServer) -> None:
+def test_files_are_sent_before_the_text_and_shown_collapsed(
+    tester: PageDriver, fake: FakeServer
+) -> None:
     page = tester.page
     attach(tester, ("a.py", b"print('```')\n"), ("b.txt", "Grüße".encode()))
     assert page.locator(".file span").all_inner_texts() == ["a.py · 13 bytes", "b.txt · 7 bytes"]
     page.get_by_label("Remove b.txt").click()
-    page.reload()  # they stay with their chat
+    page.reload()  # attachments are stored with the chat
     tester.see(".file", "a.py")
     tester.ask("Explain")
     content = fake.bodies(CHAT)[0]["messages"][0]["content"]
@@ -47,10 +49,10 @@ def test_files_are_sent_before_the_text_and_shown_folded(tester: Person, fake: F
     assert page.locator(".sent-file pre").inner_text() == "print('```')\n"
 
 
-def test_a_file_alone_can_be_sent_and_comes_back_when_that_fails(
-    tester: Person, fake: FakeServer
+def test_file_without_text_is_sent_and_restored_on_failure(
+    tester: PageDriver, fake: FakeServer
 ) -> None:
-    tester.expected = 1
+    tester.expected_errors = 1
     attach(tester, ("notes.md", b"# Notes"))
     fake.replies["notes.md:\n```\n# Notes\n```"] = Reply([], status=500, error="broken")
     tester.page.click("#send")
@@ -58,22 +60,22 @@ def test_a_file_alone_can_be_sent_and_comes_back_when_that_fails(
     tester.see(".file", "notes.md")
 
 
-def test_what_is_no_text_or_too_large_is_not_attached(tester: Person) -> None:
+def test_binary_and_large_files_are_rejected(tester: PageDriver) -> None:
     attach(tester, ("photo.png", b"\x89PNG\r\n\x1a\n\0\0"))
     tester.see("#toast", "photo.png was not attached: it is not a text file")
     attach(tester, ("big.txt", b"a" * (257 << 10)))
-    tester.see("#toast", "it has 257 kB, 256 are possible")
+    tester.see("#toast", "it has 257 kB; the limit is 256 kB")
     attach(tester, *((f"{i}.txt", b"x") for i in range(11)))
-    tester.see("#toast", "a message takes 10 files")
+    tester.see("#toast", "a message may have 10 files")
     assert tester.page.locator(".file").count() == 10
 
 
-def test_a_kept_chat_is_on_the_server_until_it_is_not_wanted(
-    tester: Person, fake: FakeServer
+def test_chat_is_stored_on_the_server_while_keep_is_on(
+    tester: PageDriver, fake: FakeServer
 ) -> None:
     page = tester.page
     tester.ask("not kept")
-    keep(tester)
+    toggle_keep(tester)
     until(tester, lambda: fake.sessions)
     ((name, session),) = fake.sessions.items()
     assert [m["content"] for m in session["messages"]] == ["not kept", "You said: not kept"]
@@ -88,12 +90,12 @@ def test_a_kept_chat_is_on_the_server_until_it_is_not_wanted(
     until(tester, lambda: not fake.sessions)
     page.get_by_role("button", name="Undo").click()
     until(tester, lambda: fake.sessions)
-    keep(tester)
+    toggle_keep(tester)
     until(tester, lambda: not fake.sessions)
     assert page.locator(".message").count() == 4
 
 
-def test_chats_of_other_browsers_can_be_opened(tester: Person, fake: FakeServer) -> None:
+def test_session_of_another_browser_can_be_opened(tester: PageDriver, fake: FakeServer) -> None:
     fake.sessions["theirs"] = {
         "title": "From elsewhere",
         "updated": 1,
@@ -113,9 +115,9 @@ def test_chats_of_other_browsers_can_be_opened(tester: Person, fake: FakeServer)
     assert fake.bodies(CHAT)[0]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
-def test_a_server_that_cannot_keep_a_chat_says_so(tester: Person, fake: FakeServer) -> None:
-    keep(tester)
-    tester.expected = 1
+def test_failed_session_write_is_reported(tester: PageDriver, fake: FakeServer) -> None:
+    toggle_keep(tester)
+    tester.expected_errors = 1
     fake.sessions_full = True
     tester.ask("hello")
     tester.see("#toast", "not up to date: the sessions are full")

@@ -1,15 +1,15 @@
-"""The web page: formulas become MathML, money and nonsense stay text, tasks get their boxes."""
+"""The web page: formulas become MathML, other text stays text, tasks get checkboxes."""
 
 from __future__ import annotations
 
 import pytest
-from webui_page import Person
+from webui_page import PageDriver
 
 TEX = 'xmlns="http://www.w3.org/1998/Math/MathML"'
 
 
 def tags(html: str) -> str:
-    """MathML without what every formula has around it."""
+    """MathML without the wrapper that every formula has."""
     inside = html.split("<semantics>")[1].split("<annotation")[0]
     return inside.replace(f" {TEX}", "")
 
@@ -36,11 +36,11 @@ def tags(html: str) -> str:
         ),
     ],
 )
-def test_common_formulas(tester: Person, source: str, expected: str) -> None:
+def test_common_formulas(tester: PageDriver, source: str, expected: str) -> None:
     assert expected in tags(tester.render(source))
 
 
-def test_formulas_on_lines_of_their_own(tester: Person) -> None:
+def test_block_formulas(tester: PageDriver) -> None:
     for source in ("$$\nx\n$$", r"\[x\]", "$$x$$", "Then:\n$$\nx\n$$\nso."):
         html = tester.render(source)
         assert f'<math {TEX} display="block">'.replace(f" {TEX}", "") in html.replace(f" {TEX}", "")
@@ -60,14 +60,14 @@ def test_formulas_on_lines_of_their_own(tester: Person) -> None:
         "$$\nx",
     ],
 )
-def test_what_is_no_formula_is_shown_as_it_was_written(tester: Person, source: str) -> None:
+def test_unsupported_formulas_stay_text(tester: PageDriver, source: str) -> None:
     html = tester.render(source)
     assert "<math" not in html
     text = source.strip("$").strip()
     assert text.replace("$", "") in html.replace("$", "")
 
 
-def test_formulas_and_tasks_in_pieces_are_the_same_as_whole(tester: Person) -> None:
+def test_formulas_and_tasks_render_the_same_in_pieces(tester: PageDriver) -> None:
     source = (
         "Say $x^2$ or \\(y\\) and $5.\n\n$$\n\\frac{a}{b}\n$$\n\n\\[ c \\]\n\n"
         "- [ ] to do with $z$\n- [x] done\n- [link](https://example.org)\n- [\n"
@@ -78,7 +78,7 @@ def test_formulas_and_tasks_in_pieces_are_the_same_as_whole(tester: Person) -> N
         assert tester.render(source, size) == whole, size
 
 
-def test_tasks_have_boxes(tester: Person) -> None:
+def test_tasks_have_checkboxes(tester: PageDriver) -> None:
     html = tester.render("- [ ] first\n- [x] **second**\n- [y] third\n")
     assert html.count('type="checkbox"') == 2
     assert 'aria-label="to do"><p>first</p>' in html
@@ -86,7 +86,7 @@ def test_tasks_have_boxes(tester: Person) -> None:
     assert "<li><p>[y] third</p></li>" in html
 
 
-def test_no_formula_makes_the_page_search_for_ever(tester: Person) -> None:
+def test_formula_parsing_time_is_bounded(tester: PageDriver) -> None:
     for part in ("$a ", "\\(", "$\\frac{", "$$x", "{", "x^", "\\left(", "\\begin{matrix} a & "):
         assert tester.render(part * 1500, 400)
         assert tester.render(f"${part * 300}$")

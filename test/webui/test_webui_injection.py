@@ -1,11 +1,11 @@
-"""The web page: what is written into it stays text, and its policy forbids the rest."""
+"""The web page: text is never parsed as HTML, and the content security policy is strict."""
 
 from __future__ import annotations
 
 import re
 
 from webui_fake_server import WEBUI, FakeServer, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 CORPUS = [
     "<script>window.hacked = 1</script>",
@@ -46,7 +46,7 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def test_what_the_model_or_the_user_writes_stays_text(tester: Person, fake: FakeServer) -> None:
+def test_model_and_user_text_is_never_parsed_as_html(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     for payload in CORPUS:
         for size in (1, 1000):
@@ -78,7 +78,7 @@ def test_what_the_model_or_the_user_writes_stays_text(tester: Person, fake: Fake
     assert page.evaluate("typeof window.hacked") == "undefined"
 
 
-def test_policy_forbids_inline_code_and_html_strings(tester: Person, fake: FakeServer) -> None:
+def test_policy_forbids_inline_code_and_html_strings(tester: PageDriver, fake: FakeServer) -> None:
     response = tester.page.request.get(fake.url)
     policy = response.headers["content-security-policy"]
     assert "unsafe" not in policy and "default-src 'none'" in policy
@@ -98,7 +98,7 @@ def test_policy_forbids_inline_code_and_html_strings(tester: Person, fake: FakeS
           setTimeout(() => resolve([seen, typeof window.hacked]), 50);
         })"""
     )
-    tester.troubles.clear()  # the browser tells about every one of them
+    tester.problems.clear()  # the browser logs each violation
     assert broken[1] == "undefined"
     assert broken[0].count("thrown") == 3 and "style-src-attr" in broken[0]
     source = "".join(path.read_text() for path in WEBUI.glob("*.*"))

@@ -1,4 +1,4 @@
-"""The web page: on a phone, by keyboard, for a screen reader, and its weight."""
+"""The web page: phone layout, keyboard, accessible names, size of the files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from markdown_sample import DOCUMENT
 from webui_fake_server import WEBUI, FakeServer, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 
-def test_phone_width_has_no_sideways_scroll(browser: Any, fake: FakeServer) -> None:
+def test_phone_width_has_no_horizontal_scroll(browser: Any, fake: FakeServer) -> None:
     fake.reset()
     context = browser.new_context(
         viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True
     )
-    tester = Person(context, fake.url)
+    tester = PageDriver(context, fake.url)
     page = tester.page
     fake.replies["wide"] = Reply.of(DOCUMENT + "\n\n```\n" + "x" * 300 + "\n```\n\n" + "y" * 300)
-    fake.replies["refused"] = Reply([], status=429, error="z" * 300)
+    fake.replies["rejected"] = Reply([], status=429, error="z" * 300)
     wide = "Math.max(...['html', '#thread'].map((s) => document.querySelector(s).scrollWidth))"
     assert page.evaluate(wide) <= 360
     tester.ask("wide")
     assert page.evaluate(wide) <= 360
-    tester.ask("refused")
+    tester.ask("rejected")
     tester.see(".failure")
     assert page.evaluate(wide) <= 360
     assert not page.locator("#sidebar").is_visible()
@@ -43,12 +43,12 @@ def test_phone_width_has_no_sideways_scroll(browser: Any, fake: FakeServer) -> N
     for button in page.locator("#main button:visible").all():
         size = button.bounding_box()
         assert size["width"] >= 24 and size["height"] >= 24
-    tester.expected = 1
+    tester.expected_errors = 1
     tester.check()
     context.close()
 
 
-def test_keyboard_and_names(tester: Person, fake: FakeServer) -> None:
+def test_keyboard_focus_order_and_accessible_names(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     tester.ask("hello")
     assert page.evaluate("document.activeElement.id") == "prompt"
@@ -82,7 +82,7 @@ def test_keyboard_and_names(tester: Person, fake: FakeServer) -> None:
     assert page.locator("main").count() == 1 and page.locator("h1").count() == 1
 
 
-def test_weight_and_only_one_module_knows_urls(tester: Person, fake: FakeServer) -> None:
+def test_file_sizes_and_urls_only_in_api_module(tester: PageDriver, fake: FakeServer) -> None:
     files = [path for path in WEBUI.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 160_000
     assert all(len(path.read_text().splitlines()) <= 300 for path in files if path.suffix == ".js")

@@ -1,4 +1,4 @@
-"""The web page: Markdown becomes elements, whole or in pieces, at a bounded cost."""
+"""The web page: incremental Markdown rendering and its cost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 from markdown_sample import DOCUMENT
 from webui_fake_server import FakeServer, Gate, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 
-def test_markdown(tester: Person) -> None:
+def test_markdown(tester: PageDriver) -> None:
     html = tester.render(DOCUMENT)
     for part in (
         "<h1>Title with <code>code</code></h1>",
@@ -35,7 +35,7 @@ def test_markdown(tester: Person) -> None:
     )
 
 
-def test_markdown_in_pieces_is_the_same_as_whole(tester: Person) -> None:
+def test_markdown_renders_the_same_in_pieces(tester: PageDriver) -> None:
     long = " ".join(f"word{i} **bold {i}** `code_{i}`" for i in range(300))
     awkward = "a `b ** c` *d* _e_ [f](g h) ![i](https://j.k/l) \\*m\\* <br>n * o\n" * 3
     edges = (
@@ -49,8 +49,8 @@ def test_markdown_in_pieces_is_the_same_as_whole(tester: Person) -> None:
             assert tester.render(source, size) == whole, (size, source[:40])
 
 
-def test_no_text_makes_the_renderer_search_for_ever(tester: Person) -> None:
-    """Each would take years if the cost of a paragraph were exponential in it."""
+def test_markdown_parsing_time_is_bounded(tester: PageDriver) -> None:
+    """Each input would time out if the cost of a paragraph were exponential."""
     for part in (
         "*a `b` ",
         "**a \\* `",
@@ -65,11 +65,11 @@ def test_no_text_makes_the_renderer_search_for_ever(tester: Person) -> None:
         assert tester.render("- > " * 200 + part * 200, 100)
 
 
-def test_thoughts_are_folded(tester: Person, fake: FakeServer) -> None:
+def test_thinking_tags_are_collapsed(tester: PageDriver, fake: FakeServer) -> None:
     gate = Gate()
     fake.replies["q"] = Reply.of("<think>\nHm, **well**.\n</think>\n\nForty-two.", 3, gate=gate)
     tester.ask("q", wait=False)
-    gate.let(8)
+    gate.release(8)
     tester.see(".thoughts summary", "Thinking")
     assert not tester.page.locator(".thoughts-text").is_visible()
     gate.open()
@@ -85,8 +85,8 @@ def test_thoughts_are_folded(tester: Person, fake: FakeServer) -> None:
     )
 
 
-def test_cost_of_a_token_does_not_grow_with_the_answer(tester: Person, fake: FakeServer) -> None:
-    """Counted in nodes that are added, removed or changed, for each kind of block that can grow."""
+def test_cost_per_token_does_not_grow_with_the_answer(tester: PageDriver, fake: FakeServer) -> None:
+    """The cost is the number of DOM changes, for each kind of block that can grow."""
     kinds = {
         "paragraphs": "".join(f"Some words **{i}** of a paragraph.\n\n" for i in range(400)),
         "one paragraph": " ".join(f"word {i} and `code` or *more*," for i in range(500)),

@@ -1,4 +1,4 @@
-"""Several models behind the page: which are loaded, and switching between them."""
+"""The web page with several models: load states and switching."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess
 from webui_fake_server import WEBUI
-from webui_page import Person
+from webui_page import PageDriver
 
 
 @pytest.fixture
@@ -23,9 +23,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-def test_a_chat_is_switched_to_a_model_that_is_not_loaded_yet(
-    browser: Any, server: ServerProcess
-) -> None:
+def test_chat_switches_to_an_unloaded_model(browser: Any, server: ServerProcess) -> None:
     with server.client() as client:
 
         def state(name: str) -> str:
@@ -35,7 +33,7 @@ def test_a_chat_is_switched_to_a_model_that_is_not_loaded_yet(
         server.wait_for(lambda: state("one") == "ready", "the first model")
         assert state("two") == "unloaded"
         context = browser.new_context()
-        tester = Person(context, server.url + "/")
+        tester = PageDriver(context, server.url + "/")
         page = tester.page
         tester.see("#model-name", "one")
         page.click("#settings-open")
@@ -51,7 +49,7 @@ def test_a_chat_is_switched_to_a_model_that_is_not_loaded_yet(
         page.click("#settings-open")
         server.wait_for(
             lambda: page.locator("#set-model option").all_text_contents() == ["one", "two"],
-            "the page to know",
+            "the page to show it",
         )
         tester.check()
         context.close()

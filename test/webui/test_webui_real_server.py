@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from server_helpers import Gate, ServerProcess
 from webui_fake_server import WEBUI
-from webui_page import Person
+from webui_page import PageDriver
 
 
 @pytest.fixture(scope="module")
@@ -22,26 +22,26 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def real_tester(browser: Any, real: Any) -> Iterator[Person]:
+def real_tester(browser: Any, real: Any) -> Iterator[PageDriver]:
     context = browser.new_context()
-    tester = Person(context, real.url + "/")
+    tester = PageDriver(context, real.url + "/")
     yield tester
     tester.check()
     context.close()
 
 
-def settle(tester: Person, **values: str) -> None:
+def fill_settings(tester: PageDriver, **values: str) -> None:
     tester.page.click("#settings-open")
     for name, value in values.items():
         tester.page.fill(f"#set-{name}", value)
     tester.page.keyboard.press("Escape")
 
 
-def test_real_chat_continue_and_numbers(real_tester: Person) -> None:
+def test_real_chat_continue_and_statistics(real_tester: PageDriver) -> None:
     page = real_tester.page
-    settle(real_tester, max_tokens="12", temperature="0")
+    fill_settings(real_tester, max_tokens="12", temperature="0")
     real_tester.ask("Count from one to twenty in words.")
-    real_tester.see(".cut", "limit of tokens")
+    real_tester.see(".cut", "token limit")
     first = real_tester.stored()[0]["messages"][1]
     assert first["usage"]["completion"] == 12 and first["finish"] == "length"
     page.get_by_role("button", name="Continue").click()
@@ -53,11 +53,11 @@ def test_real_chat_continue_and_numbers(real_tester: Person) -> None:
     page.click("#debug summary")
     real_tester.see("#debug-facts div:last-child", "%")
     facts = page.locator("#debug-facts").inner_text()
-    assert facts.count("–") == 1 and "Drafts right\n–" in facts  # this server makes no drafts
+    assert facts.count("–") == 1 and "Draft acceptance\n–" in facts  # no speculative decoding
 
 
-def test_real_prefix_reuse_is_shown(real_tester: Person) -> None:
-    settle(
+def test_real_prefix_reuse_is_shown(real_tester: PageDriver) -> None:
+    fill_settings(
         real_tester,
         max_tokens="4",
         temperature="0",
@@ -68,14 +68,14 @@ def test_real_prefix_reuse_is_shown(real_tester: Person) -> None:
     assert real_tester.stored()[0]["messages"][3]["usage"]["cached"] > 0
 
 
-def test_real_five_chats_at_once_are_what_each_is_alone(real_tester: Person, real: Any) -> None:
-    """Greedy answers of five chats that stream together equal the ones the server gives alone."""
+def test_real_concurrent_chats_equal_single_requests(real_tester: PageDriver, real: Any) -> None:
+    """Greedy answers of five chats that stream at once equal those of single requests."""
     page = real_tester.page
     prompts = [
         f"Write a short poem about the {thing}."
         for thing in ("sea", "moon", "wind", "fire", "snow")
     ]
-    settle(real_tester, max_tokens="24", temperature="0")
+    fill_settings(real_tester, max_tokens="24", temperature="0")
     page.click("#settings-open")
     page.get_by_role("button", name="Use for new chats").click()
     page.keyboard.press("Escape")
@@ -98,8 +98,8 @@ def test_real_five_chats_at_once_are_what_each_is_alone(real_tester: Person, rea
             assert shown[prompt] == alone["choices"][0]["message"]["content"]
 
 
-def test_real_cancel_frees_the_engine(real_tester: Person, real: Any) -> None:
-    settle(real_tester, max_tokens="900")
+def test_real_cancel_frees_the_engine(real_tester: PageDriver, real: Any) -> None:
+    fill_settings(real_tester, max_tokens="900")
     real_tester.ask("Tell me a very long story.", wait=False)
     real_tester.page.locator(".answer").filter(has_text=re.compile(r"\w{2}")).wait_for()
     real_tester.page.keyboard.press("Escape")
@@ -109,15 +109,15 @@ def test_real_cancel_frees_the_engine(real_tester: Person, real: Any) -> None:
     assert real_tester.answer() == text
 
 
-def test_real_refusal_names_the_field(real_tester: Person) -> None:
-    real_tester.expected = 1
-    settle(real_tester, stop="x" * 2000)
+def test_real_rejection_names_the_field(real_tester: PageDriver) -> None:
+    real_tester.expected_errors = 1
+    fill_settings(real_tester, stop="x" * 2000)
     real_tester.ask("hello")
     card = real_tester.see(".failure", "stop")
     assert "web-" in card.inner_text() and real_tester.draft() == "hello"
 
 
-def test_real_placeholders_are_the_defaults_of_the_server(real_tester: Person, real: Any) -> None:
+def test_real_placeholders_are_the_server_defaults(real_tester: PageDriver, real: Any) -> None:
     with real.client() as client:
         defaults = client.get("/v1/models").json()["data"][0]["default_sampling_params"]
     page = real_tester.page
@@ -127,7 +127,7 @@ def test_real_placeholders_are_the_defaults_of_the_server(real_tester: Person, r
         assert shown == (f"{defaults[name]:g}" if name in defaults else "default"), name
 
 
-def test_real_page_comes_alive_when_the_model_is_there(browser: Any, tmp_path: Path) -> None:
+def test_real_page_becomes_ready_when_the_model_is_loaded(browser: Any, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.order("load 1 4")
     with ServerProcess("--webui", str(WEBUI), env=gate.env) as server:
@@ -144,7 +144,7 @@ def test_real_page_comes_alive_when_the_model_is_there(browser: Any, tmp_path: P
         page.close()
 
 
-def test_real_policy(real_tester: Person) -> None:
+def test_real_content_security_policy(real_tester: PageDriver) -> None:
     headers = real_tester.page.request.get(real_tester.url).headers
     policy = headers["content-security-policy"]
     assert "unsafe" not in policy and "script-src 'self'" in policy

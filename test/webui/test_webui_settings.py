@@ -1,14 +1,14 @@
-"""The web page: the settings of a chat, the numbers of an answer, the theme."""
+"""The web page: chat settings, statistics, themes."""
 
 from __future__ import annotations
 
 import re
 
 from webui_fake_server import FakeServer, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 
-def test_settings_belong_to_a_chat_and_reach_the_server(tester: Person, fake: FakeServer) -> None:
+def test_settings_are_per_chat_and_sent_to_the_server(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     page.keyboard.press("Control+,")
     page.locator("#settings[open]").wait_for()
@@ -40,18 +40,18 @@ def test_settings_belong_to_a_chat_and_reach_the_server(tester: Person, fake: Fa
     page.click("#settings-open")
     assert page.input_value("#set-stop") == "END\n\\n\\n"
     page.get_by_role("button", name="Use for new chats").click()
-    page.fill("#set-temperature", "-3")  # marked, and not taken over
+    page.fill("#set-temperature", "-3")  # invalid: not saved
     page.keyboard.press("Escape")
     page.click("#new-chat")
     tester.ask("like the first")
     assert fake.bodies("/v1/chat/completions")[2]["seed"] == 7
 
 
-def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServer) -> None:
+def test_statistics_of_the_answer_and_the_server(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["q"] = Reply(["a "] * 30, delay=0.005, usage=(80, 60))
     tester.ask("q")
     tester.page.click("#debug summary")
-    facts = tester.see("#debug-facts", "KV in use").inner_text()
+    facts = tester.see("#debug-facts", "KV cache used").inner_text()
     tester.see("#debug-facts", "25 %")
     facts = dict(
         zip(
@@ -63,10 +63,10 @@ def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServe
     assert re.fullmatch(r"\d+ ms|\d\.\d\d s", facts["First token"])
     assert re.fullmatch(r"[\d.]+ tok/s", facts["Speed"])
     assert facts["Answer"] == "30 tokens" and facts["Prompt"] == "80 tokens"
-    assert facts["Cached"] == "60 (75 %)" and facts["Prefix hits"] == "75 %"
-    assert facts["Drafts right"] == "75 %" and facts["Tokens of a step"] == "2.50"
-    assert facts["Right by place"] == "90 · 60 %"
-    assert facts["Running"] == "2" and facts["Waiting"] == "1" and facts["KV in use"] == "25 %"
+    assert facts["Cached"] == "60 (75 %)" and facts["Prefix cache hits"] == "75 %"
+    assert facts["Draft acceptance"] == "75 %" and facts["Tokens per step"] == "2.50"
+    assert facts["Acceptance per position"] == "90 · 60 %"
+    assert facts["Running"] == "2" and facts["Waiting"] == "1" and facts["KV cache used"] == "25 %"
     assert "GPU memory" not in facts
     before = dict(fake.metrics)
     gpu = {"gpu_memory_used_bytes": 3e9, "gpu_memory_total_bytes": 1e10, "gpu_usage_perc": 0.4}
@@ -80,7 +80,7 @@ def test_numbers_of_the_answer_and_of_the_server(tester: Person, fake: FakeServe
         fake.metrics = before
 
 
-def test_themes(tester: Person) -> None:
+def test_themes(tester: PageDriver) -> None:
     page = tester.page
     paper = "getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(paper)

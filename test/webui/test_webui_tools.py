@@ -1,11 +1,11 @@
-"""The web page: reasoning that the server tells apart, and calls of tools; both folded."""
+"""The web page: reasoning content and tool calls, both collapsed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from webui_fake_server import FakeServer, Gate, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 
 def call(index: int, arguments: str = "", **others: Any) -> dict[str, Any]:
@@ -19,15 +19,17 @@ def thought(text: str) -> dict[str, Any]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def test_reasoning_is_folded_and_sent_again_as_text(tester: Person, fake: FakeServer) -> None:
+def test_reasoning_is_collapsed_and_sent_again_as_text(
+    tester: PageDriver, fake: FakeServer
+) -> None:
     gate = Gate()
     fake.replies["q"] = Reply([thought("Hm, "), thought("**well**."), "Forty-", "two."], gate=gate)
     tester.ask("q", wait=False)
-    gate.let(2)
+    gate.release(2)
     thoughts = tester.page.locator(".answer .thoughts")
     thoughts.wait_for()
     assert not thoughts.get_attribute("open") and "Thinking" in thoughts.inner_text()
-    gate.let(2)
+    gate.release(2)
     tester.idle()
     tester.until_answer("Forty-two.")
     assert "Thoughts" in thoughts.inner_text() and "well" not in tester.answer()
@@ -38,7 +40,7 @@ def test_reasoning_is_folded_and_sent_again_as_text(tester: Person, fake: FakeSe
     assert sent["content"] == "<think>\nHm, **well**.\n</think>\n\nForty-two."
 
 
-def test_calls_are_folded_kept_and_sent_again(tester: Person, fake: FakeServer) -> None:
+def test_calls_are_collapsed_stored_and_sent_again(tester: PageDriver, fake: FakeServer) -> None:
     pieces: list[Any] = ["I look.", call(0, id="call_1", type="function"), call(0, '{"city": ')]
     pieces += [call(0, '"<b>Paris"}'), call(1, id="call_2", type="function"), call(1, "no json")]
     fake.replies["q"] = Reply(pieces, finish="tool_calls")
@@ -61,7 +63,7 @@ def test_calls_are_folded_kept_and_sent_again(tester: Person, fake: FakeServer) 
     }
 
 
-def test_an_answer_that_is_only_a_call_is_kept(tester: Person, fake: FakeServer) -> None:
+def test_answer_with_only_a_call_is_stored(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["q"] = Reply([call(0, "{}", id="call_1", type="function")], finish="tool_calls")
     tester.ask("q")
     assert tester.page.locator(".calls details").count() == 1

@@ -1,19 +1,19 @@
-"""The web page: several answers to one question, answers that people change, tokens, JSON."""
+"""The web page: answer versions, edited answers, token probabilities, JSON answers."""
 
 from __future__ import annotations
 
 from webui_fake_server import FakeServer, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 CHAT = "/v1/chat/completions"
 
 
-def contents(tester: Person) -> list[str]:
+def contents(tester: PageDriver) -> list[str]:
     return [message["content"] for message in tester.stored()[0]["messages"]]
 
 
-def test_regenerated_answers_are_versions_with_what_followed_them(
-    tester: Person, fake: FakeServer
+def test_regenerated_answers_are_versions_with_their_follow_ups(
+    tester: PageDriver, fake: FakeServer
 ) -> None:
     page = tester.page
     fake.replies["dice"] = [Reply(["one"]), Reply(["two"]), Reply(["three"])]
@@ -29,7 +29,7 @@ def test_regenerated_answers_are_versions_with_what_followed_them(
     page.get_by_label("Earlier version").click()
     tester.see(".facts", "1 / 2")
     assert contents(tester) == ["dice", "one", "and then?", "You said: and then?"]
-    page.reload()  # versions are kept
+    page.reload()  # versions are stored
     tester.see(".facts", "1 / 2")
     page.get_by_label("Regenerate answer").first.click()
     tester.until_answer("three")
@@ -43,21 +43,17 @@ def test_regenerated_answers_are_versions_with_what_followed_them(
     tester.until_answer("You said: and then?")
 
 
-def test_a_regenerated_answer_that_fails_leaves_no_version(
-    tester: Person, fake: FakeServer
-) -> None:
+def test_failed_regeneration_adds_no_version(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["q"] = [Reply(["good"]), Reply([], status=500, error="broken")]
     tester.ask("q")
-    tester.expected = 1
+    tester.expected_errors = 1
     tester.page.get_by_label("Regenerate answer").click()
     tester.see(".failure", "broken")
     assert contents(tester) == ["q", "good"]
     assert tester.page.get_by_label("Earlier version").count() == 0
 
 
-def test_an_answer_is_edited_in_place_and_sent_as_it_is_now(
-    tester: Person, fake: FakeServer
-) -> None:
+def test_edited_answer_is_sent_with_the_next_request(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     tester.ask("first")
     tester.ask("second")
@@ -75,7 +71,7 @@ def test_an_answer_is_edited_in_place_and_sent_as_it_is_now(
     assert fake.bodies(CHAT)[-1]["messages"][1]["content"] == "**mine**"
 
 
-def test_tokens_show_how_likely_they_were(tester: Person, fake: FakeServer) -> None:
+def test_token_probabilities_are_shown(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     page.click("#settings-open")
     page.click("#set-probabilities")
@@ -93,7 +89,7 @@ def test_tokens_show_how_likely_they_were(tester: Person, fake: FakeServer) -> N
     assert page.locator(".answer strong").is_visible()
 
 
-def test_an_answer_that_is_json_is_shown_as_json(tester: Person, fake: FakeServer) -> None:
+def test_json_answer_is_formatted(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["json"] = Reply.of('{"a":[1,{"b":"<i>"}]}')
     tester.ask("json")
     assert tester.page.locator(".code-language").inner_text() == "json"
@@ -104,7 +100,9 @@ def test_an_answer_that_is_json_is_shown_as_json(tester: Person, fake: FakeServe
     assert tester.answer() == '{"a": oops}'
 
 
-def test_penalties_and_custom_parameters_reach_the_server(tester: Person, fake: FakeServer) -> None:
+def test_penalties_and_custom_parameters_reach_the_server(
+    tester: PageDriver, fake: FakeServer
+) -> None:
     page = tester.page
     page.click("#settings-open")
     page.fill("#set-repetition_penalty", "1.1")

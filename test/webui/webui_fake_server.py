@@ -1,8 +1,8 @@
-"""The server as the web page sees it, with answers that a test decides: what, when and how it ends.
+"""A fake server for the web page. Tests set its answers, their timing and how they end.
 
-It is made of the standard library only, so that the page can be looked at without an engine:
+It uses the standard library only, so that the page can be viewed without an engine:
 
-    python test/webui/webui_fake_server.py        serves the page with a few prepared answers
+    python test/webui/webui_fake_server.py        serve the page with echo answers
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MODEL = "SmolLM2-135M-Instruct"
 
 
 class Gate:
-    """Lets pieces of an answer through when the test says so."""
+    """Holds back the pieces of an answer until the test releases them."""
 
     def __init__(self, free: int = 0) -> None:
         self._pieces = threading.Semaphore(free)
         self._open = threading.Event()
 
-    def let(self, pieces: int = 1) -> None:
+    def release(self, pieces: int = 1) -> None:
         self._pieces.release(pieces)
 
     def open(self) -> None:
@@ -47,12 +47,12 @@ class Gate:
 
 @dataclass
 class Reply:
-    """An answer. Without `status` 200 it is refused with `error`."""
+    """An answer. With a `status` other than 200 the response is `error`."""
 
     pieces: list[str | dict[str, Any]]  # texts, or deltas of a chat
     finish: str = "stop"
     status: int = 200
-    error: str = "refused"
+    error: str = "rejected"
     retry_after: int | None = None
     gate: Gate | None = None  # before every piece
     delay: float = 0.0  # seconds before every piece
@@ -60,7 +60,7 @@ class Reply:
     drop_after: int | None = None  # pieces, then the connection closes
     usage: tuple[int, int] = (42, 32)  # prompt tokens, cached ones
     logprob: float | None = None  # of every piece, with one other token
-    gone: threading.Event = field(default_factory=threading.Event)  # the client hung up
+    gone: threading.Event = field(default_factory=threading.Event)  # the client disconnected
     sent: int = 0
 
     @classmethod
@@ -70,7 +70,7 @@ class Reply:
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers `replies[last user message]`, or an echo. `requests` keeps every (path, body)."""
+    """Answers `replies[last user message]`, or an echo. `requests` records every (path, body)."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -82,7 +82,7 @@ class FakeServer(ThreadingHTTPServer):
         self.sessions: dict[str, dict[str, Any]] = {}
         self.sessions_full = False
         self.api_key: str | None = None
-        self.loading: dict[str, Any] | None = None  # what /health says until the model is there
+        self.loading: dict[str, Any] | None = None  # body of /health while the model loads
         self.metrics = {
             "num_requests_running": 2.0,
             "num_requests_waiting": 1.0,
@@ -123,7 +123,7 @@ class FakeServer(ThreadingHTTPServer):
         return [body for where, body in self.requests if where == path]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news."""
+        """Ignore clients that disconnect."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -158,8 +158,8 @@ class Handler(BaseHTTPRequestHandler):
             card["default_sampling_params"] = {"temperature": 1.0, "top_p": 1.0}
             self._json({"object": "list", "data": [card, {**card, "id": "another-model"}]})
         elif path == "/v1/sessions":
-            kept = [{"id": name, **session} for name, session in self.server.sessions.items()]
-            self._json({"object": "list", "data": kept})
+            stored = [{"id": name, **session} for name, session in self.server.sessions.items()]
+            self._json({"object": "list", "data": stored})
         elif (name := path.removeprefix("/v1/sessions/")) in self.server.sessions:
             self._json({"id": name, **self.server.sessions[name]})
         elif path == "/metrics":

@@ -1,7 +1,8 @@
-"""A browser, and a person at the web page: what the tests of this folder share.
+"""Browser lookup and a driver of the web page for the tests of this folder.
 
 Needs playwright (in the `test` extra) and a browser: CHROMIUM=/path/to/it, or a Chromium or Chrome
-in PATH, or the one of `playwright install chromium`. Without one every test fails and says so.
+in PATH, or the one of `playwright install chromium`. Without a browser every test fails with that
+message.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ ARGUMENTS = (
     "--no-sandbox --headless --disable-gpu --disable-quic --no-first-run "
     "--disable-background-networking --disable-component-update --disable-sync"
 ).split()
-HOW_TO_GET_ONE = (
+NO_BROWSER = (
     "no browser for the web page's tests: install Chromium (Debian: apt-get install chromium; "
     "elsewhere: python -m playwright install --with-deps chromium), or set CHROMIUM=/path/to/it"
 )
-REFUSED = re.compile(r"Failed to load resource")  # Chromium's own note for every answer >= 400
-TIMEOUT = 20_000  # ms; a busy machine is no failure
+HTTP_ERROR = re.compile(r"Failed to load resource")  # logged by Chromium for every status >= 400
+TIMEOUT = 20_000  # ms; generous for a loaded machine
 
 
 def find_browser(playwright: Any) -> str:
@@ -36,27 +37,27 @@ def find_browser(playwright: Any) -> str:
     if found is None and Path(own).is_file():
         found = own
     if found is None:
-        pytest.fail(HOW_TO_GET_ONE, pytrace=False)
+        pytest.fail(NO_BROWSER, pytrace=False)
     return found
 
 
-class Person:
-    """A page and what people do with it. Anything on the console that nobody expects fails."""
+class PageDriver:
+    """A page and user actions on it. `check` fails on unexpected console messages."""
 
     def __init__(self, context: Any, url: str) -> None:
         self.context = context
         self.url = url
-        self.troubles: list[str] = []
+        self.problems: list[str] = []
         self.urls: list[str] = []
-        self.expected = 0  # refused requests that the test brings about
+        self.expected_errors = 0  # HTTP errors that the test causes
         self.page = self.open()
 
     def open(self) -> Any:
         page = self.context.new_page()
         page.set_default_timeout(TIMEOUT)
         page.on("console", self._console)
-        page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}"))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
         page.on("request", lambda request: self.urls.append(request.url))
         page.goto(self.url)
         page.locator("#model-name").filter(has_text=re.compile(r"\w")).wait_for()
@@ -64,13 +65,13 @@ class Person:
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
-            self.troubles.append(message.text)
+            self.problems.append(message.text)
 
     def check(self) -> None:
-        refused = [text for text in self.troubles if REFUSED.search(text)]
-        others = [text for text in self.troubles if not REFUSED.search(text)]
+        http_errors = [text for text in self.problems if HTTP_ERROR.search(text)]
+        others = [text for text in self.problems if not HTTP_ERROR.search(text)]
         assert not others
-        assert len(refused) <= self.expected, refused
+        assert len(http_errors) <= self.expected_errors, http_errors
         outside = [url for url in self.urls if not url.startswith((self.url, "blob:", "data:"))]
         assert not outside
 
@@ -89,7 +90,7 @@ class Person:
         return found
 
     def none(self, selector: str, timeout: int = TIMEOUT) -> None:
-        """Waits until nothing matches."""
+        """Wait until nothing matches."""
         from playwright.sync_api import expect
 
         expect(self.page.locator(selector)).to_have_count(0, timeout=timeout)
@@ -107,7 +108,7 @@ class Person:
         return [str(text) for text in self.page.locator(".chat-title").all_inner_texts()]
 
     def stored(self) -> list[dict[str, Any]]:
-        """Every chat in localStorage, the latest first."""
+        """Every chat in localStorage, latest first."""
         chats = self.page.evaluate(
             "Object.entries(localStorage).filter(([k]) => k.startsWith('llaisys:chat:'))"
             ".map(([, v]) => JSON.parse(v)).sort((a, b) => b.updated - a.updated)"
@@ -115,7 +116,7 @@ class Person:
         return list(chats)
 
     def render(self, source: str, size: int | None = None) -> str:
-        """The HTML that Markdown becomes, in pieces of `size` characters."""
+        """The HTML of Markdown that arrives in pieces of `size` characters."""
         return str(
             self.page.evaluate(
                 """async ([source, size]) => {

@@ -1,22 +1,22 @@
-// The list of chats: search, rename, delete with undo, switch.
+// Side bar list of chats: search, rename, delete with undo, switch.
 
 import { byId, h, iconButton, toast } from "./dom.js";
 
 const DAY = 86_400_000;
 
-export class Sessions {
+export class ChatList {
 	#store;
 	#chats;
-	#kept;
+	#sync;
 	#onPick;
 	#list = byId("chats");
 	#search = byId("search");
 
-	/** `onPick`: called after somebody chose a chat. */
-	constructor(store, chats, kept, onPick) {
+	/** `onPick`: called after a chat is selected. */
+	constructor(store, chats, serverSync, onPick) {
 		this.#store = store;
 		this.#chats = chats;
-		this.#kept = kept;
+		this.#sync = serverSync;
 		this.#onPick = onPick;
 		this.#search.addEventListener("input", () => this.render());
 		this.#search.addEventListener("keydown", (event) => {
@@ -55,7 +55,7 @@ export class Sessions {
 		}
 		this.#list.replaceChildren(...[...groups].map(([name, group]) => h("section", {},
 			h("h2", {}, name), h("ul", {}, ...group.map((chat) => this.#row(chat))))));
-		const remote = this.#kept.remote.filter(({ title }) => words.every((word) => title.toLowerCase().includes(word)));
+		const remote = this.#sync.remote.filter(({ title }) => words.every((word) => title.toLowerCase().includes(word)));
 		if (remote.length) {
 			this.#list.append(h("section", {}, h("h2", {}, "On the server"),
 				h("ul", {}, ...remote.map((session) => this.#remoteRow(session)))));
@@ -81,7 +81,7 @@ export class Sessions {
 	#remoteRow(session) {
 		const title = session.title || "New chat";
 		return h("li", { data: { id: session.id } }, h("button", { class: "chat", title,
-			onclick: async () => { await this.#kept.open(session); this.#onPick(); } },
+			onclick: async () => { await this.#sync.open(session); this.#onPick(); } },
 		h("span", { class: "chat-title" }, title)));
 	}
 
@@ -105,7 +105,7 @@ export class Sessions {
 		field.addEventListener("keydown", (event) => {
 			event.stopPropagation();
 			if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
-			event.preventDefault(); // or Enter would press the button that gets the focus
+			event.preventDefault(); // otherwise Enter presses the button that gets the focus
 			close(event.key === "Enter");
 		});
 		field.addEventListener("blur", () => close(true));
@@ -116,16 +116,16 @@ export class Sessions {
 	#delete(chat) {
 		this.#chats.stop(chat);
 		this.#store.remove(chat.id);
-		this.#kept.forget(chat);
+		this.#sync.forget(chat);
 		toast(`“${chat.title.slice(0, 40)}” was deleted`, "Undo", () => {
 			this.#store.add(chat);
 			this.#store.activate(chat.id);
-			this.#kept.sync(chat);
+			this.#sync.sync(chat);
 		});
 		byId("prompt").focus();
 	}
 
-	/** Arrows walk the list. */
+	/** Arrow keys move the focus in the list. */
 	#key(event) {
 		const row = event.target.closest("li");
 		const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -146,5 +146,5 @@ function ageOf(time) {
 	const today = new Date().setHours(0, 0, 0, 0);
 	if (time >= today) return "Today";
 	if (time >= today - DAY) return "Yesterday";
-	return time >= today - 7 * DAY ? "Last seven days" : "Older";
+	return time >= today - 7 * DAY ? "Last 7 days" : "Older";
 }

@@ -1,20 +1,20 @@
-// What a chat and its messages are, whatever came in from storage, a file or the server.
+// Fields of chats and messages, and their normalisation from storage, files or the server.
 //
-// A chat: {id, title, named, created, updated, settings, messages, draft, files, session, failure}; `files`
-// go with the next message, `session` is its name on the server or null.
-// A message of the user: {role, content, files}, a file being {name, text}.
-// An answer: {role, content, calls, finish, usage, stats, failure, edited, versions}; `finish` is null while it is
-// being written. `versions` is null or a list of answers to the same question, each with the messages that
-// followed it (`tail`); the one that is shown is null in its place.
+// A chat: {id, title, named, created, updated, settings, messages, draft, files, session, failure}; `files`:
+// attachments of the next message; `session`: its id on the server or null.
+// A user message: {role, content, files: [{name, text}]}.
+// An answer: {role, content, calls, finish, usage, stats, failure, edited, versions}; `finish` is null during
+// generation. `versions` is null or a list of alternative answers, each with the messages after it (`tail`);
+// the entry of the shown answer is null.
 
-import { cleanCalls } from "./calls.js";
+import { normaliseCalls } from "./tool_calls.js";
 
 const ROLES = ["user", "assistant"];
 
 export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
 
-/** A chat with all its fields and nothing else. */
-export function cleanChat(raw) {
+/** A chat with exactly the fields above. */
+export function normaliseChat(raw) {
 	const now = Date.now();
 	return {
 		id: /^[\w-]{1,64}$/.test(raw.id) ? raw.id : newId(),
@@ -23,21 +23,21 @@ export function cleanChat(raw) {
 		created: Number(raw.created) || now,
 		updated: Number(raw.updated) || now,
 		settings: { ...raw.settings },
-		messages: cleanMessages(raw.messages),
+		messages: normaliseMessages(raw.messages),
 		draft: String(raw.draft ?? ""),
-		files: cleanFiles(raw.files),
+		files: normaliseFiles(raw.files),
 		session: /^[\w.-]{1,64}$/.test(raw.session ?? "") ? raw.session : null,
 		failure: raw.failure ?? null,
 	};
 }
 
-function cleanMessages(raw) {
+function normaliseMessages(raw) {
 	return (raw ?? []).filter(({ role }) => ROLES.includes(role)).map((message) => message.role === "user"
-		? { role: "user", content: String(message.content ?? ""), files: cleanFiles(message.files) }
-		: { ...cleanAnswer(message), versions: cleanVersions(message.versions) });
+		? { role: "user", content: String(message.content ?? ""), files: normaliseFiles(message.files) }
+		: { ...normaliseAnswer(message), versions: normaliseVersions(message.versions) });
 }
 
-function cleanAnswer(raw) {
+function normaliseAnswer(raw) {
 	return {
 		role: "assistant",
 		content: String(raw.content ?? ""),
@@ -46,46 +46,46 @@ function cleanAnswer(raw) {
 		stats: raw.stats ?? null,
 		failure: raw.failure ?? null,
 		edited: Boolean(raw.edited),
-		calls: cleanCalls(raw.calls),
+		calls: normaliseCalls(raw.calls),
 		truncated: Boolean(raw.truncated),
 	};
 }
 
-function cleanVersions(raw) {
+function normaliseVersions(raw) {
 	if (!Array.isArray(raw) || raw.filter((version) => !version).length !== 1) return null;
-	return raw.map((version) => version && { ...cleanAnswer(version), tail: cleanMessages(version.tail) });
+	return raw.map((version) => version && { ...normaliseAnswer(version), tail: normaliseMessages(version.tail) });
 }
 
-function cleanFiles(raw) {
+function normaliseFiles(raw) {
 	return (Array.isArray(raw) ? raw : []).map(({ name, text }) =>
 		({ name: String(name ?? "file").slice(0, 200), text: String(text ?? "") }));
 }
 
-/** An answer that is about to be written. */
-export const newAnswer = () => ({ ...cleanAnswer({}), versions: null });
+/** An empty answer. */
+export const newAnswer = () => ({ ...normaliseAnswer({}), versions: null });
 
-/** The answer at `index`, and what followed it, as one of its versions. */
+/** The answer at `index` and the messages after it as a version. */
 function asVersion(messages, index) {
 	const { versions: _, ...answer } = messages[index];
 	return { ...answer, tail: messages.slice(index + 1) };
 }
 
-/** The versions of the answer at `index` with room for another one; null when there is none to keep. */
+/** The versions of the answer at `index` plus an entry for a new one; null when the answer is empty. */
 export function withAnotherVersion(messages, index) {
 	const answer = messages[index];
 	if (!answer?.content) return null;
 	return [...(answer.versions ?? [null]).map((version) => version ?? asVersion(messages, index)), null];
 }
 
-/** The messages when version `number` of the answer at `index` is shown instead. */
+/** The messages with version `number` of the answer at `index`. */
 export function showVersion(messages, index, number) {
 	const { versions } = messages[index];
 	const { tail, ...answer } = versions[number];
-	const kept = versions.map((version, i) => i === number ? null : version ?? asVersion(messages, index));
-	return [...messages.slice(0, index), { ...answer, versions: kept }, ...tail];
+	const others = versions.map((version, i) => i === number ? null : version ?? asVersion(messages, index));
+	return [...messages.slice(0, index), { ...answer, versions: others }, ...tail];
 }
 
-/** What the model reads: the files of a message before its text. */
+/** The content sent to the model: attached files, then the text. */
 export function contentOf({ content, files }) {
 	return [...(files ?? []).map(fenced), content].filter(Boolean).join("\n\n");
 }

@@ -1,21 +1,21 @@
-"""The web page: questions and their answers, as they come, stop, are changed and go on."""
+"""The web page: answers that stream, stop, are edited, continued and branched."""
 
 from __future__ import annotations
 
 import pytest
 from webui_fake_server import FakeServer, Gate, Reply
-from webui_page import Person
+from webui_page import PageDriver
 
 
-def test_answer_is_shown_as_it_comes(tester: Person, fake: FakeServer) -> None:
+def test_answer_streams(tester: PageDriver, fake: FakeServer) -> None:
     gate = Gate()
     fake.replies["hello"] = Reply(["Good ", "morning, ", "**you**."], gate=gate)
     tester.ask("hello", wait=False)
     tester.see("#stop")
-    gate.let()
+    gate.release()
     tester.until_answer("Good")
     assert "morning" not in tester.answer()
-    gate.let(2)
+    gate.release(2)
     tester.idle()
     assert tester.answer().startswith("Good morning, you.")
     assert tester.page.locator(".answer strong").inner_text() == "you"
@@ -23,11 +23,11 @@ def test_answer_is_shown_as_it_comes(tester: Person, fake: FakeServer) -> None:
     body = fake.bodies("/v1/chat/completions")[0]
     assert body["messages"] == [{"role": "user", "content": "hello"}]
     assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
-    assert "temperature" not in body  # the server's own defaults stand
+    assert "temperature" not in body  # the server's defaults apply
 
 
-def test_enter_sends_shift_enter_does_not_and_input_methods_are_left_alone(
-    tester: Person, fake: FakeServer
+def test_enter_sends_but_not_with_shift_or_during_composition(
+    tester: PageDriver, fake: FakeServer
 ) -> None:
     page = tester.page
     page.fill("#prompt", "one")
@@ -44,7 +44,7 @@ def test_enter_sends_shift_enter_does_not_and_input_methods_are_left_alone(
     assert page.locator(".bubble").inner_text() == "one\ntwo"
 
 
-def test_whole_answer_when_streaming_is_off(tester: Person, fake: FakeServer) -> None:
+def test_answer_without_streaming(tester: PageDriver, fake: FakeServer) -> None:
     tester.page.click("#settings-open")
     tester.page.click("#set-stream")
     tester.page.keyboard.press("Escape")
@@ -55,21 +55,21 @@ def test_whole_answer_when_streaming_is_off(tester: Person, fake: FakeServer) ->
 
 
 @pytest.mark.parametrize("how", ["button", "escape"])
-def test_cancel_stops_the_tokens(tester: Person, fake: FakeServer, how: str) -> None:
+def test_cancel_stops_generation(tester: PageDriver, fake: FakeServer, how: str) -> None:
     gate = Gate()
     reply = fake.replies["count"] = Reply([f"{i} " for i in range(500)], gate=gate)
     tester.ask("count", wait=False)
-    gate.let(5)
+    gate.release(5)
     tester.until_answer("0 1 2 3 4")
     if how == "button":
         tester.page.click("#stop")
     else:
         tester.page.keyboard.press("Escape")
     tester.idle()
-    for _ in range(400):  # the server sees the closed connection when it sends
+    for _ in range(400):  # the server detects the closed connection when it sends
         if reply.gone.wait(0.05):
             break
-        gate.let()
+        gate.release()
     gate.open()
     assert reply.gone.is_set(), "the connection was not closed"
     assert tester.answer() == "0 1 2 3 4"
@@ -79,9 +79,7 @@ def test_cancel_stops_the_tokens(tester: Person, fake: FakeServer, how: str) -> 
     tester.until_answer("You said: next")
 
 
-def test_cancel_before_the_first_token_gives_the_input_back(
-    tester: Person, fake: FakeServer
-) -> None:
+def test_cancel_before_first_token_restores_the_input(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["slow"] = Reply(["late"], gate=Gate())
     tester.ask("slow", wait=False)
     tester.see("#stop")
@@ -92,7 +90,7 @@ def test_cancel_before_the_first_token_gives_the_input_back(
     assert tester.page.locator(".failure").count() == 0
 
 
-def test_copy_answer_and_code(tester: Person, fake: FakeServer) -> None:
+def test_copy_answer_and_code(tester: PageDriver, fake: FakeServer) -> None:
     tester.context.grant_permissions(["clipboard-read", "clipboard-write"])
     fake.replies["code"] = Reply.of("So:\n\n```js\nlet a = 1;\n\nf(a)\n```\n")
     tester.ask("code")
@@ -106,7 +104,9 @@ def test_copy_answer_and_code(tester: Person, fake: FakeServer) -> None:
     assert page.locator(".code-language").inner_text() == "js"
 
 
-def test_edit_a_message_and_go_on_from_there(tester: Person, fake: FakeServer) -> None:
+def test_edited_message_replaces_the_messages_after_it(
+    tester: PageDriver, fake: FakeServer
+) -> None:
     tester.ask("first")
     tester.ask("second")
     page = tester.page
@@ -129,11 +129,11 @@ def test_edit_a_message_and_go_on_from_there(tester: Person, fake: FakeServer) -
     assert page.locator(".bubble").last.inner_text() == "second"
 
 
-def test_continue_a_cut_off_answer(tester: Person, fake: FakeServer) -> None:
+def test_continue_a_cut_off_answer(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["story"] = Reply(["Once upon "], finish="length")
     fake.replies["+story"] = Reply(["a **time**."])
     tester.ask("story")
-    tester.see(".cut", "limit of tokens")
+    tester.see(".cut", "token limit")
     tester.page.get_by_role("button", name="Continue").click()
     tester.until_answer("Once upon a time.")
     tester.idle()
@@ -144,7 +144,7 @@ def test_continue_a_cut_off_answer(tester: Person, fake: FakeServer) -> None:
     assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
 
 
-def test_branch_into_a_new_chat(tester: Person, fake: FakeServer) -> None:
+def test_branch_into_a_new_chat(tester: PageDriver, fake: FakeServer) -> None:
     tester.ask("first")
     tester.ask("second")
     tester.page.locator(".assistant").first.hover()

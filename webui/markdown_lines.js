@@ -1,4 +1,4 @@
-// The kinds of lines that Markdown has, and how they go on.
+// Line patterns of Markdown blocks and containers.
 
 export const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 export const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
@@ -10,10 +10,10 @@ export const TASK_BEGUN = /^\[(?:[ xX]\]?)?$/;
 export const FORMULA = /^(\$\$|\\\[)(.*)$/;
 export const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
 export const SEPARATOR = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$/;
-// Lines whose kind is decided however they go on.
+// Lines whose kind does not depend on further text.
 export const SETTLED = /^(?:[^\s#>\-+*\d`~_]|\d+[^\d.)]|(?:\*\*?|__?|`)[^\s*_`]|\d+[.)]\S|[-+]+[^\s\-+])/;
 
-/** What is left of a line inside a container, or null when the line does not belong to it. */
+/** The rest of a line inside a container, or null when the line is not part of it. */
 export function enter(container, rest, blank) {
 	if (container.kind === "list") return rest;
 	if (container.kind === "quote") return QUOTE.test(rest) ? rest.replace(QUOTE, "") : null;
@@ -27,7 +27,7 @@ export function startsBlock(rest) {
 	return [RULE, FENCE, HEADING, MARKER, QUOTE, FORMULA].some((pattern) => pattern.test(rest));
 }
 
-/** A line of code without the quotes and the indentation of what it stands in. */
+/** A line of code without the quote markers and indentation of its containers. */
 export function codeText(line, containers, indent) {
 	const depth = containers.reduce((sum, { indent: inner = 0 }) => sum + inner, indent);
 	let text = line;

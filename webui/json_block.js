@@ -1,11 +1,11 @@
-// An answer that is JSON as a whole, shown as such.
+// Formatted display of an answer that is JSON as a whole.
 
 import { codeBlock } from "./blocks.js";
 import { familyOf, highlightLine } from "./highlight.js";
 
-const MAX_LENGTH = 200_000; // characters; more stays as it came
+const MAX_LENGTH = 200_000; // characters; longer answers are not formatted
 
-/** A block with the object or list that `text` is, indented; null when it is none. */
+/** A code block with the indented JSON object or list in `text`; null when it is not one. */
 export function jsonBlock(text) {
 	if (text.length > MAX_LENGTH || !/^\s*[{[]/.test(text)) return null;
 	let value;

@@ -1,11 +1,11 @@
-// Numbers for the curious: of the last answer, and of the server while the bar is open.
+// Statistics of the last answer, and server metrics while the panel is open.
 
 import * as api from "./api.js";
 import { byId, h } from "./dom.js";
 
-const PERIOD = 2000; // ms between two looks at the server
+const PERIOD = 2000; // ms between two polls of the server
 
-export class DebugBar {
+export class StatsPanel {
 	#store;
 	#bar = byId("debug");
 	#facts = byId("debug-facts");
@@ -18,32 +18,32 @@ export class DebugBar {
 		this.#bar.open = localStorage.getItem("llaisys:debug") === "open";
 		this.#bar.addEventListener("toggle", () => {
 			localStorage.setItem("llaisys:debug", this.#bar.open ? "open" : "");
-			this.#watch();
+			this.#start();
 		});
-		document.addEventListener("visibilitychange", () => this.#watch());
+		document.addEventListener("visibilitychange", () => this.#start());
 		store.on("active", () => this.#render());
 		chats.on("state", () => this.#render());
 		chats.on("progress", ({ chat }) => {
 			if (chat === store.active) this.#frame ||= requestAnimationFrame(() => this.#render());
 		});
-		this.#watch();
+		this.#start();
 	}
 
-	#watch() {
+	#start() {
 		clearTimeout(this.#timer);
-		if (this.#bar.open && !document.hidden) this.#look();
+		if (this.#bar.open && !document.hidden) this.#poll();
 		this.#render();
 	}
 
-	async #look() {
+	async #poll() {
 		try {
 			this.#server = await api.metrics();
 		} catch {
-			this.#server = null; // shown as dashes; the chat itself says what is wrong
+			this.#server = null; // shown as dashes; the chat shows the error
 		}
 		this.#render();
 		clearTimeout(this.#timer);
-		if (this.#bar.open && !document.hidden) this.#timer = setTimeout(() => this.#look(), PERIOD);
+		if (this.#bar.open && !document.hidden) this.#timer = setTimeout(() => this.#poll(), PERIOD);
 	}
 
 	#render() {
@@ -63,16 +63,16 @@ export class DebugBar {
 			["Answer", count(usage?.completion ?? stats?.tokens, "tokens")],
 			["Prompt", count(usage?.prompt, "tokens")],
 			["Cached", usage && `${usage.cached} (${percent(usage.cached / usage.prompt)})`],
-			["Prefix hits", queries ? percent((server.prefix_cache_hits_total ?? 0) / queries) : null],
-			["Drafts right", drafts ? percent((server.spec_decode_num_accepted_tokens_total ?? 0) / drafts) : null],
+			["Prefix cache hits", queries ? percent((server.prefix_cache_hits_total ?? 0) / queries) : null],
+			["Draft acceptance", drafts ? percent((server.spec_decode_num_accepted_tokens_total ?? 0) / drafts) : null],
 			["Running", count(server.num_requests_running)],
 			["Waiting", count(server.num_requests_waiting)],
-			["KV in use", server.kv_cache_usage_perc === undefined ? null : percent(server.kv_cache_usage_perc)],
+			["KV cache used", server.kv_cache_usage_perc === undefined ? null : percent(server.kv_cache_usage_perc)],
 		];
-		if (drafts) facts.splice(7, 0, ["Tokens of a step", lengths(server)], ["Right by place", places(server)]);
-		const memory = server.gpu_memory_total_bytes; // nothing of it on a CPU
+		if (drafts) facts.splice(7, 0, ["Tokens per step", acceptedLength(server)], ["Acceptance per position", acceptancePerPosition(server)]);
+		const memory = server.gpu_memory_total_bytes; // absent on a CPU
 		if (memory) facts.push(["GPU memory", percent(server.gpu_memory_used_bytes / memory)]);
-		if (server.gpu_usage_perc !== undefined) facts.push(["GPU busy", percent(server.gpu_usage_perc)]);
+		if (server.gpu_usage_perc !== undefined) facts.push(["GPU utilization", percent(server.gpu_usage_perc)]);
 		this.#facts.replaceChildren(...facts.map(([name, value]) =>
 			h("div", {}, h("dt", {}, name), h("dd", {}, value ?? "–"))));
 	}
@@ -82,19 +82,19 @@ const time = (ms) => ms === undefined || ms === null ? null : ms < 1000 ? `${ms}
 const count = (value, unit = "") => Number.isFinite(value) ? `${value} ${unit}`.trim() : null;
 const percent = (part) => Number.isFinite(part) ? `${(100 * part).toFixed(part > 0 && part < 0.1 ? 1 : 0)} %` : "0 %";
 
-/** Tokens that a step with drafts brings a request, the drawn one included. */
-function lengths(server) {
-	const asked = server.spec_decode_num_drafts_total;
-	return asked ? (1 + (server.spec_decode_num_accepted_tokens_total ?? 0) / asked).toFixed(2) : null;
+/** Mean tokens per request and verification step, the sampled one included. */
+function acceptedLength(server) {
+	const drafts = server.spec_decode_num_drafts_total;
+	return drafts ? (1 + (server.spec_decode_num_accepted_tokens_total ?? 0) / drafts).toFixed(2) : null;
 }
 
-/** How many of the drafts were right up to their first, second .. token; places that none reached are left out. */
-function places(server) {
-	const asked = server.spec_decode_num_drafts_total, shares = [];
-	for (let place = 0; asked; place++) {
-		const accepted = server[`spec_decode_num_accepted_tokens_per_pos_total.${place}`];
+/** Acceptance rate of the first, second, ... draft token; positions without accepted tokens are omitted. */
+function acceptancePerPosition(server) {
+	const drafts = server.spec_decode_num_drafts_total, rates = [];
+	for (let position = 0; drafts; position++) {
+		const accepted = server[`spec_decode_num_accepted_tokens_per_pos_total.${position}`];
 		if (!accepted) break;
-		shares.push(Math.round(100 * accepted / asked));
+		rates.push(Math.round(100 * accepted / drafts));
 	}
-	return shares.length ? `${shares.join(" · ")} %` : null;
+	return rates.length ? `${rates.join(" · ")} %` : null;
 }
