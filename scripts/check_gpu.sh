@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Everything that needs an NVIDIA GPU, in one command with one report: builds both libraries, runs the
-# GPU tests, compute-sanitizer over the operators at small shapes, and the benchmarks.
+# Run everything that needs an NVIDIA GPU and print one report: build both libraries, GPU tests,
+# compute-sanitizer over the operators at small shapes, benchmarks.
 #
-#   scripts/check_gpu.sh [BUILD_DIR]     default build/gpu; PYTHON=python3, ARCHITECTURES=90a
-#   PREBUILT=1 scripts/check_gpu.sh DIR  with what was built there, elsewhere perhaps
-#   DRY_RUN=1 scripts/check_gpu.sh       only says what it would run
+#   scripts/check_gpu.sh [BUILD_DIR]     default: build/gpu; PYTHON=python3, ARCHITECTURES=90a
+#   PREBUILT=1 scripts/check_gpu.sh DIR  use an existing build
+#   DRY_RUN=1 scripts/check_gpu.sh       print the stages only
 #
-# Needs cmake, ninja, nvcc and what the package and its tests import. Each stage has a limit, and all that
-# follow the build have SECONDS_IN_ALL=600 together; a stage whose build failed, or whose program was not
-# built, is skipped and named. The report is repeated in BUILD_DIR/report.txt. Exit status 1 if anything
-# failed or was skipped.
+# Needs cmake, ninja, nvcc and the imports of the package and its tests. Each stage has a time limit; the
+# stages after the build share SECONDS_IN_ALL=600. A stage without its program is skipped and reported. The
+# report is also written to BUILD_DIR/report.txt. Exit status 1 if a stage failed or was skipped.
 set -u
 cd "$(dirname "$0")/.."
 build=${1:-build/gpu}
@@ -17,7 +16,7 @@ python=${PYTHON:-python3}
 dry=${DRY_RUN:-}
 report=()
 failed=0
-until= # of $SECONDS; empty: whenever
+until= # value of $SECONDS; empty: no limit
 
 stage() { # name, seconds, command...
   local name=$1 limit=$2 begin=$SECONDS status=0
@@ -74,7 +73,7 @@ export PREBUILT=1 # for check_kernels.sh
 stage environment 60 "$python" -m llaisys env
 stage "groups over NCCL" 60 "$build/test/cpp/test_parallel_nccl_cuda"
 stage tests 240 "${run_pytest[@]}" test/cuda
-# The sanitizers slow kernels down a hundredfold and more: every operator, at small shapes only.
+# The sanitizers slow kernels down by 100 and more: small shapes only.
 for tool in memcheck synccheck racecheck; do
   stage "$tool" 90 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool "$tool" \
     --error-exitcode 1 --print-limit 5 "${run_pytest[@]}" test/cuda/test_cuda_ops.py

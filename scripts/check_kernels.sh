@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Checks and times the CUDA kernels one by one on a GPU machine, each in its own program of
-# test/cuda/native: first against a naive twin (PASS and FAIL lines), then as a fraction of what memory or
-# tensor cores allow.
+# Check and time the CUDA kernels on a GPU, one program of test/cuda/native per kernel: against a naive
+# reference (PASS and FAIL lines), then as a percentage of the DRAM or tensor core bound.
 #
-#   scripts/check_kernels.sh [BUILD_DIR] [STAGE...]     default build/gpu and the stages check time
+#   scripts/check_kernels.sh [BUILD_DIR] [STAGE...]     default: build/gpu check time
 #
-# Stages: check, time, tune (sizes of row_ring's ring), sanitize (memcheck and synccheck of the checks),
-# profile (ncu: where the kernels wait), tests (test/cuda), engine (one sequence, 256 prompts and a prefill
-# of 4,000 on two shapes, steps ahead and not). Builds first, for the architecture 90a, unless PREBUILT is
-# set. Exit status 1 if anything failed; every stage is run all the same.
+# Stages: check, time, tune (pipeline sizes), sanitize (memcheck and synccheck), profile (ncu), tests
+# (test/cuda), engine (one sequence, 256 prompts and a prefill of 4,000 tokens on two shapes, with and
+# without asynchronous scheduling). Builds for the architecture 90a first unless PREBUILT is set. All
+# stages run; exit status 1 if any failed.
 set -u
 cd "$(dirname "$0")/.."
 build=${1:-build/gpu}
@@ -30,8 +29,10 @@ elif ! { cmake -S . -B "$build" -G Ninja -DLLAISYS_CUDA=ON -DLLAISYS_BUILD_TESTS
 fi
 mkdir -p python/llaisys/lib
 ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
-programs=("$build"/check_one_row "$build"/check_row_ring "$build"/check_box_ring "$build"/check_wide_ring "$build"/check_gated "$build"/check_skinny "$build"/check_decode "$build"/check_prefill "$build"/check_sample_rows)
-chain="$build"/check_decode_chain
+names=(gemv_sm90 gemm_small_m_bulk gemm_tma_splitk gemm_tma_m96 gemm_swiglu_sm90 gemm_small_m_sm80
+  attention_decode attention_prefill sample_rows)
+programs=("${names[@]/#/$build/check_}")
+step="$build"/check_decode_step
 
 run() { # seconds, command...
   local limit=$1 status=0
@@ -47,7 +48,7 @@ run() { # seconds, command...
 for stage in "$@"; do
   case $stage in
     check | time)
-      # Twins are computed on the CPU, so that checks run side by side; times are taken one by one.
+      # References are computed on the CPU, so checks run in parallel; timing runs are sequential.
       for program in "${programs[@]}"; do
         report=$build.$(basename "$program").$stage
         run 150 "$program" "$stage" > "$report" 2>&1 &
@@ -55,22 +56,22 @@ for stage in "$@"; do
       done
       wait
       for program in "${programs[@]}"; do
-        # What passed is only counted; what failed, the notes and the tables are shown.
+        # PASS lines are counted; everything else is printed.
         report=$build.$(basename "$program").$stage
         echo "$program $stage: $(grep -c '^PASS' "$report") passed"
         grep -v '^PASS' "$report"
         ! grep -q '^FAIL' "$report" || failed=1
       done
       if [ "$stage" = time ]; then
-        run 120 "$chain" time
-        run 60 "$chain" many
-        run 60 "$build"/check_products time
+        run 120 "$step" time
+        run 60 "$step" many
+        run 60 "$build"/check_cublaslt time
       fi
       ;;
     tune)
-      run 150 "$build"/check_row_ring tune
-      run 150 "$chain" tune
-      run 60 "$chain" tune_many
+      run 150 "$build"/check_gemm_small_m_bulk tune
+      run 150 "$step" tune
+      run 60 "$step" tune_many
       ;;
     sanitize)
       for tool in memcheck synccheck; do
@@ -80,15 +81,15 @@ for stage in "$@"; do
       done
       ;;
     profile)
-      # Registers and shared memory, how much of the bandwidth or the tensor pipes, and why warps wait.
+      # Registers, shared memory, bandwidth, tensor pipe utilization and warp stall reasons.
       sections=(--section SpeedOfLight --section LaunchStats --section WarpStateStats
         --section MemoryWorkloadAnalysis)
-      run 120 ncu --clock-control none --kernel-name regex:row_ring_kernel --launch-count 6 \
-        "${sections[@]}" "$build"/check_row_ring profile
+      run 120 ncu --clock-control none --kernel-name regex:gemm_small_m_bulk_kernel --launch-count 6 \
+        "${sections[@]}" "$build"/check_gemm_small_m_bulk profile
       run 120 ncu --clock-control none --kernel-name regex:attention_wgmma_kernel --launch-count 2 \
-        "${sections[@]}" "$build"/check_prefill profile
+        "${sections[@]}" "$build"/check_attention_prefill profile
       run 120 ncu --clock-control none --kernel-name regex:attention_decode_kernel --launch-count 2 \
-        "${sections[@]}" "$build"/check_decode profile
+        "${sections[@]}" "$build"/check_attention_decode profile
       ;;
     tests) run 400 "$python" -m pytest -q --no-header -p no:cacheprovider test/cuda ;;
     engine)

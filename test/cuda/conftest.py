@@ -1,6 +1,6 @@
-"""These tests need a GPU: without one (or without libllaisys_cuda) they are skipped by name.
+"""Tests that need a GPU; skipped without one or without libllaisys_cuda.
 
-The CPU is the reference of many of them: without AMX, which rounds activations to bf16.
+The CPU is the reference for many of them, without AMX, which rounds activations to bf16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llaisys.common.errors import LlaisysError
 from llaisys.libllaisys.library import choose_library, lib
 from llaisys.libllaisys.types import DEVICE_NVIDIA
 
-os.environ["LLAISYS_CPU_AMX"] = "off"  # looked at when the first product is made
+os.environ["LLAISYS_CPU_AMX"] = "off"  # read by the first GEMM
 
 
 def why_not() -> str | None:

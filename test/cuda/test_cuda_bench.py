@@ -1,4 +1,4 @@
-"""`llaisys bench` on the GPU: what it reports, not how fast it is."""
+"""`llaisys bench` on the GPU: report format, not speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_bench_ops_times_every_kernel_by_the_clock_of_the_gpu(
+def test_bench_ops_times_every_kernel_with_gpu_events(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-1.5b": [(2048, 1536), (50_000, 264)]})

@@ -1,5 +1,4 @@
-"""Drafts on the GPU: heads compute there what they compute on the CPU, and the tokens of an answer
-are those of the run without drafts, whoever makes them."""
+"""Speculative decoding on the GPU: draft heads match the CPU; tokens match a run without drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from llaisys.models.draft_head_files import open_draft_head
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("eagle", "eagle3", "mtp")
-# Heads of 64 and rows of a multiple of 8: 16 bits take the fast kernels.
+# head_dim 64 and K a multiple of 8: 16-bit dtypes take the fast kernels.
 CONFIG = tiny_config(
     hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
     intermediate_size=360, vocab_size=1000, num_hidden_layers=6, max_position_embeddings=1024,
@@ -31,7 +30,7 @@ PROMPTS = [[5, 9, 2, 77, 31] * 4, list(range(3, 90)), [11] * 33, [8], list(range
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The model, and heads for it by kind."""
+    """Paths of the model and of a draft head per kind."""
     path = tmp_path_factory.mktemp("cuda-drafts")
     write_hf_model(path / "model", CONFIG)
     found = {"model": path / "model"}
@@ -42,10 +41,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("dtype", "most"), [("f32", 1e-4), ("f16", 2e-2), ("bf16", 1e-1)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_computes_what_it_computes_on_the_cpu(
-    files: dict[str, Path], kind: str, dtype: str, most: float
-) -> None:
-    """Rows that begin a sequence, then one whose feature is its own; in pieces of 8."""
+def test_draft_head_matches_cpu(files: dict[str, Path], kind: str, dtype: str, most: float) -> None:
+    """Rows that start a sequence, then one with its own hidden state; in micro-batches of 8."""
     rng = np.random.default_rng(1)
     n, wide = 19, 256 * (3 if kind == "eagle3" else 1)
     tokens = rng.integers(0, 1000, n + 1)
@@ -75,13 +72,15 @@ def step_of(tokens: np.ndarray, start: int) -> ModelStepInput:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("method", ["ngram", "draft_model", *KINDS])
-def test_drafts_change_no_token(files: dict[str, Path], method: str, exact: bool) -> None:
-    """In f32, and in 16 bits where a row's bits depend on the row alone."""
+def test_speculative_decoding_keeps_tokens(
+    files: dict[str, Path], method: str, exact: bool
+) -> None:
+    """In f32, and in 16 bits with batch-invariant results."""
     drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 5}
     if method != "ngram":
         name = "model" if method == "draft_model" else method
         drafts |= {"method": method.removesuffix("3"), "model": str(files[name])}
-        drafts["prompt_lookup_max"] = 64  # the head drafts, not the own tokens before it
+        drafts["prompt_lookup_max"] = 64  # the head proposes before n-gram lookup does
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, detokenize=False)
     answers, counts = [], []
     for speculative in (None, drafts):
@@ -96,10 +95,10 @@ def test_drafts_change_no_token(files: dict[str, Path], method: str, exact: bool
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
-def test_steps_without_drafts_are_launched_ahead(
+def test_steps_without_drafts_are_scheduled_asynchronously(
     files: dict[str, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers that repeat themselves and answers that do not, in one batch and alone."""
+    """Repetitive and other answers, in one batch and alone."""
     plans: list[SchedulerOutputs] = []
     launch = EngineCore._launch
 

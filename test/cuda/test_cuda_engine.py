@@ -1,4 +1,4 @@
-"""The engine on the GPU: the tokens of the CPU, of transformers, and of itself a second time."""
+"""The engine on the GPU: tokens match the CPU and a second run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPTS = [[5, 9, 2, 77, 31], list(range(3, 90)), [11] * 33, [8], list(range(200
 
 
 def shape(dtype: str) -> dict[str, Any]:
-    """One that takes the fast kernels in 16 bits: heads of 64, rows of a multiple of 8."""
+    """Shape that takes the fast kernels in 16 bits: head_dim 64, K a multiple of 8."""
     return tiny_config(
         hidden_size=256, num_attention_heads=6, num_key_value_heads=2, head_dim=64,
         intermediate_size=360, vocab_size=1000, num_hidden_layers=3, torch_dtype=dtype,
@@ -37,21 +37,19 @@ def tokens(model: Path, device: str, dtype: str, **changes: Any) -> list[list[in
         return [output.token_ids for output in llm.generate(PROMPTS, params)]
 
 
-def test_f32_gives_the_tokens_of_the_cpu(directory: Path) -> None:
+def test_f32_tokens_match_cpu(directory: Path) -> None:
     assert tokens(directory, "cuda", "f32") == tokens(directory, "cpu", "f32")
 
 
-def test_a_small_step_budget_gives_the_same_tokens(directory: Path) -> None:
+def test_chunked_prefill_keeps_tokens(directory: Path) -> None:
     whole = tokens(directory, "cuda", "f32")
     assert tokens(directory, "cuda", "f32", max_num_batched_tokens=37, max_num_seqs=3) == whole
 
 
 @pytest.mark.parametrize("rows", [40, 90, 2048])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_16_bits_agree_with_the_cpu_for_the_most_part(
-    directory: Path, dtype: str, rows: int
-) -> None:
-    """Only the GPU rounds activations: tokens may part where two are close."""
+def test_16_bit_tokens_mostly_match_cpu(directory: Path, dtype: str, rows: int) -> None:
+    """Only the GPU rounds activations: tokens may differ where two logits are close."""
     ours = tokens(directory, "cuda", dtype, max_num_batched_tokens=rows, max_num_seqs=8)
     reference = tokens(directory, "cpu", dtype)
     first = [int(np.argmin([a == b for a, b in zip(x, y, strict=True)] + [False]))
@@ -60,10 +58,10 @@ def test_16_bits_agree_with_the_cpu_for_the_most_part(
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_a_long_prompt_gives_the_tokens_of_its_pieces(
+def test_long_prompt_matches_chunked_prefill(
     tmp_path_factory: pytest.TempPathFactory, dtype: str
 ) -> None:
-    """Enough rows and outputs for gate, up and swiglu as one product; pieces have too few."""
+    """Enough rows for the fused SwiGLU GEMM; the chunks have too few."""
     path = tmp_path_factory.mktemp("cuda-wide-model")
     write_hf_model(path, {**shape("float32"), "intermediate_size": 4992})
     prompt = [[(i * 389) % 997 for i in range(500)]]
@@ -74,21 +72,21 @@ def test_a_long_prompt_gives_the_tokens_of_its_pieces(
                  max_num_seqs=8, num_kv_blocks=200) as llm:  # fmt: skip
             found.append(llm.generate(prompt, params)[0].token_ids)
     same = [a == b for a, b in zip(*found, strict=True)]
-    assert all(same[:3]), found  # tokens may part where two are close
+    assert all(same[:3]), found  # tokens may differ where two logits are close
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_a_second_run_gives_the_same_tokens(directory: Path, dtype: str) -> None:
+def test_second_run_gives_the_same_tokens(directory: Path, dtype: str) -> None:
     assert tokens(directory, "cuda", dtype) == tokens(directory, "cuda", dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_tokens_that_stay_on_the_device_are_the_same(directory: Path, dtype: str) -> None:
+def test_device_side_tokens_are_the_same(directory: Path, dtype: str) -> None:
     steps = {on: tokens(directory, "cuda", dtype, async_scheduling=on) for on in ("on", "off")}
     assert steps["on"] == steps["off"]
 
 
-def test_a_seed_samples_from_the_best_of_a_row_what_the_cpu_samples(directory: Path) -> None:
+def test_seeded_top_k_samples_match_cpu(directory: Path) -> None:
     params = SamplingParams(
         max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=7, ignore_eos=True,
         detokenize=False,
@@ -100,7 +98,7 @@ def test_a_seed_samples_from_the_best_of_a_row_what_the_cpu_samples(directory: P
     assert sampled["cuda"] == sampled["cpu"]
 
 
-def test_a_seed_samples_the_tokens_of_the_cpu(directory: Path) -> None:
+def test_seeded_samples_match_cpu(directory: Path) -> None:
     params = SamplingParams(
         max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=7, ignore_eos=True,
         repetition_penalty=1.1, detokenize=False,

@@ -1,4 +1,4 @@
-"""`exact`: what a request gets on the GPU does not depend on what runs beside it, bit for bit."""
+"""`exact` on the GPU: results are batch-invariant, bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(llm: LLM, prompts: list[list[int]], **fields: Any) -> list[Any]:
-    """Tokens and all their logprobs, as they are."""
+    """Tokens and all their logprobs, unrounded."""
     asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0, "logprobs": 3} | fields
     params = SamplingParams(ignore_eos=True, detokenize=False, **asked)
     return [
@@ -58,22 +58,20 @@ def exact_llm(directory: Path, dtype: str) -> Iterator[LLM]:
         yield llm
 
 
-def test_a_request_alone_and_in_any_batch_has_the_same_bits(exact_llm: LLM) -> None:
-    """Prompts of a batch are cut where the budget of a step ends, others than those alone."""
+def test_request_bits_do_not_depend_on_the_batch(exact_llm: LLM) -> None:
+    """In a batch the token budget splits prompts at other positions than alone."""
     alone = [answers(exact_llm, [prompt])[0] for prompt in PROMPTS[:8]]
     for size in (2, 3, 7, 16, 17, 40):
         assert answers(exact_llm, PROMPTS[:size])[:8] == alone[:size], size
 
 
-def test_samples_of_a_seed_do_not_depend_on_the_batch(exact_llm: LLM) -> None:
+def test_seeded_samples_do_not_depend_on_the_batch(exact_llm: LLM) -> None:
     fields: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 3}
     alone = answers(exact_llm, PROMPTS[:1], **fields)
     assert answers(exact_llm, PROMPTS[:24], **fields)[:1] == alone
 
 
-def test_a_prompt_in_pieces_is_a_prompt_at_once(
-    directory: Path, exact_llm: LLM, dtype: str
-) -> None:
+def test_chunked_prefill_has_the_same_bits(directory: Path, exact_llm: LLM, dtype: str) -> None:
     whole = answers(exact_llm, PROMPTS[:8])
     with LLM(
         str(directory), device="cuda", dtype=dtype, num_kv_blocks=1200, exact=True,
@@ -99,7 +97,7 @@ def rows_of(stream: Stream, x: Array, weight: LinearWeight, n: int, dtype: str) 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 @pytest.mark.parametrize(("n", "k"), [(2048, 1536), (1536, 8960), (1000, 264), (37, 64)])
-def test_a_row_of_a_product_has_the_same_bits_among_any_rows(kind: str, n: int, k: int) -> None:
+def test_linear_row_bits_do_not_depend_on_other_rows(kind: str, n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     x = rng.standard_normal((300, k), np.float32)
     w = to_bits(rng.standard_normal((n, k), np.float32), kind)

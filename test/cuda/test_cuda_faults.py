@@ -1,4 +1,4 @@
-"""A KV cache on the GPU that is too small for all requests, and memory that is gone in a step."""
+"""GPU: preemption with a small KV cache, and out of memory during a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_cache_that_is_too_small_for_all_gives_the_same_tokens(directory: Path) -> None:
+def test_preemption_keeps_tokens(directory: Path) -> None:
     params = SamplingParams(max_tokens=40, **GREEDY)
     tokens = []
     for blocks in (400, 14):
@@ -38,7 +38,7 @@ def test_a_cache_that_is_too_small_for_all_gives_the_same_tokens(directory: Path
 
 
 def take_all_but(num_bytes: int) -> list[Tensor]:
-    """Memory of the GPU, what the allocator had kept for later included, until less is left."""
+    """Allocates GPU memory, cached blocks included, until less than this is free."""
     taken: list[Tensor] = []
     free, _ = device_memory("cuda")
     size = free
@@ -50,10 +50,10 @@ def take_all_but(num_bytes: int) -> list[Tensor]:
     return taken
 
 
-def test_memory_that_is_gone_ends_requests_with_the_numbers_and_later_ones_work(
+def test_out_of_memory_fails_requests_with_byte_counts_and_recovers(
     directory: Path,
 ) -> None:
-    """300 rows with penalties need a copy of their logits, 60 MB, and not half of it is left."""
+    """300 rows with penalties need a 60 MB copy of their logits; less than half is free."""
     many = [[i + 3, 5] for i in range(300)]
     asked = SamplingParams(max_tokens=3, repetition_penalty=1.2, **GREEDY)
     with LLM(

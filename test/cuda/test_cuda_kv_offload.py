@@ -1,5 +1,5 @@
-"""Prefixes that leave the GPU come back from pinned memory: the same tokens and logprobs; a pool
-that does not fit is refused with the numbers."""
+"""KV offload on the GPU: prefixes restored from pinned memory give the same tokens and logprobs;
+too large pools are rejected with byte counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError, LlaisysError
 
 DEVICE = "cuda"
-# Longer than two blocks; the last one makes rows of a block that are no multiple of 16 bytes.
+# Longer than two blocks; the last shape has blocks that are not a multiple of 16 bytes.
 SHAPES = [(64, 16, "bf16"), (64, 16, "f32"), (128, 16, "f16"), (10, 1, "f16")]
 PROMPTS = [[(7 * i + 31 * p) % 900 + 3 for i in range(45 + p)] for p in range(3)]
 PARAMS = SamplingParams(
@@ -36,7 +36,7 @@ def ask(llm: LLM, prompt: list[int]) -> tuple[list[int], Any, int, int]:
 
 @pytest.mark.parametrize(("head_dim", "block_size", "dtype"), SHAPES)
 @pytest.mark.parametrize("async_scheduling", ["off", "on"])
-def test_evicted_asked_again_the_same_bits(
+def test_offloaded_prefix_has_the_same_bits(
     tmp_path: Path, head_dim: int, block_size: int, dtype: str, async_scheduling: str
 ) -> None:
     model = write(tmp_path, head_dim)
@@ -44,7 +44,7 @@ def test_evicted_asked_again_the_same_bits(
         "device": DEVICE, "dtype": dtype, "block_size": block_size, "max_num_seqs": 2,
         "async_scheduling": async_scheduling,
     }  # fmt: skip
-    room = -(-53 // block_size)  # of one prompt and its answer
+    room = -(-53 // block_size)  # blocks of one prompt and its answer
     with LLM(str(model), **options, num_kv_blocks=4 * room) as llm:
         for prompt in PROMPTS:
             ask(llm, prompt)
@@ -57,18 +57,18 @@ def test_evicted_asked_again_the_same_bits(
             assert ask(llm, prompt) == (tokens, logprobs, cached, cached)
 
 
-def test_pinned_memory_that_is_not_there_is_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_too_much_pinned_memory_is_rejected_with_byte_counts(tmp_path: Path) -> None:
     model = write(tmp_path, 64)
     with pytest.raises(InvalidInputError, match=r"kv_offload is \d+; .* to \d+, the bytes"):
         LLM(str(model), device=DEVICE, num_kv_blocks=40, kv_offload="900TiB")
 
 
-def test_a_pool_that_the_gpu_cannot_hold_says_what_was_asked_for_and_what_is_free(
+def test_too_large_kv_pool_reports_requested_and_free_bytes(
     tmp_path: Path,
 ) -> None:
-    """`num_kv_blocks` is taken at its word, and the allocator refuses."""
+    """`num_kv_blocks` is not reduced; the allocation fails."""
     model = write(tmp_path, 128, num_hidden_layers=24)
     with pytest.raises(LlaisysError, match=r"\d+ bytes of memory of GPU 0 .* \d+ of its \d+ bytes"):
         LLM(str(model), device=DEVICE, dtype="f32", num_kv_blocks=1 << 21)
-    with LLM(str(model), device=DEVICE, dtype="f32", num_kv_blocks=40) as llm:  # nothing is left
+    with LLM(str(model), device=DEVICE, dtype="f32", num_kv_blocks=40) as llm:  # no memory leaked
         assert len(ask(llm, [1, 2])[0]) == 6

@@ -1,4 +1,4 @@
-"""Every operator on the GPU against the CPU's: odd sizes, every dtype, views, both KV layouts."""
+"""Every operator on the GPU against the CPU: odd sizes, every dtype, views, both KV layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from native_helpers import EPSILON, REALS, Array, from_bits, handle_array, op, t
 
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
 
-IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # under a sanitizer: scripts/check_gpu.sh
+IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # for compute-sanitizer: scripts/check_gpu.sh
 LENGTHS = (1, 3, 8, 17) if IS_SMALL else (1, 3, 8, 17, 64, 129, 513, 1031)
 NUMPY = {"i64": np.int64, "i32": np.int32, "u8": np.uint8}
 
@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0) -> Array:
 
 
 class Side:
-    """Tensors of one device for the length of a `with` block."""
+    """Tensors of one device, freed at the end of a `with` block."""
 
     def __init__(self, device: str, stream: Stream) -> None:
         self.device, self.stream = device, stream
@@ -90,7 +90,7 @@ class Side:
 def compare(
     streams: dict[str, Stream], body: Any, dtype: str, scale: float = 4.0, exact: bool = False
 ) -> None:
-    """body(side) gives an array on each device."""
+    """Compares the array that body(side) returns on each device."""
     results = {}
     for device, stream in streams.items():
         with Side(device, stream) as side:
@@ -119,7 +119,7 @@ def test_add(streams: dict[str, Stream], dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", REALS)
 def test_argmax_with_ties_and_nan(streams: dict[str, Stream], dtype: str) -> None:
-    # 20,004: each thread of a block that has a row alone has more than four quads of it.
+    # 20,004: more than four float4 per thread when one block has a row.
     for rows, n in (*product((1, 5), LENGTHS), *(() if IS_SMALL else ((140, 20004),))):
         values = np.round(normal(rows, n) * 3)
         values[np.random.default_rng(n).random(values.shape) < 0.2] = np.nan
@@ -149,7 +149,7 @@ def test_embedding(streams: dict[str, Stream], table_dtype: str, dtype: str) -> 
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), list(product(REALS, REALS)))
-def test_rms_norm_and_with_residual(streams: dict[str, Stream], dtype: str, out_dtype: str) -> None:
+def test_rms_norm_and_add_rms_norm(streams: dict[str, Stream], dtype: str, out_dtype: str) -> None:
     for (n, d), gap in product(((1, 1), (5, 33), (3, 512), (2, 1536), (7, 1031)), (0, 3)):
         x, r, w = normal(n, d), normal(n, d, seed=1), normal(d, seed=2)
 
@@ -262,8 +262,10 @@ def test_linear(streams: dict[str, Stream], x_dtype: str, w_dtype: str, out_dtyp
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_a_row_has_the_same_bits_among_few(streams: dict[str, Stream], dtype: str) -> None:
-    """With 2 to 16 rows; one alone has a kernel of its own."""
+def test_small_m_row_bits_do_not_depend_on_other_rows(
+    streams: dict[str, Stream], dtype: str
+) -> None:
+    """For 2 to 16 rows; a single row uses another kernel."""
     for k, n in ((520, 33), (1536, 257)):
         x = normal(16, k) / np.sqrt(k)
         with Side("cuda", streams["cuda"]) as side:
@@ -284,7 +286,7 @@ def test_a_row_has_the_same_bits_among_few(streams: dict[str, Stream], dtype: st
                 np.testing.assert_array_equal(product(x[i : i + 2]), together[i : i + 2])
 
 
-def test_the_256_best_of_rows_with_ties_and_nan(streams: dict[str, Stream]) -> None:
+def test_topk_256_with_ties_and_nan(streams: dict[str, Stream]) -> None:
     for rows, n, k, grain in (
         (1, 300, 256, 8), (3, 5000, 256, 64), (2, 5000, 1000, 1), (2, 40001, 256, 1024),
         (1, 70000, 256, 0.01), (1, 5000, 1500, 1),
@@ -305,7 +307,7 @@ def test_the_256_best_of_rows_with_ties_and_nan(streams: dict[str, Stream]) -> N
 
 
 ATTENTION = [
-    # lengths of the lists, query tokens of each, heads, kv heads, d, block size, window
+    # sequence lengths, query tokens of each, heads, KV heads, head_dim, block size, window
     ((1,), 1, 1, 1, 64, 1, 0),
     ((5, 130, 17), 1, 6, 2, 128, 16, 0),
     ((1100, 1, 64), 1, 12, 2, 128, 16, 0),
@@ -340,7 +342,7 @@ def test_attention(streams: dict[str, Stream], dtype: str, case: tuple[Any, ...]
         used += count
         for end in range(max(1, length - fresh + 1), length + 1):
             seen.append((row, max(0, end - window) if window else 0, end))
-    seen.append((0, 3, 3) if lengths[0] > 3 else (0, 1, 1))  # sees nothing
+    seen.append((0, 3, 3) if lengths[0] > 3 else (0, 1, 1))  # empty range
     rows, begin, end = np.array(seen, np.int32).T
     q = normal(len(seen), heads, d)
     k, v = normal(n_blocks * block, kv_heads, d, seed=1), normal(n_blocks * block, kv_heads, d)

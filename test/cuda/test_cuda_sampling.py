@@ -1,8 +1,7 @@
-"""The sampler on the GPU: what it samples and says is what the host samples from the same whole rows.
+"""Device sampler: tokens and logprobs match the host sampler, bit for bit.
 
-A chain that begins with a link which looks at whole rows but changes nothing (an XTC that never
-comes) takes the road over the host: both roads must end at the same tokens and logprobs, bit for
-bit, for the logits are those of the same kernels.
+A chain that starts with a link over whole rows that changes nothing (XTC with probability 0) is
+sampled on the host. Both samplers read logits of the same kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ OVER_THE_HOST: dict[str, Any] = {"samplers": ["xtc", *CHAIN[:-1]], "xtc_probabil
 
 @pytest.fixture(scope="module", params=[1000, 40_003], ids=["small", "large"])
 def llm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    """Vocabularies of 2 and 79 blocks of weights, the last one not full."""
+    """Vocabularies of 2 and 79 blocks of weights, the last block partial."""
     path: Path = tmp_path_factory.mktemp("cuda-sampling")
     config = tiny_config(
         hidden_size=128, num_attention_heads=2, num_key_value_heads=2, head_dim=64,
@@ -31,7 +30,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         max_position_embeddings=512,
     )  # fmt: skip
     write_hf_model(path, config)
-    # Without a prefix cache: a prompt is computed in the same steps whenever it is asked.
+    # Without prefix caching a prompt is always computed in the same steps.
     options: dict[str, Any] = {"num_kv_blocks": 200, "enable_prefix_caching": False}
     with LLM(str(path), device="cuda", dtype="bf16", **options) as opened:
         yield opened
@@ -80,7 +79,7 @@ MAY_NEED_WHOLE_ROWS = {"top_p", "top_p that goes far", "min_p", "min_p that goes
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_sample_on_the_device_is_that_of_the_host(llm: LLM, name: str) -> None:
+def test_device_samples_match_host(llm: LLM, name: str) -> None:
     before = places(llm)
     on_device = sampled(llm, **CASES[name])
     between = places(llm)
@@ -93,14 +92,14 @@ def test_a_sample_on_the_device_is_that_of_the_host(llm: LLM, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["temperature", "as it is", "top_k", "penalties", "bias"])
-def test_without_logprobs_no_row_comes_to_the_host(llm: LLM, name: str) -> None:
+def test_without_logprobs_no_logits_are_copied_to_the_host(llm: LLM, name: str) -> None:
     before = places(llm)
     sampled(llm, **CASES[name])
     after = places(llm)
     assert after["host"] == before["host"] and after["device"] > before["device"]
 
 
-def test_requests_of_all_kinds_share_a_step(llm: LLM) -> None:
+def test_mixed_sampling_parameters_share_a_step(llm: LLM) -> None:
     fixed: dict[str, Any] = {"max_tokens": 8, "seed": 5, "ignore_eos": True, "detokenize": False}
     cases = [*CASES.values(), {"temperature": 0.8, "typical_p": 0.7}, {"temperature": 0.0}]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(cases))]
@@ -114,7 +113,7 @@ def test_requests_of_all_kinds_share_a_step(llm: LLM) -> None:
 
 
 def test_only_allowed_tokens_are_sampled_under_a_mask(llm: LLM) -> None:
-    """A grammar's masks on the device and over the host."""
+    """Grammar masks with device and host sampling."""
     allowed = {"allowed_token_ids": [3, 5, 8, 700, 999], "temperature": 1.3}
     on_device = sampled(llm, **allowed)
     assert {token for tokens, _ in on_device for token in tokens} <= {3, 5, 8, 700, 999}

@@ -1,4 +1,4 @@
-"""The server on the GPU: the tokens of the engine alone, GPU figures, and faults as on the CPU."""
+"""The server on the GPU: tokens match the engine, GPU metrics, faults as on the CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start(directory: Path, *options: str) -> ServerProcess:
     return ServerProcess(*fixed, *options, real=True)
 
 
-@pytest.fixture(scope="module", params=["off", "on"], ids=["steps", "steps ahead"])
+@pytest.fixture(scope="module", params=["off", "on"], ids=["synchronous", "asynchronous"])
 def server(directory: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with start(directory, "--async-scheduling", request.param) as process:
         yield process.wait_ready()
@@ -69,7 +69,7 @@ def ask(client: httpx.Client, prompt: list[int], **fields: Any) -> str:
     return text
 
 
-def test_many_clients_get_the_texts_of_the_engine_alone(
+def test_concurrent_clients_get_the_texts_of_the_engine(
     directory: Path, server: ServerProcess
 ) -> None:
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -79,13 +79,13 @@ def test_many_clients_get_the_texts_of_the_engine_alone(
         assert list(pool.map(lambda prompt: ask(client, prompt), PROMPTS)) == expected
 
 
-def test_a_seed_gives_the_same_answer_again(server: ServerProcess) -> None:
+def test_seeded_answer_is_reproducible(server: ServerProcess) -> None:
     with server.client() as client:
         fields: dict[str, Any] = {"temperature": 0.9, "seed": 5, "frequency_penalty": 0.4}
         assert ask(client, PROMPTS[1], **fields) == ask(client, PROMPTS[1], **fields)
 
 
-def test_the_metrics_have_the_gpu(server: ServerProcess) -> None:
+def test_metrics_include_the_gpu(server: ServerProcess) -> None:
     with server.client() as client:
         ask(client, PROMPTS[0])
     server.wait_for(lambda: "gpu_memory_total" in _metrics(server), "figures of the GPU")
@@ -98,7 +98,7 @@ def _metrics(server: ServerProcess) -> str:
         return client.get("/metrics").text
 
 
-def test_a_killed_engine_ends_every_stream_and_the_server(directory: Path) -> None:
+def test_killed_engine_ends_every_stream_and_the_server(directory: Path) -> None:
     with start(directory) as process:
         engine = process.wait_ready().engine_pid
         asked = body([3, 4], max_tokens=900, stream=True)
@@ -112,7 +112,7 @@ def test_a_killed_engine_ends_every_stream_and_the_server(directory: Path) -> No
         assert process.process.returncode != 0 and not alive(engine)
 
 
-def test_a_cache_that_the_gpu_has_no_room_for_is_refused_with_the_numbers(directory: Path) -> None:
+def test_too_large_kv_cache_is_rejected_with_byte_counts(directory: Path) -> None:
     with pytest.raises(LlaisysError, match=r"\d"):
         LLM(str(directory), device=DEVICE, dtype="f32", kv_cache_memory=1 << 45)
     with LLM(str(directory), device=DEVICE, dtype="f32", num_kv_blocks=40) as llm:
@@ -135,7 +135,7 @@ with LLM(sys.argv[1], device="cuda", dtype="f32", num_kv_blocks=40) as llm:
             (("out", (1, 2, 64)), ("q", (1, 2, 64)), ("k", (16, 2, 64)), ("v", (16, 2, 64)))}
     lists = [Tensor.create((1,), "i32", "cuda") for _ in range(3)]
     table = Tensor.create((1, 1), "i32", "cuda")
-    far = np.full((1, 1), 1 << 30, np.int32)  # a block that is nowhere
+    far = np.full((1, 1), 1 << 30, np.int32)  # block id out of range
     table.load(far.ctypes.data, far.nbytes)
     one = np.ones(1, np.int32)
     lists[2].load(one.ctypes.data, one.nbytes)
@@ -146,10 +146,10 @@ with LLM(sys.argv[1], device="cuda", dtype="f32", num_kv_blocks=40) as llm:
 """
 
 
-def test_a_kernel_that_fails_ends_requests_with_its_name_and_the_process_can_say_so(
+def test_failing_kernel_is_reported_by_name(
     directory: Path,
 ) -> None:
-    """In a process of its own: CUDA does not come back from it."""
+    """In a separate process: the CUDA context is lost."""
     path = os.pathsep.join([*sys.path, str(HELPERS)])
     ended = subprocess.run(
         [sys.executable, "-c", BROKEN_KERNEL, str(directory)],

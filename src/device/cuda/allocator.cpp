@@ -9,7 +9,7 @@ namespace llaisys::device {
 namespace {
 
 constexpr size_t kGranule = size_t(1) << 9;
-constexpr size_t kKeepAtMost = size_t(1) << 28; // larger blocks go back to the driver at once
+constexpr size_t kKeepAtMost = size_t(1) << 28; // larger blocks are freed at once
 constexpr size_t kKeepInAll = size_t(1) << 30;
 constexpr int kMaxDevices = 64;
 
@@ -21,7 +21,7 @@ size_t rounded_size(size_t bytes) {
 
 CudaAllocator &CudaAllocator::of(int device_id) {
     static std::mutex mutex;
-    static std::array<CudaAllocator *, kMaxDevices> allocators{}; // live as long as the process
+    static std::array<CudaAllocator *, kMaxDevices> allocators{}; // never destroyed
     ensure(device_id >= 0 && device_id < kMaxDevices, "device ", device_id);
     const std::lock_guard<std::mutex> lock(mutex);
     CudaAllocator *&allocator = allocators[size_t(device_id)];
@@ -48,11 +48,12 @@ void *CudaAllocator::allocate(size_t bytes) {
              " could not be allocated: ", free, " of its ", total, " bytes are free");
     }
     LLAISYS_CUDA(cudaMemset(memory, 0, size));
-    LLAISYS_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); // other streams do not wait for it
+    // other streams do not wait for the legacy stream
+    LLAISYS_CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     return memory;
 }
 
-// Null when there is none.
+// Null when out of memory.
 void *CudaAllocator::take(size_t rounded) {
     const auto found = kept_.find(rounded);
     if (found != kept_.end()) {

@@ -1,4 +1,4 @@
-// Device memory under Storage: blocks that were let go are kept and handed out again.
+// Caching allocator of device memory for Storage: released blocks are cached and reused.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,17 @@
 
 namespace llaisys::device {
 
-// One for each device of the process. Thread-safe.
+// One per device of the process. Thread-safe.
 class CudaAllocator {
 public:
     static CudaAllocator &of(int device_id);
 
     explicit CudaAllocator(int device_id) : device_id_(device_id) {}
 
-    // Zeroed, aligned to 256 bytes. Throws LLAISYS_ERROR_MEMORY with what was asked for, what is
-    // free and what the device has in all.
+    // Zeroed, 256-byte aligned. Throws LLAISYS_ERROR_MEMORY with the requested, free and total
+    // bytes.
     void *allocate(size_t bytes);
-    // Waits for all work of the device: the next owner may use another stream.
+    // Synchronizes the device: the next owner may use another stream.
     void release(void *memory, size_t bytes);
 
 private:

@@ -1,6 +1,6 @@
-// What we call of cuBLASLt, declared here: the library is opened at run time (from the toolkit or from
-// the nvidia-cublas wheel), and a machine that compiles need not have its header. Names, numbers and
-// layouts are those of its C interface, the same in versions 12 and 13.
+// The subset of the cuBLASLt C interface that is used here. The library is opened at run time
+// (from the toolkit or the nvidia-cublas wheel); its header is not needed to compile. Names,
+// constants and layouts are those of versions 12 and 13.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,8 +44,8 @@ struct Library {
                   const Algorithm *algorithm, void *workspace, size_t workspace_bytes,
                   cudaStream_t stream);
     int (*MatmulAlgoGetHeuristic)(Handle handle, MatmulDesc desc, MatrixLayout a, MatrixLayout b,
-                                  MatrixLayout c, MatrixLayout d, Preference preference, int asked,
-                                  HeuristicResult *results, int *count);
+                                  MatrixLayout c, MatrixLayout d, Preference preference,
+                                  int query_full, HeuristicResult *results, int *count);
     int (*MatmulDescCreate)(MatmulDesc *desc, int compute_type, cudaDataType_t scale_type);
     int (*MatmulDescDestroy)(MatmulDesc desc);
     int (*MatmulDescSetAttribute)(MatmulDesc desc, int attribute, const void *value, size_t bytes);
@@ -58,7 +58,7 @@ struct Library {
     int (*MatrixLayoutDestroy)(MatrixLayout layout);
 };
 
-// Null where the library is not installed. Opened once; it stays open.
+// Null when the library is not installed. Opened once, never closed.
 const Library *open();
 
 } // namespace llaisys::device::cublaslt

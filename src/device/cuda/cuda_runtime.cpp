@@ -1,11 +1,11 @@
-// The CUDA function table. Work on a stream is queued; a copy without a stream waits for the whole
-// device before and after, so that a caller who knows no stream sees what he wrote.
+// CUDA function table of the runtime. Work on a stream is asynchronous; a copy without a stream
+// synchronizes the device before and after.
 #include "device/cuda/cuda_runtime.hpp"
 
 #include "device/cuda/allocator.hpp"
 #include "device/cuda/cublaslt.hpp"
-#include "device/cuda/loaded_code.hpp"
-#include "device/cuda/matrix_products.hpp"
+#include "device/cuda/cublaslt_gemm.hpp"
+#include "device/cuda/kernel_arch.hpp"
 #include "device/cuda/probes.hpp"
 #include "device/cuda/uploader.hpp"
 
@@ -44,13 +44,13 @@ CudaStream::CudaStream(int id) : device_id(id), scratch(id), counters(id) {
     require(major >= 8, "GPU ", id, " has compute capability ", major,
             ".x; this build needs 8.0 or more");
     device_major = major;
-    compute_major = std::min(major, loaded_code_major());
-    has_early_launch = compute_major >= 9;
-    LLAISYS_CUDA(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, id));
+    compute_major = std::min(major, kernel_arch_major());
+    has_pdl = compute_major >= 9;
+    LLAISYS_CUDA(cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, id));
     LLAISYS_CUDA(
         cudaDeviceGetAttribute(&max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
     LLAISYS_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    products = MatrixProducts::open(id);
+    products = CublasLtGemm::open(id);
 }
 
 CudaStream::~CudaStream() {
@@ -70,7 +70,7 @@ void use_device_of(void *stream) {
 
 int device_count() {
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) { // no driver, or one too old
+    if (cudaGetDeviceCount(&count) != cudaSuccess) { // no driver, or too old
         cudaGetLastError();
         return 0;
     }
@@ -115,7 +115,7 @@ void copy(void *dst, const void *src, size_t bytes, CopyKind kind, void *stream)
     const int device_id = device_of(kind == CopyKind::device_to_host ? src : dst);
     LLAISYS_CUDA(cudaSetDevice(device_id));
     LLAISYS_CUDA(cudaDeviceSynchronize());
-    if (kind == CopyKind::host_to_device && bytes >= kUploadRingFrom) {
+    if (kind == CopyKind::host_to_device && bytes >= kStagedUploadMin) {
         upload_pageable(device_id, dst, src, bytes);
         return;
     }
@@ -125,7 +125,7 @@ void copy(void *dst, const void *src, size_t bytes, CopyKind kind, void *stream)
 
 void *create_stream(int device_id, int) { return new CudaStream(device_id); }
 void destroy_stream(void *stream) { delete static_cast<CudaStream *>(stream); }
-// Binds the calling thread to the device of the stream as well.
+// Also sets the calling thread's device.
 void synchronize(void *stream) {
     use_device_of(stream);
     LLAISYS_CUDA(cudaStreamSynchronize(raw(stream)));
@@ -185,7 +185,7 @@ std::string describe(int device_id) {
     cudaDeviceProp properties{};
     LLAISYS_CUDA(cudaGetDeviceProperties(&properties, device_id));
     return text(properties.name, ", compute capability ", properties.major, ".", properties.minor,
-                ", ", properties.multiProcessorCount, " processors, ",
+                ", ", properties.multiProcessorCount, " SMs, ",
                 properties.totalGlobalMem >> 20, " MiB",
                 cublaslt::open() != nullptr ? "" : ", without cuBLASLt");
 }

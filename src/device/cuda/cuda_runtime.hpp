@@ -1,4 +1,4 @@
-// The CUDA side of the runtime table: what kernels need of a stream, and errors that name the call.
+// CUDA side of the runtime table: the stream state that kernels use, and error checks.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -10,15 +10,15 @@
 
 namespace llaisys::device {
 
-class MatrixProducts;
+class CublasLtGemm;
 
-// Throws LLAISYS_ERROR_INTERNAL (or MEMORY) with `call` and CUDA's own words unless status is 0.
-// The error is taken off the runtime, so that the next call reports its own.
+// Throws LLAISYS_ERROR_INTERNAL (or MEMORY) with `call` and the CUDA error text unless status is
+// 0. Clears the last error, so that the next call reports its own.
 void cuda_check(cudaError_t status, const char *call);
 #define LLAISYS_CUDA(call) ::llaisys::device::cuda_check((call), #call)
 
-// Device memory that only grows. What was handed out before stays valid (a captured graph may hold
-// it) until the stream goes. Zeroed when it is taken.
+// Device memory that only grows. Earlier pointers stay valid (a captured graph may hold them)
+// until the stream is destroyed. Zeroed on allocation.
 class GrowingMemory {
 public:
     explicit GrowingMemory(int device_id) : device_id_(device_id) {}
@@ -36,7 +36,7 @@ private:
     std::vector<size_t> sizes_;
 };
 
-// What Stream::native() points to for a CUDA stream.
+// Target of Stream::native() for a CUDA stream.
 struct CudaStream {
     explicit CudaStream(int device_id);
     ~CudaStream();
@@ -44,17 +44,17 @@ struct CudaStream {
     CudaStream &operator=(const CudaStream &) = delete;
 
     int device_id;
-    int device_major;  // of the compute capability
-    int compute_major; // of what the kernels were compiled for; a newer device may run older code
-    int n_processors;
-    int max_shared_bytes;   // that a block can ask for
-    bool is_exact = false;  // no result depends on how many rows or tokens an operator is given
-    bool has_trials = true; // the first product of a shape may try several algorithms
-    bool has_early_launch;  // code for 9 and above: programmatic dependent launch
-    cudaStream_t stream;    // does not wait for the default stream
-    std::unique_ptr<MatrixProducts> products; // cuBLASLt, when it can be loaded
-    GrowingMemory scratch;                    // of one operator, until the next
-    GrowingMemory counters;                   // zero between operators
+    int device_major;  // compute capability
+    int compute_major; // of the loaded kernels; a newer device may run older code
+    int n_sms;
+    int max_shared_bytes;  // opt-in maximum per block
+    bool is_exact = false; // batch-invariant: results do not depend on the number of rows or tokens
+    bool has_trials = true; // the first GEMM of a shape may time several algorithms
+    bool has_pdl;           // kernels for 9 and above: programmatic dependent launch
+    cudaStream_t stream;    // non-blocking
+    std::unique_ptr<CublasLtGemm> products; // null without cuBLASLt
+    GrowingMemory scratch;                  // valid until the next operator
+    GrowingMemory counters;                 // zero between operators
 };
 
 inline CudaStream &cuda_stream_of(const Stream &stream) {

@@ -1,7 +1,7 @@
-// Probes: reading 2 GiB with 16-byte loads, multiply-adds in registers, one large product.
+// Probes: 2 GiB read with 16-byte loads, FMA in registers, one large GEMM.
 #include "device/cuda/probes.hpp"
 
-#include "device/cuda/matrix_products.hpp"
+#include "device/cuda/cublaslt_gemm.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kRounds = 5;
 constexpr int64_t kReadBytes = int64_t(2) << 30;
-constexpr int64_t kSide = 8192; // of the matrices of the large product
-constexpr int kChains = 8;      // of multiply-adds that do not wait for each other
+constexpr int64_t kSide = 8192; // rows and columns of the GEMM
+constexpr int kChains = 8;      // independent FMA chains
 constexpr int kSteps = 4096;
 
 struct Event {
@@ -33,7 +33,7 @@ struct Memory {
     void *data = nullptr;
 };
 
-// Writes only what cannot be: the loads must not be left out.
+// The store never executes; it keeps the loads alive.
 __global__ void read_kernel(const uint4 *data, int64_t n, uint32_t *out) {
     const int64_t step = int64_t(gridDim.x) * kThreads;
     uint32_t sum = 0;
@@ -67,7 +67,7 @@ __global__ void multiply_add_kernel(float factor, float *out) {
     }
 }
 
-// bf16 values in +-[0.5, 1): products of zeros would take less power and time.
+// bf16 values in +-[0.5, 1): a GEMM of zeros takes less power and time.
 __global__ void fill_kernel(uint16_t *values, int64_t n) {
     const int64_t step = int64_t(gridDim.x) * kThreads;
     for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) {
@@ -91,7 +91,7 @@ double read_bandwidth(const CudaStream &stream) {
     const auto *data = static_cast<const uint4 *>(memory.data);
     auto *out = static_cast<uint32_t *>(memory.data);
     return double(kReadBytes) / best_of_rounds(stream, [&] {
-               read_kernel<<<unsigned(8 * stream.n_processors), kThreads, 0, stream.stream>>>(
+               read_kernel<<<unsigned(8 * stream.n_sms), kThreads, 0, stream.stream>>>(
                    data, kReadBytes / int64_t(sizeof(uint4)), out);
                LLAISYS_CUDA(cudaGetLastError());
            });
@@ -99,7 +99,7 @@ double read_bandwidth(const CudaStream &stream) {
 
 double f32_operations(const CudaStream &stream) {
     const Memory memory(sizeof(float));
-    const unsigned blocks = unsigned(16 * stream.n_processors);
+    const unsigned blocks = unsigned(16 * stream.n_sms);
     const double seconds = best_of_rounds(stream, [&] {
         multiply_add_kernel<<<blocks, kThreads, 0, stream.stream>>>(
             0.5f, static_cast<float *>(memory.data));
@@ -116,11 +116,10 @@ double product_operations(const CudaStream &stream) {
     auto *x = static_cast<uint16_t *>(memory.data);
     uint16_t *weight = x + kSide * kSide;
     uint16_t *out = weight + kSide * kSide;
-    fill_kernel<<<unsigned(8 * stream.n_processors), kThreads, 0, stream.stream>>>(x, 2 * kSide *
-                                                                                          kSide);
+    fill_kernel<<<unsigned(8 * stream.n_sms), kThreads, 0, stream.stream>>>(x, 2 * kSide * kSide);
     LLAISYS_CUDA(cudaGetLastError());
-    const MatrixProduct product{kSide,  kSide, kSide, LLAISYS_DTYPE_BF16, x,    kSide,
-                                weight, out,   kSide, LLAISYS_DTYPE_BF16, false};
+    const GemmProblem product{kSide,  kSide, kSide, LLAISYS_DTYPE_BF16, x,    kSide,
+                              weight, out,   kSide, LLAISYS_DTYPE_BF16, false};
     bool is_possible = true;
     const double seconds = best_of_rounds(stream, [&] {
         is_possible =

@@ -1,4 +1,4 @@
-// What the device can do at most, and times by its own clock.
+// Peak rates of the device, and event timing.
 #pragma once
 
 #include "device/cuda/cuda_runtime.hpp"
@@ -7,11 +7,11 @@
 
 namespace llaisys::device {
 
-// The seconds of one call of work(), which queues on the stream: one call first, then `repeats`
-// between two events.
+// Seconds of one call of work(), which queues on the stream: one warm-up call, then `repeats`
+// calls between two events.
 double cuda_seconds(const CudaStream &stream, int repeats, const std::function<void()> &work);
 
-// As llaisysBenchProbe says; the best of several rounds. Takes 2 GiB of memory for a moment.
+// See llaisysBenchProbe; best of several rounds. Allocates 2 GiB temporarily.
 double measure_cuda(CudaStream &stream, Probe probe);
 
 } // namespace llaisys::device

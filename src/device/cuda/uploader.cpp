@@ -16,8 +16,8 @@ constexpr size_t kPiece = size_t(16) << 20;
 constexpr int kPieces = 4;
 constexpr int kThreads = 8;
 
-struct Ring {
-    explicit Ring(int device_id) : pool(kThreads) {
+struct StagingBuffers {
+    explicit StagingBuffers(int device_id) : pool(kThreads) {
         LLAISYS_CUDA(cudaSetDevice(device_id));
         LLAISYS_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         LLAISYS_CUDA(cudaMallocHost(&memory, kPiece * kPieces));
@@ -32,7 +32,7 @@ struct Ring {
             const size_t slot = piece % kPieces;
             const size_t n = std::min(kPiece, bytes - at);
             std::byte *stage = static_cast<std::byte *>(memory) + slot * kPiece;
-            LLAISYS_CUDA(cudaEventSynchronize(events[slot])); // born done
+            LLAISYS_CUDA(cudaEventSynchronize(events[slot])); // new events are complete
             const size_t share = (n / kThreads + 4095) / 4096 * 4096;
             pool.run(kThreads, [&](int64_t part, int) {
                 const size_t begin = std::min(n, size_t(part) * share);
@@ -56,19 +56,19 @@ struct Ring {
 
 void upload_pageable(int device_id, void *dst, const void *src, size_t bytes) {
     static std::mutex mutex;
-    static std::map<int, Ring *> rings; // live as long as the process
-    Ring *ring = nullptr;
+    static std::map<int, StagingBuffers *> all; // never destroyed
+    StagingBuffers *buffers = nullptr;
     {
         const std::lock_guard<std::mutex> lock(mutex);
-        Ring *&known = rings[device_id];
+        StagingBuffers *&known = all[device_id];
         if (known == nullptr) {
-            known = new Ring(device_id);
+            known = new StagingBuffers(device_id);
         }
-        ring = known;
+        buffers = known;
     }
-    const std::lock_guard<std::mutex> lock(ring->mutex);
+    const std::lock_guard<std::mutex> lock(buffers->mutex);
     LLAISYS_CUDA(cudaSetDevice(device_id));
-    ring->upload(static_cast<std::byte *>(dst), static_cast<const std::byte *>(src), bytes);
+    buffers->upload(static_cast<std::byte *>(dst), static_cast<const std::byte *>(src), bytes);
 }
 
 } // namespace llaisys::device

@@ -1,4 +1,4 @@
-// The CUDA side of add. Arguments have been checked.
+// CUDA side of add. Arguments have been checked.
 #pragma once
 
 #include "ops/add/op.hpp"

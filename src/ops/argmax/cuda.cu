@@ -1,6 +1,5 @@
-// The largest value of each row and its first place. A row is cut among several blocks when there are
-// few rows, and the last of them to end takes the best of all; 16-byte reads of f32 rows. Bound by
-// memory.
+// Argmax of each row; the first index wins ties. With few rows, several blocks share a row and
+// the last one to finish reduces their results; 16-byte loads of f32 rows. Memory-bound.
 #include "ops/argmax/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -12,14 +11,14 @@ namespace llaisys::ops {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kMaxParts = 32; // of a row
+constexpr int kMaxParts = 32; // blocks per row
 
 struct Best {
     float value;
     int64_t index; // -1: none yet
 };
 
-// A NaN is never better than a number; the lower index wins a tie.
+// NaN never wins; the lower index wins a tie.
 __device__ __forceinline__ void take(Best &best, float value, int64_t index) {
     if (value == value &&
         (best.index < 0 || value > best.value || (value == best.value && index < best.index))) {
@@ -36,15 +35,15 @@ __device__ __forceinline__ void take(Best &best, const Best &other) {
 __device__ Best warp_best(Best best) {
     for (int step = 16; step > 0; step >>= 1) {
         Best other;
-        other.value = __shfl_xor_sync(cuda::kAll, best.value, step);
-        other.index = __shfl_xor_sync(cuda::kAll, best.index, step);
+        other.value = __shfl_xor_sync(cuda::kFullMask, best.value, step);
+        other.index = __shfl_xor_sync(cuda::kFullMask, best.index, step);
         take(best, other);
     }
     return best;
 }
 
-// Of the quads first, first + step, ... below n of a row: the largest value and its first place. Each quad counts
-// by its largest value, and only the best one is looked at again. Several are on their way at once.
+// Argmax of the float4 values first, first + step, ... below n of a row. Each float4 counts by
+// its maximum; only the best one is read again for the index. kAhead loads are in flight.
 __device__ __forceinline__ Best best_of_quads(const float4 *x, int first, int step, int n) {
     constexpr int kAhead = 4;
     float value = -INFINITY;
@@ -60,7 +59,7 @@ __device__ __forceinline__ Best best_of_quads(const float4 *x, int first, int st
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             const float most = fmaxf(fmaxf(four[j].x, four[j].y), fmaxf(four[j].z, four[j].w));
-            // fmaxf gives a NaN only where all are.
+            // fmaxf returns NaN only if both are NaN.
             if (i + j * step < n && (most > value || (at < 0 && most == most))) {
                 value = most;
                 at = i + j * step;
@@ -82,10 +81,10 @@ __device__ __forceinline__ Best best_of_quads(const float4 *x, int first, int st
 __global__ void __launch_bounds__(kThreads, 2)
     argmax_kernel(int64_t *max_index, cuda::Reals max_value, cuda::Reals values, int64_t n,
                   Best *partial, int32_t *counters, ArgmaxOnHost host) {
-    __shared__ Best found[kThreads / cuda::kWarp];
+    __shared__ Best found[kThreads / cuda::kWarpSize];
     __shared__ bool is_last;
-    cuda::wait_for_input();
-    cuda::allow_next();
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
     const int64_t row = blockIdx.y;
     const int parts = int(gridDim.x);
     const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -101,11 +100,11 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
     }
     best = warp_best(best);
-    if (threadIdx.x % cuda::kWarp == 0) {
-        found[threadIdx.x / cuda::kWarp] = best;
+    if (threadIdx.x % cuda::kWarpSize == 0) {
+        found[threadIdx.x / cuda::kWarpSize] = best;
     }
     __syncthreads();
-    if (threadIdx.x >= cuda::kWarp) {
+    if (threadIdx.x >= cuda::kWarpSize) {
         return;
     }
     best = warp_best(found[threadIdx.x]);
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
 }
 
-static_assert(kThreads == cuda::kWarp * cuda::kWarp);
+static_assert(kThreads == cuda::kWarpSize * cuda::kWarpSize);
 
 } // namespace
 
@@ -156,7 +155,7 @@ void argmax_cuda(const device::Stream &stream, const Tensor &max_index, const Te
     device::CudaStream &on = device::cuda_stream_of(stream);
     const int64_t useful = (values.size(1) + 4 * kThreads - 1) / (4 * kThreads);
     const int64_t parts =
-        std::clamp<int64_t>(2 * on.n_processors / rows, 1, std::min<int64_t>(useful, kMaxParts));
+        std::clamp<int64_t>(2 * on.n_sms / rows, 1, std::min<int64_t>(useful, kMaxParts));
     auto *partial = static_cast<Best *>(on.scratch.at_least(size_t(rows * parts) * sizeof(Best)));
     auto *counters = static_cast<int32_t *>(on.counters.at_least(size_t(rows) * sizeof(int32_t)));
     cuda::launch(on, argmax_kernel, dim3(unsigned(parts), unsigned(rows)), kThreads, 0, true,

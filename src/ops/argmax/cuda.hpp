@@ -1,4 +1,4 @@
-// The CUDA side of argmax. Arguments have been checked.
+// CUDA side of argmax. Arguments have been checked.
 #pragma once
 
 #include "ops/argmax/op.hpp"

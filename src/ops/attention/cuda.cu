@@ -1,18 +1,18 @@
-// Chooses the attention kernel:
+// Selects the attention kernel:
 //
-//   16-bit values, head size 64 or 128, at most 16 query heads a group
-//     runs of tokens of one list        cuda_prefill_wgmma.cuh on compute capability 9.0,
-//                                       otherwise cuda_prefill.cuh
-//     single tokens                     cuda_decode.cuh, split over the list when there are few
-//     exact streams                     cuda_decode.cuh for every token, always split alike
-//   everything else (f32, odd sizes)    attention_plain_kernel below: a block for each token and
-//                                       head, a warp for every fourth key; for tests
+//   16-bit values, head_dim 64 or 128, at most 16 query heads per KV head
+//     runs of query tokens of a sequence  cuda_prefill_wgmma.cuh on compute capability 9.0,
+//                                         otherwise cuda_prefill.cuh
+//     single query tokens (decode)        cuda_decode.cuh, split-KV when there are few
+//     batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
+//   everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
+//                                         head, one warp per fourth key; for tests
 #include "ops/attention/cuda.hpp"
 
 #include "ops/attention/cuda_decode.cuh"
 #include "ops/attention/cuda_prefill.cuh"
 #include "ops/attention/cuda_prefill_wgmma.cuh"
-#include "ops/cuda/visit.cuh"
+#include "ops/cuda/dispatch_dtype.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -23,11 +23,11 @@ namespace llaisys::ops {
 namespace {
 
 using cuda::AttentionArgs;
-using cuda::kWarp;
+using cuda::kWarpSize;
 
-constexpr int64_t kExactTokens = 256; // at a time: bounds the memory of splits without clusters
-constexpr int kPlainWarps = 4;
-constexpr int kPlainColumns = 32; // values of a head that a lane keeps: heads of up to 1024
+constexpr int64_t kExactTokens = 256; // per launch: bounds the split workspace without clusters
+constexpr int kReferenceWarps = 4;
+constexpr int kReferenceColumns = 32; // values per lane: head_dim up to 1024
 
 struct Plain {
     cuda::Reals q, k, v, out;
@@ -35,43 +35,43 @@ struct Plain {
     float scale;
 };
 
-__global__ void attention_plain_kernel(AttentionArgs args, Plain plain) {
+__global__ void attention_reference_kernel(AttentionArgs args, Plain plain) {
     extern __shared__ float outs[]; // [warp][d]
-    __shared__ float max_of[kPlainWarps], sum_of[kPlainWarps];
+    __shared__ float max_of[kReferenceWarps], sum_of[kReferenceWarps];
     const int token = blockIdx.x;
     const int head = blockIdx.y;
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
     const int64_t d = plain.d;
     const int32_t *table = args.table_of(token);
     const int end = args.end[token];
-    float acc[kPlainColumns] = {};
+    float acc[kReferenceColumns] = {};
     float max = -INFINITY;
     float sum = 0;
-    for (int e = args.begin[token] + warp; e < end; e += kPlainWarps) {
+    for (int e = args.begin[token] + warp; e < end; e += kReferenceWarps) {
         const int64_t at = (args.slot_of(table, e) * args.kv_heads + head / args.group) * d;
         float score = 0;
-        for (int64_t i = lane; i < d; i += kWarp) {
+        for (int64_t i = lane; i < d; i += kWarpSize) {
             score +=
                 plain.q.load(token * args.q_token + head * args.q_head + i) * plain.k.load(at + i);
         }
         score = cuda::warp_sum(score) * plain.scale;
         const float now = fmaxf(max, score);
-        const float fade = now == -INFINITY ? 1.0f : expf(max - now);
+        const float rescale = now == -INFINITY ? 1.0f : expf(max - now);
         const float weight = now == -INFINITY ? 0.0f : expf(score - now);
-        sum = sum * fade + weight;
+        sum = sum * rescale + weight;
         max = now;
 #pragma unroll
-        for (int j = 0; j < kPlainColumns; ++j) {
-            if (lane + j * kWarp < d) {
-                acc[j] = acc[j] * fade + weight * plain.v.load(at + lane + j * kWarp);
+        for (int j = 0; j < kReferenceColumns; ++j) {
+            if (lane + j * kWarpSize < d) {
+                acc[j] = acc[j] * rescale + weight * plain.v.load(at + lane + j * kWarpSize);
             }
         }
     }
 #pragma unroll
-    for (int j = 0; j < kPlainColumns; ++j) {
-        if (lane + j * kWarp < d) {
-            outs[warp * d + lane + j * kWarp] = acc[j];
+    for (int j = 0; j < kReferenceColumns; ++j) {
+        if (lane + j * kWarpSize < d) {
+            outs[warp * d + lane + j * kWarpSize] = acc[j];
         }
     }
     if (lane == 0) {
@@ -80,16 +80,16 @@ __global__ void attention_plain_kernel(AttentionArgs args, Plain plain) {
     }
     __syncthreads();
     float top = -INFINITY;
-    for (int w = 0; w < kPlainWarps; ++w) {
+    for (int w = 0; w < kReferenceWarps; ++w) {
         top = fmaxf(top, max_of[w]);
     }
-    for (int64_t i = threadIdx.x; i < d; i += kPlainWarps * kWarp) {
+    for (int64_t i = threadIdx.x; i < d; i += kReferenceWarps * kWarpSize) {
         float value = 0;
         float total = 0;
-        for (int w = 0; w < kPlainWarps && top != -INFINITY; ++w) {
-            const float fade = expf(max_of[w] - top);
-            value += outs[w * d + i] * fade;
-            total += sum_of[w] * fade;
+        for (int w = 0; w < kReferenceWarps && top != -INFINITY; ++w) {
+            const float rescale = expf(max_of[w] - top);
+            value += outs[w * d + i] * rescale;
+            total += sum_of[w] * rescale;
         }
         plain.out.store(token * args.out_token + head * args.out_head + i,
                         total > 0 ? value / total : 0.0f);
@@ -99,14 +99,14 @@ __global__ void attention_plain_kernel(AttentionArgs args, Plain plain) {
 void run_plain(const device::CudaStream &stream, const AttentionArgs &args, const Tensor &out,
                const Tensor &q, const Tensor &k, const Tensor &v, float scale) {
     const int64_t d = q.size(2);
-    if (d > kPlainColumns * kWarp) {
+    if (d > kReferenceColumns * kWarpSize) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "attention: heads of ", d, " values, at most ",
-             kPlainColumns * kWarp, " on this device");
+             kReferenceColumns * kWarpSize, " on this device");
     }
     const Plain plain{cuda::reals(q), cuda::reals(k), cuda::reals(v), cuda::reals(out), d, scale};
     const dim3 grid(unsigned(q.size(0)), unsigned(q.size(1)));
-    cuda::launch(stream, attention_plain_kernel, grid, kPlainWarps * kWarp,
-                 size_t(kPlainWarps * d) * sizeof(float), false, args, plain);
+    cuda::launch(stream, attention_reference_kernel, grid, kReferenceWarps * kWarpSize,
+                 size_t(kReferenceWarps * d) * sizeof(float), false, args, plain);
 }
 
 template <typename T, int D>
@@ -114,8 +114,8 @@ void run_prefill(const device::CudaStream &stream, const AttentionArgs &args,
                  const AttentionRuns &runs) {
     const auto kernel = cuda::attention_prefill_kernel<T, D>;
     constexpr auto kBytes = size_t(cuda::prefill_shared_bytes<D>());
-    cuda::allow_shared(kernel, kBytes);
-    const dim3 grid(cuda::blocks_for(runs.longest, cuda::kPrefillRows / args.group),
+    cuda::set_max_dynamic_smem(kernel, kBytes);
+    const dim3 grid(cuda::ceil_div(runs.longest, cuda::kPrefillRows / args.group),
                     unsigned(args.kv_heads), unsigned(runs.n_runs));
     cuda::launch(stream, kernel, grid, cuda::kPrefillThreads, kBytes, false, args,
                  runs.runs.as<int32_t>());
@@ -127,16 +127,16 @@ void run_wgmma(const device::CudaStream &stream, const AttentionArgs &args,
                const AttentionRuns &runs, int64_t n_tokens, int64_t n_slots) {
     const auto kernel = cuda::attention_wgmma_kernel<T, D>;
     constexpr auto kBytes = size_t(cuda::wgmma_shared_bytes<D>());
-    cuda::allow_shared(kernel, kBytes);
+    cuda::set_max_dynamic_smem(kernel, kBytes);
     const int most_blocks =
-        cuda::wgmma_most_blocks(runs.n_runs, runs.longest, n_tokens, stream.n_processors);
-    const cuda::WgmmaItems items =
-        cuda::wgmma_items(args, runs.runs.as<int32_t>(), runs.n_runs, runs.longest, most_blocks);
+        cuda::wgmma_grid_limit(runs.n_runs, runs.longest, n_tokens, stream.n_sms);
+    const cuda::TileScheduler items =
+        cuda::tile_scheduler(args, runs.runs.as<int32_t>(), runs.n_runs, runs.longest, most_blocks);
     cuda::launch(stream, kernel, unsigned(items.n_blocks), cuda::kWgmmaThreads, kBytes, true, args,
-                 items, cuda::wgmma_pages<T, D>(args, n_slots));
+                 items, cuda::paged_kv_maps<T, D>(args, n_slots));
 }
 
-// Every token by itself, whatever stands beside it.
+// Every token as a decode token, independent of its neighbours.
 template <typename T, int D>
 void run_exact(device::CudaStream &stream, AttentionArgs args, int64_t n) {
     for (int64_t first = 0; first < n; first += kExactTokens) {
@@ -178,12 +178,12 @@ void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, 
                    : run_fast<T, 128>(stream, args, n, n_slots, runs);
 }
 
-bool lies_on_16_bytes(const Tensor &tensor) {
+bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 && tensor.stride(0) % 8 == 0 &&
            tensor.stride(1) % 8 == 0;
 }
 
-// For a caller who has not said which tokens stand together: reads the lists back.
+// Reads the row indices back to the host when the caller does not provide the runs.
 AttentionRuns runs_of(const device::Stream &stream, const AttentionLists &lists, int64_t n) {
     std::vector<int32_t> rows(static_cast<size_t>(n));
     lists.q_rows.store(rows.data(), rows.size() * sizeof(int32_t));
@@ -237,24 +237,24 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const bool is_fast = dtype != LLAISYS_DTYPE_F32 && kv.k.dtype() == dtype &&
                          kv.v.dtype() == dtype && out.dtype() == dtype && (d == 64 || d == 128) &&
-                         args.group <= 16 && scale > 0 && lies_on_16_bytes(q) &&
-                         lies_on_16_bytes(out);
+                         args.group <= 16 && scale > 0 && is_16_byte_aligned(q) &&
+                         is_16_byte_aligned(out);
     if (!is_fast) {
         return run_plain(cuda_stream, args, out, q, kv.k, kv.v, scale);
     }
     if (cuda_stream.is_exact) {
-        return cuda::visit_half(dtype, [&](auto type) {
+        return cuda::dispatch_half(dtype, [&](auto type) {
             using T = decltype(type);
             d == 64 ? run_exact<T, 64>(cuda_stream, args, n)
                     : run_exact<T, 128>(cuda_stream, args, n);
         });
     }
     const AttentionRuns runs = lists.runs.is_known ? lists.runs : runs_of(stream, lists, n);
-    cuda::visit_half(dtype, [&](auto type) {
+    cuda::dispatch_half(dtype, [&](auto type) {
         run_fast<decltype(type)>(cuda_stream, args, n, d, kv.n_slots, runs);
     });
     if (!lists.runs.is_known) {
-        stream.synchronize(); // the runs are ours
+        stream.synchronize(); // the runs are freed on return
     }
 }
 

@@ -1,5 +1,5 @@
-// The CUDA side of attention. All but the content of the lists has been checked: entries that are
-// not inside the cache are the caller's fault and not noticed here.
+// CUDA side of attention. Everything but the content of the block tables has been checked; slots
+// outside the cache are not detected.
 #pragma once
 
 #include "ops/attention/op.hpp"

@@ -1,4 +1,4 @@
-// What every attention kernel is given, and how an entry of a list becomes a slot.
+// Arguments of the attention kernels, and the mapping from a position of a sequence to a KV slot.
 #pragma once
 
 #include "ops/cuda/common.cuh"
@@ -17,23 +17,23 @@ struct AttentionArgs {
     const int32_t *width_at;             // when not null, the width is read from here
     int32_t width;
     int32_t block_size;
-    int32_t kv_heads, group; // group: query heads of one key/value head
-    float scale_log2;        // of the scores, times log2(e)
+    int32_t kv_heads, group; // group: query heads per KV head
+    float scale_log2;        // softmax scale times log2(e)
     bool are_settled;        // see AttentionLists
 
     __device__ __forceinline__ const int32_t *table_of(int token) const {
         const int64_t step = width_at != nullptr ? *width_at : width;
         return tables + int64_t(q_rows[token]) * step;
     }
-    // Of entry e of a table row.
+    // KV slot of position e of a block table row.
     __device__ __forceinline__ int64_t slot_of(const int32_t *table, int e) const {
         return block_size == 1 ? table[e]
                                : int64_t(table[e / block_size]) * block_size + e % block_size;
     }
 };
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of rows of D 16-bit values, turned so
-// that the 8 rows of a matrix load lie in different banks.
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of rows of D 16-bit values,
+// swizzled so that the 8 rows of an ldmatrix hit different banks.
 template <int D> __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
     return uint32_t(row * (D * 2) + ((chunk ^ (row & 7)) << 4));
 }

@@ -1,32 +1,33 @@
-// One query token against its list: the keys are the 16-row operand of the tensor cores and the
-// query heads of a group its 8 columns, so that nothing is wasted on one token.
+// Paged decode attention: one query token against its KV sequence. The keys are the 16-row
+// operand of mma.sync and the query heads of a group its 8 columns.
 //
-// Grid (split, key/value head, token), 4 warps. A warp streams tiles of 16 keys and values through a
-// ring of its own (2 or 3 slots of 2 * 16 * D values, cp.async) and keeps scores^T, a running maximum and
-// out^T [D, 8 heads] in registers. The warps are merged in shared memory, the splits by
-// cuda_decode_merge.cuh, always in their order. Bound by memory: 2 blocks a processor keep about 128 KB
-// on their way.
+// Grid (split, KV head, token), 4 warps. Each warp streams tiles of 16 keys and values through
+// its own pipeline (2 or 3 stages of 2 * 16 * D values, cp.async) and keeps scores^T, a running
+// maximum and out^T [D, 8 heads] in registers (online softmax). The warps are combined in shared
+// memory, the splits by cuda_decode_combine.cuh, in a fixed order. Bound: DRAM bandwidth; 2
+// blocks per SM keep about 128 KB in flight.
 #pragma once
 
 #include "ops/attention/cuda_args.cuh"
-#include "ops/attention/cuda_decode_merge.cuh"
+#include "ops/attention/cuda_decode_combine.cuh"
 
 #include <algorithm>
 
 namespace llaisys::ops::cuda {
 
-constexpr int kDecodeKeys = 16;    // of a tile
-constexpr int kDecodeMinTiles = 8; // of a split: less does not pay for the merge
+constexpr int kDecodeKeys = 16; // per tile
+// per split: shorter splits cost more in the combine than they gain
+constexpr int kDecodeMinTiles = 8;
 
-// What may be tried out; the defaults are what runs.
+// Overrides for tuning runs; 0 selects the default.
 struct DecodeTuning {
-    int stages = 0; // slots of a warp's ring, 2 or 3; 0: by how many tokens there are
+    int stages = 0; // pipeline stages per warp, 2 or 3; 0: by number of tokens
 };
 
 template <int D, int Stages>
-constexpr int kDecodeRingBytes = kDecodeWarps * Stages * 2 * kDecodeKeys * D * 2;
+constexpr int kDecodePipelineBytes = kDecodeWarps * Stages * 2 * kDecodeKeys * D * 2;
 
-// Scores, maximum, sum and output of one warp.
+// Online softmax state of one warp: maximum, sum and unnormalized output.
 template <typename T, int D, int HeadTiles> struct DecodeState {
     float out[HeadTiles][D / 16][4] = {};
     float max[HeadTiles][2];
@@ -38,21 +39,21 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
         }
     }
 
-    // keys, values: tiles in shared memory. first: the entry of the tile's first key.
+    // keys, values: tiles in shared memory. first: position of the first key of the tile.
     __device__ __forceinline__ void add(uint32_t keys, uint32_t values,
                                         const uint32_t (&q)[HeadTiles][D / 16][2], int first,
                                         int begin, int end, float scale) {
-        const int lane = threadIdx.x % kWarp;
+        const int lane = threadIdx.x % kWarpSize;
         const int matrix = lane / 8;
         float scores[HeadTiles][4] = {};
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
             uint32_t a[4];
             const int row = (matrix & 1) * 8 + lane % 8;
-            load_matrices(a, keys + tile_offset<D>(row, step * 2 + (matrix >> 1)));
+            ldmatrix_x4(a, keys + tile_offset<D>(row, step * 2 + (matrix >> 1)));
 #pragma unroll
             for (int h = 0; h < HeadTiles; ++h) {
-                mma<T>(scores[h], a, q[h][step][0], q[h][step][1]);
+                mma_m16n8k16<T>(scores[h], a, q[h][step][0], q[h][step][1]);
             }
         }
         const int low = first + lane / 4; // this lane's keys: low and low + 8
@@ -67,91 +68,93 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
                 const float s0 = sees_low ? scores[h][c] * scale : -INFINITY;
                 const float s1 = sees_high ? scores[h][c + 2] * scale : -INFINITY;
                 float top = fmaxf(s0, s1);
-                top = fmaxf(top, __shfl_xor_sync(kAll, top, 4));
-                top = fmaxf(top, __shfl_xor_sync(kAll, top, 8));
-                top = fmaxf(top, __shfl_xor_sync(kAll, top, 16));
+                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 4));
+                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 8));
+                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 16));
                 const float now = fmaxf(max[h][c], top);
                 const float safe = now == -INFINITY ? 0.0f : now;
-                const float fade = exp2f(max[h][c] - safe);
+                const float rescale = exp2f(max[h][c] - safe);
                 weights[c] = exp2f(s0 - safe);
                 weights[c + 2] = exp2f(s1 - safe);
-                sum[h][c] = sum[h][c] * fade + weights[c] + weights[c + 2];
+                sum[h][c] = sum[h][c] * rescale + weights[c] + weights[c + 2];
                 max[h][c] = now;
 #pragma unroll
                 for (int d = 0; d < D / 16; ++d) {
-                    out[h][d][c] *= fade;
-                    out[h][d][c + 2] *= fade;
+                    out[h][d][c] *= rescale;
+                    out[h][d][c + 2] *= rescale;
                 }
             }
-            p[h][0] = transpose_matrix(pack_pair<T>(weights[0], weights[1]));
-            p[h][1] = transpose_matrix(pack_pair<T>(weights[2], weights[3]));
+            p[h][0] = movmatrix_trans(pack_pair<T>(weights[0], weights[1]));
+            p[h][1] = movmatrix_trans(pack_pair<T>(weights[2], weights[3]));
         }
 #pragma unroll
         for (int d = 0; d < D / 16; ++d) {
             uint32_t a[4];
             const int row = (matrix >> 1) * 8 + lane % 8;
-            load_matrices_transposed(a, values + tile_offset<D>(row, d * 2 + (matrix & 1)));
+            ldmatrix_x4_trans(a, values + tile_offset<D>(row, d * 2 + (matrix & 1)));
 #pragma unroll
             for (int h = 0; h < HeadTiles; ++h) {
-                mma<T>(out[h][d], a, p[h][0], p[h][1]);
+                mma_m16n8k16<T>(out[h][d], a, p[h][0], p[h][1]);
             }
         }
     }
 };
 
-// Streams this warp's tiles (first_tile + warp, + kDecodeWarps, ...) below last_tile into the state.
+// Streams this warp's tiles (first_tile + warp, + kDecodeWarps, ...) below last_tile into the
+// state.
 template <typename T, int D, int HeadTiles, int Stages>
 __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const int32_t *table,
                                              int kv_head, int begin, int end, int first_tile,
-                                             int last_tile, uint32_t ring, const T *query,
+                                             int last_tile, uint32_t buffer, const T *query,
                                              DecodeState<T, D, HeadTiles> &state) {
     constexpr uint32_t kTile = kDecodeKeys * D * 2; // bytes
-    constexpr int kChunks = D / 8;                  // of 16 bytes, a row
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
+    constexpr int kChunks = D / 8;                  // 16-byte chunks per row
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
     const int n = (last_tile - first_tile - warp + kDecodeWarps - 1) / kDecodeWarps;
     const auto entry_of = [&](int i) {
         return (first_tile + warp + i * kDecodeWarps) * kDecodeKeys + lane % kDecodeKeys;
     };
-    const auto slot_at = [&](int i) -> int64_t { // of key lane % 16 of tile i; -1: not seen
+    const auto slot_at = [&](int i) -> int64_t { // KV slot of key lane % 16 of tile i; -1: masked
         const int e = entry_of(i);
         return i < n && e >= begin && e < end ? args.slot_of(table, e) : -1;
     };
     const auto fetch = [&](int i, int64_t slot) {
         if (i < n) {
-            const uint32_t to = ring + uint32_t(i % Stages) * 2 * kTile;
+            const uint32_t to = buffer + uint32_t(i % Stages) * 2 * kTile;
 #pragma unroll
-            for (int c = lane; c < kDecodeKeys * kChunks; c += kWarp) {
+            for (int c = lane; c < kDecodeKeys * kChunks; c += kWarpSize) {
                 const int row = c / kChunks;
-                const int64_t from = __shfl_sync(kAll, slot, row);
+                const int64_t from = __shfl_sync(kFullMask, slot, row);
                 const int64_t offset =
                     ((from < 0 ? 0 : from) * args.kv_heads + kv_head) * D + c % kChunks * 8;
                 const uint32_t at = tile_offset<D>(row, c % kChunks);
-                copy_async(to + at, static_cast<const T *>(args.k) + offset, from >= 0);
-                copy_async(to + kTile + at, static_cast<const T *>(args.v) + offset, from >= 0);
+                cp_async_16(to + at, static_cast<const T *>(args.k) + offset, from >= 0);
+                cp_async_16(to + kTile + at, static_cast<const T *>(args.v) + offset, from >= 0);
             }
         }
-        copies_end_group();
+        cp_async_commit_group();
     };
-    // The tile of the last entry is being written by the kernel before; the others are not.
+    // The previous kernel writes the tile of the last position; the other tiles may be
+    // prefetched.
     int64_t first_slots[Stages];
-    bool is_fetched[Stages];
+    bool is_prefetched[Stages];
 #pragma unroll
     for (int i = 0; i < Stages; ++i) {
         first_slots[i] = slot_at(i);
         const int tile_end = (first_tile + warp + i * kDecodeWarps + 1) * kDecodeKeys;
-        is_fetched[i] = args.are_settled && i < n && tile_end < end;
-        if (is_fetched[i]) {
+        is_prefetched[i] = args.are_settled && i < n && tile_end < end;
+        if (is_prefetched[i]) {
             fetch(i, first_slots[i]);
         }
     }
     int64_t next = slot_at(Stages);
     if (args.are_settled) {
-        wait_for_input();
+        grid_dependency_wait();
     }
 #pragma unroll
     for (int i = 0; i < Stages; ++i) {
-        if (!is_fetched[i]) {
+        if (!is_prefetched[i]) {
             fetch(i, first_slots[i]);
         }
     }
@@ -169,30 +172,30 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
         }
     }
     for (int i = 0; i < n; ++i) {
-        copies_wait<Stages - 1>();
+        cp_async_wait_group<Stages - 1>();
         __syncwarp();
-        const uint32_t tile = ring + uint32_t(i % Stages) * 2 * kTile;
+        const uint32_t tile = buffer + uint32_t(i % Stages) * 2 * kTile;
         const int first = (first_tile + warp + i * kDecodeWarps) * kDecodeKeys;
         state.add(tile, tile + kTile, q, first, begin, end, args.scale_log2);
-        __syncwarp(); // before its slot is filled again
+        __syncwarp(); // before the stage is refilled
         fetch(i + Stages, next);
         next = slot_at(i + Stages + 1);
     }
-    copies_wait<0>();
+    cp_async_wait_group<0>();
 }
 
 template <typename T, int D, int HeadTiles, int Stages>
 __global__ void __launch_bounds__(kDecodeThreads, 2)
-    attention_decode_kernel(AttentionArgs args, const int32_t *tokens, DecodeSplits splits) {
+    attention_decode_kernel(AttentionArgs args, const int32_t *tokens, SplitKv splits) {
     constexpr int kHeads = 8 * HeadTiles;
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ float max_of[kDecodeWarps][kHeads];
     __shared__ float sum_of[kDecodeWarps][kHeads];
-    __shared__ uint64_t merge_barrier;
+    __shared__ uint64_t combine_barrier;
 
-    allow_next();
+    launch_dependents();
     if (!args.are_settled) {
-        wait_for_input();
+        grid_dependency_wait();
     }
     const int kv_head = blockIdx.y;
     const int split = blockIdx.x;
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     T *out = static_cast<T *>(args.out) + token * args.out_token +
              int64_t(kv_head) * args.group * args.out_head;
     if (end <= begin) {
-        wait_for_input();
+        grid_dependency_wait();
         for (int i = threadIdx.x; split == 0 && i < args.group * D; i += kDecodeThreads) {
             out[i / D * args.out_head + i % D] = from_float<T>(0.0f);
         }
@@ -213,44 +216,45 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int n_tiles = tiles_end - tiles_begin;
     const int per_split = max((n_tiles + splits.n - 1) / splits.n, kDecodeMinTiles);
     const int n_splits = (n_tiles + per_split - 1) / per_split;
-    constexpr int kPitch = D + 4;                    // of `outs`, so that no bank is met twice
+    constexpr int kPitch = D + 4;                    // row pitch of `outs`, avoids bank conflicts
     float *outs = reinterpret_cast<float *>(shared); // [warp][head][kPitch]
-    const unsigned char *room = shared + kDecodeRingBytes<D, Stages>;
-    SplitMerge<T, D, kHeads> merge(args, splits, n_splits, shared_address(room),
-                                   shared_address(&merge_barrier));
+    const unsigned char *workspace = shared + kDecodePipelineBytes<D, Stages>;
+    SplitCombine<T, D, kHeads> combine(args, splits, n_splits, smem_address(workspace),
+                                       smem_address(&combine_barrier));
     if (n_splits > 1) {
-        merge.begin();
+        combine.init();
     }
     if (split >= n_splits) {
-        wait_for_input(); // who does not wait lets the kernel after the next begin too early
+        // every block waits: otherwise the next but one kernel could start too early
+        grid_dependency_wait();
         if (n_splits > 1) {
-            merge.meet();
-            merge.finish(out, args.out_head, room);
+            combine.wait_peers();
+            combine.finish(out, args.out_head, workspace);
         }
         return;
     }
 
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
     DecodeState<T, D, HeadTiles> state;
     const T *q = static_cast<const T *>(args.q) + token * args.q_token +
                  int64_t(kv_head) * args.group * args.q_head;
-    const uint32_t ring =
-        shared_address(shared) + uint32_t(warp) * Stages * 2 * kDecodeKeys * D * 2;
+    const uint32_t buffer =
+        smem_address(shared) + uint32_t(warp) * Stages * 2 * kDecodeKeys * D * 2;
     const int first_tile = tiles_begin + split * per_split;
     decode_tiles<T, D, HeadTiles, Stages>(args, args.table_of(token), kv_head, begin, end,
-                                          first_tile, min(first_tile + per_split, tiles_end), ring,
-                                          q, state);
+                                          first_tile, min(first_tile + per_split, tiles_end),
+                                          buffer, q, state);
 
-    __syncthreads(); // before the ring becomes `outs`
+    __syncthreads(); // before the pipeline buffer is reused as `outs`
 #pragma unroll
     for (int h = 0; h < HeadTiles; ++h) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             float sum = state.sum[h][c];
-            sum += __shfl_xor_sync(kAll, sum, 4);
-            sum += __shfl_xor_sync(kAll, sum, 8);
-            sum += __shfl_xor_sync(kAll, sum, 16);
+            sum += __shfl_xor_sync(kFullMask, sum, 4);
+            sum += __shfl_xor_sync(kFullMask, sum, 8);
+            sum += __shfl_xor_sync(kFullMask, sum, 16);
             const int head = h * 8 + lane % 4 * 2 + c;
             if (lane / 4 == 0) {
                 max_of[warp][head] = state.max[h][c];
@@ -265,7 +269,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
         }
     }
     if (n_splits > 1) {
-        merge.meet();
+        combine.wait_peers();
     }
     __syncthreads();
     for (int i = threadIdx.x; i < args.group * D; i += kDecodeThreads) {
@@ -277,48 +281,48 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
         float value = 0;
         float sum = 0;
         for (int w = 0; w < kDecodeWarps; ++w) {
-            const float fade = exp2f(max_of[w][head] - top);
-            value += outs[(w * kHeads + head) * kPitch + i % D] * fade;
-            sum += sum_of[w][head] * fade;
+            const float rescale = exp2f(max_of[w][head] - top);
+            value += outs[(w * kHeads + head) * kPitch + i % D] * rescale;
+            sum += sum_of[w][head] * rescale;
         }
         if (n_splits == 1) {
             out[head * args.out_head + i % D] = from_float<T>(value / sum);
         } else {
-            merge.give(i, value, top, sum);
+            combine.store_partial(i, value, top, sum);
         }
     }
     if (n_splits > 1) {
-        merge.finish(out, args.out_head, room);
+        combine.finish(out, args.out_head, workspace);
     }
 }
 
-// At most so many splits: 2 blocks a processor in all, a power of two that a cluster may have; of an
-// exact stream always kMostSplits.
+// Upper bound of the splits: 2 blocks per SM in all, a power of two within the cluster limit.
+// Batch-invariant streams always use kMaxSplits.
 inline int decode_splits(const device::CudaStream &stream, int64_t units) {
     if (stream.is_exact) {
-        return kMostSplits;
+        return kMaxSplits;
     }
-    const int64_t wanted = std::max<int64_t>(2 * stream.n_processors / units, 1);
+    const int64_t wanted = std::max<int64_t>(2 * stream.n_sms / units, 1);
     int n = 1;
-    while (n * 2 <= std::min<int64_t>(wanted, kMostSplits)) {
+    while (n * 2 <= std::min<int64_t>(wanted, kMaxSplits)) {
         n *= 2;
     }
     return n;
 }
 
-// Of any launch.
-template <int D, int HeadTiles, int Stages> constexpr int most_decode_bytes(bool has_clusters) {
-    return kDecodeRingBytes<D, Stages> +
-           (has_clusters ? merge_bytes<D>(8 * HeadTiles, kMostSplits) : 0);
+// Shared memory of the largest launch.
+template <int D, int HeadTiles, int Stages> constexpr int max_decode_smem(bool has_clusters) {
+    return kDecodePipelineBytes<D, Stages> +
+           (has_clusters ? combine_bytes<D>(8 * HeadTiles, kMaxSplits) : 0);
 }
 
 template <typename T, int D, int HeadTiles, int Stages>
 void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
                    int64_t n_tokens, int n_splits) {
     const int64_t units = n_tokens * args.kv_heads;
-    DecodeSplits splits{};
+    SplitKv splits{};
     splits.n = n_splits;
-    const bool has_clusters = stream.has_early_launch;
+    const bool has_clusters = stream.has_pdl;
     if (!has_clusters) {
         splits.partial = static_cast<float *>(stream.scratch.at_least(
             size_t(units * splits.n * 8 * HeadTiles * (D + 2)) * sizeof(float)));
@@ -326,27 +330,26 @@ void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const 
             static_cast<int32_t *>(stream.counters.at_least(size_t(units) * sizeof(int32_t)));
     }
     const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages>;
-    allow_shared(kernel, size_t(most_decode_bytes<D, HeadTiles, Stages>(has_clusters)));
-    const int bytes =
-        kDecodeRingBytes<D, Stages> + (has_clusters ? merge_bytes<D>(args.group, splits.n) : 0);
+    set_max_dynamic_smem(kernel, size_t(max_decode_smem<D, HeadTiles, Stages>(has_clusters)));
+    const int bytes = kDecodePipelineBytes<D, Stages> +
+                      (has_clusters ? combine_bytes<D>(args.group, splits.n) : 0);
     const dim3 grid(unsigned(splits.n), unsigned(args.kv_heads), unsigned(n_tokens));
     launch(stream, kernel, grid, kDecodeThreads, size_t(bytes),
            {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
 }
 
-// n_tokens single tokens; `tokens`: which, null: the first.
+// n_tokens decode tokens; `tokens`: their indices, null: 0 .. n_tokens - 1.
 template <typename T, int D, int HeadTiles>
 void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
                 int64_t n_tokens, const DecodeTuning &tuning = {}) {
     const int64_t units = n_tokens * args.kv_heads;
     const int n = decode_splits(stream, units);
-    // Few tokens have short splits: what counts is that blocks fit beside those of the kernel before. Devices
-    // with 99 KB a block have room for no more, either.
-    constexpr int kOwnShared = 2 << 10; // what the kernel has of its own, at most
-    const bool are_few = 2 * stream.n_processors / units >= 4;
+    // With few tokens the splits are short and the blocks should fit beside those of the previous
+    // kernel. Devices with 99 KB per block have room for two stages only.
+    constexpr int kOwnShared = 2 << 10; // upper bound of the static shared memory
+    const bool are_few = 2 * stream.n_sms / units >= 4;
     const bool has_room =
-        most_decode_bytes<D, HeadTiles, 3>(stream.has_early_launch) + kOwnShared <=
-        stream.max_shared_bytes;
+        max_decode_smem<D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
     if (tuning.stages == 2 || (tuning.stages == 0 && are_few) || !has_room) {
         launch_decode<T, D, HeadTiles, 2>(stream, args, tokens, n_tokens, n);
     } else {

@@ -1,10 +1,10 @@
-// Runs of neighbouring query tokens of one list: 128 rows (token, head of the group) a block
-// against tiles of 64 keys.
+// Prefill attention with mma.sync: runs of consecutive query tokens of a sequence, 128 rows
+// (token, head of the group) per block against tiles of 64 keys.
 //
-// Grid (tile of the run, key/value head, run), 8 warps of 16 rows. Keys and values come in two
-// stages of 2 * 64 * D values (cp.async); queries, scores and the output of a warp stay in
-// registers. Bound by the tensor cores as mma.sync drives them and by shared memory, which each
-// warp reads for 16 rows only.
+// Grid (tile of the run, KV head, run), 8 warps of 16 rows. Keys and values have two pipeline
+// stages of 2 * 64 * D values (cp.async); queries, scores and output of a warp stay in registers.
+// Bound: mma.sync throughput and shared memory bandwidth (each warp reads every key for 16 rows
+// only).
 #pragma once
 
 #include "ops/attention/cuda_args.cuh"
@@ -14,7 +14,7 @@ namespace llaisys::ops::cuda {
 constexpr int kPrefillWarps = 8;
 constexpr int kPrefillRows = kPrefillWarps * 16;
 constexpr int kPrefillKeys = 64;
-constexpr int kPrefillThreads = kPrefillWarps * kWarp;
+constexpr int kPrefillThreads = kPrefillWarps * kWarpSize;
 
 template <int D> constexpr int prefill_shared_bytes() { return 2 * 2 * kPrefillKeys * D * 2; }
 
@@ -24,13 +24,14 @@ template <typename T, int D> struct PrefillState {
     float max[2] = {-INFINITY, -INFINITY};
     float sum[2] = {};
 
-    // begins, ends: what the two rows see. is_whole: every row of the block sees the whole tile.
+    // begins, ends: visible range of the two rows. is_whole: every row of the block sees the
+    // whole tile.
     __device__ __forceinline__ void add(uint32_t keys, uint32_t values,
                                         const uint32_t (&q)[D / 16][4], int first,
                                         const int (&begins)[2], const int (&ends)[2], bool is_whole,
                                         float scale) {
         constexpr int kTiles = kPrefillKeys / 8;
-        const int lane = threadIdx.x % kWarp;
+        const int lane = threadIdx.x % kWarpSize;
         const int matrix = lane / 8;
         float scores[kTiles][4] = {};
 #pragma unroll
@@ -39,9 +40,9 @@ template <typename T, int D> struct PrefillState {
             for (int pair = 0; pair < kTiles / 2; ++pair) {
                 uint32_t b[4];
                 const int row = pair * 16 + (matrix >> 1) * 8 + lane % 8;
-                load_matrices(b, keys + tile_offset<D>(row, step * 2 + (matrix & 1)));
-                mma<T>(scores[2 * pair], q[step], b[0], b[1]);
-                mma<T>(scores[2 * pair + 1], q[step], b[2], b[3]);
+                ldmatrix_x4(b, keys + tile_offset<D>(row, step * 2 + (matrix & 1)));
+                mma_m16n8k16<T>(scores[2 * pair], q[step], b[0], b[1]);
+                mma_m16n8k16<T>(scores[2 * pair + 1], q[step], b[2], b[3]);
             }
         }
         if (!is_whole) {
@@ -63,11 +64,11 @@ template <typename T, int D> struct PrefillState {
             for (int tile = 0; tile < kTiles; ++tile) {
                 top = fmaxf(top, fmaxf(scores[tile][2 * r], scores[tile][2 * r + 1]));
             }
-            top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
-            const float now = fmaxf(max[r], top * scale); // the scale is positive
+            top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
+            const float now = fmaxf(max[r], top * scale); // scale is positive
             const float safe = now == -INFINITY ? 0.0f : now;
-            const float fade = exp2f(max[r] - safe);
+            const float rescale = exp2f(max[r] - safe);
             max[r] = now;
             float added = 0;
 #pragma unroll
@@ -76,11 +77,11 @@ template <typename T, int D> struct PrefillState {
                 scores[tile][2 * r + 1] = exp2f(fmaf(scores[tile][2 * r + 1], scale, -safe));
                 added += scores[tile][2 * r] + scores[tile][2 * r + 1];
             }
-            sum[r] = sum[r] * fade + added;
+            sum[r] = sum[r] * rescale + added;
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
-                out[d][2 * r] *= fade;
-                out[d][2 * r + 1] *= fade;
+                out[d][2 * r] *= rescale;
+                out[d][2 * r + 1] *= rescale;
             }
         }
 #pragma unroll
@@ -93,9 +94,9 @@ template <typename T, int D> struct PrefillState {
             for (int d = 0; d < D / 16; ++d) {
                 uint32_t b[4];
                 const int row = pair * 16 + (matrix & 1) * 8 + lane % 8;
-                load_matrices_transposed(b, values + tile_offset<D>(row, d * 2 + (matrix >> 1)));
-                mma<T>(out[2 * d], p, b[0], b[1]);
-                mma<T>(out[2 * d + 1], p, b[2], b[3]);
+                ldmatrix_x4_trans(b, values + tile_offset<D>(row, d * 2 + (matrix >> 1)));
+                mma_m16n8k16<T>(out[2 * d], p, b[0], b[1]);
+                mma_m16n8k16<T>(out[2 * d + 1], p, b[2], b[3]);
             }
         }
     }
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     const int first_token = runs[2 * blockIdx.z];
     const int run_tokens = runs[2 * blockIdx.z + 1];
     const int tile_tokens = kPrefillRows / args.group;
-    const int tile = int(gridDim.x) - 1 - int(blockIdx.x); // the longest lists first
+    const int tile = int(gridDim.x) - 1 - int(blockIdx.x); // longest sequences first
     const int from_token = tile * tile_tokens;
     if (from_token >= run_tokens) {
         return;
@@ -121,21 +122,21 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     const int n_tokens = min(tile_tokens, run_tokens - from_token);
     const int token0 = first_token + from_token;
     const int kv_head = blockIdx.y;
-    const int lane = threadIdx.x % kWarp;
-    const int warp = threadIdx.x / kWarp;
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
 
-    if (threadIdx.x < kWarp) {
+    if (threadIdx.x < kWarpSize) {
         int low_begin = INT32_MAX, high_begin = 0, low_end = INT32_MAX, high_end = 0;
-        for (int t = lane; t < n_tokens; t += kWarp) {
+        for (int t = lane; t < n_tokens; t += kWarpSize) {
             low_begin = min(low_begin, args.begin[token0 + t]);
             high_begin = max(high_begin, args.begin[token0 + t]);
             low_end = min(low_end, args.end[token0 + t]);
             high_end = max(high_end, args.end[token0 + t]);
         }
-        low_begin = __reduce_min_sync(kAll, low_begin);
-        high_begin = __reduce_max_sync(kAll, high_begin);
-        low_end = __reduce_min_sync(kAll, low_end);
-        high_end = __reduce_max_sync(kAll, high_end);
+        low_begin = __reduce_min_sync(kFullMask, low_begin);
+        high_begin = __reduce_max_sync(kFullMask, high_begin);
+        low_end = __reduce_min_sync(kFullMask, low_end);
+        high_end = __reduce_max_sync(kFullMask, high_end);
         if (lane == 0) {
             seen[0] = low_begin;
             seen[1] = high_begin;
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     const int last_tile = (high_end + kPrefillKeys - 1) / kPrefillKeys;
     const int32_t *table = args.table_of(token0);
 
-    const auto find_slots = [&](int at) { // of tile `at`, into slots[at % 2]
+    const auto find_slots = [&](int at) { // KV slots of tile `at`, into slots[at % 2]
         if (threadIdx.x < kPrefillKeys && at < last_tile) {
             const int e = at * kPrefillKeys + threadIdx.x;
             slots[at & 1][threadIdx.x] =
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     };
     const auto fetch = [&](int at) {
         if (at < last_tile) {
-            const uint32_t to = shared_address(shared) + uint32_t(at & 1) * 2 * kTile;
+            const uint32_t to = smem_address(shared) + uint32_t(at & 1) * 2 * kTile;
 #pragma unroll
             for (int c = threadIdx.x; c < kPrefillKeys * kChunks; c += kPrefillThreads) {
                 const int row = c / kChunks;
@@ -187,11 +188,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
                 const int64_t offset =
                     (int64_t(slot < 0 ? 0 : slot) * args.kv_heads + kv_head) * D + c % kChunks * 8;
                 const uint32_t place = tile_offset<D>(row, c % kChunks);
-                copy_async(to + place, static_cast<const T *>(args.k) + offset, slot >= 0);
-                copy_async(to + kTile + place, static_cast<const T *>(args.v) + offset, slot >= 0);
+                cp_async_16(to + place, static_cast<const T *>(args.k) + offset, slot >= 0);
+                cp_async_16(to + kTile + place, static_cast<const T *>(args.v) + offset, slot >= 0);
             }
         }
-        copies_end_group();
+        cp_async_commit_group();
     };
 
     PrefillState<T, D> state;
@@ -200,20 +201,20 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     fetch(first_tile);
     find_slots(first_tile + 1);
     for (int at = first_tile; at < last_tile; ++at) {
-        copies_wait<0>();
-        __syncthreads(); // tile `at` is there; the other stage and slots[at % 2] are free
+        cp_async_wait_group<0>();
+        __syncthreads(); // tile `at` has arrived; the other stage and slots[at % 2] are free
         fetch(at + 1);
         find_slots(at + 2);
         const int first = at * kPrefillKeys;
         const bool is_whole = first >= high_begin && first + kPrefillKeys <= low_end;
-        const uint32_t keys = shared_address(shared) + uint32_t(at & 1) * 2 * kTile;
+        const uint32_t keys = smem_address(shared) + uint32_t(at & 1) * 2 * kTile;
         state.add(keys, keys + kTile, q, first, begins, ends, is_whole, args.scale_log2);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float sum = state.sum[r];
-        sum += __shfl_xor_sync(kAll, sum, 1);
-        sum += __shfl_xor_sync(kAll, sum, 2);
+        sum += __shfl_xor_sync(kFullMask, sum, 1);
+        sum += __shfl_xor_sync(kFullMask, sum, 2);
         const float factor = sum > 0 ? 1.0f / sum : 0.0f;
         if (out_at[r] >= 0) {
             T *to = static_cast<T *>(args.out) + out_at[r] + lane % 4 * 2;

@@ -1,33 +1,34 @@
-// Runs of neighbouring query tokens of one list on compute capability 9.0: items of 128 rows (token, head of the
-// group) against tiles of 128 keys, on wgmma.
+// Prefill attention with wgmma on compute capability 9.0 (as FlashAttention-3): work tiles of 128
+// rows (token, head of the group) against KV tiles of 128 keys.
 //
-// A block takes one item after the other (cuda_prefill_items.cuh). Two warpgroups compute, 64 rows each; a third
-// copies (cuda_prefill_copy.cuh): queries of this item and of the next, keys and values into a ring of 5 tiles
-// that alternate: keys, values, keys, .. Scores, weights and the output of a warpgroup stay in registers. The
-// scores of a tile are under way while the values of the one before are added, and the softmax runs beside that,
-// also where the one before belongs to another item; the warpgroups take turns at the tensor cores, so that one
-// weighs while the other multiplies. Tiles count from entry 0 of the list, so that a token's
-// sums do not depend on the run it came in.
+// Persistent blocks (cuda_prefill_scheduler.cuh). Two consumer warpgroups compute 64 rows each; a
+// producer warpgroup (cuda_prefill_producer.cuh) loads the queries of this and the next work
+// tile, and keys and values into a pipeline of 5 tiles (keys, values, keys, ...). Scores,
+// probabilities and output of a warpgroup stay in registers. QK^T of a tile overlaps with PV of
+// the previous tile and with the softmax, also across work tiles; the warpgroups alternate on the
+// tensor cores (ping-pong), so that one computes softmax while the other multiplies. Tiles count
+// from position 0 of the sequence, so that the result of a token does not depend on its run.
 //
-// Bound by the tensor cores: 4 * 128 * 128 * D operations a tile for 4 * 128 * D bytes from the
-// second-level cache, 128 operations a byte.
+// Bound: tensor cores; 4 * 128 * 128 * D FLOP per tile for 4 * 128 * D bytes from L2, 128 FLOP
+// per byte.
 #pragma once
 
-#include "ops/attention/cuda_prefill_copy.cuh"
+#include "ops/attention/cuda_prefill_producer.cuh"
 
 namespace llaisys::ops::cuda {
 
 // The rows of a lane: g and g + 8 of its warp's 16.
-struct WgmmaRowsSeen {
+struct RowBounds {
     int begin[2], end[2];
     int64_t out_at[2]; // -1: no such row
 };
 
-// Turns a tile of scores into weights; max and sum go along, fade is what the sums before are worth.
-__device__ __forceinline__ void weigh_tile(float (&s)[64], float (&max)[2], float (&sum)[2],
-                                           float (&fade)[2], const WgmmaRowsSeen &rows, int first,
-                                           bool is_whole, float scale) {
-    const int lane = threadIdx.x % kWarp;
+// Turns a tile of scores into probabilities (online softmax): updates max and sum; rescale is the
+// factor for previous sums.
+__device__ __forceinline__ void softmax_tile(float (&s)[64], float (&max)[2], float (&sum)[2],
+                                             float (&rescale)[2], const RowBounds &rows, int first,
+                                             bool is_whole, float scale) {
+    const int lane = threadIdx.x % kWarpSize;
     if (!is_whole) {
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
@@ -45,146 +46,149 @@ __device__ __forceinline__ void weigh_tile(float (&s)[64], float (&max)[2], floa
         for (int j = 0; j < 16; ++j) {
             top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
         }
-        top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
-        const float now = fmaxf(max[r], top * scale); // the scale is positive
+        top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 2));
+        const float now = fmaxf(max[r], top * scale); // scale is positive
         const float safe = now == -INFINITY ? 0.0f : now;
-        fade[r] = exp2_fast(max[r] - safe);
+        rescale[r] = ex2_approx_ftz(max[r] - safe);
         max[r] = now;
         float added = 0;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
             float &low = s[4 * j + 2 * r];
             float &high = s[4 * j + 2 * r + 1];
-            low = exp2_fast(fmaf(low, scale, -safe));
-            high = exp2_fast(fmaf(high, scale, -safe));
+            low = ex2_approx_ftz(fmaf(low, scale, -safe));
+            high = ex2_approx_ftz(fmaf(high, scale, -safe));
             added += low + high;
         }
-        sum[r] = sum[r] * fade[r] + added;
+        sum[r] = sum[r] * rescale[r] + added;
     }
 }
 
-// What the warps of a block tell each other.
+// Shared memory between producer and consumers.
 struct WgmmaShared {
-    WgmmaSpan spans[kQuestions]
-                   [2]; // of the queries that are there, one for each computing warpgroup
-    uint64_t full[kWgmmaSlots], empty[kWgmmaSlots]; // of the ring
+    WorkTile work_tiles[kQueryStages][2];             // by query stage and consumer warpgroup
+    uint64_t full[kWgmmaStages], empty[kWgmmaStages]; // of the KV pipeline
 
-    __device__ __forceinline__ void make_barriers(bool are_pages) {
-        for (int i = 0; i < kWgmmaSlots; ++i) {
-            barrier_init(shared_address(&full[i]), are_pages ? 1 : kWgmmaGroup);
-            barrier_init(shared_address(&empty[i]), 2 * kWgmmaGroup / kWarp);
+    __device__ __forceinline__ void init_barriers(bool uses_tma) {
+        for (int i = 0; i < kWgmmaStages; ++i) {
+            mbarrier_init(smem_address(&full[i]), uses_tma ? 1 : kWgmmaGroup);
+            mbarrier_init(smem_address(&empty[i]), 2 * kWgmmaGroup / kWarpSize);
         }
-        barriers_are_made();
+        fence_mbarrier_init();
     }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A meeting of the warp that asks and the warpgroup that answers, at which one of them need not wait: queries
-// have come, or are not needed any more. Each is left as often as it is waited for.
-struct WgmmaMeeting {
-    int number; // of the block's meetings
-    __device__ __forceinline__ void wait() const {
-        asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kWgmmaGroup + kWarp) : "memory");
+// Named barrier between a producer warp and a consumer warpgroup: one side arrives, the other
+// syncs. Used for query stages that are full or empty. Arrivals and syncs alternate.
+struct NamedBarrier {
+    int number; // barrier id
+    __device__ __forceinline__ void sync() const {
+        asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kWgmmaGroup + kWarpSize) : "memory");
     }
-    __device__ __forceinline__ void leave() const {
-        asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kWgmmaGroup + kWarp) : "memory");
+    __device__ __forceinline__ void arrive() const {
+        asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kWgmmaGroup + kWarpSize) : "memory");
     }
 };
-__device__ __forceinline__ WgmmaMeeting asked(int question, int group) {
-    return {1 + question % kQuestions * 2 + group};
+__device__ __forceinline__ NamedBarrier query_full(int query_index, int group) {
+    return {1 + query_index % kQueryStages * 2 + group};
 }
-__device__ __forceinline__ WgmmaMeeting answered(int question, int group) {
-    return {1 + 2 * kQuestions + question % kQuestions * 2 + group};
-}
-
-// Of the two computing warpgroups; a turn is given once for each time it is waited for.
-constexpr int kTurns = 1 + 4 * kQuestions;
-__device__ __forceinline__ void await_turn(int group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(kTurns + group), "n"(2 * kWgmmaGroup) : "memory");
-}
-__device__ __forceinline__ void give_turn(int group) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(kTurns + group), "n"(2 * kWgmmaGroup) : "memory");
+__device__ __forceinline__ NamedBarrier query_empty(int query_index, int group) {
+    return {1 + 2 * kQueryStages + query_index % kQueryStages * 2 + group};
 }
 
-// A value that all lanes have, said to the compiler: what follows from it costs no registers of a lane.
-__device__ __forceinline__ int same_in_warp(int value) { return __shfl_sync(kAll, value, 0); }
+// Warp scheduler barriers of the two consumer warpgroups: one arrive per sync.
+constexpr int kSchedulerBarrier = 1 + 4 * kQueryStages;
+__device__ __forceinline__ void warp_scheduler_barrier_sync(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(kSchedulerBarrier + group), "n"(2 * kWgmmaGroup)
+                 : "memory");
+}
+__device__ __forceinline__ void warp_scheduler_barrier_arrive(int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(kSchedulerBarrier + group), "n"(2 * kWgmmaGroup)
+                 : "memory");
+}
 
-// One warpgroup: its 64 rows of every item against all tiles.
+// Broadcasts lane 0, so that the compiler keeps derived values in uniform registers.
+__device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kFullMask, value, 0); }
+
+// One consumer warpgroup: its 64 rows of every work tile against all KV tiles.
 template <typename T, int D>
-__device__ __forceinline__ void attend_items(const AttentionArgs &args, WgmmaShared &shared,
-                                             uint32_t ring, uint32_t queries) {
-    const int group = same_in_warp(int(threadIdx.x) / kWgmmaGroup);
-    const int lane = threadIdx.x % kWarp;
-    const uint32_t full = shared_address(shared.full);
-    const uint32_t empty = shared_address(shared.empty);
-    WgmmaSpan span;
-    WgmmaRowsSeen rows;
-    int question = 0; // items before this one
-    int at = 0;       // of the ring: the next keys
+__device__ __forceinline__ void consume_tiles(const AttentionArgs &args, WgmmaShared &shared,
+                                              uint32_t buffer, uint32_t queries) {
+    const int group = warp_uniform(int(threadIdx.x) / kWgmmaGroup);
+    const int lane = threadIdx.x % kWarpSize;
+    const uint32_t full = smem_address(shared.full);
+    const uint32_t empty = smem_address(shared.empty);
+    WorkTile work;
+    RowBounds rows;
+    int query_index = 0; // work tiles done
+    int at = 0;          // pipeline index of the next keys
     float out[D / 2] = {};
     float sum[2] = {};
     float max[2] = {-INFINITY, -INFINITY};
-    float fade[2];
+    float rescale[2];
     float s[64];
     uint32_t p[32];
 
-    const auto is_asked = [&] { // false: there is nothing left
-        asked(question, group).wait();
-        return same_in_warp(shared.spans[question % kQuestions][group].n_tokens) > 0;
+    const auto wait_queries = [&] { // false: no more work
+        query_full(query_index, group).sync();
+        return warp_uniform(shared.work_tiles[query_index % kQueryStages][group].n_tokens) > 0;
     };
-    const auto read_question = [&] {
-        span = shared.spans[question % kQuestions][group];
-        span.first_tile = same_in_warp(span.first_tile);
-        span.last_tile = same_in_warp(span.last_tile);
+    const auto read_work_tile = [&] {
+        work = shared.work_tiles[query_index % kQueryStages][group];
+        work.first_tile = warp_uniform(work.first_tile);
+        work.last_tile = warp_uniform(work.last_tile);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int row = threadIdx.x / kWarp * 16 + r * 8 + lane / 4;
-            const int token = span.token0 + row / args.group;
-            const int head = span.kv_head * args.group + row % args.group;
-            const bool is_there = row < span.n_tokens * args.group;
+            const int row = threadIdx.x / kWarpSize * 16 + r * 8 + lane / 4;
+            const int token = work.token0 + row / args.group;
+            const int head = work.kv_head * args.group + row % args.group;
+            const bool is_there = row < work.n_tokens * args.group;
             rows.begin[r] = is_there ? args.begin[token] : 0;
             rows.end[r] = is_there ? args.end[token] : 0;
             rows.out_at[r] = is_there ? token * args.out_token + head * args.out_head : -1;
         }
     };
     const auto tile_of = [&](int item) {
-        return ring + uint32_t(item % kWgmmaSlots) * wgmma_tile_bytes<D>();
+        return buffer + uint32_t(item % kWgmmaStages) * wgmma_tile_bytes<D>();
     };
     const auto wait = [&](int item) {
-        barrier_wait(full + uint32_t(item % kWgmmaSlots) * 8, uint32_t(item / kWgmmaSlots) & 1);
+        mbarrier_wait_parity(full + uint32_t(item % kWgmmaStages) * 8,
+                             uint32_t(item / kWgmmaStages) & 1);
     };
     const auto release = [&](int item) {
         if (lane == 0) {
-            barrier_arrive(empty + uint32_t(item % kWgmmaSlots) * 8);
+            mbarrier_arrive(empty + uint32_t(item % kWgmmaStages) * 8);
         }
     };
-    const auto multiply_keys = [&] {
+    const auto issue_qk = [&] {
         const uint32_t own =
-            queries + uint32_t(question % kQuestions * 2 + group) * wgmma_query_bytes<D>();
+            queries + uint32_t(query_index % kQueryStages * 2 + group) * wgmma_query_bytes<D>();
         const uint32_t keys = tile_of(at);
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
             const uint32_t inside = uint32_t(step % 4) * 32;
-            Wgmma<T>::along(s, descriptor_along(own + uint32_t(step / 4) * (64 * 128) + inside),
-                            descriptor_along(keys + uint32_t(step / 4) * kColumnBytes + inside),
-                            step > 0);
+            Wgmma<T>::k_major(s, k_major_descriptor(own + uint32_t(step / 4) * (64 * 128) + inside),
+                              k_major_descriptor(keys + uint32_t(step / 4) * kColumnBytes + inside),
+                              step > 0);
         }
-        products_end_group();
+        wgmma_commit_group();
     };
-    const auto add_values = [&] { // of the tile before
+    const auto issue_pv = [&] { // values of the previous tile
         const uint32_t values = tile_of(at - 1);
 #pragma unroll
         for (int step = 0; step < kWgmmaKeys / 16; ++step) {
-            Wgmma<T>::down(out, p + 4 * step,
-                           descriptor_down(values + uint32_t(step) * 16 * 128, kColumnBytes));
+            Wgmma<T>::mn_major(
+                out, p + 4 * step,
+                mn_major_descriptor(values + uint32_t(step) * 16 * 128, kColumnBytes));
         }
-        products_end_group();
+        wgmma_commit_group();
     };
-    const auto weigh = [&](int tile) {
+    const auto softmax = [&](int tile) {
         const int first = tile * kWgmmaKeys;
-        const bool is_whole = first >= span.high_begin && first + kWgmmaKeys <= span.low_end;
-        weigh_tile(s, max, sum, fade, rows, first, is_whole, args.scale_log2);
+        const bool is_whole = first >= work.high_begin && first + kWgmmaKeys <= work.low_end;
+        softmax_tile(s, max, sum, rescale, rows, first, is_whole, args.scale_log2);
     };
     const auto pack = [&] {
 #pragma unroll
@@ -192,12 +196,12 @@ __device__ __forceinline__ void attend_items(const AttentionArgs &args, WgmmaSha
             p[i] = pack_pair<T>(s[2 * i], s[2 * i + 1]);
         }
     };
-    const auto write = [&](const float *total, const int64_t *out_at) { // of two rows
+    const auto write = [&](const float *total, const int64_t *out_at) { // two rows per lane
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float whole = total[r];
-            whole += __shfl_xor_sync(kAll, whole, 1);
-            whole += __shfl_xor_sync(kAll, whole, 2);
+            whole += __shfl_xor_sync(kFullMask, whole, 1);
+            whole += __shfl_xor_sync(kFullMask, whole, 2);
             const float factor = whole > 0 ? 1.0f / whole : 0.0f;
             if (out_at[r] >= 0) {
                 T *to = static_cast<T *>(args.out) + out_at[r] + lane % 4 * 2;
@@ -209,42 +213,42 @@ __device__ __forceinline__ void attend_items(const AttentionArgs &args, WgmmaSha
             }
         }
     };
-    // The next values are waited for before those under way are: of a softmax that stands before this loop
-    // nothing is put off until after products_wait<0>(). Nor is more waited for: a copying thread says that a
-    // tile is there when it has begun two more, for which there must be room.
+    // Waits for the next values before the wgmma in flight: this keeps the preceding softmax
+    // ahead of wgmma_wait_group<0>(). It must not wait for more: a producer thread publishes a
+    // tile after it has issued two more, which need free stages.
     const auto wait_for_values = [&] {
-        settle(s);
+        fence_operands(s);
         wait(at + 1);
     };
 
-    if (!is_asked()) {
+    if (!wait_queries()) {
         return;
     }
-    read_question();
+    read_work_tile();
     if (group == 1) {
-        give_turn(0);
+        warp_scheduler_barrier_arrive(0);
     }
     wait(at);
-    products_begin();
-    multiply_keys();
-    products_wait<0>();
-    settle(s);
+    wgmma_fence();
+    issue_qk();
+    wgmma_wait_group<0>();
+    fence_operands(s);
     release(at);
-    weigh(span.first_tile);
+    softmax(work.first_tile);
     wait_for_values();
     pack();
-    int tile = span.first_tile + 1;
+    int tile = work.first_tile + 1;
     while (true) {
         at += 2;
-        const bool begins = tile == span.last_tile; // another item
+        const bool begins = tile == work.last_tile; // first tile of the next work tile
         float total[2];
         int64_t out_at[2];
         if (begins) {
-            ++question;
-            if (!is_asked()) {
+            ++query_index;
+            if (!wait_queries()) {
                 break;
             }
-            answered(question - 1, group).leave();
+            query_empty(query_index - 1, group).arrive();
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 total[r] = sum[r];
@@ -252,22 +256,22 @@ __device__ __forceinline__ void attend_items(const AttentionArgs &args, WgmmaSha
                 sum[r] = 0;
                 max[r] = -INFINITY;
             }
-            read_question();
-            tile = span.first_tile;
+            read_work_tile();
+            tile = work.first_tile;
         }
         wait(at);
-        await_turn(group);
-        products_begin();
-        multiply_keys();
-        add_values();
-        give_turn(1 - group);
-        products_wait<1>();
-        settle(s);
+        warp_scheduler_barrier_sync(group);
+        wgmma_fence();
+        issue_qk();
+        issue_pv();
+        warp_scheduler_barrier_arrive(1 - group);
+        wgmma_wait_group<1>();
+        fence_operands(s);
         release(at);
-        weigh(tile++);
+        softmax(tile++);
         wait_for_values();
-        products_wait<0>();
-        settle(out);
+        wgmma_wait_group<0>();
+        fence_operands(out);
         release(at - 1);
         if (begins) {
             write(total, out_at);
@@ -275,87 +279,88 @@ __device__ __forceinline__ void attend_items(const AttentionArgs &args, WgmmaSha
             for (int j = 0; j < D / 2; ++j) {
                 out[j] = 0;
             }
-            settle(out);
+            fence_operands(out);
         } else {
 #pragma unroll
             for (int j = 0; j < D / 2; ++j) {
-                out[j] *= fade[j >> 1 & 1];
+                out[j] *= rescale[j >> 1 & 1];
             }
         }
         pack();
     }
-    products_begin();
-    add_values();
-    products_wait<0>();
-    settle(out);
+    wgmma_fence();
+    issue_pv();
+    wgmma_wait_group<0>();
+    fence_operands(out);
     write(sum, rows.out_at);
-    if (group == 0) { // the one that was given and not asked for
-        await_turn(0);
+    if (group == 0) { // the arrive that has no matching sync yet
+        warp_scheduler_barrier_sync(0);
     }
 }
 #endif
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    attention_wgmma_kernel(AttentionArgs args, WgmmaItems items,
-                           const __grid_constant__ WgmmaPages pages) {
+    attention_wgmma_kernel(AttentionArgs args, TileScheduler scheduler,
+                           const __grid_constant__ PagedKvMaps kv_maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char dynamic[];
     __shared__ __align__(8) WgmmaShared shared;
-    const uint32_t to_1024 = (0u - shared_address(dynamic)) & 1023u;
-    unsigned char *ring = dynamic + to_1024;
-    const uint32_t queries = shared_address(ring) + wgmma_tile_bytes<D>() * kWgmmaSlots;
-    const bool are_pages = pages.n_slots > 0;
+    const uint32_t to_1024 = (0u - smem_address(dynamic)) & 1023u;
+    unsigned char *buffer = dynamic + to_1024;
+    const uint32_t queries = smem_address(buffer) + wgmma_tile_bytes<D>() * kWgmmaStages;
+    const bool uses_tma = kv_maps.n_slots > 0;
     if (threadIdx.x == 0) {
-        shared.make_barriers(are_pages);
+        shared.init_barriers(uses_tma);
     }
     __syncthreads();
-    wait_for_input();
+    grid_dependency_wait();
     if (threadIdx.x < 2 * kWgmmaGroup) {
-        take_registers<224>();
-        attend_items<T, D>(args, shared, shared_address(ring), queries);
+        setmaxnreg_inc<224>();
+        consume_tiles<T, D>(args, shared, smem_address(buffer), queries);
         return;
     }
-    give_registers<56>();
-    const int warp = int(threadIdx.x) / kWarp % 4;
-    const uint32_t full = shared_address(shared.full);
-    const uint32_t empty = shared_address(shared.empty);
-    WgmmaSpan span{};
-    const auto ask = [&](int question) { // the warpgroup warp - 2, also when there is nothing left
-        const int place = question % kQuestions;
+    setmaxnreg_dec<56>();
+    const int warp = int(threadIdx.x) / kWarpSize % 4;
+    const uint32_t full = smem_address(shared.full);
+    const uint32_t empty = smem_address(shared.empty);
+    WorkTile work{};
+    // for warpgroup warp - 2; also signals the end of the work
+    const auto produce_queries = [&](int query_index) {
+        const int stage = query_index % kQueryStages;
         const int group = warp - 2;
-        if (question >= kQuestions) {
-            answered(question, group).wait();
+        if (query_index >= kQueryStages) {
+            query_empty(query_index, group).sync();
         }
-        if (span.n_tokens > 0) {
-            copy_queries<T, D>(args, span, group * 64,
-                               queries + uint32_t(place * 2 + group) * wgmma_query_bytes<D>());
+        if (work.n_tokens > 0) {
+            load_queries<T, D>(args, work, group * 64,
+                               queries + uint32_t(stage * 2 + group) * wgmma_query_bytes<D>());
         }
-        if (threadIdx.x % kWarp == 0) {
-            shared.spans[place][group] = span;
+        if (threadIdx.x % kWarpSize == 0) {
+            shared.work_tiles[stage][group] = work;
         }
-        asked(question, group).leave();
+        query_full(query_index, group).arrive();
     };
-    if (are_pages && warp < 2) {
-        for (int round = 0, at = 0; span.take(args, items, &round); at += span.ring_items()) {
-            copy_pages<T, D>(args, pages, span, at, warp == 1, ring, full, empty);
+    if (uses_tma && warp < 2) {
+        for (int round = 0, at = 0; work.take(args, scheduler, &round); at += work.kv_tiles()) {
+            load_kv_tma<T, D>(args, kv_maps, work, at, warp == 1, buffer, full, empty);
         }
-    } else if (are_pages) {
-        int question = 0;
-        for (int round = 0; span.take(args, items, &round); ++question) {
-            ask(question);
+    } else if (uses_tma) {
+        int query_index = 0;
+        for (int round = 0; work.take(args, scheduler, &round); ++query_index) {
+            produce_queries(query_index);
         }
-        ask(question);
+        produce_queries(query_index);
     } else {
-        int question = 0;
-        for (int round = 0, at = 0; span.take(args, items, &round); at += span.ring_items()) {
+        int query_index = 0;
+        for (int round = 0, at = 0; work.take(args, scheduler, &round); at += work.kv_tiles()) {
             if (warp >= 2) {
-                ask(question++);
+                produce_queries(query_index++);
             }
-            copy_tiles<T, D>(args, span, at, shared_address(ring), full, empty);
+            load_kv_cp_async<T, D>(args, work, at, smem_address(buffer), full, empty);
         }
         if (warp >= 2) {
-            ask(question);
+            produce_queries(query_index);
         }
     }
 #endif

@@ -1,41 +1,43 @@
-// Blocks of a cluster and each other's shared memory: compute capability 9 and above, on older devices
-// compiled to nothing.
+// Thread block clusters and distributed shared memory (DSMEM): compute capability 9 and above. On
+// older architectures the wrappers compile to nothing.
 //
-// An address of another block's shared memory is the own one of the same place, mapped to its rank. Values
-// are stored there without waiting; the barrier that goes with them lies in the same block and counts their
-// bytes, so the receiver announces them (barrier_arrive_expecting) and waits with barrier_wait_cluster.
-// Bytes may come before they are announced, but not before the barrier was made: the cluster meets once
-// after that. A block must not end while others may still store to it.
+// mapa() maps an address of this block's shared memory to the same offset in another block of the
+// cluster. st_async() stores there without waiting and completes on an mbarrier of the
+// destination block, which expects the bytes (mbarrier_arrive_expect_tx) and waits with
+// mbarrier_wait_parity_cluster. Bytes may arrive before they are expected, but not before the
+// barrier is initialized: the cluster synchronizes once after initialization. A block must not
+// exit while others may still store to its shared memory.
 #pragma once
 
-#include "ops/cuda/bulk.cuh"
+#include "ops/cuda/mbarrier.cuh"
 
 namespace llaisys::ops::cuda {
 
-__device__ __forceinline__ uint32_t address_in_block(uint32_t shared, uint32_t rank) {
+__device__ __forceinline__ uint32_t mapa(uint32_t shared, uint32_t rank) {
     uint32_t mapped = 0;
 #if __CUDA_ARCH__ >= 900
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(shared), "r"(rank));
 #endif
     return mapped;
 }
-__device__ __forceinline__ uint32_t rank_in_cluster() {
+__device__ __forceinline__ uint32_t cluster_ctarank() {
     uint32_t rank = 0;
 #if __CUDA_ARCH__ >= 900
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
     return rank;
 }
-// At a barrier of another block; its address is mapped. Orders nothing but what has ended before (products that were
-// waited for): with a release it would wait for all of this thread's memory.
-__device__ __forceinline__ void arrive_in_block(uint32_t barrier) {
+// Arrives at an mbarrier of another block; `barrier` is a mapped address. Relaxed: orders only
+// work that has already completed (wgmma waited for). A release would wait for all memory
+// operations of the thread.
+__device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                  : "memory");
 #endif
 }
-// Both addresses are mapped.
-__device__ __forceinline__ void store_in_block(uint32_t address, float value, uint32_t barrier) {
+// st.async; both addresses are mapped.
+__device__ __forceinline__ void st_async(uint32_t address, float value, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
@@ -44,7 +46,7 @@ __device__ __forceinline__ void store_in_block(uint32_t address, float value, ui
         : "memory");
 #endif
 }
-__device__ __forceinline__ void store_in_block(uint32_t address, float2 value, uint32_t barrier) {
+__device__ __forceinline__ void st_async(uint32_t address, float2 value, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
@@ -53,8 +55,7 @@ __device__ __forceinline__ void store_in_block(uint32_t address, float2 value, u
         : "memory");
 #endif
 }
-__device__ __forceinline__ void store_in_block(uint32_t address, const float4 &value,
-                                               uint32_t barrier) {
+__device__ __forceinline__ void st_async(uint32_t address, const float4 &value, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
                  "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
@@ -62,36 +63,36 @@ __device__ __forceinline__ void store_in_block(uint32_t address, const float4 &v
                  : "memory");
 #endif
 }
-// As barrier_wait, for what other blocks stored.
-__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+// mbarrier_wait_parity with acquire at cluster scope, for stores of other blocks.
+__device__ __forceinline__ void mbarrier_wait_parity_cluster(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-    uint32_t is_over = 0;
+    uint32_t is_complete = 0;
     do {
         asm volatile("{\n"
                      ".reg .pred p;\n"
                      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p;\n"
                      "}"
-                     : "=r"(is_over)
+                     : "=r"(is_complete)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-    } while (is_over == 0);
+    } while (is_complete == 0);
 #endif
 }
-// All threads of all blocks of the cluster, each of them first the one, then the other.
-__device__ __forceinline__ void cluster_arrive() {
+// barrier.cluster: every thread of every block of the cluster calls arrive, then wait.
+__device__ __forceinline__ void barrier_cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
-// The same where the others need to see nothing but barriers (barriers_are_made): without a fence that waits for
-// all of this thread's memory.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
+// Relaxed arrive: publishes only initialized mbarriers (fence_mbarrier_init), without the fence
+// that waits for all memory operations of the thread.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void cluster_wait() {
+__device__ __forceinline__ void barrier_cluster_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif

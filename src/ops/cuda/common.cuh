@@ -1,8 +1,9 @@
-// What the CUDA kernels share: values of any real dtype, reductions, launches.
+// Shared by the CUDA kernels: type-erased pointers, reductions, PTX wrappers, launches.
 //
-// A kernel that is part of the decode chain is launched early (programmatic dependent launch): it
-// may start while the one before it still runs, calls wait_for_input() before it touches anything
-// that another kernel wrote, and allow_next() as soon as the next one may be brought in.
+// Programmatic dependent launch (PDL): a kernel launched with LaunchMode::pdl may start while the
+// previous kernel of the stream still runs. It calls grid_dependency_wait() before it reads or
+// writes memory that another kernel uses, and launch_dependents() when the next kernel may be
+// scheduled.
 #pragma once
 
 #include "device/cuda/cuda_runtime.hpp"
@@ -19,8 +20,8 @@ namespace llaisys::ops::cuda {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 
-constexpr int kWarp = 32;
-constexpr unsigned kAll = 0xffffffffu;
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullMask = 0xffffffffu;
 
 // -- Values ---------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
 }
 template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half_rn(x); }
 
-// Values of a dtype that is known when the kernel runs; for kernels that wait for memory anyway.
+// Pointer to real values whose dtype is a run-time value. For memory-bound kernels.
 struct Reals {
     void *data;
     DType dtype;
@@ -48,12 +49,13 @@ struct Reals {
             return to_float(static_cast<const bf16 *>(data)[i]);
         case LLAISYS_DTYPE_F32:
             return static_cast<const float *>(data)[i];
-        default: // reals() has refused it
+        default: // reals() rejects other dtypes
             __trap();
             return 0.0f;
         }
     }
-    // The value as it lies there: what reads it does not wait until value_of() is called.
+    // Raw bits of a value. Conversion happens in value_of(), so the load does not stall the
+    // caller.
     __device__ __forceinline__ uint32_t load_bits(int64_t i) const {
         return dtype == LLAISYS_DTYPE_F32 ? static_cast<const uint32_t *>(data)[i]
                                           : uint32_t(static_cast<const uint16_t *>(data)[i]);
@@ -82,28 +84,30 @@ struct Reals {
 };
 
 inline Reals reals(const Tensor &tensor) {
-    visit_real(tensor.dtype(), [](auto) {}); // throws for what the switches above do not know
+    // throws for dtypes that the switches above do not handle
+    visit_real(tensor.dtype(), [](auto) {});
     return {tensor.data(), tensor.dtype()};
 }
 inline Reals reals(const Tensor *tensor) {
     return tensor != nullptr ? reals(*tensor) : Reals{nullptr, LLAISYS_DTYPE_F32};
 }
 
-// Sine and cosine of position * frequency. The product is taken in double: it may be thousands of
-// turns, of which only the last one counts.
-__device__ __forceinline__ void turn_of(int64_t position, float frequency, float *sin, float *cos) {
+// Sine and cosine of position * frequency. The angle is reduced in double: it may be thousands of
+// turns.
+__device__ __forceinline__ void rope_sincos(int64_t position, float frequency, float *sin,
+                                            float *cos) {
     const double turns = double(position) * double(frequency) * 0.15915494309189535;
     sincospif(2.0f * float(turns - rint(turns)), sin, cos);
 }
 
-// 2^x to about 2 units in the last place, 0 where that is too small for a normal number.
-__device__ __forceinline__ float exp2_fast(float x) {
+// ex2.approx.ftz.f32: 2^x to about 2 ulp; subnormal results become 0.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Two neighbouring values as one register of the tensor cores' operands.
+// Two adjacent values in one 32-bit register of an mma operand.
 template <typename T> __device__ __forceinline__ uint32_t pack_pair(float low, float high);
 template <> __device__ __forceinline__ uint32_t pack_pair<bf16>(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -118,28 +122,29 @@ template <> __device__ __forceinline__ uint32_t pack_pair<f16>(float low, float 
 
 __device__ __forceinline__ float warp_sum(float x) {
     for (int step = 16; step > 0; step >>= 1) {
-        x += __shfl_xor_sync(kAll, x, step);
+        x += __shfl_xor_sync(kFullMask, x, step);
     }
     return x;
 }
 
 __device__ __forceinline__ float warp_max(float x) {
     for (int step = 16; step > 0; step >>= 1) {
-        x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
+        x = fmaxf(x, __shfl_xor_sync(kFullMask, x, step));
     }
     return x;
 }
 
-// Of all threads of the block, to all of them; scratch: one float a warp. In a fixed order.
+// Sum over all threads of the block, returned to every thread, in a fixed order. scratch: one
+// float per warp.
 template <int Threads> __device__ __forceinline__ float block_sum(float x, float *scratch) {
     x = warp_sum(x);
-    __syncthreads(); // scratch may still be read from the call before
-    if (threadIdx.x % kWarp == 0) {
-        scratch[threadIdx.x / kWarp] = x;
+    __syncthreads(); // the previous call may still read scratch
+    if (threadIdx.x % kWarpSize == 0) {
+        scratch[threadIdx.x / kWarpSize] = x;
     }
     __syncthreads();
     float sum = 0;
-    for (int i = 0; i < Threads / kWarp; ++i) {
+    for (int i = 0; i < Threads / kWarpSize; ++i) {
         sum += scratch[i];
     }
     return sum;
@@ -148,12 +153,12 @@ template <int Threads> __device__ __forceinline__ float block_sum(float x, float
 template <int Threads> __device__ __forceinline__ float block_max(float x, float *scratch) {
     x = warp_max(x);
     __syncthreads();
-    if (threadIdx.x % kWarp == 0) {
-        scratch[threadIdx.x / kWarp] = x;
+    if (threadIdx.x % kWarpSize == 0) {
+        scratch[threadIdx.x / kWarpSize] = x;
     }
     __syncthreads();
     float max = scratch[0];
-    for (int i = 1; i < Threads / kWarp; ++i) {
+    for (int i = 1; i < Threads / kWarpSize; ++i) {
         max = fmaxf(max, scratch[i]);
     }
     return max;
@@ -161,40 +166,41 @@ template <int Threads> __device__ __forceinline__ float block_max(float x, float
 
 // -- Tensor cores ---------------------------------------------------------------------------------
 
-// c[16, 8] += a[16, 16] * b[16, 8]; fragments as in the PTX manual (mma.m16n8k16).
+// mma.sync.aligned.m16n8k16: c[16, 8] += a[16, 16] * b[16, 8]; fragment layout as in the PTX ISA.
 template <typename T>
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                    uint32_t b1);
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1);
 template <>
-__device__ __forceinline__ void mma<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                          uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8k16<bf16>(float (&c)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
                  "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
-__device__ __forceinline__ void mma<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8k16<f16>(float (&c)[4], const uint32_t (&a)[4],
+                                                  uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
                  "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit values; lane l passes the address of row l % 8 of
+// matrix l / 8.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
-// An 8 x 8 matrix of 16-bit values, rows and columns exchanged across the warp.
-__device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
+// movmatrix.trans: transposes an 8 x 8 matrix of 16-bit values across the warp.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
     uint32_t transposed;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(x));
     return transposed;
@@ -202,42 +208,42 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
 
 // -- Copies into shared memory --------------------------------------------------------------------
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
+__device__ __forceinline__ uint32_t smem_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-// 16 bytes; zeros when `valid` is false.
-__device__ __forceinline__ void copy_async(uint32_t shared, const void *global, bool valid) {
+// cp.async.cg of 16 bytes; writes zeros when `valid` is false.
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                  "r"(valid ? 16 : 0));
 }
-__device__ __forceinline__ void copies_end_group() { asm volatile("cp.async.commit_group;"); }
-template <int Pending> __device__ __forceinline__ void copies_wait() {
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;"); }
+template <int Pending> __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending));
 }
 
 // -- Launches -------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void wait_for_input() {
+__device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void allow_next() {
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// early: the kernel calls wait_for_input() and may start before the one before it ends. cluster: so many
-// neighbouring blocks (along x) run together and reach each other's shared memory; compute capability 9.
+// pdl: programmatic dependent launch; the kernel must call grid_dependency_wait(). cluster:
+// blocks per cluster along x (compute capability 9).
 struct LaunchMode {
-    LaunchMode(bool starts_early, unsigned blocks = 1) : early(starts_early), cluster(blocks) {}
-    bool early;
+    LaunchMode(bool uses_pdl, unsigned blocks = 1) : pdl(uses_pdl), cluster(blocks) {}
+    bool pdl;
     unsigned cluster;
 };
 
-// Queues a kernel. All early ones ask for the same split of shared memory and first-level cache: a
-// processor that has to change it waits until it is empty.
+// Queues a kernel. PDL kernels all request the same shared memory carveout: an SM must drain
+// before it can change its carveout.
 template <typename... Parameters, typename... Arguments>
 void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, LaunchMode mode, Arguments... arguments) {
@@ -248,10 +254,10 @@ void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim
     config.stream = stream.stream;
     cudaLaunchAttribute attributes[3] = {};
     config.attrs = attributes;
-    if (mode.early && stream.has_early_launch) {
-        cudaLaunchAttribute &early = attributes[config.numAttrs++];
-        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        early.val.programmaticStreamSerializationAllowed = 1;
+    if (mode.pdl && stream.has_pdl) {
+        cudaLaunchAttribute &pdl = attributes[config.numAttrs++];
+        pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        pdl.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchAttribute &carveout = attributes[config.numAttrs++];
         carveout.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
         carveout.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
@@ -266,13 +272,13 @@ void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim
     LLAISYS_CUDA(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 
-// Lets a kernel have so much shared memory; cheap after the first time.
-template <typename Kernel> void allow_shared(Kernel *kernel, size_t bytes) {
+// Raises the dynamic shared memory limit of a kernel; cheap after the first call.
+template <typename Kernel> void set_max_dynamic_smem(Kernel *kernel, size_t bytes) {
     LLAISYS_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
 }
 
-inline unsigned blocks_for(int64_t n, int64_t per_block) {
+inline unsigned ceil_div(int64_t n, int64_t per_block) {
     return unsigned((n + per_block - 1) / per_block);
 }
 

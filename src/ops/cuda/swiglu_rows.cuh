@@ -1,5 +1,5 @@
-// out = up * gate / (1 + exp(-gate)) of 16-bit rows that lie on 16 bytes, d a multiple of 8; eight values a
-// thread, bound by memory.
+// SwiGLU: out = up * gate / (1 + exp(-gate)). 16-bit rows, 16-byte aligned, d a multiple of 8.
+// Eight values per thread; memory-bound.
 #pragma once
 
 #include "ops/cuda/common.cuh"
@@ -8,15 +8,15 @@ namespace llaisys::ops::cuda {
 
 constexpr int kSwigluThreads = 256;
 
-__device__ __forceinline__ float gated(float gate, float up) {
+__device__ __forceinline__ float swiglu(float gate, float up) {
     return up * gate / (1.0f + expf(-gate));
 }
 
 template <typename T>
 __global__ void swiglu_rows_kernel(T *out, int64_t ldo, const T *gate, int64_t ldg, const T *up,
                                    int64_t ldu, int64_t d) {
-    allow_next();
-    wait_for_input();
+    launch_dependents();
+    grid_dependency_wait();
     const int64_t row = blockIdx.y;
     const int64_t i = (int64_t(blockIdx.x) * kSwigluThreads + threadIdx.x) * 8;
     if (i >= d) {
@@ -30,8 +30,8 @@ __global__ void swiglu_rows_kernel(T *out, int64_t ldo, const T *gate, int64_t l
     uint32_t *pairs = reinterpret_cast<uint32_t *>(&result);
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-        pairs[p] = pack_pair<T>(gated(to_float(gs[2 * p]), to_float(us[2 * p])),
-                                gated(to_float(gs[2 * p + 1]), to_float(us[2 * p + 1])));
+        pairs[p] = pack_pair<T>(swiglu(to_float(gs[2 * p]), to_float(us[2 * p])),
+                                swiglu(to_float(gs[2 * p + 1]), to_float(us[2 * p + 1])));
     }
     *reinterpret_cast<uint4 *>(out + row * ldo + i) = result;
 }
@@ -40,7 +40,7 @@ __global__ void swiglu_rows_kernel(T *out, int64_t ldo, const T *gate, int64_t l
 template <typename T>
 void swiglu_rows(const device::CudaStream &stream, T *out, int64_t ldo, const T *gate, int64_t ldg,
                  const T *up, int64_t ldu, int64_t n, int64_t d) {
-    const dim3 grid(blocks_for(d, 8 * kSwigluThreads), unsigned(n));
+    const dim3 grid(ceil_div(d, 8 * kSwigluThreads), unsigned(n));
     launch(stream, swiglu_rows_kernel<T>, grid, kSwigluThreads, 0, true, out, ldo, gate, ldg, up,
            ldu, d);
 }

@@ -1,51 +1,49 @@
-// The steps of a decoder layer on 16-bit weights.
+// Fused steps of a decoder layer with 16-bit weights, by number of rows:
 //
-//   to 16 rows   norm inside the product, swiglu or rotation and cache in its epilogue (few_rows.cuh);
-//                where few_rows.cuh does not norm, a norm kernel before
-//   to 96        norm, then a product with the same epilogues (wide_ring.cuh), where it is the fastest
-//   more         norm, one cuBLASLt product over the weights that lie together, and for attention
-//                a kernel that adds the biases, turns queries and keys and fills the cache; swiglu
-//                by itself, or for rows enough to fill its tiles inside gated_product.cuh
+//   up to 16   gemm_small_m.cuh: RMS norm in the prologue, SwiGLU or RoPE + KV store in the epilogue;
+//              a separate norm kernel where the GEMM cannot fuse it
+//   up to 96   norm kernel, then gemm_tma_m96.cuh with the same epilogues, where it is the fastest
+//   more       norm kernel, one cuBLASLt GEMM over adjacent weights, then a kernel for biases, RoPE and
+//              KV store; swiglu_rows.cuh, or gemm_swiglu_sm90.cuh with enough rows to fill its tiles
 //
-// Bound by reading the weights up to 64 rows, and by what a processor takes in from there on.
+// Bound: weight reads up to 64 rows, L2 to SM bandwidth above.
 #include "ops/decoder_layer/cuda.hpp"
 
-#include "ops/cuda/few_rows.cuh"
-#include "ops/cuda/gated_product.cuh"
-#include "ops/cuda/norm_rows.cuh"
-#include "ops/cuda/visit.cuh"
-#include "ops/cuda/wide_ring.cuh"
-#include "ops/decoder_layer/cuda_finish.cuh"
+#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/gemm_small_m.cuh"
+#include "ops/cuda/gemm_swiglu_sm90.cuh"
+#include "ops/cuda/gemm_tma_m96.cuh"
+#include "ops/cuda/rms_norm_rows.cuh"
+#include "ops/decoder_layer/cuda_rope_kv_store.cuh"
 #include "ops/rms_norm/op.hpp"
 
 namespace llaisys::ops {
 
 namespace {
 
-bool is_on_16_bytes(const Tensor &tensor) {
+bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
-bool is_bias_on_16_bytes(const LinearPart &part) {
-    return part.bias == nullptr || is_on_16_bytes(*part.bias);
+bool is_bias_16_byte_aligned(const LinearPart &part) {
+    return part.bias == nullptr || is_16_byte_aligned(*part.bias);
 }
 
 bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
     const DType dtype = part.weight->bytes.dtype();
     return dtype != LLAISYS_DTYPE_F32 && norm.normed.dtype() == dtype &&
            residual.dtype() == LLAISYS_DTYPE_F32 && residual.size(1) % 8 == 0 &&
-           residual.stride(0) % 4 == 0 && is_on_16_bytes(residual) && is_on_16_bytes(norm.normed) &&
-           is_on_16_bytes(part.weight->bytes);
+           residual.stride(0) % 4 == 0 && is_16_byte_aligned(residual) &&
+           is_16_byte_aligned(norm.normed) && is_16_byte_aligned(part.weight->bytes);
 }
 
-// What a product of few rows reads: the residual row itself, or normalised rows.
-cuda::FewRowsInput few_rows_input(const device::Stream &stream, const Tensor &residual,
-                                  const Norm &norm) {
-    cuda::FewRowsInput in{};
+// Input of a small-M GEMM: residual rows for a fused norm, otherwise normalized rows.
+cuda::GemmInput gemm_input(const device::Stream &stream, const Tensor &residual, const Norm &norm) {
+    cuda::GemmInput in{};
     in.m = int(residual.size(0));
     in.k = int(residual.size(1));
-    if (cuda::can_norm_inside(device::cuda_stream_of(stream), in.m, in.k) &&
-        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_on_16_bytes(norm.weight)) {
+    if (cuda::can_fuse_norm(device::cuda_stream_of(stream), in.m, in.k) &&
+        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in.residual = residual.as<float>();
         in.ld_residual = residual.stride(0);
         in.norm_weight = norm.weight.as<float>();
@@ -58,21 +56,22 @@ cuda::FewRowsInput few_rows_input(const device::Stream &stream, const Tensor &re
     return in;
 }
 
-// Normalises the rows, then multiplies them by wide_ring.cuh; false where that cannot or is not the fastest.
-template <typename T, typename Use>
-bool run_wide(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-              const Use &use, const cuda::WideTuning &tuning) {
+// Norm kernel, then gemm_tma_m96.cuh; false where it is not supported or not the fastest.
+template <typename T, typename Epilogue>
+bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+             const Epilogue &epilogue, const cuda::M96Tuning &tuning) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    cuda::FewRowsInput in{};
+    cuda::GemmInput in{};
     in.m = int(residual.size(0));
     in.k = int(residual.size(1));
     in.x = norm.normed.data();
     in.ldx = norm.normed.stride(0);
-    if (cuda_stream.is_exact || !cuda::can_wide_ring<T>(cuda_stream, in, use.atoms(), tuning)) {
+    if (cuda_stream.is_exact ||
+        !cuda::can_gemm_tma_m96<T>(cuda_stream, in, epilogue.atoms(), tuning)) {
         return false;
     }
     rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
-    cuda::run_wide_ring<T>(cuda_stream, in, use, tuning);
+    cuda::run_gemm_tma_m96<T>(cuda_stream, in, epilogue, tuning);
     return true;
 }
 
@@ -83,7 +82,7 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const KvLayer &kv = placement.kv;
     const int64_t n = residual.size(0);
-    cuda::PairStore<T> pairs{};
+    cuda::RopeKvStore<T> pairs{};
     pairs.s = {int(q.out->size(1) / kv.head_dim),
                int(kv.n_heads),
                int(kv.head_dim),
@@ -99,57 +98,59 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     const auto weights = [](const LinearPart &part) {
         return reinterpret_cast<const T *>(part.weight->bytes.data());
     };
-    const cuda::QkvUse<T> use{pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
-    if (n <= cuda::most_fused_rows(cuda_stream)) {
-        cuda::run_few_rows<T>(cuda_stream, few_rows_input(stream, residual, norm), use);
+    const cuda::QkvEpilogue<T> epilogue{
+        pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
+    if (n <= cuda::max_fused_rows(cuda_stream)) {
+        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
         return;
     }
-    if (run_wide<T>(stream, residual, norm, use, cuda::wide_attention_input(n, residual.size(1)))) {
+    if (run_m96<T>(stream, residual, norm, epilogue, cuda::m96_qkv_tuning(n, residual.size(1)))) {
         return;
     }
     const LinearPart parts[] = {
         {q.weight, nullptr, q.out}, {k.weight, nullptr, k.out}, {v.weight, nullptr, v.out}};
     rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
     linear(stream, norm.normed, parts, 3);
-    cuda::finish_qkv<T>(cuda_stream, pairs, pairs.q, pairs.q_row, n);
+    cuda::rope_kv_store<T>(cuda_stream, pairs, pairs.q, pairs.q_row, n);
 }
 
-// Norm, then the product that never writes gate and up; false where it cannot or is not the fastest.
+// Norm kernel, then gemm_swiglu_sm90.cuh; false where it is not supported or not the fastest.
 template <typename T>
-bool run_gated(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-               const cuda::SwigluUse<T> &use) {
+bool run_swiglu_gemm(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                     const cuda::SwigluEpilogue<T> &epilogue) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    if (cuda_stream.is_exact || !cuda::has_gated_product(cuda_stream) ||
-        !cuda::fills_gated_tiles(cuda_stream, residual.size(0), use.n) ||
-        norm.normed.stride(0) % 8 != 0 || use.n % 8 != 0 || use.ldo % 8 != 0 ||
-        reinterpret_cast<uintptr_t>(use.out) % 16 != 0) {
+    if (cuda_stream.is_exact || !cuda::has_gemm_swiglu_sm90(cuda_stream) ||
+        !cuda::fills_swiglu_tiles(cuda_stream, residual.size(0), epilogue.n) ||
+        norm.normed.stride(0) % 8 != 0 || epilogue.n % 8 != 0 || epilogue.ldo % 8 != 0 ||
+        reinterpret_cast<uintptr_t>(epilogue.out) % 16 != 0) {
         return false;
     }
     rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
-    cuda::run_gated_product<T>(
-        cuda_stream, use.out, use.ldo, reinterpret_cast<const T *>(norm.normed.data()),
-        norm.normed.stride(0), use.gate, use.up, residual.size(0), use.n, use.k);
+    cuda::run_gemm_swiglu_sm90<T>(cuda_stream, epilogue.out, epilogue.ldo,
+                                  reinterpret_cast<const T *>(norm.normed.data()),
+                                  norm.normed.stride(0), epilogue.gate, epilogue.up,
+                                  residual.size(0), epilogue.n, epilogue.k);
     return true;
 }
 
-// False where the plain operators must do.
+// False: the caller composes the plain operators.
 template <typename T>
 bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                const LinearPart &gate, const LinearPart &up) {
-    cuda::SwigluUse<T> use{};
-    use.gate = reinterpret_cast<const T *>(gate.weight->bytes.data());
-    use.up = reinterpret_cast<const T *>(up.weight->bytes.data());
-    use.n = gate.weight->out_features;
-    use.k = residual.size(1);
-    use.out = reinterpret_cast<T *>(gate.out->data());
-    use.ldo = gate.out->stride(0);
+    cuda::SwigluEpilogue<T> epilogue{};
+    epilogue.gate = reinterpret_cast<const T *>(gate.weight->bytes.data());
+    epilogue.up = reinterpret_cast<const T *>(up.weight->bytes.data());
+    epilogue.n = gate.weight->out_features;
+    epilogue.k = residual.size(1);
+    epilogue.out = reinterpret_cast<T *>(gate.out->data());
+    epilogue.ldo = gate.out->stride(0);
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    if (residual.size(0) > cuda::most_fused_rows(cuda_stream)) {
-        return run_wide<T>(stream, residual, norm, use,
-                           cuda::wide_mlp_input(residual.size(0), use.k)) ||
-               run_gated<T>(stream, residual, norm, use);
+    if (residual.size(0) > cuda::max_fused_rows(cuda_stream)) {
+        return run_m96<T>(stream, residual, norm, epilogue,
+                          cuda::m96_gate_up_tuning(residual.size(0), epilogue.k)) ||
+               run_swiglu_gemm<T>(stream, residual, norm, epilogue);
     }
-    cuda::run_few_rows<T>(cuda_stream, few_rows_input(stream, residual, norm), use);
+    cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
     return true;
 }
 
@@ -160,8 +161,8 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t m = rows.size(0);
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
-    if (m <= cuda::most_fused_rows(cuda_stream) && cuda::can_norm_inside(cuda_stream, m, k)) {
-        cuda::FewRowsInput in{};
+    if (m <= cuda::max_fused_rows(cuda_stream) && cuda::can_fuse_norm(cuda_stream, m, k)) {
+        cuda::GemmInput in{};
         in.m = int(m);
         in.k = int(k);
         in.residual = residual.as<float>();
@@ -169,19 +170,19 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
         in.rows = rows.as<int32_t>();
         in.norm_weight = norm.weight.as<float>();
         in.epsilon = norm.epsilon;
-        cuda::StoreRows<T> use{};
-        use.w = reinterpret_cast<const T *>(weight.bytes.data());
-        use.n = n;
-        use.k = k;
-        use.bias = cuda::reals(nullptr);
-        use.out = cuda::reals(logits);
-        use.ldo = logits.stride(0);
-        cuda::run_few_rows<T>(cuda_stream, in, use);
+        cuda::LinearEpilogue<T> epilogue{};
+        epilogue.w = reinterpret_cast<const T *>(weight.bytes.data());
+        epilogue.n = n;
+        epilogue.k = k;
+        epilogue.bias = cuda::reals(nullptr);
+        epilogue.out = cuda::reals(logits);
+        epilogue.ldo = logits.stride(0);
+        cuda::run_gemm_small_m<T>(cuda_stream, in, epilogue);
         return;
     }
-    cuda::norm_rows<T>(cuda_stream, reinterpret_cast<T *>(norm.normed.data()),
-                       norm.normed.stride(0), residual.as<float>(), residual.stride(0),
-                       rows.as<int32_t>(), norm.weight.as<float>(), m, k, norm.epsilon);
+    cuda::rms_norm_rows<T>(cuda_stream, reinterpret_cast<T *>(norm.normed.data()),
+                           norm.normed.stride(0), residual.as<float>(), residual.stride(0),
+                           rows.as<int32_t>(), norm.weight.as<float>(), m, k, norm.epsilon);
     const LinearPart part{&weight, nullptr, &logits};
     linear(stream, norm.normed.slice(0, 0, m), &part, 1);
 }
@@ -192,7 +193,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
                           const Placement &placement) {
     const DType dtype = q.weight->bytes.dtype();
-    const auto lies_behind = [](const Tensor &a, const Tensor &b) {
+    const auto is_adjacent = [](const Tensor &a, const Tensor &b) {
         return b.data() == a.data() + bytes_of(a.dtype(), a.size(1)) && a.stride(0) == b.stride(0);
     };
     if (!is_fast(residual, norm, q) || !is_fast(residual, norm, k) || !is_fast(residual, norm, v) ||
@@ -200,17 +201,18 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         q.out->dtype() != dtype || placement.kv.k.dtype() != dtype ||
         placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
         placement.kv.head_dim % 32 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
-        (residual.size(0) > cuda::most_fused_rows(device::cuda_stream_of(stream)) &&
-         !(lies_behind(*q.out, *k.out) && lies_behind(*k.out, *v.out) && is_on_16_bytes(*q.out) &&
-           q.out->stride(0) % 8 == 0 && is_on_16_bytes(placement.kv.k) &&
-           is_on_16_bytes(placement.kv.v) && is_bias_on_16_bytes(q) && is_bias_on_16_bytes(k) &&
-           is_bias_on_16_bytes(v)))) {
+        (residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream)) &&
+         !(is_adjacent(*q.out, *k.out) && is_adjacent(*k.out, *v.out) &&
+           is_16_byte_aligned(*q.out) && q.out->stride(0) % 8 == 0 &&
+           is_16_byte_aligned(placement.kv.k) && is_16_byte_aligned(placement.kv.v) &&
+           is_bias_16_byte_aligned(q) && is_bias_16_byte_aligned(k) &&
+           is_bias_16_byte_aligned(v)))) {
         return false;
     }
     if (residual.size(0) == 0) {
         return true;
     }
-    cuda::visit_half(dtype, [&](auto type) {
+    cuda::dispatch_half(dtype, [&](auto type) {
         attention_input<decltype(type)>(stream, residual, norm, q, k, v, placement);
     });
     return true;
@@ -224,7 +226,7 @@ bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const 
         return false;
     }
     bool is_done = false;
-    cuda::visit_half(dtype, [&](auto type) {
+    cuda::dispatch_half(dtype, [&](auto type) {
         is_done = mlp_input<decltype(type)>(stream, residual, norm, gate, up);
     });
     return is_done;
@@ -235,10 +237,10 @@ bool head_cuda(const device::Stream &stream, const Tensor &logits, const Tensor 
     const LinearPart part{&weight, nullptr, &logits};
     if (!is_fast(residual, norm, part) || rows.size(0) == 0 ||
         logits.dtype() != LLAISYS_DTYPE_F32 || norm.weight.dtype() != LLAISYS_DTYPE_F32 ||
-        !is_on_16_bytes(norm.weight) || norm.normed.stride(0) % 4 != 0) {
+        !is_16_byte_aligned(norm.weight) || norm.normed.stride(0) % 4 != 0) {
         return false;
     }
-    cuda::visit_half(weight.bytes.dtype(), [&](auto type) {
+    cuda::dispatch_half(weight.bytes.dtype(), [&](auto type) {
         head<decltype(type)>(stream, logits, residual, norm, weight, rows);
     });
     return true;

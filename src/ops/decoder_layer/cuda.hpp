@@ -1,5 +1,5 @@
-// The CUDA side of the decoder layer's steps: true when they were queued as fused kernels, false
-// when this size or dtype has none and the plain operators must do.
+// Fused steps of a decoder layer on CUDA. Each returns true when it has queued its kernels, false
+// when size or dtype is not supported and the caller must compose the plain operators.
 #pragma once
 
 #include "ops/decoder_layer/op.hpp"

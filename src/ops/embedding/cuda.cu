@@ -1,4 +1,4 @@
-// Rows of a table. One block a row; bound by memory.
+// Embedding lookup. One block per row; memory-bound.
 #include "ops/embedding/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -11,8 +11,8 @@ constexpr int kThreads = 256;
 
 __global__ void embedding_kernel(cuda::Reals out, const int64_t *index, cuda::Reals table,
                                  int64_t rows, int64_t d) {
-    cuda::wait_for_input();
-    cuda::allow_next();
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
     const int64_t i = blockIdx.x;
     const int64_t row = index[i];
     const bool is_inside = row >= 0 && row < rows;
@@ -21,12 +21,12 @@ __global__ void embedding_kernel(cuda::Reals out, const int64_t *index, cuda::Re
     }
 }
 
-// The hot case: a 16-bit table whose rows lie on 16 bytes, f32 out. Eight values a thread.
+// Fast path: 16-bit table with 16-byte aligned rows, f32 output. Eight values per thread.
 template <typename T>
 __global__ void embedding_wide_kernel(float *out, const int64_t *index, const T *table,
                                       int64_t rows, int64_t d) {
-    cuda::wait_for_input();
-    cuda::allow_next();
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
     const int64_t i = blockIdx.x;
     const int64_t row = index[i];
     const bool is_inside = row >= 0 && row < rows;
@@ -54,7 +54,7 @@ void run_wide(const device::Stream &stream, const Tensor &out, const Tensor &ind
                  reinterpret_cast<const T *>(table.data()), table.size(0), table.size(1));
 }
 
-bool lies_on_16_bytes(const Tensor &tensor) {
+bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
@@ -64,7 +64,7 @@ void embedding_cuda(const device::Stream &stream, const Tensor &out, const Tenso
                     const Tensor &table) {
     const int64_t n = out.size(0);
     const bool is_wide = n > 0 && out.dtype() == LLAISYS_DTYPE_F32 && table.size(1) % 8 == 0 &&
-                         lies_on_16_bytes(out) && lies_on_16_bytes(table);
+                         is_16_byte_aligned(out) && is_16_byte_aligned(table);
     if (is_wide && table.dtype() == LLAISYS_DTYPE_BF16) {
         return run_wide<cuda::bf16>(stream, out, index, table);
     }

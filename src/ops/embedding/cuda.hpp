@@ -1,4 +1,4 @@
-// The CUDA side of embedding. Arguments have been checked.
+// CUDA side of embedding. Arguments have been checked.
 #pragma once
 
 #include "ops/embedding/op.hpp"

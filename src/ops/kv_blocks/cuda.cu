@@ -1,7 +1,7 @@
-// Blocks of a layer to and from pinned host memory, which the kernel reads and writes itself: one
-// launch a layer instead of a copy for every block. One thread block for the keys and one for the
-// values of a block; bound by the bus. Where a block's keys are a multiple of 16 bytes, so is every
-// offset from the start of either memory.
+// Copies KV blocks of a layer between device and pinned host memory. The kernel accesses host
+// memory directly: one launch per layer instead of one copy per block. One thread block for the
+// keys and one for the values of a KV block; bound by the host link. If the keys of a block are a
+// multiple of 16 bytes, every offset is 16-byte aligned.
 #include "ops/kv_blocks/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -13,19 +13,19 @@ namespace llaisys::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMoves = 256; // of one launch: they are its parameters, 2 KiB
+constexpr int64_t kMoves = 256; // per launch, passed as kernel parameters (2 KiB)
 
 struct Moves {
     int32_t blocks[kMoves];
     int32_t places[kMoves];
 };
 
-// words: of a block's keys, or of its values.
+// words: of the keys, or of the values, of a block.
 template <typename Word>
 __global__ void kv_blocks_kernel(bool to_host, std::byte *k_cache, std::byte *v_cache,
                                  std::byte *host, int64_t place_stride, int64_t words,
                                  Moves moves) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int64_t bytes = words * int64_t(sizeof(Word));
     std::byte *cache = blockIdx.y == 0 ? k_cache : v_cache;
     Word *block = reinterpret_cast<Word *>(cache + moves.blocks[blockIdx.x] * bytes);

@@ -1,4 +1,5 @@
-// rows[i] = cache[slots[i]]. One block for the keys and one for the values of a slot; bound by memory.
+// rows[i] = cache[slots[i]]. One block for the keys and one for the values of a slot;
+// memory-bound.
 #include "ops/kv_load/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -11,7 +12,7 @@ constexpr int kThreads = 256;
 
 __global__ void kv_load_kernel(cuda::Reals k, cuda::Reals v, cuda::Reals k_cache,
                                cuda::Reals v_cache, const int32_t *slots, int64_t row) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const cuda::Reals &to = blockIdx.y == 0 ? k : v;
     const cuda::Reals &from = blockIdx.y == 0 ? k_cache : v_cache;
     const int64_t slot = slots[blockIdx.x];

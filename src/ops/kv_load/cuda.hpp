@@ -1,4 +1,4 @@
-// The CUDA side of kv_load. Arguments have been checked.
+// CUDA side of kv_load. Arguments have been checked.
 #pragma once
 
 #include "ops/kv_load/op.hpp"

@@ -1,5 +1,5 @@
-// cache[slots[i]] = values[i]. One block for the keys and one for the values of a token; bound by
-// memory.
+// cache[slots[i]] = values[i]. One block for the keys and one for the values of a token;
+// memory-bound.
 #include "ops/kv_store/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -17,7 +17,7 @@ struct Rows {
 
 __global__ void kv_store_kernel(Rows keys, Rows values, const int32_t *slots, int64_t n_slots,
                                 int64_t heads, int64_t d) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const Rows &rows = blockIdx.y == 0 ? keys : values;
     const int64_t i = blockIdx.x;
     const int64_t slot = slots[i];

@@ -1,20 +1,20 @@
-// Chooses the kernel of a product:
+// Selects the kernel of a linear layer, out[m, n] (+)= in[m, k] * weight[n, k]^T + bias:
 //
 //   16-bit rows and weights of one dtype, k a multiple of 8
-//     up to 16 rows      ops/cuda/few_rows.cuh, or ops/cuda/box_ring.cuh for sums in f32; bound by reading
-//                        the weights
-//     17 to 96 rows      ops/cuda/wide_ring.cuh where they are added to f32 and it is the fastest
-//     more               cuBLASLt; without it, few_rows.cuh for 16 rows at a time
-//     exact streams      pieces of MatrixProducts::kEvenRows rows, filled up with zeros, by one
-//                        algorithm whatever their number; without one, few_rows.cuh
-//   everything else      linear_plain_kernel below: 16 x 16 outputs a block, f32 arithmetic; tests
+//     m up to 16         ops/cuda/gemm_small_m.cuh, or ops/cuda/gemm_tma_splitk.cuh for f32 output;
+//                        bound by reading the weights
+//     17 to 96           ops/cuda/gemm_tma_m96.cuh for f32 accumulation, where it is the fastest
+//     more               cuBLASLt; without it, gemm_small_m.cuh for 16 rows at a time
+//     batch-invariant    blocks of CublasLtGemm::kInvariantRows rows, zero-padded, always with the
+//                        same algorithm; without one, gemm_small_m.cuh
+//   everything else      linear_reference_kernel below: 16 x 16 outputs per block, f32; for tests
 #include "ops/linear/cuda.hpp"
 
-#include "device/cuda/matrix_products.hpp"
-#include "ops/cuda/box_ring.cuh"
-#include "ops/cuda/few_rows.cuh"
-#include "ops/cuda/visit.cuh"
-#include "ops/cuda/wide_ring.cuh"
+#include "device/cuda/cublaslt_gemm.hpp"
+#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/gemm_small_m.cuh"
+#include "ops/cuda/gemm_tma_m96.cuh"
+#include "ops/cuda/gemm_tma_splitk.cuh"
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 
@@ -28,7 +28,7 @@ namespace {
 constexpr int kTile = 16;
 constexpr int kThreads = 256;
 
-// One product, or several whose weights and outputs lie one behind the other.
+// One GEMM, or several with adjacent weights and outputs.
 struct Product {
     const Tensor &in;
     const Tensor *rows;
@@ -41,9 +41,9 @@ struct Product {
     bool adds;
 };
 
-__global__ void linear_plain_kernel(cuda::Reals in, int64_t ldx, const int32_t *rows, int64_t m,
-                                    int64_t n, int64_t k, cuda::Reals weight, cuda::Reals bias,
-                                    cuda::Reals out, int64_t ldo, bool adds) {
+__global__ void linear_reference_kernel(cuda::Reals in, int64_t ldx, const int32_t *rows, int64_t m,
+                                        int64_t n, int64_t k, cuda::Reals weight, cuda::Reals bias,
+                                        cuda::Reals out, int64_t ldo, bool adds) {
     __shared__ float xs[kTile][kTile + 1], ws[kTile][kTile + 1];
     const int tx = threadIdx.x, ty = threadIdx.y;
     const int64_t row = int64_t(blockIdx.y) * kTile + ty;
@@ -76,19 +76,19 @@ __global__ void add_bias_kernel(cuda::Reals out, int64_t ldo, cuda::Reals bias, 
     }
 }
 
-// Rows of 16-byte units; one block a row.
+// Rows of 16-byte units; one block per row.
 __global__ void gather_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, const int32_t *rows,
                                    int64_t units) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const uint4 *from = in + int64_t(rows[blockIdx.x]) * stride;
     for (int64_t i = threadIdx.x; i < units; i += kThreads) {
         out[blockIdx.x * units + i] = from[i];
     }
 }
 
-// Row i = row first + i of the input, in 16-byte units; zeros from row m on. One block a row.
-__global__ void even_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, const int32_t *rows,
-                                 int64_t first, int64_t m, int64_t units) {
+// Row i = row first + i of the input, in 16-byte units; zeros from row m on. One block per row.
+__global__ void pad_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, const int32_t *rows,
+                                int64_t first, int64_t m, int64_t units) {
     const int64_t row = first + blockIdx.x;
     const int64_t at = row < m && rows != nullptr ? rows[row] : row;
     for (int64_t i = threadIdx.x; i < units; i += kThreads) {
@@ -97,8 +97,8 @@ __global__ void even_rows_kernel(uint4 *out, const uint4 *in, int64_t stride, co
 }
 
 // out (+)= sums + bias, rows of n.
-__global__ void take_sums_kernel(cuda::Reals out, int64_t ldo, const float *sums, int64_t n,
-                                 cuda::Reals bias, bool adds) {
+__global__ void store_sums_kernel(cuda::Reals out, int64_t ldo, const float *sums, int64_t n,
+                                  cuda::Reals bias, bool adds) {
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i < n) {
         const int64_t at = int64_t(blockIdx.y) * ldo + i;
@@ -108,72 +108,75 @@ __global__ void take_sums_kernel(cuda::Reals out, int64_t ldo, const float *sums
     }
 }
 
-void run_plain(const device::CudaStream &stream, const Product &p) {
-    const dim3 grid(cuda::blocks_for(p.n, kTile), cuda::blocks_for(p.m, kTile));
+void run_reference(const device::CudaStream &stream, const Product &p) {
+    const dim3 grid(cuda::ceil_div(p.n, kTile), cuda::ceil_div(p.m, kTile));
     const cuda::Reals weight{const_cast<std::byte *>(p.weight), p.dtype};
-    cuda::launch(stream, linear_plain_kernel, grid, dim3(kTile, kTile), 0, false, cuda::reals(p.in),
-                 p.in.stride(0), p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, p.m, p.n, p.k,
-                 weight, cuda::reals(p.bias), p.out, p.ldo, p.adds);
+    cuda::launch(stream, linear_reference_kernel, grid, dim3(kTile, kTile), 0, false,
+                 cuda::reals(p.in), p.in.stride(0),
+                 p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, p.m, p.n, p.k, weight,
+                 cuda::reals(p.bias), p.out, p.ldo, p.adds);
 }
 
-// Rows of x from `first` on, at most so many of them, and what becomes of their products.
+// At most `most` rows of x from `first` on, and the epilogue of their GEMM.
 template <typename T>
-cuda::FewRowsInput some_rows(const Product &p, const void *x, int64_t ldx, int64_t first,
-                             int64_t most, cuda::StoreRows<T> *use) {
-    cuda::FewRowsInput in{};
+cuda::GemmInput some_rows(const Product &p, const void *x, int64_t ldx, int64_t first, int64_t most,
+                          cuda::LinearEpilogue<T> *epilogue) {
+    cuda::GemmInput in{};
     in.x = static_cast<const T *>(x) + first * ldx;
     in.ldx = ldx;
     in.m = int(std::min<int64_t>(most, p.m - first));
     in.k = int(p.k);
-    use->w = reinterpret_cast<const T *>(p.weight);
-    use->n = p.n;
-    use->k = p.k;
-    use->bias = cuda::reals(p.bias);
-    use->out = p.out;
-    use->out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
-    use->ldo = p.ldo;
-    use->adds = p.adds;
+    epilogue->w = reinterpret_cast<const T *>(p.weight);
+    epilogue->n = p.n;
+    epilogue->k = p.k;
+    epilogue->bias = cuda::reals(p.bias);
+    epilogue->out = p.out;
+    epilogue->out.data =
+        static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
+    epilogue->ldo = p.ldo;
+    epilogue->adds = p.adds;
     return in;
 }
 
 template <typename T>
-void run_few(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
-    for (int64_t first = 0; first < p.m; first += cuda::kFewRows) {
-        cuda::StoreRows<T> use{};
-        const cuda::FewRowsInput in = some_rows<T>(p, x, ldx, first, cuda::kFewRows, &use);
-        cuda::run_few_rows<T>(stream, in, use);
+void run_small_m(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    for (int64_t first = 0; first < p.m; first += cuda::kSmallM) {
+        cuda::LinearEpilogue<T> epilogue{};
+        const cuda::GemmInput in = some_rows<T>(p, x, ldx, first, cuda::kSmallM, &epilogue);
+        cuda::run_gemm_small_m<T>(stream, in, epilogue);
     }
 }
 
-// False where cuBLASLt is faster, or this kernel cannot: it is for products that add to f32 rows.
+// gemm_tma_m96.cuh for GEMMs that accumulate into f32; false where it is not supported or
+// cuBLASLt is faster.
 template <typename T>
-bool run_wide(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
-    if (p.out.dtype != LLAISYS_DTYPE_F32 || !p.adds || p.m > cuda::kWideRows) {
+bool run_m96(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    if (p.out.dtype != LLAISYS_DTYPE_F32 || !p.adds || p.m > cuda::kM96MaxM) {
         return false;
     }
-    cuda::StoreRows<T> use{};
-    const cuda::FewRowsInput in = some_rows<T>(p, x, ldx, 0, p.m, &use);
-    const cuda::WideTuning tuning = cuda::wide_adding(in.m, p.n, p.k);
-    if (!cuda::can_wide_ring<T>(stream, in, use.atoms(), tuning)) {
+    cuda::LinearEpilogue<T> epilogue{};
+    const cuda::GemmInput in = some_rows<T>(p, x, ldx, 0, p.m, &epilogue);
+    const cuda::M96Tuning tuning = cuda::m96_residual_tuning(in.m, p.n, p.k);
+    if (!cuda::can_gemm_tma_m96<T>(stream, in, epilogue.atoms(), tuning)) {
         return false;
     }
-    cuda::run_wide_ring<T>(stream, in, use, tuning);
+    cuda::run_gemm_tma_m96<T>(stream, in, epilogue, tuning);
     return true;
 }
 
-// False where row_ring.cuh is faster, or this kernel cannot.
+// gemm_tma_splitk.cuh; false where it is not supported or gemm_small_m_bulk.cuh is faster.
 template <typename T>
-bool run_boxes(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
-    if (p.out.dtype != LLAISYS_DTYPE_F32 || p.bias != nullptr || p.m > cuda::kBoxRows) {
+bool run_splitk(const device::CudaStream &stream, const Product &p, const void *x, int64_t ldx) {
+    if (p.out.dtype != LLAISYS_DTYPE_F32 || p.bias != nullptr || p.m > cuda::kSplitKMaxM) {
         return false;
     }
-    const cuda::BoxProduct product{
+    const cuda::SplitKProblem product{
         x,     ldx,   p.weight, int(p.m), int(p.n), int(p.k), static_cast<float *>(p.out.data),
         p.ldo, p.adds};
-    if (!cuda::wants_box_ring(stream, product)) {
+    if (!cuda::prefers_gemm_tma_splitk(stream, product)) {
         return false;
     }
-    cuda::run_box_ring<T>(stream, product);
+    cuda::run_gemm_tma_splitk<T>(stream, product);
     return true;
 }
 
@@ -181,53 +184,55 @@ bool run_large(const device::CudaStream &stream, const Product &p, const void *x
     if (stream.products == nullptr) {
         return false;
     }
-    const device::MatrixProduct product{p.m,      p.n,        p.k,   p.dtype,     x,     ldx,
-                                        p.weight, p.out.data, p.ldo, p.out.dtype, p.adds};
+    const device::GemmProblem product{p.m,      p.n,        p.k,   p.dtype,     x,     ldx,
+                                      p.weight, p.out.data, p.ldo, p.out.dtype, p.adds};
     if (!stream.products->run(stream.stream, product, stream.has_trials)) {
         return false;
     }
     if (p.bias != nullptr) {
-        const dim3 grid(cuda::blocks_for(p.n, kThreads), unsigned(p.m));
+        const dim3 grid(cuda::ceil_div(p.n, kThreads), unsigned(p.m));
         cuda::launch(stream, add_bias_kernel, grid, kThreads, 0, false, p.out, p.ldo,
                      cuda::reals(p.bias), p.n);
     }
     return true;
 }
 
-// The bits of a row depend on the row alone. False when no algorithm is like that for this shape.
+// Batch-invariant: the bits of a row depend on that row only. False without such an algorithm for
+// this shape.
 bool run_exact(device::CudaStream &stream, const Product &p) {
-    constexpr int64_t kRows = device::MatrixProducts::kEvenRows;
+    constexpr int64_t kRows = device::CublasLtGemm::kInvariantRows;
     if (stream.products == nullptr) {
         return false;
     }
-    const int64_t x_bytes = bytes_of(p.dtype, kRows * p.k); // a multiple of 256
+    const int64_t x_bytes = bytes_of(p.dtype, kRows * p.k); // multiple of 256
     auto *x = static_cast<std::byte *>(
         stream.scratch.at_least(size_t(x_bytes + kRows * p.n * int64_t(sizeof(float)))));
     auto *sums = reinterpret_cast<float *>(x + x_bytes);
-    const device::MatrixProduct product{kRows,    p.n,  p.k, p.dtype,           x,    p.k,
-                                        p.weight, sums, p.n, LLAISYS_DTYPE_F32, false};
+    const device::GemmProblem product{kRows,    p.n,  p.k, p.dtype,           x,    p.k,
+                                      p.weight, sums, p.n, LLAISYS_DTYPE_F32, false};
     for (int64_t first = 0; first < p.m; first += kRows) {
-        cuda::launch(stream, even_rows_kernel, unsigned(kRows), kThreads, 0, false,
+        cuda::launch(stream, pad_rows_kernel, unsigned(kRows), kThreads, 0, false,
                      reinterpret_cast<uint4 *>(x), reinterpret_cast<const uint4 *>(p.in.data()),
                      p.in.stride(0) / 8, p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, first,
                      p.m, p.k / 8);
-        if (!stream.products->run_even(stream.stream, product)) {
+        if (!stream.products->run_invariant(stream.stream, product)) {
             return false;
         }
         cuda::Reals out = p.out;
         out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
-        const dim3 grid(cuda::blocks_for(p.n, kThreads), unsigned(std::min(kRows, p.m - first)));
-        cuda::launch(stream, take_sums_kernel, grid, kThreads, 0, false, out, p.ldo, sums, p.n,
+        const dim3 grid(cuda::ceil_div(p.n, kThreads), unsigned(std::min(kRows, p.m - first)));
+        cuda::launch(stream, store_sums_kernel, grid, kThreads, 0, false, out, p.ldo, sums, p.n,
                      cuda::reals(p.bias), p.adds);
     }
     return true;
 }
 
-bool is_on_16_bytes(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+bool is_16_byte_aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool is_fast(const Product &p) {
     return p.dtype != LLAISYS_DTYPE_F32 && p.in.dtype() == p.dtype && p.k > 0 && p.k % 8 == 0 &&
-           p.in.stride(0) % 8 == 0 && is_on_16_bytes(p.in.data()) && is_on_16_bytes(p.weight) &&
+           p.in.stride(0) % 8 == 0 && is_16_byte_aligned(p.in.data()) &&
+           is_16_byte_aligned(p.weight) &&
            (p.out.dtype == LLAISYS_DTYPE_F32 || p.out.dtype == p.dtype);
 }
 
@@ -236,7 +241,7 @@ void run(device::CudaStream &stream, const Product &p) {
         return;
     }
     if (!is_fast(p)) {
-        return run_plain(stream, p);
+        return run_reference(stream, p);
     }
     if (stream.is_exact && run_exact(stream, p)) {
         return;
@@ -251,17 +256,17 @@ void run(device::CudaStream &stream, const Product &p) {
         x = gathered;
         ldx = p.k;
     }
-    const bool are_many = p.m > cuda::kFewRows && !stream.is_exact;
-    cuda::visit_half(p.dtype, [&](auto type) {
+    const bool are_many = p.m > cuda::kSmallM && !stream.is_exact;
+    cuda::dispatch_half(p.dtype, [&](auto type) {
         using T = decltype(type);
-        if (!(are_many && (run_wide<T>(stream, p, x, ldx) || run_large(stream, p, x, ldx))) &&
-            !run_boxes<T>(stream, p, x, ldx)) {
-            run_few<T>(stream, p, x, ldx);
+        if (!(are_many && (run_m96<T>(stream, p, x, ldx) || run_large(stream, p, x, ldx))) &&
+            !run_splitk<T>(stream, p, x, ldx)) {
+            run_small_m<T>(stream, p, x, ldx);
         }
     });
 }
 
-// Part b begins where part a ends, in memory and in the columns of the output.
+// Whether part b follows part a in weight memory and in the output columns.
 bool continues(const LinearPart &a, const LinearPart &b) {
     const Tensor &wa = a.weight->bytes;
     const Tensor &wb = b.weight->bytes;
@@ -280,7 +285,7 @@ void pack(const device::Stream &stream, const Tensor &weight, LinearWeight *pack
         packed->bytes.load(weight.data(), size_t(weight.bytes()));
     } else {
         rearrange(stream, packed->bytes, weight);
-        stream.synchronize(); // the weight may go
+        stream.synchronize(); // the caller may free the weight
     }
 }
 

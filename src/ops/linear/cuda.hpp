@@ -1,11 +1,11 @@
-// The CUDA side of linear. Arguments have been checked.
+// CUDA side of linear. Arguments have been checked.
 #pragma once
 
 #include "ops/linear/format.hpp"
 
 namespace llaisys::ops {
 
-// f32, f16 and bf16, row-major as they came; a weight may be packed from the host.
+// f32, f16 and bf16, row-major; a weight may be packed from host memory.
 LinearFormats linear_formats_cuda();
 
 // out += in * weight^T + bias; out f32 [m, n], bias may be null.

@@ -1,5 +1,5 @@
-// Copies between layouts of up to LLAISYS_MAX_DIMS dimensions. One thread an element; bound by
-// memory where both sides are dense in the last dimension.
+// Copies between strided layouts of up to LLAISYS_MAX_DIMS dimensions. One thread per element;
+// memory-bound when both sides are contiguous in the last dimension.
 #include "ops/rearrange/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -19,7 +19,7 @@ struct Layout {
 
 template <typename Unit>
 __global__ void rearrange_kernel(Unit *out, const Unit *in, Layout layout, int64_t n) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     int64_t left = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (left >= n) {
         return;
@@ -38,7 +38,7 @@ __global__ void rearrange_kernel(Unit *out, const Unit *in, Layout layout, int64
 template <typename Unit>
 void run(const device::Stream &stream, const Tensor &out, const Tensor &in, const Layout &layout) {
     cuda::launch(device::cuda_stream_of(stream), rearrange_kernel<Unit>,
-                 cuda::blocks_for(in.elements(), kThreads), kThreads, 0, true,
+                 cuda::ceil_div(in.elements(), kThreads), kThreads, 0, true,
                  reinterpret_cast<Unit *>(out.data()), reinterpret_cast<const Unit *>(in.data()),
                  layout, in.elements());
 }

@@ -1,4 +1,4 @@
-// The CUDA side of rearrange. Arguments have been checked.
+// CUDA side of rearrange. Arguments have been checked.
 #pragma once
 
 #include "ops/rearrange/op.hpp"

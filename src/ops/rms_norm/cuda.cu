@@ -1,9 +1,9 @@
-// out = x / rms(x) * weight, where x is the input, or the residual after the input was added to it.
-// The hot case is in ops/cuda/norm_rows.cuh; here, one block a row, which is read twice.
+// RMS norm: out = x / rms(x) * weight, where x is the input, or residual += input. Fast path in
+// ops/cuda/rms_norm_rows.cuh; here one block per row, which is read twice.
 #include "ops/rms_norm/cuda.hpp"
 
-#include "ops/cuda/norm_rows.cuh"
-#include "ops/cuda/visit.cuh"
+#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/rms_norm_rows.cuh"
 
 namespace llaisys::ops {
 
@@ -18,9 +18,9 @@ struct Rows {
 
 __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight, int64_t d,
                                 float epsilon) {
-    __shared__ float scratch[kThreads / cuda::kWarp];
-    cuda::wait_for_input();
-    cuda::allow_next();
+    __shared__ float scratch[kThreads / cuda::kWarpSize];
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
     const int64_t row = blockIdx.x;
     const int64_t from = row * x.stride;
     float sum = 0;
@@ -28,7 +28,7 @@ __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight
         float value = x.values.load(from + i);
         if (added.values.data != nullptr) {
             x.values.store(from + i, value + added.values.load(row * added.stride + i));
-            value = x.values.load(from + i); // as it was rounded
+            value = x.values.load(from + i); // with its rounding
         }
         sum += value * value;
     }
@@ -39,17 +39,17 @@ __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight
     }
 }
 
-bool lies_on_16_bytes(const Tensor &tensor) {
+bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 &&
            (tensor.ndim() < 2 || tensor.stride(0) % 8 == 0);
 }
 
-// Whether norm_rows.cuh knows these.
+// Whether rms_norm_rows.cuh supports these.
 bool is_wide(const Tensor &out, const Tensor &in, const Tensor &weight) {
     const bool is_half = out.dtype() == LLAISYS_DTYPE_BF16 || out.dtype() == LLAISYS_DTYPE_F16;
     return is_half && in.dtype() == LLAISYS_DTYPE_F32 && weight.dtype() == LLAISYS_DTYPE_F32 &&
-           in.size(1) % 4 == 0 && lies_on_16_bytes(in) && lies_on_16_bytes(out) &&
-           lies_on_16_bytes(weight);
+           in.size(1) % 4 == 0 && is_16_byte_aligned(in) && is_16_byte_aligned(out) &&
+           is_16_byte_aligned(weight);
 }
 
 } // namespace
@@ -60,11 +60,12 @@ void rms_norm_cuda(const device::Stream &stream, const Tensor &out, const Tensor
         return;
     }
     if (is_wide(out, in, weight)) {
-        return cuda::visit_half(out.dtype(), [&](auto type) {
+        return cuda::dispatch_half(out.dtype(), [&](auto type) {
             using T = decltype(type);
-            cuda::norm_rows<T>(device::cuda_stream_of(stream), reinterpret_cast<T *>(out.data()),
-                               out.stride(0), in.as<float>(), in.stride(0), nullptr,
-                               weight.as<float>(), in.size(0), in.size(1), epsilon);
+            cuda::rms_norm_rows<T>(device::cuda_stream_of(stream),
+                                   reinterpret_cast<T *>(out.data()), out.stride(0), in.as<float>(),
+                                   in.stride(0), nullptr, weight.as<float>(), in.size(0),
+                                   in.size(1), epsilon);
         });
     }
     cuda::launch(device::cuda_stream_of(stream), rms_norm_kernel, unsigned(in.size(0)), kThreads, 0,

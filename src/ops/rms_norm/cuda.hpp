@@ -1,4 +1,4 @@
-// The CUDA side of rms_norm. Arguments have been checked.
+// CUDA side of rms_norm. Arguments have been checked.
 #pragma once
 
 #include "ops/rms_norm/op.hpp"

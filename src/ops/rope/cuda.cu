@@ -1,5 +1,4 @@
-// Rotary position embedding, halves paired. One block a token; a thread keeps its angle and turns
-// the same pair of every head. Bound by memory.
+// Rotary position embedding (RoPE) of pairs (i, i + d / 2). One block per token. Memory-bound.
 #include "ops/rope/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -18,14 +17,14 @@ struct Heads {
 
 __global__ void rope_kernel(Heads out, Heads in, const int64_t *positions, const float *inv_freq,
                             int64_t heads, int64_t half) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int64_t token = blockIdx.x;
     for (int64_t i = threadIdx.x; i < heads * half; i += kThreads) {
         const int64_t pair = i % half;
         const int64_t head = i / half;
         float sin = 0;
         float cos = 0;
-        cuda::turn_of(positions[token], inv_freq[pair], &sin, &cos);
+        cuda::rope_sincos(positions[token], inv_freq[pair], &sin, &cos);
         const int64_t from = token * in.stride_token + head * in.stride_head + pair;
         const int64_t to = token * out.stride_token + head * out.stride_head + pair;
         const float low = in.values.load(from);

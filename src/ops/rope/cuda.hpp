@@ -1,4 +1,4 @@
-// The CUDA side of rope. Arguments have been checked.
+// CUDA side of rope. Arguments have been checked.
 #pragma once
 
 #include "ops/rope/op.hpp"

@@ -1,5 +1,6 @@
-// One block a row, which is read once; bound by memory for many rows, by latency for few. Sums are made
-// in the order of the CPU's: 8 lanes of a block of 512 weights, a thread each, then block by block.
+// adjust_rows and weigh_rows: one block per row, which is read once. Memory-bound for many rows,
+// latency-bound for few. Sums have the order of the CPU kernels: 8 lanes over blocks of 512
+// weights, one thread per lane, then block by block.
 #include "ops/sample_rows/cuda.hpp"
 
 #include "base/sampling.hpp"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kAdjustThreads = 1024;
 constexpr int kWeighThreads = 512;
-constexpr int kGroups = kWeighThreads / sampling::kLanes; // blocks of weights at a time
+constexpr int kGroups = kWeighThreads / sampling::kLanes; // blocks of weights in parallel
 static_assert(kWeighThreads == sampling::kBlock, "a thread a weight while a block is picked from");
 
 struct Adjustments {
@@ -32,7 +33,7 @@ struct Adjustments {
 __global__ void __launch_bounds__(kAdjustThreads)
     adjust_rows_kernel(float *out, const float *logits, int64_t vocabulary, Adjustments a) {
     __shared__ bool knows_late;
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int r = blockIdx.x;
     const int late_row = a.late_rows != nullptr ? a.late_rows[r] : -1;
     const int late = late_row >= 0 ? int(a.sampled[late_row]) : -1;
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kAdjustThreads)
     for (int i = a.bias_offsets[r] + int(threadIdx.x); i < bias_end; i += kAdjustThreads) {
         const int id = a.bias_ids[i];
         if (i > a.bias_offsets[r] && a.bias_ids[i - 1] == id) {
-            continue; // whoever has the first of them adds them all
+            continue; // the thread of the first duplicate adds them all
         }
         float x = to[id];
         for (int j = i; j < bias_end && a.bias_ids[j] == id; ++j) {
@@ -82,7 +83,7 @@ struct Weighing {
     int64_t k;
     const int32_t *rows;       // may be null
     const float *temperatures; // may be null
-    const double *uniforms;    // null: nothing is picked
+    const double *uniforms;    // null: no pick
     double *sums;
     int32_t *picks;
 };
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     extern __shared__ double block_sums[]; // [n_blocks]
     __shared__ float block[sampling::kBlock];
     __shared__ cuda::Found found;
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int r = blockIdx.x;
     const int64_t row = w.rows != nullptr ? w.rows[r] : r;
     const float *x = w.logits + row * w.vocabulary;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     const int n_blocks = int((w.vocabulary + sampling::kBlock - 1) / sampling::kBlock);
     const int lane = threadIdx.x % sampling::kLanes;
     const unsigned group =
-        0xffu << (threadIdx.x % cuda::kWarp / sampling::kLanes * sampling::kLanes);
+        0xffu << (threadIdx.x % cuda::kWarpSize / sampling::kLanes * sampling::kLanes);
     for (int b = threadIdx.x / sampling::kLanes; b < n_blocks; b += kGroups) {
         const int64_t end = min(w.vocabulary, (b + 1) * sampling::kBlock);
         double sum = 0;
@@ -191,7 +192,7 @@ void weigh_rows_cuda(const device::Stream &stream, const Tensor &sums, const Ten
                      reinterpret_cast<double *>(sums.data()),
                      uniforms.defined() ? picks.as<int32_t>() : nullptr};
     const size_t n_blocks = size_t((logits.size(1) + sampling::kBlock - 1) / sampling::kBlock);
-    cuda::allow_shared(weigh_rows_kernel, n_blocks * sizeof(double));
+    cuda::set_max_dynamic_smem(weigh_rows_kernel, n_blocks * sizeof(double));
     cuda::launch(device::cuda_stream_of(stream), weigh_rows_kernel, unsigned(sums.size(0)),
                  kWeighThreads, n_blocks * sizeof(double), false, w);
 }

@@ -1,4 +1,4 @@
-// The CUDA side of sample_rows. Arguments have been checked.
+// CUDA side of sample_rows. Arguments have been checked.
 #pragma once
 
 #include "ops/sample_rows/op.hpp"

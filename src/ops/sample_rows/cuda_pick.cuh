@@ -1,11 +1,11 @@
-// pick() of runtime/runner/sampler_math.cpp on the device, in two parts. One thread each.
+// Inverse CDF search, pick() of runtime/runner/sampler_math.cpp, in two parts. One thread each.
 #pragma once
 
 #include "base/sampling.hpp"
 
 namespace llaisys::ops::cuda {
 
-// Where pick() goes on in the block of weights that it has found.
+// Block of weights that contains the target, and the sum below it.
 struct Found {
     int64_t begin;
     double below, target;

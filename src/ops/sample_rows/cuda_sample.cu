@@ -1,5 +1,5 @@
-// sample_rows: one block a row, a thread for each of its best; a few microseconds, whatever the number of
-// rows. rank_rows: one block a row, which is read once.
+// sample_rows: one block per row, one thread per candidate; a few microseconds for any number of
+// rows. rank_rows: one block per row, which is read once.
 #include "ops/sample_rows/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -32,25 +32,26 @@ struct Sampling {
     const float *link_values;
 };
 
-// What the threads of a block know together of the best that are left.
+// Remaining candidates of a row, in shared memory.
 struct Left {
-    float weights[kMostBest]; // best first; 0 for those that are not left
-    float sorted[kMostBest];  // weights of those that are left, in the order of ids
-    int32_t ids[kMostBest];   // INT_MAX: not left
+    float weights[kMostBest]; // best first; 0: removed
+    float sorted[kMostBest];  // of the remaining candidates, in id order
+    int32_t ids[kMostBest];   // INT_MAX: removed
     int32_t sorted_ids[kMostBest];
     double sum;
     int n_kept;
     bool is_enough;
 };
 
-// A thread's own of the best.
+// Candidate of a thread.
 struct Own {
     float x;
     int32_t id;
     bool is_left;
 };
 
-// Fills weights, sorted and sum; the threads are together before and after it. n: how many are left.
+// Fills weights, sorted and sum; synchronizes the block before and after. n: remaining
+// candidates.
 __device__ void weigh(Left *left, const Own &own, int n, float max, float temperature) {
     const int i = threadIdx.x;
     const float weight = own.is_left ? sampling::weight_of(own.x, max, temperature) : 0.0f;
@@ -83,16 +84,16 @@ __device__ void weigh(Left *left, const Own &own, int n, float max, float temper
     __syncthreads();
 }
 
-// How many threads below this one say so.
+// Number of threads below this one with `says` set.
 __device__ int count_below(bool says) {
-    __shared__ int counts[kThreads / cuda::kWarp];
-    const unsigned voices = __ballot_sync(cuda::kAll, says);
-    const int warp = threadIdx.x / cuda::kWarp;
-    if (threadIdx.x % cuda::kWarp == 0) {
+    __shared__ int counts[kThreads / cuda::kWarpSize];
+    const unsigned voices = __ballot_sync(cuda::kFullMask, says);
+    const int warp = threadIdx.x / cuda::kWarpSize;
+    if (threadIdx.x % cuda::kWarpSize == 0) {
         counts[warp] = __popc(voices);
     }
     __syncthreads();
-    int below = __popc(voices & ((1u << threadIdx.x % cuda::kWarp) - 1));
+    int below = __popc(voices & ((1u << threadIdx.x % cuda::kWarpSize) - 1));
     for (int w = 0; w < warp; ++w) {
         below += counts[w];
     }
@@ -100,8 +101,8 @@ __device__ int count_below(bool says) {
     return below;
 }
 
-// One thread. As keep_top_p of runner/sampler_links.cpp, from the best that are above -inf; what is not
-// left weighs nothing and changes no sum.
+// One thread. As keep_top_p of runner/sampler_links.cpp, over the candidates above -inf; removed
+// candidates have weight 0.
 __device__ void walk_down(Left *left, const float *best, int k, double wanted) {
     double sum = 0;
     int n_kept = 0;
@@ -118,12 +119,12 @@ __device__ void walk_down(Left *left, const float *best, int k, double wanted) {
         last = j;
     }
     left->is_enough = sum >= wanted || n_kept < kThreads;
-    left->n_kept = last + 1; // those before it, as far as they are left
+    left->n_kept = last + 1; // prefix length, removed candidates included
 }
 
 __global__ void __launch_bounds__(kThreads) sample_rows_kernel(Sampling d) {
     __shared__ Left left;
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int r = blockIdx.x;
     const int i = threadIdx.x;
     const int64_t at = int64_t(d.rows != nullptr ? d.rows[r] : r) * d.k;
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows_kernel(Sampling d) {
         }
         n = __syncthreads_count(own.is_left);
     }
-    if (n <= 1) { // the best is always left
+    if (n <= 1) { // the best candidate always remains
         return tell(d.best_ids[at], false);
     }
     weigh(&left, own, n, max, temperature);
@@ -212,8 +213,8 @@ struct Ranking {
 };
 
 __global__ void __launch_bounds__(kRankThreads) rank_rows_kernel(Ranking k) {
-    __shared__ int counts[kRankThreads / cuda::kWarp];
-    cuda::wait_for_input();
+    __shared__ int counts[kRankThreads / cuda::kWarpSize];
+    cuda::grid_dependency_wait();
     const int64_t r = blockIdx.x;
     const int64_t from = k.rows[r];
     const float *row = k.logits + from * k.vocabulary;
@@ -228,11 +229,11 @@ __global__ void __launch_bounds__(kRankThreads) rank_rows_kernel(Ranking k) {
     for (int64_t i = threadIdx.x; i < k.vocabulary; i += kRankThreads) {
         before += int(row[i] > x || (row[i] == x && i < id));
     }
-    for (int step = cuda::kWarp / 2; step > 0; step /= 2) {
-        before += __shfl_xor_sync(cuda::kAll, before, step);
+    for (int step = cuda::kWarpSize / 2; step > 0; step /= 2) {
+        before += __shfl_xor_sync(cuda::kFullMask, before, step);
     }
-    if (threadIdx.x % cuda::kWarp == 0) {
-        counts[threadIdx.x / cuda::kWarp] = before;
+    if (threadIdx.x % cuda::kWarpSize == 0) {
+        counts[threadIdx.x / cuda::kWarpSize] = before;
     }
     __syncthreads();
     if (threadIdx.x == 0) {

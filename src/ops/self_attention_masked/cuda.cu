@@ -1,5 +1,5 @@
-// A mask is turned into lists, one a token (a warp each), which go through the attention kernels.
-// Needs n * m numbers of memory for a mask [n, m]: meant for tests.
+// Converts a mask into block tables, one row per token (one warp each), for the attention
+// kernels. Needs n * m integers for a mask [n, m]; for tests.
 #include "ops/self_attention_masked/cuda.hpp"
 
 #include "ops/attention/op.hpp"
@@ -13,10 +13,10 @@ __global__ void lists_kernel(const uint8_t *mask, int64_t m, int32_t *rows, int3
                              int32_t *end, int32_t *tables) {
     const int64_t token = blockIdx.x;
     int count = 0;
-    for (int64_t first = 0; first < m; first += cuda::kWarp) {
+    for (int64_t first = 0; first < m; first += cuda::kWarpSize) {
         const int64_t key = first + threadIdx.x;
         const bool is_seen = key < m && mask[token * m + key] != 0;
-        const unsigned seen = __ballot_sync(cuda::kAll, is_seen);
+        const unsigned seen = __ballot_sync(cuda::kFullMask, is_seen);
         if (is_seen) {
             const int place = count + __popc(seen & ((1u << threadIdx.x) - 1));
             tables[token * m + place] = int32_t(key);
@@ -49,11 +49,11 @@ void self_attention_masked_cuda(const device::Stream &stream, const Tensor &out,
     lists.tables = integers({n, m});
     lists.runs.is_known = true;
     lists.runs.are_all_single = true;
-    cuda::launch(device::cuda_stream_of(stream), lists_kernel, unsigned(n), cuda::kWarp, 0, false,
-                 mask.as<uint8_t>(), m, lists.q_rows.as<int32_t>(), lists.begin.as<int32_t>(),
-                 lists.end.as<int32_t>(), lists.tables.as<int32_t>());
+    cuda::launch(device::cuda_stream_of(stream), lists_kernel, unsigned(n), cuda::kWarpSize, 0,
+                 false, mask.as<uint8_t>(), m, lists.q_rows.as<int32_t>(),
+                 lists.begin.as<int32_t>(), lists.end.as<int32_t>(), lists.tables.as<int32_t>());
     attention(stream, out, q, slot_major(k, v), lists, scale);
-    stream.synchronize(); // the lists are ours
+    stream.synchronize(); // the tables are freed on return
 }
 
 } // namespace llaisys::ops

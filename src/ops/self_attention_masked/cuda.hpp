@@ -1,4 +1,4 @@
-// The CUDA side of self_attention_masked. Arguments have been checked.
+// CUDA side of self_attention_masked. Arguments have been checked.
 #pragma once
 
 #include "ops/self_attention_masked/op.hpp"

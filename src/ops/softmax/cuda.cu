@@ -1,4 +1,4 @@
-// Softmax of each row. One block a row, three passes; bound by memory.
+// Softmax of each row. One block per row, three passes; memory-bound.
 #include "ops/softmax/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 512;
 
 __global__ void softmax_kernel(float *out, cuda::Reals in, int64_t n) {
-    __shared__ float scratch[kThreads / cuda::kWarp];
-    cuda::wait_for_input();
+    __shared__ float scratch[kThreads / cuda::kWarpSize];
+    cuda::grid_dependency_wait();
     const int64_t row = blockIdx.x;
     float max = -INFINITY;
     for (int64_t i = threadIdx.x; i < n; i += kThreads) {
@@ -29,7 +29,7 @@ __global__ void softmax_kernel(float *out, cuda::Reals in, int64_t n) {
     float sum = 0;
     for (int64_t i = threadIdx.x; i < n; i += kThreads) {
         const float weight = expf(in.load(row * n + i) - max);
-        out[row * n + i] = weight; // out may be in: each thread reads what it writes
+        out[row * n + i] = weight; // out may alias in: each thread reads only what it writes
         sum += weight;
     }
     const float factor = 1.0f / cuda::block_sum<kThreads>(sum, scratch);

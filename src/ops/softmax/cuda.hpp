@@ -1,4 +1,4 @@
-// The CUDA side of softmax. Arguments have been checked.
+// CUDA side of softmax. Arguments have been checked.
 #pragma once
 
 #include "ops/softmax/op.hpp"

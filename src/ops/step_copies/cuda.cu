@@ -1,5 +1,6 @@
-// A thread has 16 bytes. What comes from the host is asked for before the kernel waits for its input: it
-// was there when the kernel was queued, and so the way over the bus is hidden behind the kernel before.
+// Small copies between pinned host memory and the device, 16 bytes per thread. Host memory is
+// read before grid_dependency_wait(): its content is final when the kernel is queued, so the host
+// link latency overlaps with the previous kernel.
 #include "ops/step_copies/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -10,13 +11,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kUnit = sizeof(uint4);
-// Larger ones are the copy engine's: so much takes about 4 us over the bus.
+// Larger copies use the copy engine; this many bytes take about 4 us over the host link.
 constexpr int64_t kMostBytes = 128 << 10;
 
 struct Sampled {
-    int64_t first;       // unit of tokens[0]
-    int64_t n;           // tokens; 0: none are sampled
-    const int2 *sources; // on the host
+    int64_t first;       // 16-byte unit of tokens[0]
+    int64_t n;           // tokens; 0: none
+    const int2 *sources; // in host memory
     const int64_t *sampled;
 };
 
@@ -30,7 +31,7 @@ __device__ __forceinline__ void put_token(uint32_t *low, uint32_t *high, int64_t
 
 __global__ void __launch_bounds__(kThreads)
     bring_in_kernel(uint4 *to, const uint4 *from, int64_t units, Sampled sampled) {
-    cuda::allow_next();
+    cuda::launch_dependents();
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     const int64_t pair = i - sampled.first; // of tokens
     const bool has_first = i < units && pair >= 0 && 2 * pair < sampled.n;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
     if (has_first) {
         source = read_from_host(sampled.sources + pair);
     }
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     if (has_first && source.x >= 0) {
         put_token(&bits.x, &bits.y, sampled.sampled[source.x]);
     }
@@ -57,19 +58,19 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     bring_out_kernel(uint4 *to, const uint4 *from, int64_t units) {
-    cuda::wait_for_input();
-    cuda::allow_next();
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i < units) {
         to[i] = from[i];
     }
 }
 
-// After a copy of the copy engine.
+// For copies by the copy engine.
 __global__ void __launch_bounds__(kThreads)
     fill_sampled_kernel(int64_t *tokens, const int32_t *sources, const int64_t *sampled,
                         int64_t n) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i < n && sources[i] >= 0) {
         tokens[i] = sampled[sources[i]];
@@ -92,14 +93,14 @@ void bring_in_cuda(const device::Stream &stream, std::byte *to, const std::byte 
                       reinterpret_cast<const int2 *>(from + (sampled->sources.data() - to)),
                       sampled->sampled.as<int64_t>()};
         }
-        return cuda::launch(on, bring_in_kernel, cuda::blocks_for(bytes / kUnit, kThreads),
-                            kThreads, 0, true, reinterpret_cast<uint4 *>(to),
+        return cuda::launch(on, bring_in_kernel, cuda::ceil_div(bytes / kUnit, kThreads), kThreads,
+                            0, true, reinterpret_cast<uint4 *>(to),
                             reinterpret_cast<const uint4 *>(from), bytes / kUnit, filled);
     }
     stream.runtime().copy(to, from, size_t(bytes), device::CopyKind::host_to_device,
                           stream.native());
     if (n > 0) {
-        cuda::launch(on, fill_sampled_kernel, cuda::blocks_for(n, kThreads), kThreads, 0, true,
+        cuda::launch(on, fill_sampled_kernel, cuda::ceil_div(n, kThreads), kThreads, 0, true,
                      sampled->tokens.as<int64_t>(), sampled->sources.as<int32_t>(),
                      sampled->sampled.as<int64_t>(), n);
     }
@@ -115,7 +116,7 @@ void bring_out_cuda(const device::Stream &stream, std::byte *to, const std::byte
                                      stream.native());
     }
     cuda::launch(device::cuda_stream_of(stream), bring_out_kernel,
-                 cuda::blocks_for(bytes / kUnit, kThreads), kThreads, 0, true,
+                 cuda::ceil_div(bytes / kUnit, kThreads), kThreads, 0, true,
                  reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 *>(from),
                  bytes / kUnit);
 }

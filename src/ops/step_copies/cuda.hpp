@@ -1,4 +1,4 @@
-// The CUDA side of bring_in and bring_out. Arguments have been checked.
+// CUDA side of bring_in and bring_out. Arguments have been checked.
 #pragma once
 
 #include "ops/step_copies/op.hpp"

@@ -1,5 +1,5 @@
-// out = up * gate / (1 + exp(-gate)). Eight values a thread where everything is of one 16-bit dtype
-// and lies on 16 bytes; bound by memory.
+// SwiGLU: out = up * gate / (1 + exp(-gate)). Eight values per thread when all tensors have one
+// 16-bit dtype and are 16-byte aligned; memory-bound.
 #include "ops/swiglu/cuda.hpp"
 
 #include "ops/cuda/swiglu_rows.cuh"
@@ -12,15 +12,15 @@ constexpr int kThreads = 256;
 
 __global__ void swiglu_kernel(cuda::Reals out, int64_t ldo, cuda::Reals gate, int64_t ldg,
                               cuda::Reals up, int64_t ldu, int64_t d) {
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const int64_t row = blockIdx.y;
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i < d) {
-        out.store(row * ldo + i, cuda::gated(gate.load(row * ldg + i), up.load(row * ldu + i)));
+        out.store(row * ldo + i, cuda::swiglu(gate.load(row * ldg + i), up.load(row * ldu + i)));
     }
 }
 
-bool lies_on_16_bytes(const Tensor &tensor) {
+bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 && tensor.stride(0) % 8 == 0;
 }
 
@@ -42,7 +42,7 @@ void swiglu_cuda(const device::Stream &stream, const Tensor &out, const Tensor &
     }
     const DType dtype = out.dtype();
     if (gate.dtype() == dtype && up.dtype() == dtype && gate.size(1) % 8 == 0 &&
-        lies_on_16_bytes(out) && lies_on_16_bytes(gate) && lies_on_16_bytes(up)) {
+        is_16_byte_aligned(out) && is_16_byte_aligned(gate) && is_16_byte_aligned(up)) {
         if (dtype == LLAISYS_DTYPE_BF16) {
             return run_wide<cuda::bf16>(stream, out, gate, up);
         }
@@ -50,7 +50,7 @@ void swiglu_cuda(const device::Stream &stream, const Tensor &out, const Tensor &
             return run_wide<cuda::f16>(stream, out, gate, up);
         }
     }
-    const dim3 grid(cuda::blocks_for(gate.size(1), kThreads), unsigned(gate.size(0)));
+    const dim3 grid(cuda::ceil_div(gate.size(1), kThreads), unsigned(gate.size(0)));
     cuda::launch(device::cuda_stream_of(stream), swiglu_kernel, grid, kThreads, 0, true,
                  cuda::reals(out), out.stride(0), cuda::reals(gate), gate.stride(0),
                  cuda::reals(up), up.stride(0), gate.size(1));

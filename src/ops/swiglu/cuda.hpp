@@ -1,4 +1,4 @@
-// The CUDA side of swiglu. Arguments have been checked.
+// CUDA side of swiglu. Arguments have been checked.
 #pragma once
 
 #include "ops/swiglu/op.hpp"

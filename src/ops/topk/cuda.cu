@@ -1,12 +1,11 @@
-// The k largest of each row, largest first, the lower index first among equals.
+// The k largest of each row, largest first, lower index first among equals.
 //
-//   k up to 1024    radix_topk_kernel: one block a row. A histogram of the leading 11 bits of the values
-//                   (as integers of the same order) says from which value on the k largest lie; while
-//                   that leaves more than 2048 candidates, the next 11 and the last 10 bits follow.
-//                   The candidates are collected and sorted in shared memory. Two passes over a row as
-//                   a rule, which comes from the second-level cache: bound by what one processor
-//                   reads from there, about 10 us a pass over 151,936 values.
-//   more            topk_kernel: each of the k rounds finds the best value after the one before.
+//   k up to 1024    radix_topk_kernel: one block per row. A histogram of the leading 11 bits of the
+//                   order-preserving keys bounds the k-th largest; with more than 2048 candidates left,
+//                   the next 11 and the last 10 bits follow. Candidates are collected and sorted in
+//                   shared memory. Two passes over the row as a rule, from L2: bound by the L2 bandwidth
+//                   of one SM, about 10 us per pass over 151,936 values.
+//   more            topk_kernel: each of k rounds finds the next largest value.
 #include "ops/topk/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -35,8 +34,8 @@ __device__ __forceinline__ bool before(const Entry &a, const Entry &b) {
 __device__ Entry warp_first(Entry best) {
     for (int step = 16; step > 0; step >>= 1) {
         Entry other;
-        other.value = __shfl_xor_sync(cuda::kAll, best.value, step);
-        other.index = __shfl_xor_sync(cuda::kAll, best.index, step);
+        other.value = __shfl_xor_sync(cuda::kFullMask, best.value, step);
+        other.index = __shfl_xor_sync(cuda::kFullMask, best.index, step);
         if (before(other, best)) {
             best = other;
         }
@@ -46,9 +45,9 @@ __device__ Entry warp_first(Entry best) {
 
 __global__ void topk_kernel(int32_t *index, float *value, const float *values, int64_t n,
                             int64_t k) {
-    __shared__ Entry found[kThreads / cuda::kWarp];
+    __shared__ Entry found[kThreads / cuda::kWarpSize];
     __shared__ Entry last;
-    cuda::wait_for_input();
+    cuda::grid_dependency_wait();
     const float *row = values + int64_t(blockIdx.x) * n;
     const Entry none{-INFINITY, INT32_MAX};
     for (int64_t round = 0; round < k; ++round) {
@@ -61,12 +60,12 @@ __global__ void topk_kernel(int32_t *index, float *value, const float *values, i
             }
         }
         best = warp_first(best);
-        if (threadIdx.x % cuda::kWarp == 0) {
-            found[threadIdx.x / cuda::kWarp] = best;
+        if (threadIdx.x % cuda::kWarpSize == 0) {
+            found[threadIdx.x / cuda::kWarpSize] = best;
         }
         __syncthreads();
-        if (threadIdx.x < cuda::kWarp) {
-            best = warp_first(threadIdx.x < kThreads / cuda::kWarp ? found[threadIdx.x] : none);
+        if (threadIdx.x < cuda::kWarpSize) {
+            best = warp_first(threadIdx.x < kThreads / cuda::kWarpSize ? found[threadIdx.x] : none);
             if (threadIdx.x == 0) {
                 last = best;
                 index[int64_t(blockIdx.x) * k + round] = best.index;
@@ -77,7 +76,7 @@ __global__ void topk_kernel(int32_t *index, float *value, const float *values, i
     }
 }
 
-// Rises with the value; NaN is -inf, and both zeros are one value.
+// Order-preserving key; NaN is -inf, and both zeros have one key.
 __device__ __forceinline__ uint32_t key_of(float x) {
     const uint32_t bits = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
     return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
@@ -86,23 +85,23 @@ __device__ __forceinline__ float value_of(uint32_t key) {
     return __uint_as_float(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// What is known of the k-th largest: its leading bits, and how many keys lie above these.
+// Leading bits of the k-th largest key, and the number of keys above them.
 struct Cut {
     uint32_t prefix, mask;
     int above, inside;
 };
 
-// Finds the bin, from the top, in which the k-th largest lies; one warp.
+// Finds the histogram bin of the k-th largest, from the top; one warp.
 __device__ __forceinline__ void narrow(Cut *cut, const int *histogram, int bins, int shift, int k) {
-    const int lane = threadIdx.x % cuda::kWarp;
-    const int own = bins / cuda::kWarp;
+    const int lane = threadIdx.x % cuda::kWarpSize;
+    const int own = bins / cuda::kWarpSize;
     int sum = 0;
     for (int i = 0; i < own; ++i) {
         sum += histogram[lane * own + i];
     }
-    int above = cut->above; // and all lanes above this one
-    for (int other = cuda::kWarp - 1; other > 0; --other) {
-        const int theirs = __shfl_sync(cuda::kAll, sum, other);
+    int above = cut->above; // keys above, including the higher lanes
+    for (int other = cuda::kWarpSize - 1; other > 0; --other) {
+        const int theirs = __shfl_sync(cuda::kFullMask, sum, other);
         above += other > lane ? theirs : 0;
     }
     __syncwarp();
@@ -118,16 +117,16 @@ __device__ __forceinline__ void narrow(Cut *cut, const int *histogram, int bins,
     }
 }
 
-// Falling; n a power of two. All threads of the block.
-__device__ __forceinline__ void sort_falling(uint64_t *list, int n) {
+// Bitonic sort, descending; n a power of two. All threads of the block.
+__device__ __forceinline__ void sort_descending(uint64_t *list, int n) {
     for (int size = 2; size <= n; size *= 2) {
         for (int step = size / 2; step > 0; step /= 2) {
             for (int i = threadIdx.x; i < n / 2; i += kRadixThreads) {
                 const int low = 2 * i - (i & (step - 1));
-                const bool falls = (low & size) == 0;
+                const bool is_descending = (low & size) == 0;
                 const uint64_t a = list[low];
                 const uint64_t b = list[low + step];
-                if ((a < b) == falls) {
+                if ((a < b) == is_descending) {
                     list[low] = b;
                     list[low + step] = a;
                 }
@@ -140,11 +139,11 @@ __device__ __forceinline__ void sort_falling(uint64_t *list, int n) {
 __global__ void __launch_bounds__(kRadixThreads)
     radix_topk_kernel(int32_t *index, float *value, const float *values, int64_t n, int k) {
     __shared__ int histogram[kRadixBins];
-    __shared__ uint64_t list[kCandidates]; // key, then the index with its bits turned round
+    __shared__ uint64_t list[kCandidates]; // key, then the complemented index
     __shared__ Cut cut;
     __shared__ int n_listed;
-    cuda::wait_for_input();
-    cuda::allow_next();
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
     const float *row = values + int64_t(blockIdx.x) * n;
     index += int64_t(blockIdx.x) * k;
     value += int64_t(blockIdx.x) * k;
@@ -172,13 +171,13 @@ __global__ void __launch_bounds__(kRadixThreads)
             }
         }
         __syncthreads();
-        if (threadIdx.x < cuda::kWarp) {
+        if (threadIdx.x < cuda::kWarpSize) {
             narrow(&cut, histogram, kBins[round], kShifts[round], k);
         }
         __syncthreads();
     }
     const Cut found = cut;
-    // Too many that equal the k-th: the lowest of their indices are looked for at the end.
+    // Too many equal the k-th: the last loop selects the lowest indices.
     const bool are_many = found.above + found.inside > kCandidates;
 #pragma unroll 8
     for (int64_t i = threadIdx.x; i < n; i += kRadixThreads) {
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(kRadixThreads)
         list[i] = 0;
     }
     __syncthreads();
-    sort_falling(list, n_sorted);
+    sort_descending(list, n_sorted);
     for (int i = threadIdx.x; i < min(count, k); i += kRadixThreads) {
         index[i] = int32_t(~uint32_t(list[i]));
         value[i] = value_of(uint32_t(list[i] >> 32));
@@ -206,20 +205,20 @@ __global__ void __launch_bounds__(kRadixThreads)
     if (!are_many) {
         return;
     }
-    // In the order of indices, a block's width at a time.
-    const int warp = threadIdx.x / cuda::kWarp;
-    const unsigned lower = (1u << threadIdx.x % cuda::kWarp) - 1;
+    // In index order, one block width at a time.
+    const int warp = threadIdx.x / cuda::kWarpSize;
+    const unsigned lower = (1u << threadIdx.x % cuda::kWarpSize) - 1;
     for (int64_t first = 0, placed = count; first < n && placed < k; first += kRadixThreads) {
         const int64_t i = first + threadIdx.x;
         const bool is_equal = i < n && key_of(row[i]) == found.prefix;
-        const unsigned equals = __ballot_sync(cuda::kAll, is_equal);
-        __syncthreads(); // the histogram is the warps' counts now
-        if (threadIdx.x % cuda::kWarp == 0) {
+        const unsigned equals = __ballot_sync(cuda::kFullMask, is_equal);
+        __syncthreads(); // the histogram now holds the counts per warp
+        if (threadIdx.x % cuda::kWarpSize == 0) {
             histogram[warp] = __popc(equals);
         }
         __syncthreads();
         int64_t at = placed + __popc(equals & lower);
-        for (int w = 0; w < kRadixThreads / cuda::kWarp; ++w) {
+        for (int w = 0; w < kRadixThreads / cuda::kWarpSize; ++w) {
             at += w < warp ? histogram[w] : 0;
             placed += histogram[w];
         }

@@ -1,4 +1,4 @@
-// The CUDA side of topk. Arguments have been checked.
+// CUDA side of topk. Arguments have been checked.
 #pragma once
 
 #include "ops/topk/op.hpp"

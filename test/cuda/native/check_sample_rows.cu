@@ -1,6 +1,6 @@
-// The operators of a sample on the GPU against their twins on the CPU, bit for bit: masks, biases and penalties,
-// the sums of weights and what they pick, links over the best, ranks; and the copies that a step begins and ends
-// with, by kernels and, where they are large, by the copy engine.
+// Sampling operators on the GPU against the CPU, bit for bit: masks, biases and penalties, sums
+// and picks, sampler links, ranks; and the copies at the start and end of a step, by kernels and
+// by the copy engine.
 //
 //   check_sample_rows [check|small]
 #include "common.cuh"
@@ -16,7 +16,7 @@ using namespace llaisys;
 
 namespace {
 
-// The same values on one device or the other.
+// The same values on either device.
 class Place {
 public:
     explicit Place(DeviceType type) : stream(type, 0, 1) {}
@@ -41,7 +41,7 @@ public:
 
 constexpr DType kI32 = LLAISYS_DTYPE_I32, kI64 = LLAISYS_DTYPE_I64, kF32 = LLAISYS_DTYPE_F32;
 
-// Random rows and how each is sampled.
+// Random rows and their sampling parameters.
 struct Case {
     int64_t vocabulary, n;
     std::vector<float> logits;
@@ -64,7 +64,7 @@ struct Case {
             logits[size_t(rows.back() * vocabulary)] = 2;
             mask_rows.push_back(r % 3 == 0 ? 0 : -1);
             for (int32_t id = below(3); r % 2 == 0 && id < vocabulary && id < 9; id += below(3)) {
-                bias_ids.push_back(id); // rising, some more than once
+                bias_ids.push_back(id); // ascending, with duplicates
                 bias_values.push_back(float(below(7)) * 0.3f - 1);
                 id += int32_t(bias_ids.size() % 2);
             }
@@ -104,7 +104,7 @@ template <typename T> const std::vector<T> &or_one(const std::vector<T> &values)
     return values.empty() ? one : values;
 }
 
-// All that the operators give, in order.
+// All results of the operators, in order.
 std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
     const auto vector = [&](const auto &values, DType dtype) {
         const auto &some = or_one(values);
@@ -163,11 +163,11 @@ void check_case(const Place &cpu, const Place &gpu, int64_t vocabulary, int64_t 
     const auto expected = run(cpu, c), got = run(gpu, c);
     for (size_t i = 0; i < expected.size(); ++i) {
         report(got[i] == expected[i],
-               line("samples of %lld, seed %u: %s", (long long)vocabulary, seed, kNames[i]));
+               line("vocabulary %lld, seed %u: %s", (long long)vocabulary, seed, kNames[i]));
     }
 }
 
-// Bytes to the GPU with n sampled tokens in their places, and back again.
+// Copies bytes to the GPU with n sampled tokens inserted, and back.
 void check_copies(const Place &gpu, int64_t bytes, int64_t n) {
     const device::Runtime &runtime = gpu.stream.runtime();
     auto *host = static_cast<std::byte *>(runtime.allocate_host(size_t(bytes)));
@@ -210,10 +210,10 @@ void check_copies(const Place &gpu, int64_t bytes, int64_t n) {
 int main(int argc, char **argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     try {
-        // The GPU first: compute-sanitizer comes in with the first call of CUDA, and cannot any more once the
-        // CPU's kernels have asked for AMX (its signal stack is too small then).
+        // The GPU first: compute-sanitizer attaches at the first CUDA call, which fails after the
+        // CPU kernels have requested AMX (its signal stack is too small then).
         const Place gpu(LLAISYS_DEVICE_NVIDIA), cpu(LLAISYS_DEVICE_CPU);
-        if (what == "small") { // under a sanitizer
+        if (what == "small") { // for compute-sanitizer
             check_case(cpu, gpu, 700, 6, 1);
             check_case(cpu, gpu, 5, 3, 2);
             check_copies(gpu, 640, 5);
@@ -228,7 +228,7 @@ int main(int argc, char **argv) {
                     check_copies(gpu, bytes, n);
                 }
             }
-            std::printf("samples: %d failed\n", failures());
+            std::printf("sample_rows: %d failed\n", failures());
         }
     } catch (const std::exception &error) {
         report(false, error.what());

@@ -1,8 +1,8 @@
-// What the checks of kernels share: device arrays of random values, naive twins, PASS and FAIL lines, times of
-// recorded launches. For programs that run on a GPU machine only (scripts/check_kernels.sh).
+// Shared by the kernel checks: device arrays of random values, naive references, PASS and FAIL
+// lines, graph timing. For programs that run on a GPU (scripts/check_kernels.sh).
 #pragma once
 
-#include "ops/cuda/few_rows_types.cuh"
+#include "ops/cuda/gemm_epilogue.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ using llaisys::device::CudaStream;
 using llaisys::ops::cuda::bf16;
 using llaisys::ops::cuda::f16;
 
-// Of an H200, as measured: bytes read and bf16 operations of the tensor cores, a second.
+// Measured on an H200, per second: bytes read and bf16 FLOP of the tensor cores.
 inline constexpr double kReadBandwidth = 4.39e12;
 inline constexpr double kPeak = 793e12;
 
@@ -56,8 +56,8 @@ template <> inline float host_value<float>(float x) { return x; }
 template <> inline bf16 host_value<bf16>(float x) { return __float2bfloat16(x); }
 template <> inline f16 host_value<f16>(float x) { return __float2half(x); }
 
-// Device memory of n values that goes with the object. What is put into it is there when the call returns: the
-// streams of the checks do not wait for the default one, on which copies and fillings go on behind the call.
+// Owning device array of n values. Copies are synchronous: the streams of the checks are
+// non-blocking and do not wait for the default stream.
 template <typename T> class Array {
 public:
     explicit Array(size_t n) : n_(n) { LLAISYS_CUDA(cudaMalloc(&data_, n * sizeof(T) + 16)); }
@@ -113,14 +113,13 @@ __global__ inline void fill_kernel(bf16 *to, size_t n, uint32_t seed) {
     }
 }
 
-// Random values made on the device, for weights of gigabytes.
+// Random values generated on the device, for gigabytes of weights.
 inline void fill(bf16 *to, size_t n, uint32_t seed) {
     fill_kernel<<<1024, 256>>>(to, n, seed);
     LLAISYS_CUDA(cudaDeviceSynchronize());
 }
 
-// Of two arrays: |got - expected| / |expected| over all, and the largest difference in units of the
-// root mean square of what was expected. NaN never passes.
+// got - expected| / |expected| over all values, and the largest difference relative to the RMS of the expected values. NaN never passes.
 struct Distance {
     double relative = 0;
     double largest = 0;
@@ -145,10 +144,10 @@ Distance distance(const std::vector<T> &got, const std::vector<double> &expected
     return {std::sqrt(squares / std::max(total, 1e-30)), largest / std::max(rms, 1e-30)};
 }
 
-// The median of microseconds that one of `per_replay` launches takes inside a replayed graph.
+// Median microseconds per launch of `per_replay` launches in a replayed graph.
 inline double time_of(const CudaStream &stream, int per_replay,
                       const std::function<void(int)> &launch, int replays = 11) {
-    launch(0); // what is made the first time
+    launch(0); // one-time initialization
     LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t ready = nullptr;
@@ -181,14 +180,14 @@ inline double time_of(const CudaStream &stream, int per_replay,
     return 1000.0 * times[times.size() / 2] / per_replay;
 }
 
-// What a program does when it is asked by name; without one it does what is usual, in this order.
+// A stage selected by name; without a name all usual stages run in order.
 struct Stage {
     const char *name;
     bool is_usual;
     std::function<void(CudaStream &)> run;
 };
 
-// The exit status: 1 if anything failed, or nothing has that name.
+// Exit status: 1 if anything failed or the name is unknown.
 inline int run_stages(int argc, char **argv, const std::vector<Stage> &stages) {
     const std::string name = argc > 1 ? argv[1] : "";
     bool is_known = name.empty();

@@ -1,0 +1,189 @@
+// Combines the KV splits of a token (split-KV decode, cuda_decode.cuh) in split order.
+//
+// Compute capability 9: the splits of a token and KV head form a cluster. The outputs are divided
+// into parts of 128 values; part p belongs to block p % n. Each block stores its partial results
+// into the shared memory of the owning block (DSMEM), which waits for all splits and combines
+// them. Compute capability 8: partial results go through global memory and the last block to
+// finish combines them.
+#pragma once
+
+#include "ops/attention/cuda_args.cuh"
+#include "ops/cuda/cluster.cuh"
+
+namespace llaisys::ops::cuda {
+
+constexpr int kDecodeWarps = 4;
+constexpr int kDecodeThreads = kDecodeWarps * kWarpSize;
+constexpr int kMaxSplits = 8; // largest portable cluster
+
+struct SplitKv {
+    int n; // upper bound of the splits
+    // Without clusters only:
+    float *partial;    // [tokens, kv_heads, n, heads of 8 * HeadTiles, D + 2]: out, max, sum
+    int32_t *counters; // [tokens, kv_heads], zero between calls
+};
+
+// Sum over splits of outputs and denominators, each rescaled to the global maximum.
+struct WeightedSum {
+    float value = 0;
+    float sum = 0;
+    __device__ __forceinline__ void add(float split_value, float split_sum, float rescale) {
+        value += split_value * rescale;
+        sum += split_sum * rescale;
+    }
+};
+
+// Workspace of a block with n splits: the values of its parts per split, then maximum and
+// denominator of the heads of a part.
+template <int D> constexpr int kPartHeads = kDecodeThreads / D;
+template <int D> constexpr int kPartBytes = kDecodeThreads * 4 + kPartHeads<D> * 8;
+template <int D> constexpr int combine_bytes(int group, int n) {
+    const int parts = (group * D + kDecodeThreads - 1) / kDecodeThreads;
+    return n == 1 ? 0 : (parts + n - 1) / n * n * kPartBytes<D>;
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// For a token and KV head with n_splits > 1; called by all threads of all blocks of the cluster,
+// also by blocks without a split. workspace: combine_bytes, 8-byte aligned; barrier: in shared
+// memory.
+template <typename T, int D, int Heads> class SplitCombine {
+public:
+    __device__ __forceinline__ SplitCombine(const AttentionArgs &args, const SplitKv &splits,
+                                            int n_splits, uint32_t workspace, uint32_t barrier)
+        : group_(args.group), n_(splits.n), n_splits_(n_splits), rank_(int(blockIdx.x)),
+          workspace_(workspace), barrier_(barrier) {}
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+            mbarrier_init(barrier_, 1);
+            fence_mbarrier_init();
+            int values = 0;
+            for (int part = rank_; part * kDecodeThreads < group_ * D; part += n_) {
+                values += min(kDecodeThreads, group_ * D - part * kDecodeThreads);
+            }
+            mbarrier_arrive_expect_tx(barrier_,
+                                      uint32_t(n_splits_ * (values * 4 + values / D * 8)));
+        }
+        barrier_cluster_arrive();
+    }
+    // After init and before the first store_partial: all mbarriers are initialized.
+    __device__ __forceinline__ void wait_peers() { barrier_cluster_wait(); }
+    // Value i of [group, D] of this block's split, with maximum and denominator of its head.
+    __device__ __forceinline__ void store_partial(int i, float value, float top, float sum) {
+        const int part = i / kDecodeThreads;
+        const auto to = uint32_t(part % n_);
+        const uint32_t at = mapa(part_address(part / n_, int(blockIdx.x)), to);
+        const uint32_t barrier = mapa(barrier_, to);
+        st_async(at + uint32_t(i % kDecodeThreads) * 4, value, barrier);
+        if (i % D == 0) {
+            st_async(at + kDecodeThreads * 4 + uint32_t(i % kDecodeThreads / D) * 8,
+                     make_float2(top, sum), barrier);
+        }
+    }
+    __device__ __forceinline__ void finish(T *out, int64_t out_head,
+                                           const unsigned char *workspace) {
+        mbarrier_wait_parity_cluster(barrier_, 0);
+        for (int own = 0; (own * n_ + rank_) * kDecodeThreads < group_ * D; ++own) {
+            const int i = (own * n_ + rank_) * kDecodeThreads + int(threadIdx.x);
+            if (i >= group_ * D) {
+                break;
+            }
+            float2 stats[kMaxSplits];
+            float value[kMaxSplits];
+#pragma unroll
+            for (int s = 0; s < kMaxSplits; ++s) {
+                const unsigned char *at =
+                    workspace + (part_address(own, min(s, n_splits_ - 1)) - workspace_);
+                const bool is_there = s < n_splits_;
+                value[s] = is_there ? reinterpret_cast<const float *>(at)[threadIdx.x] : 0.0f;
+                stats[s] =
+                    is_there
+                        ? reinterpret_cast<const float2 *>(at + kDecodeThreads * 4)[threadIdx.x / D]
+                        : make_float2(-INFINITY, 0.0f);
+            }
+            float highest = stats[0].x;
+#pragma unroll
+            for (int s = 1; s < kMaxSplits; ++s) {
+                highest = fmaxf(highest, stats[s].x);
+            }
+            WeightedSum all;
+#pragma unroll
+            for (int s = 0; s < kMaxSplits; ++s) {
+                all.add(value[s], stats[s].y, exp2f(stats[s].x - highest));
+            }
+            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+        }
+    }
+
+private:
+    __device__ __forceinline__ uint32_t part_address(int own, int split) const {
+        return workspace_ + uint32_t((own * n_ + split) * kPartBytes<D>);
+    }
+    int group_, n_, n_splits_, rank_;
+    uint32_t workspace_, barrier_;
+};
+
+#else
+
+template <typename T, int D, int Heads> class SplitCombine {
+public:
+    __device__ __forceinline__ SplitCombine(const AttentionArgs &args, const SplitKv &splits,
+                                            int n_splits, uint32_t, uint32_t)
+        : group_(args.group), n_splits_(n_splits) {
+        const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
+        parts_ = splits.partial + unit * splits.n * kPart;
+        counter_ = splits.counters + unit;
+    }
+    __device__ __forceinline__ void init() {}
+    __device__ __forceinline__ void wait_peers() {}
+    __device__ __forceinline__ void store_partial(int i, float value, float top, float sum) {
+        float *head = parts_ + int64_t(blockIdx.x) * kPart + i / D * (D + 2);
+        head[i % D] = value;
+        if (i % D == 0) {
+            head[D] = top;
+            head[D + 1] = sum;
+        }
+    }
+    __device__ __forceinline__ void finish(T *out, int64_t out_head, const unsigned char *) {
+        __shared__ bool is_last;
+        if (int(blockIdx.x) >= n_splits_) {
+            return;
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            is_last = atomicAdd(counter_, 1) == n_splits_ - 1;
+        }
+        __syncthreads();
+        if (!is_last) {
+            return;
+        }
+        __threadfence();
+        for (int i = threadIdx.x; i < group_ * D; i += kDecodeThreads) {
+            const float *part = parts_ + i / D * (D + 2);
+            float highest = -INFINITY;
+            for (int s = 0; s < n_splits_; ++s) {
+                highest = fmaxf(highest, __ldcg(part + int64_t(s) * kPart + D));
+            }
+            WeightedSum all;
+            for (int s = 0; s < n_splits_; ++s) {
+                const float *at = part + int64_t(s) * kPart;
+                all.add(__ldcg(at + i % D), __ldcg(at + D + 1), exp2f(__ldcg(at + D) - highest));
+            }
+            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+        }
+        if (threadIdx.x == 0) {
+            *counter_ = 0;
+        }
+    }
+
+private:
+    static constexpr int kPart = Heads * (D + 2);
+    int group_, n_splits_;
+    float *parts_;
+    int32_t *counter_;
+};
+
+#endif
+
+} // namespace llaisys::ops::cuda

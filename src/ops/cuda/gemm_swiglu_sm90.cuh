@@ -1,0 +1,268 @@
+// GEMM with fused SwiGLU for prefill on compute capability 9.0 (TMA + wgmma): out[m, n] = up *
+// gate / (1 + exp(-gate)), gate = x * w_gate^T, up = x * w_up^T. 16-bit values; gate and up are
+// not written to memory.
+//
+// Tile: 256 rows by 96 outputs, that is 192 weight rows (96 of gate, the same 96 of up), so that
+// a thread holds both accumulators of an output. Two consumer warpgroups compute 128 rows each
+// (two m64n192k16, 192 accumulators per thread); one thread is the TMA producer. A pipeline stage
+// is 64 values of k: 32 KB of x and 24 KB of weights, four stages. A cluster of two blocks covers
+// two tiles along M: each block multicasts one half of the weights to both and loads its own rows
+// of x. Clusters are persistent; tiles are rasterized in bands so that the rows of x stay in L2
+// while weights stream.
+//
+// Bound: tensor cores, closely followed by L2 to SM bandwidth (about 65 KB per us and SM). Hence
+// the large tile (219 FLOP per loaded byte) and no shared memory staging of the output.
+#pragma once
+
+#include "ops/cuda/cluster.cuh"
+#include "ops/cuda/tma.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+#include <algorithm>
+
+namespace llaisys::ops::cuda {
+
+constexpr int kSwigluCluster = 2; // tiles along M
+constexpr int kSwigluTileM = 256; // rows of a tile
+constexpr int kSwigluTileN = 96;
+constexpr int kSwigluStages = 4;
+constexpr int kSwigluGroup = 128; // threads of a warpgroup
+constexpr int kSwigluGemmThreads = 3 * kSwigluGroup;
+constexpr int kSwigluBandRows = 4096; // rows of x per rasterization band
+constexpr int kSwigluHalves = 2;      // 64-row halves per warpgroup
+constexpr uint32_t kSwigluXBytes = kSwigluTileM * kTmaRowBytes;
+constexpr uint32_t kSwigluWeightBytes = kSwigluTileN * kTmaRowBytes; // gate or up
+constexpr uint32_t kSwigluStageBytes = kSwigluXBytes + 2 * kSwigluWeightBytes;
+constexpr int kSwigluSmem = 1024 + int(kSwigluStages * kSwigluStageBytes) + 2 * kSwigluStages * 8;
+
+// Work of a launch: pairs of tiles, rasterized along M within a band, then along N.
+struct SwigluTiles {
+    int m, n, k;
+    int64_t ldo;
+    int tiles_m, tiles_n, band_tiles;
+
+    __host__ __device__ int count() const { return tiles_m * tiles_n; }
+    // First row and first output of pair t.
+    __device__ __forceinline__ void origin(int t, int *row, int *output) const {
+        const int band = t / (band_tiles * tiles_n);
+        const int inside = t - band * band_tiles * tiles_n;
+        const int height = min(band_tiles, tiles_m - band * band_tiles);
+        *row = (band * band_tiles + inside % height) * kSwigluCluster * kSwigluTileM;
+        *output = inside / height * kSwigluTileN;
+    }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// gate / (1 + exp(-gate)) of two values with one division. The clamp only affects results that
+// round to 0.
+__device__ __forceinline__ float2 silu_pair(float a, float b) {
+    constexpr float kLog2e = 1.4426950408889634f;
+    const float under_a = 1.0f + ex2_approx_ftz(fminf(-kLog2e * a, 60.0f));
+    const float under_b = 1.0f + ex2_approx_ftz(fminf(-kLog2e * b, 60.0f));
+    const float inverse = __fdividef(1.0f, under_a * under_b);
+    return make_float2(a * (under_b * inverse), b * (under_a * inverse));
+}
+
+// Transposes 4 x 4 values across a quad: v[j] of lane k becomes v[k] of lane j.
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
+    const bool is_odd = (threadIdx.x & 1) != 0, is_high = (threadIdx.x & 2) != 0;
+    const auto exchange = [](uint32_t &low, uint32_t &high, bool gives_low, int lane) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, gives_low ? low : high, lane);
+        (gives_low ? low : high) = got;
+    };
+    exchange(v[0], v[1], is_odd, 1);
+    exchange(v[2], v[3], is_odd, 1);
+    exchange(v[0], v[2], is_high, 2);
+    exchange(v[1], v[3], is_high, 2);
+}
+
+// Stores 64 rows of a warpgroup from `row` on; a lane writes eight adjacent outputs at a time.
+template <typename T>
+__device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], T *out,
+                                             const SwigluTiles &tiles, int row, int output) {
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize % 4;
+    const float *up = sums + kSwigluTileN / 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int to_row = row + warp * 16 + half * 8 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < kSwigluTileN / 32; ++i) {
+            uint32_t pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int at = 16 * i + 4 * j + 2 * half;
+                const float2 gate = silu_pair(sums[at], sums[at + 1]);
+                pairs[j] = pack_pair<T>(gate.x * up[at], gate.y * up[at + 1]);
+            }
+            transpose_quad(pairs);
+            const int column = output + (4 * i + lane % 4) * 8;
+            if (to_row < tiles.m && column < tiles.n) {
+                *reinterpret_cast<uint4 *>(out + to_row * tiles.ldo + column) =
+                    make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            }
+        }
+    }
+}
+#endif
+
+template <typename T>
+__global__ void __launch_bounds__(kSwigluGemmThreads, 1)
+    gemm_swiglu_sm90_kernel(const __grid_constant__ CUtensorMap x,
+                            const __grid_constant__ CUtensorMap gate,
+                            const __grid_constant__ CUtensorMap up, SwigluTiles tiles, T *out) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) unsigned char dynamic[];
+    const uint32_t buffer = (smem_address(dynamic) + 1023u) & ~1023u;
+    const uint32_t full = buffer + kSwigluStages * kSwigluStageBytes;
+    const uint32_t empty = full + kSwigluStages * 8;
+    // Warp-uniform value: wgmma descriptors then stay in uniform registers.
+    const int group = __shfl_sync(0xffffffffu, int(threadIdx.x) / kSwigluGroup, 0);
+    const uint32_t rank = cluster_ctarank();
+    const int first = int(blockIdx.x) / kSwigluCluster;
+    const int step = int(gridDim.x) / kSwigluCluster;
+    const int k_tiles = (tiles.k + kTmaTileK - 1) / kTmaTileK;
+
+    launch_dependents();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < kSwigluStages; ++i) {
+            mbarrier_init(full + i * 8, 1);
+            mbarrier_init(empty + i * 8, kSwigluCluster * 2); // consumer warpgroups of both blocks
+        }
+        fence_mbarrier_init();
+    }
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    grid_dependency_wait();
+    int stage = 0;
+    uint32_t parity = 0;
+    const auto next = [&] {
+        if (++stage == kSwigluStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    };
+    if (group == 2) {
+        setmaxnreg_dec<40>();
+        if (threadIdx.x == 2 * kSwigluGroup) {
+            bool is_first_round = true;
+            for (int t = first; t < tiles.count(); t += step) {
+                int row, output;
+                tiles.origin(t, &row, &output);
+                row += int(rank) * kSwigluTileM;
+                for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+                    if (!is_first_round) {
+                        mbarrier_wait_parity_cluster(empty + stage * 8, parity ^ 1);
+                    }
+                    const uint32_t to = buffer + stage * kSwigluStageBytes;
+                    const uint32_t barrier = full + stage * 8;
+                    const int k = k_tile * kTmaTileK;
+                    mbarrier_arrive_expect_tx(barrier, kSwigluStageBytes);
+                    tma_load(to, &x, k, row, barrier);
+                    tma_load_multicast(3, to + kSwigluXBytes + rank * kSwigluWeightBytes,
+                                       rank == 0 ? &gate : &up, k, output, barrier);
+                    next();
+                    is_first_round = is_first_round && stage != 0;
+                }
+            }
+        }
+        __syncwarp();
+    } else {
+        setmaxnreg_inc<232>();
+        const uint32_t thread = threadIdx.x % kSwigluGroup;
+        const uint32_t empty_there = mapa(empty, thread % kSwigluCluster);
+        const auto release = [&](int which) { // both blocks load into the stage
+            if (thread < kSwigluCluster) {
+                mbarrier_arrive_remote(empty_there + which * 8);
+            }
+        };
+        constexpr uint32_t kHalfBytes = 64 * kTmaRowBytes;
+        const uint64_t of_x = k_major_descriptor(buffer + group * kSwigluHalves * kHalfBytes);
+        const uint64_t of_w = k_major_descriptor(buffer + kSwigluXBytes);
+        for (int t = first; t < tiles.count(); t += step) {
+            float sums[kSwigluHalves][kSwigluTileN];
+            int previous = 0;
+            for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+                mbarrier_wait_parity(full + stage * 8, parity);
+                const uint64_t at = uint64_t(stage) * (kSwigluStageBytes >> 4);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; ++k) { // advance 32 bytes each
+#pragma unroll
+                    for (int half = 0; half < kSwigluHalves; ++half) {
+                        Wgmma<T>::k_major(sums[half],
+                                          of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
+                                          of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
+                    }
+                }
+                wgmma_commit_group();
+                if (k_tile > 0) { // the previous group of wgmma has completed
+                    wgmma_wait_group<1>();
+                    release(previous);
+                }
+                previous = stage;
+                next();
+            }
+            wgmma_wait_group<0>();
+            release(previous);
+            int row, output;
+            tiles.origin(t, &row, &output);
+            row += int(rank) * kSwigluTileM + group * kSwigluHalves * 64;
+#pragma unroll
+            for (int half = 0; half < kSwigluHalves; ++half) {
+                fence_operands(sums[half]);
+                store_swiglu<T>(sums[half], out, tiles, row + half * 64, output);
+            }
+        }
+    }
+    barrier_cluster_arrive(); // no block exits while its peer multicasts into its shared memory
+    barrier_cluster_wait();
+#endif
+}
+
+// Whether this build and device support the kernel.
+inline bool has_gemm_swiglu_sm90(const device::CudaStream &stream) {
+    return has_wgmma(stream) && stream.max_shared_bytes >= kSwigluSmem &&
+           encode_tensor_map() != nullptr;
+}
+
+inline SwigluTiles swiglu_tiles(int64_t m, int64_t n, int64_t k, int64_t ldo) {
+    constexpr int64_t kPairRows = kSwigluCluster * kSwigluTileM;
+    SwigluTiles tiles{};
+    tiles.m = int(m);
+    tiles.n = int(n);
+    tiles.k = int(k);
+    tiles.ldo = ldo;
+    tiles.tiles_m = int((m + kPairRows - 1) / kPairRows);
+    tiles.tiles_n = int((n + kSwigluTileN - 1) / kSwigluTileN);
+    tiles.band_tiles = std::min(tiles.tiles_m, int(kSwigluBandRows / kPairRows));
+    return tiles;
+}
+
+// Whether m rows and n outputs use at least 70 % of the tiles and waves. Below that, cuBLASLt
+// followed by swiglu_rows is as fast.
+inline bool fills_swiglu_tiles(const device::CudaStream &stream, int64_t m, int64_t n) {
+    const int64_t clusters = stream.n_sms / kSwigluCluster;
+    const int64_t rounds = (swiglu_tiles(m, n, 0, 0).count() + clusters - 1) / clusters;
+    return 10 * m * n >= 7 * rounds * clusters * kSwigluCluster * kSwigluTileM * kSwigluTileN;
+}
+
+// x [m, k], gate and up [n, k], out [m, n]; k, n and the strides are multiples of 8; pointers
+// 16-byte aligned.
+template <typename T>
+void run_gemm_swiglu_sm90(const device::CudaStream &stream, T *out, int64_t ldo, const T *x,
+                          int64_t ldx, const T *gate, const T *up, int64_t m, int64_t n,
+                          int64_t k) {
+    const SwigluTiles tiles = swiglu_tiles(m, n, k, ldo);
+    const auto kernel = gemm_swiglu_sm90_kernel<T>;
+    set_max_dynamic_smem(kernel, size_t(kSwigluSmem));
+    const int clusters = std::min(stream.n_sms / kSwigluCluster, tiles.count());
+    launch(stream, kernel, unsigned(clusters * kSwigluCluster), kSwigluGemmThreads,
+           size_t(kSwigluSmem), {true, unsigned(kSwigluCluster)},
+           make_tensor_map<T, 2>(x, {k, m}, {ldx}, {kSwigluTileM}),
+           make_tensor_map<T, 2>(gate, {k, n}, {k}, {kSwigluTileN}),
+           make_tensor_map<T, 2>(up, {k, n}, {k}, {kSwigluTileN}), tiles, out);
+}
+
+} // namespace llaisys::ops::cuda

@@ -1,0 +1,117 @@
+// Tiling and shared memory layout of gemm_tma_m96.cuh.
+#pragma once
+
+#include "ops/cuda/gemm_epilogue.cuh"
+#include "ops/cuda/tma.cuh"
+
+#include <algorithm>
+#include <numeric>
+
+namespace llaisys::ops::cuda {
+
+constexpr int kM96MaxM = 96;     // largest M
+constexpr int kM96MaxAtoms = 20; // per block
+constexpr int kM96Threads = kM96MaxAtoms * kWarpSize + 2 * kWarpSize;
+constexpr int kM96MaxStages = 24;
+constexpr uint32_t kM96BarrierBytes = 1024;
+constexpr uint32_t kM96AtomBytes = 16 * kTmaRowBytes;  // of one K tile
+constexpr uint32_t kM96FragmentBytes = kWarpSize * 16; // partial sums of one atom and 8 rows of x
+
+// Tuning parameters; values measured inside decode steps.
+struct M96Tuning {
+    int cluster = 1;
+    size_t buffer_bytes = 128 << 10, prefetch_bytes = 64 << 10;
+    bool exclusive_sm = false; // at most one block per SM
+};
+
+struct M96Config {
+    int cluster, atoms;          // blocks per cluster; atoms per cluster
+    int n_atoms, atoms_per_head; // in all; per head (AtomLayout)
+    int load_atoms;              // atoms per TMA load, all of one head
+    int k_tiles, all_k_tiles;
+    int n_stages, prefetch_stages;
+    uint32_t x_at, stage_bytes, sums_at, bytes;
+
+    bool fits(const device::CudaStream &stream) const {
+        return atoms <= kM96MaxAtoms && bytes <= uint32_t(stream.max_shared_bytes);
+    }
+};
+
+template <typename T>
+M96Config m96_config(const device::CudaStream &stream, const AtomLayout<T> &layout, int64_t k,
+                     int columns, const M96Tuning &tuning) {
+    M96Config s{};
+    s.cluster = tuning.cluster;
+    s.n_atoms = int(layout.count);
+    s.atoms_per_head = int(layout.atoms_per_head);
+    // A cluster is placed within one GPC, which has at least 16 SMs.
+    const int at_once =
+        s.cluster == 1 ? stream.n_sms : std::max(1, stream.n_sms / 16 * 16 / s.cluster);
+    const int rounds = (s.n_atoms + at_once * kM96MaxAtoms - 1) / (at_once * kM96MaxAtoms);
+    s.atoms = (s.n_atoms + at_once * rounds - 1) / (at_once * rounds);
+    // allows larger TMA tiles
+    s.atoms += s.atoms_per_head < s.n_atoms && s.atoms > 1 ? s.atoms % 2 : 0;
+    s.load_atoms = s.atoms_per_head < s.n_atoms ? std::gcd(s.atoms, s.atoms_per_head) : s.atoms;
+    s.all_k_tiles = int((k + kTmaTileK - 1) / kTmaTileK);
+    s.k_tiles = (s.all_k_tiles + s.cluster - 1) / s.cluster;
+    s.x_at = uint32_t(s.atoms) * kM96AtomBytes;
+    s.stage_bytes = s.x_at + uint32_t(columns) * kTmaRowBytes;
+    s.n_stages =
+        std::min({std::max(2, int(tuning.buffer_bytes / s.stage_bytes)), s.k_tiles, kM96MaxStages});
+    s.prefetch_stages = std::clamp(int(tuning.prefetch_bytes / s.x_at), 1, s.n_stages);
+    // A group of four atoms may read past the last stage; those sums are dropped.
+    const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kM96AtomBytes;
+    const uint32_t end = kM96BarrierBytes + uint32_t(s.n_stages) * s.stage_bytes;
+    const uint32_t x = uint32_t(columns) * kTmaRowBytes;
+    s.sums_at = end + std::max(past, x) - x;
+    const auto fragments = uint32_t(s.atoms * columns / 8);
+    const auto cluster = uint32_t(s.cluster);
+    s.bytes =
+        s.sums_at +
+        (cluster > 1 ? cluster * ((fragments + cluster - 1) / cluster) * kM96FragmentBytes : 0);
+    if (tuning.exclusive_sm) {
+        s.bytes = std::max(s.bytes, uint32_t(stream.max_shared_bytes) / 2 + 1024);
+    }
+    return s;
+}
+
+constexpr int m96_columns(int64_t m) { return m <= 32 ? 32 : m <= 64 ? 64 : 96; }
+
+// Fastest settings inside decode steps of two models with hidden sizes 1,536 and 3,584. cluster
+// 0: cuBLASLt is faster. m: rows of x; hidden: hidden size.
+constexpr int64_t kM96LongK = 2048; // hidden size
+inline M96Tuning m96_qkv_tuning(int64_t m, int64_t hidden) {
+    if (hidden > kM96LongK) {
+        return m <= 32   ? M96Tuning{2, 104 << 10, 96 << 10, true}
+               : m <= 64 ? M96Tuning{4, 170 << 10, 128 << 10}
+                         : M96Tuning{0};
+    }
+    return m <= 32   ? M96Tuning{4, 128 << 10, 32 << 10}
+           : m <= 64 ? M96Tuning{4, 170 << 10, 128 << 10}
+                     : M96Tuning{2, 112 << 10, 64 << 10};
+}
+inline M96Tuning m96_gate_up_tuning(int64_t m, int64_t hidden) {
+    if (hidden > kM96LongK) {
+        return {1, size_t(m <= 32 ? 205 : 170) << 10, 128 << 10, m > 64};
+    }
+    return {1, size_t(m <= 64 ? 128 : 170) << 10, 64 << 10, true};
+}
+inline M96Tuning m96_residual_tuning(int64_t m, int64_t hidden, int64_t k) {
+    const bool is_down = k > 2 * hidden;
+    if (hidden > kM96LongK) {
+        if (is_down) {
+            return m <= 32   ? M96Tuning{2, 170 << 10, 128 << 10}
+                   : m <= 64 ? M96Tuning{2, 205 << 10, 64 << 10}
+                             : M96Tuning{2, 170 << 10, 200 << 10};
+        }
+        return m <= 32 ? M96Tuning{4, 96 << 10, 64 << 10} : M96Tuning{0};
+    }
+    if (is_down) {
+        return m <= 64 ? M96Tuning{4, 96 << 10, size_t(m <= 32 ? 32 : 96) << 10} : M96Tuning{0};
+    }
+    return m <= 32   ? M96Tuning{8, 80 << 10, 64 << 10}
+           : m <= 64 ? M96Tuning{4, 112 << 10, 64 << 10}
+                     : M96Tuning{2, 170 << 10, 64 << 10};
+}
+
+} // namespace llaisys::ops::cuda

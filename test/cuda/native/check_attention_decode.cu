@@ -1,0 +1,241 @@
+// Decode attention (ops/attention/cuda_decode.cuh) against a naive reference: head_dim 64 and
+// 128, groups of 1 to 16, empty, short and long sequences, one split and several. Then
+// microseconds of one layer, equal and mixed lengths, against the bytes read.
+//
+//   check_attention_decode [check|small|time|profile]      default: time
+#include "common.cuh"
+
+#include "ops/attention/cuda_decode.cuh"
+
+#include <memory>
+#include <utility>
+
+using namespace llaisys::ops::cuda;
+using namespace check;
+
+namespace {
+
+constexpr int kBlock = 16; // slots of a KV block
+constexpr int kD = 128;
+
+// One launch over sequences of these lengths against the reference.
+template <typename T, int D, int HeadTiles>
+void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vector<int32_t> &ends,
+                     const DecodeTuning &tuning) {
+    const int n = int(ends.size());
+    const int heads = kv_heads * group;
+    const int width = (*std::max_element(ends.begin(), ends.end()) + kBlock) / kBlock;
+    const auto q = normal<T>(size_t(n * heads * D), 1);
+    const auto k = normal<T>(size_t(n * width * kBlock * kv_heads * D), 2);
+    const auto v = normal<T>(k.size(), 3);
+    std::vector<int32_t> tables(size_t(n * width)), rows(size_t(n), 0), begin(rows);
+    for (size_t i = 0; i < tables.size(); ++i) {
+        tables[i] = int32_t(i);
+    }
+    std::shuffle(tables.begin(), tables.end(), std::mt19937(4));
+    for (int t = 0; t < n; ++t) {
+        rows[size_t(t)] = n - 1 - t;
+        begin[size_t(t)] = t % 3 == 2 ? ends[size_t(t)] / 5 : 0; // sliding window
+    }
+    const Array<T> on_q(q), on_k(k), on_v(v);
+    Array<T> out(q.size());
+    out.poison();
+    const Array<int32_t> on_tables(tables), on_rows(rows), on_begin(begin), on_end(ends);
+    AttentionArgs args{};
+    args.q = on_q.get();
+    args.out = out.get();
+    args.q_token = args.out_token = heads * D;
+    args.q_head = args.out_head = D;
+    args.k = on_k.get();
+    args.v = on_v.get();
+    args.q_rows = on_rows.get();
+    args.begin = on_begin.get();
+    args.end = on_end.get();
+    args.tables = on_tables.get();
+    args.width = width;
+    args.block_size = kBlock;
+    args.kv_heads = kv_heads;
+    args.group = group;
+    args.scale_log2 = 0.13f;
+    args.are_settled = true;
+    run_decode<T, D, HeadTiles>(stream, args, nullptr, n, tuning);
+
+    std::vector<double> expected(q.size(), 0.0);
+    for (int t = 0; t < n; ++t) {
+        for (int head = 0; head < heads; ++head) {
+            const size_t at = size_t(t * heads + head) * D;
+            std::vector<double> weights;
+            double sum = 0;
+            const auto entry = [&](int e) {
+                const int page = tables[size_t(rows[size_t(t)] * width + e / kBlock)];
+                return (size_t(page * kBlock + e % kBlock) * kv_heads + head / group) * D;
+            };
+            for (int e = begin[size_t(t)]; e < ends[size_t(t)]; ++e) {
+                double score = 0;
+                for (int i = 0; i < D; ++i) {
+                    score += double(host_float(q[at + i])) * host_float(k[entry(e) + i]);
+                }
+                weights.push_back(std::exp2(score * 0.13f));
+                sum += weights.back();
+            }
+            for (int e = begin[size_t(t)]; e < ends[size_t(t)]; ++e) {
+                for (int i = 0; i < D; ++i) {
+                    expected[at + i] +=
+                        weights[size_t(e - begin[size_t(t)])] / sum * host_float(v[entry(e) + i]);
+                }
+            }
+        }
+    }
+    const Distance found = distance(out.host(), expected);
+    const double limit = std::is_same_v<T, bf16> ? 6e-3 : 1e-3;
+    report(found.within(limit, 20 * limit),
+           line("decode %s heads %d/%d of %d, %d sequences up to %d, %d stages: relative %.2e, "
+                "largest %.2e",
+                name_of<T>(), heads, kv_heads, D, n, *std::max_element(ends.begin(), ends.end()),
+                tuning.stages, found.relative, found.largest));
+}
+
+template <typename T> void check_all(CudaStream &stream) {
+    std::vector<int32_t> many;
+    for (int i = 0; i < 70; ++i) {
+        many.push_back(i * 37 % 300);
+    }
+    const std::vector<int32_t> cases[] = {{1}, {2000}, {0, 16, 17, 129, 300, 1000, 5, 640}, many};
+    for (const int stages : {2, 3}) {
+        const DecodeTuning tuning{stages};
+        for (const auto &ends : cases) {
+            check_sequences<T, 128, 1>(stream, 2, 6, ends, tuning);
+            check_sequences<T, 128, 1>(stream, 4, 7, ends, tuning);
+            check_sequences<T, 128, 1>(stream, 1, 1, ends, tuning);
+            check_sequences<T, 128, 2>(stream, 1, 11, ends, tuning);
+            check_sequences<T, 64, 1>(stream, 3, 3, ends, tuning);
+            check_sequences<T, 64, 2>(stream, 2, 16, ends, tuning);
+        }
+    }
+}
+
+// n sequences of `mean` positions, or of 1/8 to 15/8 of it; KV blocks are shuffled.
+class Sequences {
+public:
+    Sequences(int heads, int kv_heads, int n, int mean, bool is_even)
+        : heads_(heads), kv_heads_(kv_heads), n_(n), width_((2 * mean + kBlock) / kBlock),
+          k_(size_t(n) * size_t(width_ * kBlock * kv_heads * kD)), v_(k_.size()),
+          q_(size_t(n * heads * kD)), out_(q_.size()) {
+        fill(k_.get(), k_.size(), 1);
+        fill(v_.get(), v_.size(), 2);
+        fill(q_.get(), q_.size(), 3);
+        std::mt19937 sample(7);
+        std::vector<int32_t> tables(size_t(n * width_)), rows(static_cast<size_t>(n)),
+            begin(rows.size(), 0), end(rows.size(), mean);
+        for (size_t i = 0; i < tables.size(); ++i) {
+            tables[i] = int32_t(i);
+        }
+        std::shuffle(tables.begin(), tables.end(), sample);
+        for (int i = 0; i < n; ++i) {
+            rows[size_t(i)] = i;
+            if (!is_even) {
+                end[size_t(i)] = mean / 8 + int(sample() % uint32_t(mean * 7 / 4));
+            }
+            entries_ += end[size_t(i)];
+        }
+        tables_ = std::make_unique<Array<int32_t>>(tables);
+        rows_ = std::make_unique<Array<int32_t>>(rows);
+        begin_ = std::make_unique<Array<int32_t>>(begin);
+        end_ = std::make_unique<Array<int32_t>>(end);
+        std::sort(rows.begin(), rows.end(),
+                  [&](int32_t a, int32_t b) { return end[size_t(a)] > end[size_t(b)]; });
+        order_ = std::make_unique<Array<int32_t>>(rows);
+    }
+    double bytes() const { return double(entries_) * kv_heads_ * kD * 4; }
+    // is_ordered: longest sequences first.
+    void run(CudaStream &stream, const DecodeTuning &tuning = {}, bool is_ordered = false) const {
+        AttentionArgs args{};
+        args.q = q_.get();
+        args.out = out_.get();
+        args.q_token = args.out_token = heads_ * kD;
+        args.q_head = args.out_head = kD;
+        args.k = k_.get();
+        args.v = v_.get();
+        args.q_rows = rows_->get();
+        args.begin = begin_->get();
+        args.end = end_->get();
+        args.tables = tables_->get();
+        args.width = width_;
+        args.block_size = kBlock;
+        args.kv_heads = kv_heads_;
+        args.group = heads_ / kv_heads_;
+        args.scale_log2 = 0.1f;
+        args.are_settled = true;
+        run_decode<bf16, kD, 1>(stream, args, is_ordered ? order_->get() : nullptr, n_, tuning);
+    }
+
+private:
+    int heads_, kv_heads_, n_, width_;
+    double entries_ = 0;
+    Array<bf16> k_, v_, q_, out_;
+    std::unique_ptr<Array<int32_t>> tables_, rows_, begin_, end_, order_;
+};
+
+void time_all(CudaStream &stream) {
+    std::printf(
+        "\ndecode attention, bf16, microseconds (percent of 4.39 TB/s): sequences of one "
+        "length; mixed lengths; by pipeline stages (0: default), longest sequences first\n");
+    for (const auto &[heads, kv_heads] : {std::pair(12, 2), std::pair(28, 4)}) {
+        for (const int n : {8, 16, 32, 64, 128, 256}) {
+            std::printf("heads %d/%d, %3d sequences of 830:", heads, kv_heads, n);
+            for (const bool is_even : {true, false}) {
+                // More KV data than L2 holds.
+                std::vector<std::unique_ptr<Sequences>> layers;
+                for (int i = 0; i < std::max(2, 1024 / n); ++i) {
+                    layers.push_back(std::make_unique<Sequences>(heads, kv_heads, n, 830, is_even));
+                }
+                const auto time = [&](const DecodeTuning &tuning, bool is_ordered) {
+                    const double us = time_of(stream, int(layers.size()), [&](int i) {
+                        layers[size_t(i)]->run(stream, tuning, is_ordered);
+                    });
+                    std::printf("  %d%s %6.1f (%2.0f%%)", tuning.stages,
+                                is_ordered ? " ordered" : "", us,
+                                100e6 * layers[0]->bytes() / kReadBandwidth / us);
+                };
+                for (const int stages : {2, 3}) {
+                    time({stages}, false);
+                }
+                if (!is_even) {
+                    time({}, true);
+                }
+            }
+            std::printf("\n");
+            std::fflush(stdout);
+        }
+    }
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    const auto check = [](CudaStream &stream) {
+        check_all<bf16>(stream);
+        check_all<f16>(stream);
+        // As on devices with 99 KB per block, with enough sequences for three stages on others.
+        const std::vector<int32_t> sequences(140, 33);
+        const int shared_bytes = std::exchange(stream.max_shared_bytes, 99 << 10);
+        check_sequences<bf16, 128, 2>(stream, 1, 11, sequences, {});
+        check_sequences<f16, 64, 1>(stream, 3, 3, sequences, {});
+        stream.max_shared_bytes = shared_bytes;
+        std::printf("attention_decode: %d failed\n", failures());
+    };
+    const auto small = [](CudaStream &stream) { // for compute-sanitizer
+        check_sequences<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
+        check_sequences<f16, 64, 2>(stream, 1, 11, {2000}, {3});
+    };
+    const auto profile = [](CudaStream &stream) {
+        Sequences(28, 4, 256, 830, true).run(stream);
+        Sequences(12, 2, 32, 830, true).run(stream);
+        LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
+    };
+    return run_stages(argc, argv,
+                      {{"check", false, check},
+                       {"small", false, small},
+                       {"time", true, time_all},
+                       {"profile", false, profile}});
+}
