@@ -183,7 +183,7 @@ def test_idle_engine_counts_its_blocks():
     engine = make_engine()
     name = engine.submit([1, 2], greedy(1))
     engine.core.scheduler.block_manager._free.pop()
-    with pytest.raises(RuntimeError, match="1 blocks are held and nothing runs"):
+    with pytest.raises(RuntimeError, match="1 blocks are in use and nothing runs"):
         run_all(engine)
     assert name
 

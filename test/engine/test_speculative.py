@@ -42,7 +42,7 @@ class NothingCosts(DraftCosts):
     def first_price(self, running: int) -> float:
         return 0.0
 
-    def wants_plain_step(self, running: int) -> bool:
+    def needs_plain_step(self, running: int) -> bool:
         return False
 
 

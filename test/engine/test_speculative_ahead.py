@@ -29,8 +29,8 @@ from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.core import EngineCore
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.engine.speculative.control import LONGEST_PAUSE
-from llaisys.engine.speculative.draft_model import HEAD_WATCHES
+from llaisys.engine.speculative.control import MAX_PAUSE
+from llaisys.engine.speculative.draft_model import HEAD_OBSERVED_STEPS
 from llaisys.engine.speculative.ngram import NgramProposer
 
 AHEAD: dict[str, Any] = {"async_scheduling": "on"}
@@ -194,17 +194,17 @@ def test_own_tokens_are_foreseen_when_a_guess_has_come_true():
     request = request_of([1, 2, 3, 4, 5, 1])
     seen = []
     for token in (2, 3, 4, 9, 1, 2, 8, 8):
-        seen.append(proposer.foresees(request))
+        seen.append(proposer.expects_draft(request))
         request.token_ids.append(token)
     #  1      2: guess 3  3: it came   4: and again  9      1      2: guess 3  8: another came
     assert seen == [False, False, True, True, False, False, False, False]
-    assert not proposer.foresees(request_of([7], 1))
+    assert not proposer.expects_draft(request_of([7], 1))
 
 
 class Foreseeing(NgramProposer):
     """Sure to have an idea, and never has one."""
 
-    def foresees(self, request: Request) -> bool:
+    def expects_draft(self, request: Request) -> bool:
         return True
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
@@ -219,7 +219,7 @@ def test_to_wait_for_nothing_counts_as_a_wrong_draft():
     waited = 0
     for _ in range(300):
         request.num_computed_tokens = request.num_tokens
-        if speculator.waits([request]):
+        if speculator.should_wait([request]):
             waited += 1
             request.num_computed_tokens -= 1
             speculator.propose([request])
@@ -233,38 +233,38 @@ def test_nobody_waits_for_drafts_that_there_will_not_be():
     request, second, third = (request_of([1, 2, 3], seq_id) for seq_id in range(3))
     for each in (request, second, third):
         each.num_computed_tokens = 3
-    assert speculator.waits([request])
-    assert not speculator.waits([request, second, third])  # too many
-    assert not speculator.waits([request, second])  # two have not been timed
+    assert speculator.should_wait([request])
+    assert not speculator.should_wait([request, second, third])  # too many
+    assert not speculator.should_wait([request, second])  # two have not been timed
     request.num_computed_tokens = 1
-    assert not speculator.waits([request])  # a prompt
+    assert not speculator.should_wait([request])  # a prompt
     request.num_computed_tokens, request.max_total_tokens = 3, 5
-    assert not speculator.waits([request])  # it ends before a draft would
+    assert not speculator.should_wait([request])  # it ends before a draft would
 
 
 def test_a_head_sees_the_steps_before_its_drafts():
     speculator = make_speculator()
     plan = SchedulerOutputs(0, [0], ["r"])
-    assert not speculator.looks_on(plan)  # its own tokens are all that it needs
-    speculator.proposer.steps_watched = HEAD_WATCHES
-    assert speculator.looks_on(plan)  # a new sequence
+    assert not speculator.needs_sync(plan)  # its own tokens are all that it needs
+    speculator.proposer.num_observed_steps = HEAD_OBSERVED_STEPS
+    assert speculator.needs_sync(plan)  # a new sequence
     request = request_of([1, 2, 3])
     speculator.propose([request])
     course = speculator._trackers[0]
-    course.pause = LONGEST_PAUSE
+    course.pause = MAX_PAUSE
     request.num_computed_tokens = 3
     unseen = 0
-    while not speculator.looks_on(plan):
-        assert not speculator.waits([request])
+    while not speculator.needs_sync(plan):
+        assert not speculator.should_wait([request])
         unseen += 1
-    assert unseen == LONGEST_PAUSE - HEAD_WATCHES
-    assert not speculator.looks_on(SchedulerOutputs(0, list(range(32)), ["r"] * 32))
+    assert unseen == MAX_PAUSE - HEAD_OBSERVED_STEPS
+    assert not speculator.needs_sync(SchedulerOutputs(0, list(range(32)), ["r"] * 32))
 
 
 def test_a_step_whose_time_is_not_its_own_is_not_timed():
     speculator = make_speculator()
     plan = SchedulerOutputs(0, [0, 1], ["r", "s"], num_decode_tokens=2)
     speculator.observe(plan, StepOutput(0, {0: [1], 1: [1]}), None)
-    assert speculator.costs.wants_plain_step(2)
+    assert speculator.costs.needs_plain_step(2)
     speculator.observe(plan, StepOutput(0, {0: [1], 1: [1]}), 0.01)
-    assert not speculator.costs.wants_plain_step(2)
+    assert not speculator.costs.needs_plain_step(2)

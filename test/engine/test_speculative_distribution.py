@@ -37,7 +37,7 @@ class Saying(Proposer):
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
         return [self.tokens[:count] for count in counts]
 
-    def forget(self, seq_id: int) -> None:
+    def release(self, seq_id: int) -> None:
         pass
 
 

@@ -16,7 +16,7 @@ from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import NewSequence, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
-from llaisys.engine.speculative.control import LONGEST_PAUSE, Speculator, best_length
+from llaisys.engine.speculative.control import MAX_PAUSE, Speculator, best_length
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts
 from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
 from llaisys.engine.speculative.ngram_then_head import NgramThenHead
@@ -74,8 +74,8 @@ def test_requests_do_not_see_each_others_tokens_and_are_forgotten():
     proposer = NgramProposer(2, 4)
     first, second = request_of([1, 2, 3, 1, 2], 0), request_of([1, 2], 1)
     assert [list(d) for d in proposer.propose([first, second], [5, 2])] == [[3, 1, 2, 3, 1], []]
-    proposer.forget(0)
-    proposer.forget(77)
+    proposer.release(0)
+    proposer.release(77)
     assert list(proposer._tables) == [1]
 
 
@@ -95,89 +95,89 @@ def test_the_length_is_the_one_that_pays_best():
 
 def test_the_price_is_learned_from_the_steps():
     costs = DraftCosts()
-    assert costs.wants_plain_step(1)
-    costs.note(1, 0, 0.010)
-    assert not costs.wants_plain_step(1) and costs.wants_plain_step(4)
+    assert costs.needs_plain_step(1)
+    costs.add_step(1, 0, 0.010)
+    assert not costs.needs_plain_step(1) and costs.needs_plain_step(4)
     before = costs.price(1)
     for _ in range(60):
-        costs.note(1, 4, 0.012)  # each draft adds 5 %
+        costs.add_step(1, 4, 0.012)  # each draft adds 5 %
     assert costs.price(1) == pytest.approx(0.05, rel=0.01) and costs.price(1) < before
-    costs.note(4, 0, 0.010)
-    costs.note(4, 4, 9.0)  # one odd step says little
+    costs.add_step(4, 0, 0.010)
+    costs.add_step(4, 4, 9.0)  # one odd step says little
     assert costs.price(4) < 0.4
     for _ in range(60):
-        costs.note(4, 4, 0.020)  # as much as a token of each of the four
+        costs.add_step(4, 4, 0.020)  # as much as a token of each of the four
     assert costs.price(4) == pytest.approx(1.0, rel=0.01)
     for _ in range(400):
-        costs.note(4, 0, 0.010)
+        costs.add_step(4, 0, 0.010)
     assert costs.price(4) < 0.5  # long ago
-    costs.note(1, 0, 9.0)  # something else was running
+    costs.add_step(1, 0, 9.0)  # something else was running
     assert costs.price(1) == pytest.approx(0.05, rel=0.02)
     for _ in range(REFRESH):
-        costs.note(1, 4, 0.012)
-    assert costs.wants_plain_step(1)
+        costs.add_step(1, 4, 0.012)
+    assert costs.needs_plain_step(1)
 
 
 def test_a_new_number_of_requests_begins_with_the_price_of_its_neighbour():
     costs = DraftCosts()
-    costs.note(2, 0, 0.010)
+    costs.add_step(2, 0, 0.010)
     assert costs.price(2) == costs.price(9) == 0.2  # nobody knows
     for _ in range(80):
-        costs.note(2, 2, 0.012)  # 1 ms a draft
-    costs.note(8, 0, 0.016)
+        costs.add_step(2, 2, 0.012)  # 1 ms a draft
+    costs.add_step(8, 0, 0.016)
     assert costs.price(8) == pytest.approx(8 * 0.001 / 0.016, rel=0.01)
-    costs.note(8, 8, 0.032)  # 2 ms a draft, in the one step that was seen
+    costs.add_step(8, 8, 0.032)  # 2 ms a draft, in the one step that was seen
     assert costs.price(8) == pytest.approx(8 * 0.001 / 0.016, rel=0.01)
     for _ in range(2):
-        costs.note(8, 8, 0.032)
+        costs.add_step(8, 8, 0.032)
     assert costs.price(8) == pytest.approx(8 * 0.002 / 0.016, rel=0.01)
-    costs.note(7, 0, 0.014)
+    costs.add_step(7, 0, 0.014)
     assert costs.price(7) == pytest.approx(7 * 0.002 / 0.014, rel=0.01)
 
 
 def test_who_else_uses_the_machine_does_not_make_drafts_dear():
     costs = DraftCosts()
-    costs.note(1, 0, 0.010)
+    costs.add_step(1, 0, 0.010)
     for index in range(40):
-        costs.note(1, 2, 0.030 if index % 3 == 0 else 0.012)  # now and then
-    assert costs.price(1) == pytest.approx(0.1) and not costs.wants_plain_step(1)
-    while not costs.wants_plain_step(1):
-        costs.note(1, 2, 0.024)  # from now on
-    costs.note(1, 0, 0.020)
+        costs.add_step(1, 2, 0.030 if index % 3 == 0 else 0.012)  # now and then
+    assert costs.price(1) == pytest.approx(0.1) and not costs.needs_plain_step(1)
+    while not costs.needs_plain_step(1):
+        costs.add_step(1, 2, 0.024)  # from now on
+    costs.add_step(1, 0, 0.020)
     for _ in range(8):
-        costs.note(1, 2, 0.024)
-    assert costs.price(1) == pytest.approx(0.1) and not costs.wants_plain_step(1)
-    costs.note(1, 2, 0.012)  # and is gone
-    assert costs.wants_plain_step(1)
-    costs.note(1, 0, 0.010)
-    costs.note(1, 2, 0.012)
-    assert costs.price(1) == pytest.approx(0.1, rel=0.01) and not costs.wants_plain_step(1)
+        costs.add_step(1, 2, 0.024)
+    assert costs.price(1) == pytest.approx(0.1) and not costs.needs_plain_step(1)
+    costs.add_step(1, 2, 0.012)  # and is gone
+    assert costs.needs_plain_step(1)
+    costs.add_step(1, 0, 0.010)
+    costs.add_step(1, 2, 0.012)
+    assert costs.price(1) == pytest.approx(0.1, rel=0.01) and not costs.needs_plain_step(1)
 
 
 def test_a_price_that_rises_is_believed_when_other_steps_take_as_long_as_before():
     costs = DraftCosts()
-    costs.note(1, 0, 0.010)
+    costs.add_step(1, 0, 0.010)
     for drafts, seconds in ((4, 0.012), (4, 0.030)):
         for _ in range(20):
-            costs.note(1, drafts, seconds)
-            if costs.wants_plain_step(1):
-                costs.note(1, 0, 0.010)
+            costs.add_step(1, drafts, seconds)
+            if costs.needs_plain_step(1):
+                costs.add_step(1, 0, 0.010)
         assert costs.price(1) == pytest.approx((seconds / 0.010 - 1) / drafts)
 
 
 def test_catching_up_is_in_the_price_of_the_first_draft():
     costs = DraftCosts()
-    costs.note(2, 0, 0.010)
+    costs.add_step(2, 0, 0.010)
     assert costs.first_price(2) == costs.price(2) and costs.first_price(1) == costs.price(1)
-    costs.note_catching_up(0.64)  # 10 ms for each of the drafts that are hoped for, 2 tokens
+    costs.add_catching_up(0.64)  # 10 ms for each of the drafts that are hoped for, 2 tokens
     assert costs.first_price(2) == pytest.approx(costs.price(2) + 2)
     for _ in range(100):
-        costs.note_drafts(8)  # many drafts for it: a small share of each
+        costs.add_drafts(8)  # many drafts for it: a small share of each
     assert costs.first_price(2) < costs.price(2) + 0.1
-    costs.note_catching_up(64.0)
+    costs.add_catching_up(64.0)
     assert costs.first_price(2) > 1
     for _ in range(5000):
-        costs.note(2, 0, 0.010)  # believed less and less while nobody pays it
+        costs.add_step(2, 0, 0.010)  # believed less and less while nobody pays it
     assert costs.first_price(2) < 1
 
 
@@ -191,7 +191,7 @@ class Ones(NgramProposer):
 def make_speculator(**config: Any) -> Speculator:
     given = SpeculativeConfig(**{"disable_by_batch_size": 32} | config)
     speculator = Speculator(given, Ones(2, 4), vocab_size=64)
-    speculator.costs.note(1, 0, 0.01)
+    speculator.costs.add_step(1, 0, 0.01)
     return speculator
 
 
@@ -213,8 +213,8 @@ def test_a_request_that_cannot_be_guessed_is_left_alone():
         speculator.propose([request])
         drafted += len(request.draft_token_ids)
         verified(speculator, request, 0)
-    assert 10 < drafted < 1000 / LONGEST_PAUSE + 25
-    for _ in range(LONGEST_PAUSE + 20):  # and comes back when it can
+    assert 10 < drafted < 1000 / MAX_PAUSE + 25
+    for _ in range(MAX_PAUSE + 20):  # and comes back when it can
         request.draft_token_ids = []
         speculator.propose([request])
         verified(speculator, request, len(request.draft_token_ids))
@@ -224,7 +224,7 @@ def test_a_request_that_cannot_be_guessed_is_left_alone():
 def test_a_full_batch_and_prompts_get_no_drafts():
     speculator = make_speculator(disable_by_batch_size=4)
     requests = [request_of([1, 2, 3], seq_id) for seq_id in range(4)]
-    speculator.costs.note(3, 0, 0.01)
+    speculator.costs.add_step(3, 0, 0.01)
     speculator.propose(requests)
     assert not any(request.draft_token_ids for request in requests)
     requests[0].num_computed_tokens = 0  # a prompt
@@ -330,8 +330,8 @@ def test_only_draws_that_depend_on_no_other_are_made_together():
 class Nines(NgramProposer):
     """Stands for a head: nines, and who was asked."""
 
-    steps_watched = 16
-    stops_itself = True
+    num_observed_steps = 16
+    limits_length = True
 
     def propose(self, requests: Any, counts: Any) -> list[Any]:
         self.asked = [request.seq_id for request in requests]
@@ -341,7 +341,7 @@ class Nines(NgramProposer):
 def test_own_tokens_come_before_a_head_as_long_as_they_come_true():
     head = Nines(2, 4)
     proposer = NgramThenHead(NgramProposer(3, 3), head)
-    assert proposer.steps_watched == 16 and proposer.stops_itself and proposer.is_steady
+    assert proposer.num_observed_steps == 16 and proposer.limits_length and proposer.is_steady
     text = list(range(10, 40))
     copying, fresh = request_of([*text, 7, *text[:3]], 0), request_of([1, 2, 3], 1)
     known = [*copying.token_ids, *text[3:], 7]
@@ -367,8 +367,8 @@ def test_own_tokens_that_are_wrong_rest_longer_and_longer():
         request.token_ids += [1, 2]
     gaps = [later - earlier for earlier, later in pairwise(own)]
     assert gaps == sorted(gaps) and gaps[0] >= 16 and gaps[-1] >= 64
-    proposer.forget(0)
-    assert not proposer._trackers and not proposer._own._tables
+    proposer.release(0)
+    assert not proposer._trackers and not proposer._ngram._tables
 
 
 def test_own_tokens_are_trusted_as_far_as_they_were_right():

@@ -91,7 +91,7 @@ def test_a_fault_of_the_processes_is_logged_with_its_requests(
     info = ModelInfo("p", "mock", 10, 64, (), 1, 16)  # no tokenizer: no process can be started
     waiting = StructuredRequests(info, 4)
     params = SamplingParams(structured_outputs={"choice": ["x"]})
-    waiting.hold([Request("a", [1], params), Request("a#1", [1], params)], None)
+    waiting.add([Request("a", [1], params), Request("a#1", [1], params)], None)
     ready, refused = waiting.poll()
     assert not ready and isinstance(refused[0][1], GrammarFaultError)
     assert "requests ['a', 'a#1']: structured output: " in caplog.text

@@ -31,7 +31,7 @@ class Fake(Proposer):
         assert tokens[:known] == said, "the answer is not the one without drafts"
         return tokens[known : known + count]
 
-    def forget(self, seq_id: int) -> None:
+    def release(self, seq_id: int) -> None:
         pass
 
 

@@ -61,7 +61,7 @@ class Reciter(Proposer):
             for token in answer[known : known + count]
         ]
 
-    def forget(self, seq_id: int) -> None:
+    def release(self, seq_id: int) -> None:
         pass
 
 

@@ -1,8 +1,7 @@
-"""The engine's heart: scheduler and executor. It knows token ids, never text.
+"""The engine core: schedules steps, executes them and applies their results. Token ids only.
 
-What an engine does whatever stands around it is here: requests are taken all or none, wait no
-longer than their deadline, end when their time is over, and a step that raises ends its own
-requests and is counted.
+Requests are added all or none, expire at their deadline and end at their timeout. A step that
+raises ends its own requests and is counted.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from llaisys.engine.structured.requests import StructuredRequests
 logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
-MAX_IN_FLIGHT = 2  # one runs, the other is ready to
+MAX_IN_FLIGHT = 2  # steps: one runs, one is queued
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 class EngineCore:
-    """Owns the executor it is given and closes it."""
+    """Owns its executor and closes it."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         self.executor = executor
@@ -63,38 +62,37 @@ class EngineCore:
         self.is_async = self._can_schedule_async(config)
         self.scheduler.builder.max_in_flight_tokens = int(self.is_async)
         self._in_flight: deque[tuple[SchedulerOutputs, float]] = deque()  # with start times
-        self._last_finish = 0.0
-        self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # the latest ones
+        self._last_collected = 0.0
+        self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # latest
         self.num_steps = 0
-        self.failed_steps = 0  # in a row
+        self.failed_steps = 0  # consecutive
         self._checked_idle = True
-        self._undelivered: list[TokenUpdate] = []  # of a step that was interrupted
-        # Heaps of (deadline, a number that rises, the choices of one prompt): to be started, and to
-        # be finished.
+        self._undelivered: list[TokenUpdate] = []  # of an interrupted step
+        # Heaps of (deadline, sequence id, request ids of one prompt): to start, and to finish.
         self._deadlines: list[tuple[float, int, list[str]]] = []
         self._timeouts: list[tuple[float, int, list[str]]] = []
 
     def _can_schedule_async(self, config: EngineConfig) -> bool:
-        wanted = config.async_scheduling
-        if wanted == "off" or (wanted == "auto" and config.device not in AUTO_ASYNC_DEVICES):
+        mode = config.async_scheduling
+        if mode == "off" or (mode == "auto" and config.device not in AUTO_ASYNC_DEVICES):
             return False
         if self.executor.can_launch:
             return True
         logger.log(
-            logging.WARNING if wanted == "on" else logging.INFO,
-            "async_scheduling is off: it needs one rank, no step_timeout and a model that can be "
-            "launched",
+            logging.WARNING if mode == "on" else logging.INFO,
+            "async_scheduling is off: it needs one rank, no step_timeout and a model with "
+            "asynchronous launches",
         )
         return False
 
     def step(self) -> list[TokenUpdate]:
-        """Plan, run, apply; or, with steps ahead, plan and launch, then apply what an earlier one
-        drew. A fault ends the requests of its step and nothing else; when the worker is lost
-        WorkerLostError is raised, and no step can follow."""
+        """Schedule, execute, apply; with asynchronous scheduling: schedule and launch, then apply
+        the oldest step in flight. A failed step ends its requests only. WorkerLostError: no step
+        can follow."""
         if self._undelivered:
             updates, self._undelivered = self._undelivered, []
             return updates
-        ended = self._time_out()
+        ended = self._end_timed_out()
         if ended:
             return self._checked(ended)
         if self.is_async:
@@ -102,11 +100,11 @@ class EngineCore:
         start = time.perf_counter()
         if self.speculator is not None:
             self.speculator.propose(self.scheduler.running)
-        plan = self._plan()
-        return [] if plan is None else self._checked(self._run(plan, start))
+        plan = self._schedule()
+        return [] if plan is None else self._checked(self._run_sync(plan, start))
 
-    def _plan(self) -> SchedulerOutputs | None:
-        """None: nothing can be done now."""
+    def _schedule(self) -> SchedulerOutputs | None:
+        """Return the next plan; None when no request can run."""
         plan = self.scheduler.schedule()
         if plan.batch_size:
             self._checked_idle = False
@@ -115,25 +113,25 @@ class EngineCore:
             raise RuntimeError(f"nothing can be scheduled: {self.scheduler.stats()}")
         return None
 
-    def _run(self, plan: SchedulerOutputs, start: float) -> list[TokenUpdate]:
-        """A step from its beginning to its end."""
+    def _run_sync(self, plan: SchedulerOutputs, start: float) -> list[TokenUpdate]:
+        """Execute a step and wait for its result."""
 
         def execute() -> StepOutput:
-            masks = self.structured.begin(plan)
+            masks = self.structured.request_masks(plan)
             args = (plan,) if masks is None else (plan, masks.result)
             return self.executor.execute_step(*args)
 
-        output, failed = self._attempt(plan, execute)
+        output, failed = self._guarded(plan, execute)
         if output is None:
             return failed
         if self.speculator is not None:
             self.speculator.observe(plan, output, time.perf_counter() - start)
-        return self._applied(plan, output, start)
+        return self._apply(plan, output, start)
 
-    def _attempt(
+    def _guarded(
         self, plan: SchedulerOutputs, run: Callable[[], T]
     ) -> tuple[T | None, list[TokenUpdate]]:
-        """What `run` returns; or None, and the ends of the step's requests."""
+        """Return the result of `run`, or None and the final updates of the step's requests."""
         try:
             return run(), []
         except WorkerLostError:
@@ -142,109 +140,106 @@ class EngineCore:
             self.failed_steps += 1
             logger.exception("step %d failed; its requests: %s", plan.step_id, plan.request_ids)
             return None, self.scheduler.fail_step(plan.step_id, str(error))
-        except BaseException:  # KeyboardInterrupt: the step is lost, the engine is not
+        except BaseException:  # KeyboardInterrupt: only the step is lost
             self._undelivered += self.scheduler.fail_step(
                 plan.step_id, "interrupted", RequestStatus.FINISHED_ABORTED
             )
             raise
 
-    def _applied(
-        self, plan: SchedulerOutputs, output: StepOutput, start: float
-    ) -> list[TokenUpdate]:
+    def _apply(self, plan: SchedulerOutputs, output: StepOutput, start: float) -> list[TokenUpdate]:
         self.failed_steps = 0
         updates = self.scheduler.update_from_output(output)
         self._record(plan, time.perf_counter() - start)
         return updates
 
-    # ---- steps ahead ---------------------------------------------------------------------------
+    # ---- asynchronous scheduling ---------------------------------------------------------------
 
     def _step_async(self) -> list[TokenUpdate]:
-        """Launch until two steps are out, then wait for the older one. Behind one with drafts,
-        which is out alone, the next is begun at once: what was drawn is told while that one runs.
-        """
+        """Launch until two steps are in flight, then collect the older one. A step with drafts is
+        in flight alone: the next step is launched before its result is returned."""
         ended = self._launch_steps()
         if ended or not self._in_flight:
             return ended
         has_drafts = bool(self._in_flight[0][0].draft_token_ids)
-        updates = self._finish_oldest()
+        updates = self._collect_oldest()
         if has_drafts:
-            with self._keeping(updates):
+            with self._deliver_if_interrupted(updates):
                 updates += self._launch_steps()
         return updates
 
     def _launch_steps(self) -> list[TokenUpdate]:
-        """A step that is bound to the results of those before it waits for all of them and runs
-        alone; so does one with drafts, which are asked for when nothing is out. The updates are of
-        steps that failed, or that could not but be waited for."""
+        """Launch steps up to MAX_IN_FLIGHT. A step that needs sync runs alone, and so does one with
+        drafts, which are proposed when nothing is in flight. Returns the updates of steps that
+        failed or needed sync."""
         running, speculator = self.scheduler.running, self.speculator
         while len(self._in_flight) < MAX_IN_FLIGHT:
             start = time.perf_counter()
             if speculator is not None:
                 if not self._in_flight:
                     speculator.propose(running)
-                elif self._in_flight[-1][0].draft_token_ids or speculator.waits(running):
+                elif self._in_flight[-1][0].draft_token_ids or speculator.should_wait(running):
                     break
-            plan = self._plan()
+            plan = self._schedule()
             if plan is None:
                 break
             if self._needs_sync(plan):
-                updates, failed = self._attempt(plan, self._finish_all)
+                updates, failed = self._guarded(plan, self._collect_all)
                 if updates is None:
                     return failed
-                with self._keeping(updates):
-                    return updates + self._run(plan, max(start, self._last_finish))
-            launch = self._begin if plan.draft_token_ids else self._launch
-            _, failed = self._attempt(plan, partial(launch, plan, start))
+                with self._deliver_if_interrupted(updates):
+                    return updates + self._run_sync(plan, max(start, self._last_collected))
+            launch = self._launch_drafts if plan.draft_token_ids else self._launch
+            _, failed = self._guarded(plan, partial(launch, plan, start))
             if failed:
                 return failed
         return []
 
     def _needs_sync(self, plan: SchedulerOutputs) -> bool:
-        """Whether a step can only run when all others are done, and be waited for."""
+        """Whether a step must run when no other step is in flight, and to its end."""
         if self.scheduler.needs_sync(plan):
             return True
         if plan.draft_token_ids:
             return bool(self._in_flight)
-        return self.speculator is not None and self.speculator.looks_on(plan)
+        return self.speculator is not None and self.speculator.needs_sync(plan)
 
     def _launch(self, plan: SchedulerOutputs, start: float) -> None:
         self.executor.launch_step(plan)
         self.scheduler.note_launched(plan)
         self._in_flight.append((plan, start))
 
-    def _begin(self, plan: SchedulerOutputs, start: float) -> None:
-        """Its draws, which may be many for a sequence, are made when it is waited for."""
+    def _launch_drafts(self, plan: SchedulerOutputs, start: float) -> None:
+        """Launch a step with drafts; its tokens are sampled when it is collected."""
         self.executor.execute_model(plan)
         self.scheduler.note_launched(plan)
         self._in_flight.append((plan, start))
 
-    def _finish_oldest(self) -> list[TokenUpdate]:
+    def _collect_oldest(self) -> list[TokenUpdate]:
         plan, start = self._in_flight.popleft()
         has_drafts = bool(plan.draft_token_ids)
         finish = partial(self.executor.finish_step, plan.step_id)
-        output, failed = self._attempt(plan, self.executor.sample_tokens if has_drafts else finish)
+        output, failed = self._guarded(plan, self.executor.sample_tokens if has_drafts else finish)
         if output is None:
             return failed
-        # The time of one that was launched behind another is that since the other was done.
-        is_timed = has_drafts or start < self._last_finish
-        start = max(start, self._last_finish)
+        # The time of a queued step counts from the end of the step before it.
+        is_timed = has_drafts or start < self._last_collected
+        start = max(start, self._last_collected)
         if self.speculator is not None:
             took = time.perf_counter() - start if is_timed else None
             self.speculator.observe(plan, output, took)
-        updates = self._applied(plan, output, start)
-        self._last_finish = time.perf_counter()
+        updates = self._apply(plan, output, start)
+        self._last_collected = time.perf_counter()
         return updates
 
-    def _finish_all(self) -> list[TokenUpdate]:
+    def _collect_all(self) -> list[TokenUpdate]:
         updates: list[TokenUpdate] = []
-        with self._keeping(updates):
+        with self._deliver_if_interrupted(updates):
             while self._in_flight:
-                updates += self._finish_oldest()
+                updates += self._collect_oldest()
         return updates
 
     @contextmanager
-    def _keeping(self, updates: list[TokenUpdate]) -> Iterator[None]:
-        """What is known is delivered, although what follows was interrupted."""
+    def _deliver_if_interrupted(self, updates: list[TokenUpdate]) -> Iterator[None]:
+        """Deliver `updates` with the next step when the block is interrupted."""
         try:
             yield
         except BaseException:
@@ -252,34 +247,34 @@ class EngineCore:
             raise
 
     def add_requests(self, requests: Sequence[Request], deadline: float | None = None) -> None:
-        """Queue the choices of a prompt, all of them or none; InvalidInputError when one can never
-        fit. `deadline`: time.monotonic() at which one of them must have been started. Answers that
-        must have a form are held until that is understood: see `poll`."""
+        """Queue the choices of a prompt, all or none; InvalidInputError when one can never fit.
+        `deadline`: time.monotonic() before which one of them must start. Requests with structured
+        output are pending until their grammar is compiled: see `poll`."""
         if requests[0].sampling.structured_outputs is not None:
             self.scheduler.check(requests)
-            self.structured.hold(requests, deadline)
+            self.structured.add(requests, deadline)
         else:
             self._queue(requests, deadline)
 
     def poll(self, timeout: float = 0.0) -> list[tuple[Sequence[Request], Exception]]:
-        """Queue what was held and can run now; those that never can, and why. Waits at most
-        `timeout` seconds for news."""
-        ready, refused = self.structured.poll(timeout)
-        refusals: list[tuple[Sequence[Request], Exception]] = []
-        for held in ready:
+        """Queue pending requests whose grammars are ready; return the rejected ones with their
+        errors. Waits at most `timeout` seconds for a grammar."""
+        ready, failed = self.structured.poll(timeout)
+        rejected: list[tuple[Sequence[Request], Exception]] = []
+        for pending in ready:
             try:
-                self._queue(held.requests, held.deadline)
-                self.structured.start(held)
+                self._queue(pending.requests, pending.deadline)
+                self.structured.start(pending)
             except InvalidInputError as error:
-                self.structured.drop(held)
-                refusals.append((held.requests, error))
-        return refusals + [(held.requests, error) for held, error in refused]
+                self.structured.discard(pending)
+                rejected.append((pending.requests, error))
+        return rejected + [(pending.requests, error) for pending, error in failed]
 
-    def settle(self, requests: Sequence[Request]) -> None:
-        """Wait until `requests` are queued; raises why they cannot be."""
-        while self.structured.is_held(requests[0]):
-            for refused, error in self.poll(timeout=1.0):
-                if refused[0] is requests[0]:
+    def wait_until_queued(self, requests: Sequence[Request]) -> None:
+        """Wait until `requests` are queued; raises the error when they are rejected."""
+        while self.structured.is_pending(requests[0]):
+            for rejected, error in self.poll(timeout=1.0):
+                if rejected[0] is requests[0]:
                     raise error
 
     def _queue(self, requests: Sequence[Request], deadline: float | None) -> None:
@@ -290,10 +285,10 @@ class EngineCore:
         if first.sampling.timeout is not None:
             until = first.arrival_time + first.sampling.timeout
             heappush(self._timeouts, (until, first.seq_id, names))
-            self._forget_timeouts()
+            self._prune_timeouts()
 
     def expire(self) -> list[list[Request]]:
-        """End the prompts of which nothing was started before the deadline; those prompts."""
+        """End and return the prompts of which no choice started before the deadline."""
         now = time.monotonic()
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -305,51 +300,50 @@ class EngineCore:
                     self.finish_request(request.request_id)
         return expired
 
-    def _time_out(self) -> list[TokenUpdate]:
-        """End the requests whose `timeout` is over, waiting or running; their last updates."""
+    def _end_timed_out(self) -> list[TokenUpdate]:
+        """End the requests whose `timeout` has passed; return their last updates."""
         found = []
         while self._timeouts and self._timeouts[0][0] <= time.monotonic():
             names = heappop(self._timeouts)[2]
             found += [self.scheduler.finish(n, RequestStatus.FINISHED_TIMED_OUT) for n in names]
         return [update for update in found if update is not None]
 
-    def _forget_timeouts(self) -> None:
-        """Those of finished requests, when they are most of them."""
-        living = self.scheduler.requests
-        if len(self._timeouts) > 64 + 2 * len(living):
-            kept = [entry for entry in self._timeouts if any(n in living for n in entry[2])]
-            self._timeouts = kept
-            heapify(kept)
+    def _prune_timeouts(self) -> None:
+        """Remove the entries of finished requests when they are the majority."""
+        unfinished = self.scheduler.requests
+        if len(self._timeouts) > 64 + 2 * len(unfinished):
+            self._timeouts = [e for e in self._timeouts if any(n in unfinished for n in e[2])]
+            heapify(self._timeouts)
 
     def finish_request(
         self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_ABORTED
     ) -> TokenUpdate | None:
-        """End a request from outside; None when it has finished already."""
+        """End a request; None when it has already finished."""
         for index, update in enumerate(self._undelivered):
             if update.request_id == request_id:
                 return self._undelivered.pop(index)
-        held = self.structured.cancel(request_id)
-        if held is not None:
-            held.set_status(RequestStatus.FINISHED_ABORTED)
+        pending = self.structured.cancel(request_id)
+        if pending is not None:
+            pending.set_status(RequestStatus.FINISHED_ABORTED)
             return TokenUpdate(request_id, [], RequestStatus.FINISHED_ABORTED)
         finished = self.scheduler.finish(request_id, status)
         self._check_idle()
         return finished
 
     def has_unfinished(self) -> bool:
-        return self.can_step or bool(self.structured.num_held)
+        return self.can_step or bool(self.structured.num_pending)
 
     @property
     def can_step(self) -> bool:
         return self.scheduler.has_unfinished() or bool(self._undelivered or self._in_flight)
 
     def stats(self) -> dict[str, Any]:
-        """Numbers for logs and metrics."""
+        """Counters for logs and metrics, by name."""
         prefix = self.scheduler.block_manager.stats
         executor = self.executor.stats
         drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
         scheduler = self.scheduler.stats()
-        scheduler["num_waiting"] += self.structured.num_held
+        scheduler["num_waiting"] += self.structured.num_pending
         return {
             "num_steps": self.num_steps,
             **scheduler,
@@ -391,8 +385,8 @@ class EngineCore:
         return updates
 
     def _check_idle(self) -> None:
-        """Whenever the engine runs empty: nothing may be left behind."""
+        """Check for leaked blocks when the last request ends."""
         if not self._checked_idle and not self.scheduler.has_unfinished():
-            self.structured.forget_finished()
+            self.structured.release_finished()
             self.scheduler.check_idle()
             self._checked_idle = True

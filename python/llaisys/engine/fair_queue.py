@@ -1,17 +1,15 @@
-"""Who goes next: the requests that wait, and how much of the engine everybody has.
+"""The waiting queue: fair scheduling between owners and jobs, with priorities.
 
-An owner is an API key; a job is what one call of a client asks for with one priority, all its
-prompts and choices. The owner with the fewest sequences running goes first; of its jobs the one of
-the lowest priority value, then the one with the fewest running, then first come, first served.
-Requests that name neither owner nor job are one job. Priorities say what is urgent to their owner:
-they take nothing from another's share.
+An owner is an API key. A job is one client call with one priority: all its prompts and choices.
+The owner with the fewest running sequences goes first; of its jobs the one with the lowest priority
+value, then the one with the fewest running sequences, then first come, first served. Requests
+without owner and job form one job. Priorities order the jobs of one owner only.
 
-So a job of many choices shares with others as soon as there are any, and nobody starves: an owner
-or a job without a running sequence is ahead of all that arrived later. What was preempted waits
-like everything else, only ahead of what has never run in its own job. A job that others of a lower
-value go ahead of rises by one for every `STARTS_PER_LEVEL` of them, so it does not wait for ever.
+An owner or job without a running sequence is ahead of all later arrivals, so none starves.
+Preempted requests go before the unstarted requests of their job. Aging: a job's level falls by one
+for every `STARTS_PER_LEVEL` more urgent requests that start while it waits.
 
-Pure bookkeeping: no blocks, no clock.
+Bookkeeping only: no blocks, no clock.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from llaisys.common.request import Request, RequestStatus
 
 STARTS_PER_LEVEL = 64
 
-# Sequences of the owner that run, the job's level, its sequences that run, the arrival.
-Size = tuple[int, int, int, int]
+# (running sequences of the owner, level of the job, its running sequences, sequence id)
+SortKey = tuple[int, int, int, int]
 
 
 class _Owner:
@@ -33,7 +31,7 @@ class _Owner:
 
     def __init__(self) -> None:
         self.num_running = 0
-        # Those with a sequence that runs or waits, by name and priority.
+        # Jobs with running or waiting sequences, by name and priority.
         self.jobs: dict[tuple[str, int], _Job] = {}
 
     @property
@@ -46,35 +44,35 @@ class _Job:
 
     def __init__(self, owner: _Owner, priority: int) -> None:
         self.owner = owner
-        self.priority = priority  # lower: sooner
-        self.num_passed = 0  # starts of what was more urgent while something of it waited
+        self.priority = priority  # lower values first
+        self.num_passed = 0  # more urgent requests that started while this job waited
         self.num_running = 0
-        self.preempted: dict[int, Request] = {}  # by sequence id; they go first
+        self.preempted: dict[int, Request] = {}  # by sequence id; they start first
         self.waiting: OrderedDict[int, Request] = OrderedDict()  # in order of arrival
 
     @property
     def level(self) -> int:
-        """Its priority, and what waiting has added to it."""
+        """The priority after aging; lower values first."""
         return self.priority - self.num_passed // STARTS_PER_LEVEL
 
     def in_order(self, limit: int) -> Iterator[Request]:
-        """A copy, so that requests may leave meanwhile."""
+        """Yield from a copy: requests may leave during the iteration."""
         yield from [self.preempted[seq_id] for seq_id in sorted(self.preempted)]
         yield from list(islice(self.waiting.values(), limit))
 
 
 class FairQueue:
-    """The scheduler tells it who is added, started, preempted and finished."""
+    """Waiting requests, and counts of the running ones."""
 
     def __init__(self) -> None:
         self._owners: dict[str, _Owner] = {}
         self._num_waiting = 0
 
     def __len__(self) -> int:
-        """Requests that wait, preempted ones included."""
+        """The number of waiting requests, preempted ones included."""
         return self._num_waiting
 
-    # ---- what happens to a request -------------------------------------------------------------
+    # ---- changes of state ----------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         owner = self._owners.setdefault(request.owner, _Owner())
@@ -83,8 +81,8 @@ class FairQueue:
         self._num_waiting += 1
 
     def start(self, request: Request) -> None:
-        """From waiting to running."""
-        self._forget_waiting(request)
+        """Move a request from waiting to running."""
+        self._remove_waiting(request)
         self._count(request, 1)
         started = self._job_of(request)
         for job in started.owner.jobs.values():
@@ -92,17 +90,17 @@ class FairQueue:
                 job.num_passed += 1
 
     def preempt(self, request: Request) -> None:
-        """From running back to waiting."""
+        """Move a request from running to waiting."""
         self._count(request, -1)
         self._job_of(request).preempted[request.seq_id] = request
         self._num_waiting += 1
 
     def remove(self, request: Request) -> None:
-        """It has finished; its status still says where it stood."""
+        """Remove a request that finishes; its status is still the one before."""
         if request.status is RequestStatus.RUNNING:
             self._count(request, -1)
         else:
-            self._forget_waiting(request)
+            self._remove_waiting(request)
         owner, job = self._owners[request.owner], self._job_of(request)
         if not (job.num_running or job.waiting or job.preempted):
             del owner.jobs[_key(request)]
@@ -117,47 +115,47 @@ class FairQueue:
         job.num_running += change
         job.owner.num_running += change
 
-    def _forget_waiting(self, request: Request) -> None:
+    def _remove_waiting(self, request: Request) -> None:
         job = self._job_of(request)
         if job.preempted.pop(request.seq_id, None) is None:
             del job.waiting[request.seq_id]
         self._num_waiting -= 1
 
-    # ---- who goes next, and who gives way --------------------------------------------------------
+    # ---- order -----------------------------------------------------------------------------------
 
     def candidates(self, limit: int) -> Iterator[Request]:
-        """The waiting requests in the order in which they should start, at most `limit`; the order
-        takes account of those that are started meanwhile."""
+        """Yield up to `limit` waiting requests in starting order, which follows the requests that
+        start during the iteration."""
         jobs = [job for owner in self._owners.values() for job in owner.jobs.values()]
         queues = {job: job.in_order(limit) for job in jobs if job.waiting or job.preempted}
         heads = {job: next(queue) for job, queue in queues.items()}
 
-        def share(job: _Job) -> Size:
+        def sort_key(job: _Job) -> SortKey:
             return job.owner.num_running, job.level, job.num_running, heads[job].seq_id
 
         for _ in range(limit):
             if not heads:
                 return
-            job = min(heads, key=share) if len(heads) > 1 else next(iter(heads))
+            job = min(heads, key=sort_key) if len(heads) > 1 else next(iter(heads))
             request = heads.pop(job)
             yield request
             following = next(queues[job], None)
             if following is not None:
                 heads[job] = following
 
-    def size(self, request: Request) -> Size:
+    def sort_key(self, request: Request) -> SortKey:
         job = self._job_of(request)
         return job.owner.num_running, job.level, job.num_running, request.seq_id
 
     def largest(self, running: Iterable[Request]) -> Request:
-        """Of the owner that has the most what is least urgent, of its largest job, the latest
-        arrival. It is never the first in this order of several, so that one always goes on."""
-        return max(running, key=self.size)
+        """Return the first request to preempt: of the owner with the most running sequences, the
+        least urgent and largest job, the latest arrival."""
+        return max(running, key=self.sort_key)
 
-    def gives_way(self, waiting: Request, running: Iterable[Request]) -> Request | None:
-        """The running request whose place `waiting` should have, if there is one: of an owner that
-        runs at least two more, or of a job of the same owner that does, or that is less urgent.
-        After the exchange the two have not changed roles, so nothing goes back and forth."""
+    def victim_for(self, waiting: Request, running: Iterable[Request]) -> Request | None:
+        """Return the running request to preempt for `waiting`, if any: of an owner with at least
+        two more running sequences, or of a job of the same owner that has two more or is less
+        urgent. The difference of two keeps the pair from preempting each other in turn."""
         mine = self._job_of(waiting)
         found: list[Request] = []
         for request in running:
@@ -173,8 +171,8 @@ class FairQueue:
         return self.largest(found) if found else None
 
     @property
-    def is_shared(self) -> bool:
-        """Whether there is anybody who could give way to another."""
+    def can_preempt(self) -> bool:
+        """Whether `victim_for` could return a request."""
         owners = self._owners.values()
         if len(owners) > 1 and any(owner.num_running > 1 for owner in owners):
             return True

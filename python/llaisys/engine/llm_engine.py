@@ -78,7 +78,7 @@ class LLMEngine(EngineClient):
         if entry.request_id in self._groups:
             raise invalid_value("request_id", entry.request_id, "one that is not in use")
         self.core.add_requests(entry.requests)
-        self.core.settle(entry.requests)
+        self.core.wait_until_queued(entry.requests)
         self.output_processor.add(
             entry.request_id,
             entry.prompt,

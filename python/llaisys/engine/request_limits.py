@@ -1,4 +1,4 @@
-"""How long a request may become, or why it can never fit."""
+"""Maximum length of a request."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def total_tokens_limit(
     block_size: int,
     context_shift: bool = False,
 ) -> int:
-    """Prompt and output tokens that the request may have.
+    """Return the maximum number of prompt and output tokens.
 
-    max_tokens beyond the context is cut to it (finish reason `length`); a prompt that leaves no
-    room for one token, or a total that the whole KV cache cannot hold, is refused. With
-    `context_shift` the output may be as long as max_tokens says, or as the context without it.
+    max_tokens is capped by the context (finish reason `length`). InvalidInputError: the prompt
+    leaves no room for one token, or the whole KV cache is too small for the total. With
+    `context_shift` the output has up to max_tokens tokens, or one context without max_tokens.
     """
     num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
     pool = num_blocks * block_size
-    # The last token drawn is never computed, so it needs no slot.
+    # The last sampled token is never computed, so it needs no slot.
     limit = min(max_model_len, pool + 1)
-    if not request.sampling.generates:  # room for the prompt is room enough
+    if not request.sampling.generates:
         limit = min(max_model_len, pool) + 1
     if num_prompt < 1:
         raise invalid_count("prompt", 0, "tokens", "at least 1")

@@ -1,4 +1,4 @@
-"""Who runs and who waits, and the blocks they hold. A request moves here and nowhere else."""
+"""The running and the waiting queue. Requests change queues here and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from llaisys.engine.fair_queue import FairQueue
 
 
 class RequestQueues:
-    """Owner of the queues."""
+    """Owner of both queues. Running requests own KV blocks, waiting requests own none."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of admission
-        self.released: list[int] = []  # sequences that the worker may forget
+        self.released: list[int] = []  # sequences to release on the worker
         self.num_preemptions = 0
 
     def start(self, request: Request, num_cached: int, num_from_host: int = 0) -> None:
-        """Out of the queue and among the running ones; `num_cached` tokens are a known prefix, of
-        which `num_from_host` come from host memory."""
+        """Move a request from waiting to running. `num_cached`: prompt tokens found in the prefix
+        cache, `num_from_host` of them in host memory."""
         self.waiting.start(request)
         request.set_status(RequestStatus.RUNNING)
         request.num_computed_tokens = num_cached
@@ -32,8 +32,8 @@ class RequestQueues:
         self.running.append(request)
 
     def preempt(self, victim: Request) -> None:
-        """Take a running request's blocks; it waits, and computes its tokens anew."""
-        self._leave(victim)
+        """Free a running request's blocks and move it to waiting; it is recomputed later."""
+        self._release(victim)
         self.waiting.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
         victim.num_computed_tokens = victim.num_discarded_tokens = 0
@@ -41,21 +41,20 @@ class RequestQueues:
         self.num_preemptions += 1
 
     def finish(self, request: Request, status: RequestStatus) -> None:
-        """Wherever it is."""
+        """Remove a running or waiting request."""
         self.waiting.remove(request)
         if request.status is RequestStatus.RUNNING:
-            self._leave(request)
+            self._release(request)
         else:
             self.blocks.forget_waiting(request)
         request.set_status(status)
 
-    def hand_over_released(self) -> list[int]:
-        """The sequences that the worker may forget; they are named once."""
+    def take_released(self) -> list[int]:
+        """Return the sequences to release on the worker, each once."""
         released, self.released = self.released, []
         return released
 
-    def _leave(self, request: Request) -> None:
-        """Out of the running ones: blocks back, and the worker may forget the sequence."""
+    def _release(self, request: Request) -> None:
         self.running.remove(request)
         self.blocks.free(request)
         self.released.append(request.seq_id)

@@ -1,7 +1,4 @@
-"""A step while it is planned and while it is out: its plan, and the requests behind the plan.
-
-Pure bookkeeping: who is in it and why is the scheduler's business.
-"""
+"""The requests of a step, from scheduling until its result is applied."""
 
 from __future__ import annotations
 
@@ -18,21 +15,21 @@ class ScheduledBatch:
 
     plan: SchedulerOutputs
     requests: list[Request] = field(default_factory=list)
-    preemptions: list[int] = field(default_factory=list)  # of each request so far
-    ends: list[int] = field(default_factory=list)  # tokens that each has computed after the step
-    pieces: dict[Request, int] = field(default_factory=dict)  # of prompts, or of tokens to redo
-    num_scored: int = 0  # tokens of prompts whose logprobs are wanted
+    preemptions: list[int] = field(default_factory=list)  # of each request when scheduled
+    ends: list[int] = field(default_factory=list)  # computed tokens of each after the step
+    chunks: dict[Request, int] = field(default_factory=dict)  # prefill or recomputed tokens
+    num_logprob_tokens: int = 0  # prompt tokens whose logprobs are requested
     is_copied: bool = False  # the plan's block copies are done
 
     def add(self, request: Request, count: int) -> None:
-        """The request computes its next `count` tokens in this step."""
+        """Schedule the next `count` tokens of a request."""
         self.requests.append(request)
         self.plan.starts.append(request.position)
         self.plan.counts.append(count)
         request.num_computed_tokens += count
 
-    def introduce(self, request: Request, blocks: list[int]) -> None:
-        """The worker gets to know a sequence, and the blocks it starts with."""
+    def add_sequence(self, request: Request, blocks: list[int]) -> None:
+        """Send a new sequence and its first blocks to the worker."""
         self.plan.new_blocks[request.seq_id] = blocks
         self.plan.new_seqs.append(
             NewSequence(
@@ -49,13 +46,13 @@ class ScheduledBatch:
             )
         )
 
-    def drop(self, request: Request) -> bool:
-        """Take a request out again, if it is in; whether the worker will not hear of it at all."""
+    def remove(self, request: Request) -> bool:
+        """Remove a request if present; return whether its sequence was new in this step."""
         plan = self.plan
         if request in self.requests:
             index = self.requests.index(request)
             del self.requests[index], plan.starts[index], plan.counts[index]
-        self.pieces.pop(request, None)
+        self.chunks.pop(request, None)
         plan.shifts = [shift for shift in plan.shifts if shift.seq_id != request.seq_id]
         plan.new_blocks.pop(request.seq_id, None)
         plan.draft_token_ids.pop(request.seq_id, None)
@@ -64,27 +61,27 @@ class ScheduledBatch:
         plan.new_seqs = others
         return was_new
 
-    def complete(self, released_seq_ids: list[int], block_copies: list[BlockCopy]) -> None:
-        """Fill in what follows from the requests; nothing is added or dropped after this."""
+    def finalize(self, released_seq_ids: list[int], block_copies: list[BlockCopy]) -> None:
+        """Fill in the derived fields of the plan. No request is added or removed after this."""
         plan, requests = self.plan, self.requests
         plan.seq_ids = [request.seq_id for request in requests]
         plan.request_ids = [request.request_id for request in requests]
         self.preemptions = [request.num_preemptions for request in requests]
         self.ends = [request.num_computed_tokens for request in requests]
         plan.samples = [True] * len(requests)
-        if self.pieces:
+        if self.chunks:
             plan.samples = [
                 request.num_computed_tokens >= request.num_tokens and request.generates
                 for request in requests
             ]
-        plan.num_prefill_tokens = sum(self.pieces.values())
+        plan.num_prefill_tokens = sum(self.chunks.values())
         plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
         plan.released_seq_ids = released_seq_ids
         plan.block_copies = block_copies
 
     def rows(self) -> Iterator[tuple[Request, int, int, int, bool]]:
-        """(request, its preemptions then, tokens computed after the step, in the step, whether a
-        token is drawn) of each."""
+        """Yield (request, preemptions when scheduled, computed tokens after the step, tokens in the
+        step, whether it samples) per request."""
         plan = self.plan
         return zip(
             self.requests, self.preemptions, self.ends, plan.counts, plan.samples, strict=True

@@ -1,27 +1,24 @@
-"""Which requests get how many tokens in the next step.
+"""Decides which requests run in the next step and how many tokens each computes.
 
-There are no phases: a request has computed tokens that catch up with its tokens, and a step hands
-out one budget of tokens. Every running request keeps one token of it (decoding never stalls), the
-rest goes to longer pieces in order of admission, then to new requests in the order of `FairQueue`.
-While another prompt waits, a prompt gets at most half of what is left of the budget, so that a long
-one cannot keep short ones out.
+There is no prefill or decode phase: `num_computed_tokens` of a request catches up with its tokens.
+A step has one token budget. Each running request gets one token of it, so decoding never stalls.
+The rest goes to prefill chunks in order of admission, then to new requests in `FairQueue` order.
+While other prompts wait, a prompt gets at most half of the remaining budget (chunked prefill).
 
-When a running request finds no block, the latest arrival of whoever has the most is preempted: it
-gives its blocks back and later computes its tokens anew. So it is when another waits for a seat or
-for blocks and has less. The oldest running request can always go on, because `add` refuses what
-does not fit into an empty pool, so there is no deadlock.
+When a running request finds no free block, or a waiting request is entitled to run, the latest
+arrival of the largest owner is preempted: its blocks are freed and it is recomputed later. `add`
+rejects requests that do not fit into an empty pool, so the oldest running request can always
+continue and there is no deadlock.
 
-Results may come late: `schedule` may be called again before `update_from_output` was called for
-the steps before, whose results then follow in their order. A request whose sampled token is in
-flight is left out, or, up to `max_in_flight_tokens`, scheduled behind it: the worker has the token.
-A result may be several tokens (drafts that were accepted), and takes back what was computed for
-drafts that were not.
+`schedule` may be called before the results of earlier steps were applied; results are applied in
+the order of their steps. A request whose sampled token is in flight is skipped, or, up to
+`max_in_flight_tokens`, scheduled behind it: the worker has the token. A result has several tokens
+when drafts were accepted; computed tokens of rejected drafts are rolled back.
 
-A request that fills its context goes on when contexts are shifted: `ContextWindow` says what is
-dropped, the block manager which blocks that changes, and the plan tells the worker.
+With context shift a request continues when its context is full: `ContextWindow` chooses the tokens
+to discard, the block manager updates the blocks, and the plan carries the shift to the worker.
 
-`BatchBuilder` divides the budget, `RequestQueues` moves requests between waiting and running;
-requests and results come in here. No numpy, no text.
+No numpy, no text.
 """
 
 from __future__ import annotations
@@ -56,30 +53,29 @@ class RequestScheduler:
         self.queues = RequestQueues(block_manager)
         length = block_manager.context_len if config.context_shift else None
         self.window = ContextWindow(length, block_manager.block_size)
-        self._steps: dict[int, ScheduledBatch] = {}  # handed out, result not in yet
+        self._in_flight: dict[int, ScheduledBatch] = {}  # by step id
         self.builder = BatchBuilder(
-            config, self.queues, self.window, self._steps, max_in_flight_tokens
+            config, self.queues, self.window, self._in_flight, max_in_flight_tokens
         )
         self._next_step_id = 0
         self._next_seq_id = 0
 
-    # ---- taking requests -----------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queue requests, all of them or none: InvalidInputError has the numbers of the first that
-        can never fit, and nothing was changed."""
+        """Queue requests, all or none. InvalidInputError: one can never fit; nothing changes."""
         limits = self.check(requests)
-        kept = [self.window.kept_tokens(request) for request in requests]
-        for request, limit, num_kept in zip(requests, limits, kept, strict=True):
+        keep = [self.window.num_keep(request) for request in requests]
+        for request, limit, num_keep in zip(requests, limits, keep, strict=True):
             request.max_total_tokens = limit
-            request.num_keep_tokens = num_kept
+            request.num_keep_tokens = num_keep
             request.seq_id = self._next_seq_id
             self._next_seq_id += 1
             self.requests[request.request_id] = request
             self.queues.waiting.add(request)
 
     def check(self, requests: Sequence[Request]) -> list[int]:
-        """How long each may become, or InvalidInputError as in `add`; changes nothing."""
+        """Return the maximum length of each request; InvalidInputError as in `add`."""
         names: set[str] = set()
         for request in requests:
             if request.request_id in self.requests or request.request_id in names:
@@ -110,7 +106,7 @@ class RequestScheduler:
         return bool(self.requests)
 
     def stats(self) -> dict[str, int]:
-        """Numbers for logs and metrics, under the names that these show."""
+        """Counters for logs and metrics, by name."""
         blocks = self.block_manager
         return {
             "num_running": len(self.running),
@@ -127,69 +123,64 @@ class RequestScheduler:
         }
 
     def check_integrity(self) -> None:
-        """Every block is counted anew, which takes tens of milliseconds for a GPU's: for tests."""
+        """Recount every block; for tests: it takes tens of milliseconds on a GPU."""
         self.block_manager.check_integrity()
         self.check_idle()
 
     def check_idle(self) -> None:
-        """When nothing runs, no block may be held."""
+        """Raise RuntimeError when nothing runs and blocks are in use."""
         if not self.running and self.block_manager.num_used_blocks:
             raise RuntimeError(
-                f"{self.block_manager.num_used_blocks} blocks are held and nothing runs"
+                f"{self.block_manager.num_used_blocks} blocks are in use and nothing runs"
             )
 
-    # ---- planning a step -----------------------------------------------------------------------
+    # ---- scheduling ----------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutputs:
-        """Plan the next step. An empty plan (batch_size 0) means that nothing can be done now."""
+        """Plan the next step; the plan is empty (batch_size 0) when no request can run."""
         plan = SchedulerOutputs(step_id=self._next_step_id)
-        step = ScheduledBatch(plan)
-        self.builder.build(step)
-        if step.requests:
-            self._hand_out(step)
+        batch = ScheduledBatch(plan)
+        self.builder.build(batch)
+        if batch.requests:
+            batch.finalize(self.queues.take_released(), self.block_manager.host.take_copies())
+            self._in_flight[plan.step_id] = batch
+            self._next_step_id += 1
         return plan
 
-    def _hand_out(self, step: ScheduledBatch) -> None:
-        step.complete(self.queues.hand_over_released(), self.block_manager.host.take_copies())
-        self._steps[step.plan.step_id] = step
-        self._next_step_id += 1
-
     def needs_sync(self, plan: SchedulerOutputs) -> bool:
-        """Whether a plan that was handed out needs more of the steps before it than that they run
-        before it: what they draw decides what its sequences may draw, or where they lie."""
-        requests = self._steps[plan.step_id].requests
+        """Whether a scheduled step depends on the sampled tokens of earlier steps on the host."""
+        requests = self._in_flight[plan.step_id].requests
         return bool(plan.shifts) or any(request.needs_sync for request in requests)
 
     def note_launched(self, plan: SchedulerOutputs) -> None:
-        """The worker has the plan and has moved the blocks that it names, whatever becomes of the
-        step: the next one may be planned."""
-        self._steps[plan.step_id].is_copied = True
+        """Record that the worker has copied the plan's blocks: the next step may be scheduled."""
+        self._in_flight[plan.step_id].is_copied = True
 
     # ---- results -------------------------------------------------------------------------------
 
     def update_from_output(self, output: StepOutput) -> list[TokenUpdate]:
-        """Apply the result of one step. Requests that have finished meanwhile, or that compute
-        their tokens anew after a preemption, drop theirs."""
+        """Apply the result of one step. Tokens of requests that have finished or were preempted and
+        restarted since are discarded."""
         updates = []
         block_size, commit = self.block_manager.block_size, self.block_manager.commit
         sampled, logprobs, failed = output.sampled, output.logprobs, output.failed
         scores = output.prompt_logprobs
-        step = self._steps.pop(output.step_id)
-        drafts, running = step.plan.draft_token_ids, RequestStatus.RUNNING
-        has_copies = bool(step.plan.block_copies)
-        for request, preemptions, end, count, samples in step.rows():
+        batch = self._in_flight.pop(output.step_id)
+        drafts, running = batch.plan.draft_token_ids, RequestStatus.RUNNING
+        has_copies = bool(batch.plan.block_copies)
+        for request, preemptions, end, count, samples in batch.rows():
             if request.status is running:
                 if request.num_preemptions != preemptions:
                     continue
                 if drafts and request.seq_id in drafts:
-                    end -= len(drafts[request.seq_id])  # where the new tokens begin
+                    end -= len(drafts[request.seq_id])  # position of the first new token
                     accepted = len(sampled.get(request.seq_id, (0,))) - 1
                     request.num_computed_tokens = end + accepted
                 elif end % block_size < count or has_copies:
-                    commit(request, end)  # a block was filled, or brought back
+                    commit(request, end)  # a block was filled or restored
             elif request.finished:
                 continue
-            else:  # preempted, and not begun anew: the token is still good
+            else:  # preempted and still waiting: the token is valid
                 end -= len(drafts.get(request.seq_id, ()))
             if not samples and (scores or not request.generates or request.reports_progress):
                 updates += self._prompt_update(request, end, output)
@@ -200,7 +191,7 @@ class RequestScheduler:
                 updates.append(self._end(request, RequestStatus.FINISHED_ERROR, error))
                 continue
             tokens = sampled[request.seq_id]
-            if not tokens:  # nothing could be drawn yet: its last token is computed once more
+            if not tokens:  # its mask was late: compute the last token again
                 if request.status is running:
                     request.num_computed_tokens = end - 1
                 if scores:
@@ -225,11 +216,11 @@ class RequestScheduler:
         return updates
 
     def _prompt_update(self, request: Request, end: int, output: StepOutput) -> list[TokenUpdate]:
-        """What to say of a request for which nothing was drawn: logprobs of its prompt, how much of
-        it is done, and its end when that was all, with its vector if it is pooled."""
+        """Return the update of a request that sampled no token: prompt logprobs, prompt progress,
+        and its end with the pooled embedding when it generates none."""
         scores = output.prompt_logprobs.get(request.seq_id)
         if request.status is not RequestStatus.RUNNING:
-            return []  # preempted: it computes its prompt anew
+            return []  # preempted: its prompt is recomputed
         if request.generates or end < request.num_prompt_tokens:
             if scores is None and not request.reports_progress:
                 return []
@@ -245,19 +236,18 @@ class RequestScheduler:
     def fail_step(
         self, step_id: int, error: str, status: RequestStatus = RequestStatus.FINISHED_ERROR
     ) -> list[TokenUpdate]:
-        """End the requests of a step that raised; all others go on."""
-        step = self._steps.pop(step_id)
-        if not step.is_copied:
-            self.block_manager.undo_copies(step.plan.block_copies)
-        # The worker may not have had this plan; to be told twice is harmless, unless a later step
-        # has brought the sequence back.
-        back = {seq.seq_id for later in self._steps.values() for seq in later.plan.new_seqs}
-        self.queues.released[:0] = [s for s in step.plan.released_seq_ids if s not in back]
-        return [self._end(r, status, error) for r in step.requests if not r.finished]
+        """End the requests of a failed step; other requests continue."""
+        batch = self._in_flight.pop(step_id)
+        if not batch.is_copied:
+            self.block_manager.undo_copies(batch.plan.block_copies)
+        # The worker may not have received this plan. Releasing a sequence twice is harmless, unless
+        # a later step has restarted it.
+        back = {seq.seq_id for later in self._in_flight.values() for seq in later.plan.new_seqs}
+        self.queues.released[:0] = [s for s in batch.plan.released_seq_ids if s not in back]
+        return [self._end(r, status, error) for r in batch.requests if not r.finished]
 
     def finish(self, request_id: str, status: RequestStatus) -> TokenUpdate | None:
-        """End a request from outside (cancelled, stop string found) and release what it holds.
-        None when it is not there (any more)."""
+        """End a request (cancelled, stop string found) and free its blocks; None when unknown."""
         request = self.requests.get(request_id)
         if request is None:
             return None
@@ -268,7 +258,7 @@ class RequestScheduler:
     def _end(
         self, request: Request, status: RequestStatus, error: str | None = None
     ) -> TokenUpdate:
-        """Finish a request without new tokens; its last update."""
+        """Finish a request without new tokens and return its last update."""
         request.error = error
         self._finish(request, status)
         return TokenUpdate.of(request, [])

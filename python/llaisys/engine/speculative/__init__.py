@@ -1,5 +1,5 @@
-"""Drafts: tokens that are guessed, computed together with the last known one and kept when they are
-what is drawn anyway. See docs/guides/speculative_decoding.md."""
+"""Speculative decoding: draft tokens are verified in one step with the last known token
+(docs/guides/speculative_decoding.md)."""
 
 from llaisys.engine.speculative.control import SpeculativeStats, Speculator, make_speculator
 from llaisys.engine.speculative.proposer import Proposer

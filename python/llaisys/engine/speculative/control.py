@@ -1,12 +1,11 @@
-"""Who gets drafts, how many, and what came of them.
+"""Decides which requests get drafts and how long they are, from the measured acceptance rate.
 
-A draft costs time and saves the step of a token when it is accepted. A request's drafts are as long
-as pays best: `rate` is the chance that its next draft is accepted, as its last ones say, and the
-price of one is learned by `DraftCosts`. A request that cannot be guessed tries a single draft now
-and then, more and more rarely.
+A draft token costs time and saves one step when it is accepted. The length of a draft maximises the
+expected tokens per second: the acceptance rate is estimated per sequence, the cost of a draft token
+by `DraftCosts`. Sequences with a low acceptance rate try a single draft token at growing intervals.
 
-Drafts follow the newest token, so a step that may have some is planned when the steps before it are
-done. Where steps are launched ahead, `waits` says beforehand whether that is worth while.
+Drafts follow the newest token, so a step with drafts is scheduled when no step is in flight. With
+asynchronous scheduling `should_wait` decides whether to wait for that.
 """
 
 from __future__ import annotations
@@ -25,65 +24,65 @@ from llaisys.engine.speculative.ngram_then_head import NgramThenHead
 from llaisys.engine.speculative.proposer import Proposer
 
 FIRST_RATE = 0.7
-LONGEST_PAUSE = 64  # steps
-# Of a source that is right in streaks, and of a steady one: the weight of the newest draft token in
-# the rate, and the drafts in a row that may be all wrong before there is a pause.
-_SPEED, _PATIENCE = (0.25, 0.1), (2, 6)
+MAX_PAUSE = 64  # steps
+# For proposers that are right in streaks, and for steady ones: weight of the newest draft token in
+# the acceptance rate, and consecutive rejected drafts before a pause.
+_WEIGHT, _MAX_MISSES = (0.25, 0.1), (2, 6)
 
 
 @dataclass(slots=True)
 class SpeculativeStats:
-    num_drafts: int = 0  # verified; one a request and step
+    num_drafts: int = 0  # verified; one per request and step
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)  # drafts accepted up to there
+    accepted_per_position: list[int] = field(default_factory=list)  # by position in the draft
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens that a draft brought, the one that is drawn behind it included."""
+        """Mean tokens per verified draft, including the token sampled after it."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
 
 
 @dataclass(slots=True)
 class AcceptanceTracker:
-    """How one sequence has been doing."""
+    """Acceptance of the drafts of one sequence."""
 
-    is_steady: bool = False  # as the source of its drafts says
-    rate: float = FIRST_RATE  # chance that a draft token is accepted when the one before it was
-    misses: int = 0  # drafts in a row of which nothing was accepted
-    pause: int = 0  # steps until a draft is tried
-    is_awaited: bool = False  # a step waited for tokens because a draft was foreseen
+    is_steady: bool = False  # see Proposer
+    rate: float = FIRST_RATE  # probability that a draft token is accepted after an accepted one
+    misses: int = 0  # consecutive drafts without an accepted token
+    pause: int = 0  # steps until the next draft
+    is_awaited: bool = False  # a step waited because a draft was expected
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        speed = _SPEED[self.is_steady]
-        self.rate = 1 - (1 - self.rate) * (1 - speed) ** accepted
+    def update(self, drafted: int, accepted: int) -> None:
+        weight = _WEIGHT[self.is_steady]
+        self.rate = 1 - (1 - self.rate) * (1 - weight) ** accepted
         if accepted < drafted:
-            self.rate -= speed * self.rate
+            self.rate -= weight * self.rate
         self.misses = 0 if accepted else self.misses + 1
-        over = self.misses - _PATIENCE[self.is_steady]
-        self.pause = min(LONGEST_PAUSE, 1 << over) if over > 0 else 0
+        over = self.misses - _MAX_MISSES[self.is_steady]
+        self.pause = min(MAX_PAUSE, 1 << over) if over > 0 else 0
 
     def is_due(self, price: float, most: int) -> bool:
-        """Whether the next step may have a draft. When it may not, there will be none: the pause
-        goes on by one step, or begins."""
+        """Whether the next step may have a draft; if not, counts one step of the pause or starts
+        one."""
         if self.pause <= 1 and (self.pause or best_length(self.rate, price, most)):
             return True
-        self.pause = self.pause - 1 if self.pause else LONGEST_PAUSE
+        self.pause = self.pause - 1 if self.pause else MAX_PAUSE
         return False
 
     def next_length(self, price: float, most: int) -> int:
-        """Of the draft for the next step; 0: none."""
+        """Return the length of the draft for the next step; 0: none."""
         length = best_length(self.rate, price, most)
         if self.pause:
             self.pause -= 1
             return 0 if self.pause else max(1, length)
         if not length:
-            self.pause = LONGEST_PAUSE
+            self.pause = MAX_PAUSE
         return length
 
 
 class Speculator:
-    """Puts drafts into requests before a step is planned and learns from its result."""
+    """Sets drafts of requests before a step is scheduled and observes its result."""
 
     def __init__(self, config: SpeculativeConfig, proposer: Proposer, vocab_size: int) -> None:
         self.config = config
@@ -92,14 +91,14 @@ class Speculator:
         self.stats = SpeculativeStats()
         self.stats.accepted_per_position = [0] * config.num_speculative_tokens
         self._vocab_size = vocab_size
-        self._trackers: dict[int, AcceptanceTracker] = {}
+        self._trackers: dict[int, AcceptanceTracker] = {}  # by sequence id
 
     # ---- before a step -------------------------------------------------------------------------
 
     def propose(self, running: Sequence[Request]) -> None:
-        """Set `draft_token_ids` of those running requests that can use drafts in the next step."""
+        """Set `draft_token_ids` of the running requests that get drafts in the next step."""
         count = len(running)
-        if self._goes_without(count):
+        if self._is_disabled(count):
             return
         price, most = self.costs.price(count), self.config.num_speculative_tokens
         requests, counts = [], []
@@ -107,86 +106,87 @@ class Speculator:
             room = request.max_total_tokens - request.num_tokens - 1
             if room < 1 or request.num_tokens - request.num_computed_tokens != 1:
                 continue
-            course = self._trackers.get(request.seq_id)
-            if course is None:
-                course = self._trackers[request.seq_id] = AcceptanceTracker(self.proposer.is_steady)
-                length = course.next_length(self.costs.first_price(count), most)
+            tracker = self._trackers.get(request.seq_id)
+            if tracker is None:
+                tracker = self._trackers[request.seq_id] = AcceptanceTracker(
+                    self.proposer.is_steady
+                )
+                length = tracker.next_length(self.costs.first_price(count), most)
             else:
-                length = course.next_length(price, most)
+                length = tracker.next_length(price, most)
             if length:
                 requests.append(request)
-                counts.append(min(room, most if self.proposer.stops_itself else length))
+                counts.append(min(room, most if self.proposer.limits_length else length))
         if not requests:
             return
         begin = time.perf_counter()
         drafts = self.proposer.propose(requests, counts)
         if self.proposer.is_catching_up:
-            self.costs.note_catching_up(time.perf_counter() - begin)
-        for request, wanted, draft in zip(requests, counts, drafts, strict=True):
-            request.draft_token_ids = self._usable(draft, wanted)
-            course = self._trackers[request.seq_id]
-            if course.is_awaited and not draft and not course.is_steady:
-                course.learn(1, 0)  # as dear as a draft that was wrong
-            course.is_awaited = False
+            self.costs.add_catching_up(time.perf_counter() - begin)
+        for request, limit, draft in zip(requests, counts, drafts, strict=True):
+            request.draft_token_ids = self._valid(draft, limit)
+            tracker = self._trackers[request.seq_id]
+            if tracker.is_awaited and not draft and not tracker.is_steady:
+                tracker.update(1, 0)  # costs as much as a rejected draft
+            tracker.is_awaited = False
 
-    def waits(self, running: Sequence[Request]) -> bool:
-        """Whether the step to be planned, of which some tokens are drawn by one that is out, waits
-        for them because it will probably have drafts."""
+    def should_wait(self, running: Sequence[Request]) -> bool:
+        """Whether the next step should wait for the step in flight because drafts are likely."""
         count, found = len(running), False
-        if self._goes_without(count):
+        if self._is_disabled(count):
             return False
         price, most = self.costs.price(count), self.config.num_speculative_tokens
         for request in running:
             room = request.max_total_tokens - request.num_tokens - 2
             if room < 1 or request.num_tokens != request.num_computed_tokens:
                 continue
-            course = self._trackers.get(request.seq_id)
-            if course is None or course.is_due(price, most):
-                is_foreseen = self.proposer.foresees(request)
-                if course is not None:
-                    course.is_awaited = is_foreseen
-                found |= is_foreseen
+            tracker = self._trackers.get(request.seq_id)
+            if tracker is None or tracker.is_due(price, most):
+                is_expected = self.proposer.expects_draft(request)
+                if tracker is not None:
+                    tracker.is_awaited = is_expected
+                found |= is_expected
         return found
 
-    def looks_on(self, plan: SchedulerOutputs) -> bool:
-        """Whether the source of drafts has to see what a step computes."""
-        watched = self.proposer.steps_watched
-        if not watched or plan.batch_size >= self.config.disable_by_batch_size:
+    def needs_sync(self, plan: SchedulerOutputs) -> bool:
+        """Whether the proposer must observe the hidden states of a step."""
+        observed = self.proposer.num_observed_steps
+        if not observed or plan.batch_size >= self.config.disable_by_batch_size:
             return False
-        courses = [self._trackers.get(seq_id) for seq_id in plan.seq_ids]
-        return any(course is None or course.pause <= watched for course in courses)
+        trackers = [self._trackers.get(seq_id) for seq_id in plan.seq_ids]
+        return any(tracker is None or tracker.pause <= observed for tracker in trackers)
 
-    def _goes_without(self, count: int) -> bool:
-        """Whether nobody gets drafts in a step of so many requests, whatever was learned."""
-        many = count >= self.config.disable_by_batch_size
-        return many or self.costs.wants_plain_step(count)
+    def _is_disabled(self, count: int) -> bool:
+        """Whether a step of `count` requests has no drafts."""
+        is_large = count >= self.config.disable_by_batch_size
+        return is_large or self.costs.needs_plain_step(count)
 
-    def _usable(self, draft: Sequence[int], count: int) -> list[int]:
-        """The tokens before the first that the model does not have."""
-        usable = list(draft[:count])
-        for index, token in enumerate(usable):
+    def _valid(self, draft: Sequence[int], count: int) -> list[int]:
+        """Return up to `count` tokens before the first that is not in the vocabulary."""
+        valid = list(draft[:count])
+        for index, token in enumerate(valid):
             if not 0 <= token < self._vocab_size:
-                return usable[:index]
-        return usable
+                return valid[:index]
+        return valid
 
-    # ---- after it ------------------------------------------------------------------------------
+    # ---- after a step --------------------------------------------------------------------------
 
     def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float | None) -> None:
-        """Take in what a step made of its drafts, and forget the sequences that have gone.
-        `seconds`: that it took; None: they are not a step's alone."""
+        """Count accepted drafts and release finished sequences. `seconds`: duration of the step;
+        None: not measured for this step alone."""
         for seq_id in plan.released_seq_ids:
             self._trackers.pop(seq_id, None)
-            self.proposer.forget(seq_id)
+            self.proposer.release(seq_id)
         for seq_id, draft in plan.draft_token_ids.items():
             accepted = len(output.sampled.get(seq_id, ())) - 1
-            if accepted >= 0:  # else nothing could be drawn, and the request ends
+            if accepted >= 0:  # else sampling failed and the request ends
                 self._count(len(draft), accepted)
-                self.costs.note_drafts(len(draft))
-                self._trackers[seq_id].learn(len(draft), accepted)
-        is_clean = not plan.num_prefill_tokens and not self.proposer.is_catching_up
-        if is_clean and seconds is not None:
+                self.costs.add_drafts(len(draft))
+                self._trackers[seq_id].update(len(draft), accepted)
+        is_decode = not plan.num_prefill_tokens and not self.proposer.is_catching_up
+        if is_decode and seconds is not None:
             drafts = plan.num_decode_tokens - plan.batch_size
-            self.costs.note(plan.batch_size, drafts, seconds)
+            self.costs.add_step(plan.batch_size, drafts, seconds)
 
     def _count(self, drafted: int, accepted: int) -> None:
         stats = self.stats
@@ -198,8 +198,8 @@ class Speculator:
 
 
 def best_length(rate: float, price: float, most: int) -> int:
-    """The number of draft tokens, up to `most`, that brings the most tokens for the time: n of them
-    bring 1 + rate + .. + rate^n tokens on average and take as long as 1 + n * price."""
+    """Return the number of draft tokens, up to `most`, with the most tokens per second: n of them
+    yield 1 + rate + .. + rate^n tokens on average and take 1 + n * price."""
     best, best_speed = 0, 1.0
     tokens, chance = 1.0, 1.0
     for count in range(1, most + 1):
@@ -215,15 +215,15 @@ def best_length(rate: float, price: float, most: int) -> int:
 def make_speculator(
     config: SpeculativeConfig | None, vocab_size: int, draft: Draft
 ) -> Speculator | None:
-    """What a configuration asks for; None: no drafts. `draft`: how to ask a model for them."""
+    """Return the configured speculator; None: no drafts. `draft`: calls the draft model."""
     if config is None:
         return None
     proposer: Proposer
     if config.has_weights:
         proposer = DraftModelProposer(draft, config.is_head)
-        if config.is_head:  # all of the tokens in common that count, lest it is asked for nothing
-            own = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_max)
-            proposer = NgramThenHead(own, proposer)
+        if config.is_head:  # only the longest n-grams replace drafts of the head
+            ngram = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_max)
+            proposer = NgramThenHead(ngram, proposer)
     else:
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return Speculator(config, proposer, vocab_size)

@@ -1,12 +1,12 @@
-"""What drafts cost on this machine, learned from the steps themselves.
+"""The cost of draft tokens, measured from the steps of this engine.
 
-A step that reads the model's weights for few tokens has arithmetic to spare, one with many has not;
-where the one ends and the other begins depends on the model, the device and the batch. So nobody
-says it: steps with and without drafts are timed.
+A small step is bound by memory bandwidth and computes draft tokens almost for free; a large one is
+bound by arithmetic. The limit depends on the model, the device and the batch, so steps with and
+without drafts are timed.
 
-Others may use the machine, too, now and then or for a while. What they take makes steps longer and
-never shorter, so of the latest times the lower ones count; and when steps with drafts have become
-dearer, or shorter than one without, that one is timed again before anything is concluded.
+Other load on the machine only lengthens steps, so the lower quartile of the latest times counts.
+When steps with drafts become more expensive, or faster than a step without, the step without drafts
+is timed again first.
 """
 
 from __future__ import annotations
@@ -14,42 +14,41 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-REFRESH = 256  # steps with drafts before one without is timed again
-_UNKNOWN = 0.2  # what a draft is taken to cost before one was timed, in tokens
-_FADING = 0.998  # a high price is believed less with every step in which nobody paid it
-_FEW = 64  # drafts over which what catching up took is spread at least
-_DEARER = 0.15  # tokens by which a price may rise before a step without drafts is timed again
-_OTHER = 1.2  # so many times longer or shorter: the machine is not what it was
+REFRESH = 256  # steps with drafts before a step without drafts is timed again
+_UNKNOWN = 0.2  # price of a draft token before the first measurement, in tokens
+_DECAY = 0.998  # of a price, per step without drafts
+_MIN_DRAFTS = 64  # over which the time for catching up is distributed
+_RISE = 0.15  # tokens by which a price may rise before a step without drafts is timed again
+_CHANGE = 1.2  # ratio of times from which on the load of the machine has changed
 
 
 @dataclass(slots=True)
 class _Timed:
-    """The latest steps of one number of running requests."""
+    """The latest steps with one number of running requests."""
 
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds, without drafts
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds without drafts
     prices: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # of drafts, in tokens
-    sure_price: float = 0.0  # when a step without drafts was timed last
+    base_price: float = 0.0  # price when a step without drafts was last timed
     since_plain: int = 0  # steps with drafts since then
-    is_doubted: bool = False  # what a step takes without drafts
+    is_stale: bool = False  # time a step without drafts again
 
 
 class DraftCosts:
-    """The price of a draft in plain tokens, by the number of running requests."""
+    """The price of a draft token in tokens, by the number of running requests."""
 
     def __init__(self) -> None:
-        self._timed: dict[int, _Timed] = {}  # those that had a step without drafts
-        self._catching_up = 0.0  # seconds, of the latest sequences
-        self._drafts = 0.0  # made for the same
+        self._timed: dict[int, _Timed] = {}  # with a step without drafts
+        self._catching_up = 0.0  # seconds, decayed
+        self._drafts = 0.0  # decayed count
 
-    def wants_plain_step(self, running: int) -> bool:
-        """Whether it is time to see again what a step takes without drafts."""
+    def needs_plain_step(self, running: int) -> bool:
+        """Whether a step without drafts is to be timed."""
         timed = self._timed.get(running)
-        return timed is None or timed.is_doubted or timed.since_plain >= REFRESH
+        return timed is None or timed.is_stale or timed.since_plain >= REFRESH
 
     def price(self, running: int) -> float:
-        """Of one draft, as a share of the time that one token takes without drafts; from 1 on no
-        draft is worth its price. Before one was timed, it takes as long as with the nearest number
-        of requests that it was timed with."""
+        """Return the price of a draft token as a fraction of the time of a token without drafts; at
+        1 drafts do not pay. Without a measurement, that of the nearest batch size is used."""
         timed = self._timed.get(running)
         if timed is None:
             return _UNKNOWN
@@ -63,65 +62,65 @@ class DraftCosts:
         return seconds * running / _low(timed.plain)
 
     def first_price(self, running: int) -> float:
-        """Of a draft for a sequence that had none: with its share of what it takes a draft model to
-        catch up with the sequence, as it was with the latest ones."""
+        """Return the price for a sequence without drafts so far, including the time for the draft
+        model to catch up with the sequence."""
         timed = self._timed.get(running)
         if timed is None:
             return self.price(running)
-        share = self._catching_up / max(_FEW, self._drafts)
-        return self.price(running) + share * running / _low(timed.plain)
+        catching_up = self._catching_up / max(_MIN_DRAFTS, self._drafts)
+        return self.price(running) + catching_up * running / _low(timed.plain)
 
-    def note_catching_up(self, seconds: float) -> None:
-        """A source of drafts read tokens that were known before, for drafts to come."""
+    def add_catching_up(self, seconds: float) -> None:
+        """Add time that a draft model spent on known tokens."""
         self._catching_up += seconds
 
-    def note_drafts(self, count: int) -> None:
-        fading = _FADING**count
-        self._catching_up *= fading
-        self._drafts = self._drafts * fading + count
+    def add_drafts(self, count: int) -> None:
+        decay = _DECAY**count
+        self._catching_up *= decay
+        self._drafts = self._drafts * decay + count
 
-    def note(self, running: int, drafts: int, seconds: float) -> None:
-        """A step of decoding alone took `seconds`."""
+    def add_step(self, running: int, drafts: int, seconds: float) -> None:
+        """Add the duration of a decode step."""
         timed = self._timed.get(running)
         if not drafts:
             if timed is None:
                 timed = self._timed[running] = _Timed()
-            self._note_plain(timed, seconds)
+            self._add_plain(timed, seconds)
         elif timed is not None:
             if not timed.prices:
-                timed.sure_price = self.price(running)
-                timed.prices.append(timed.sure_price)  # worth one of the times
-            _note_drafts(timed, running, drafts, seconds)
+                timed.base_price = self.price(running)
+                timed.prices.append(timed.base_price)  # counts as one measurement
+            _add_price(timed, running, drafts, seconds)
 
-    def _note_plain(self, timed: _Timed, seconds: float) -> None:
+    def _add_plain(self, timed: _Timed, seconds: float) -> None:
         timed.since_plain = 0
-        self._catching_up *= _FADING
+        self._catching_up *= _DECAY
         for index, price in enumerate(timed.prices):
-            timed.prices[index] = price * _FADING
-        if timed.is_doubted:
-            timed.is_doubted = False
+            timed.prices[index] = price * _DECAY
+        if timed.is_stale:
+            timed.is_stale = False
             usual = _low(timed.plain)
             timed.plain.clear()
-            if timed.prices and not usual / _OTHER < seconds < usual * _OTHER:
-                timed.prices.clear()  # it was the machine, not the drafts
-                timed.prices.append(timed.sure_price)
+            if timed.prices and not usual / _CHANGE < seconds < usual * _CHANGE:
+                timed.prices.clear()  # the load changed, not the drafts
+                timed.prices.append(timed.base_price)
         timed.plain.append(seconds)
         if timed.prices:
-            timed.sure_price = _low(timed.prices)
+            timed.base_price = _low(timed.prices)
 
 
-def _note_drafts(timed: _Timed, running: int, drafts: int, seconds: float) -> None:
+def _add_price(timed: _Timed, running: int, drafts: int, seconds: float) -> None:
     usual = _low(timed.plain)
     timed.since_plain += 1
-    if seconds < usual / _OTHER:
-        timed.is_doubted = True
+    if seconds < usual / _CHANGE:
+        timed.is_stale = True
         return
-    # No draft is worth more than a token: a step that had to wait says no more than that.
+    # A price above 1 is an outlier: the step was delayed.
     timed.prices.append(min(max(0.0, seconds / usual - 1) * running / drafts, 1.0))
-    if _low(timed.prices) > timed.sure_price + _DEARER:
-        timed.is_doubted = True
+    if _low(timed.prices) > timed.base_price + _RISE:
+        timed.is_stale = True
 
 
 def _low(values: deque[float]) -> float:
-    """At the end of the lowest quarter."""
+    """Return the lower quartile."""
     return sorted(values)[len(values) // 4]

@@ -1,6 +1,6 @@
-"""Drafts from a model that runs beside the one that answers.
+"""Drafts from a draft model or draft head on the worker.
 
-The worker has it; here is what it has been told of each sequence, so that a step carries new tokens
+The number of tokens that it has of each sequence is tracked here, so a call carries new tokens
 only.
 """
 
@@ -16,11 +16,11 @@ from llaisys.engine.speculative.proposer import Proposer
 
 logger = logging.getLogger("llaisys.engine")
 
-# (sequences, those that have gone) -> drafts, one list a sequence
+# (sequences, released sequence ids) -> drafts, one list per sequence
 Draft = Callable[[Sequence[DraftRequest], Sequence[int]], list[list[int]]]
 
-HEAD_WATCHES = 16  # steps before a draft whose hidden states a head sees
-CATCHING_UP = 65  # new tokens of a sequence that cannot all be the last step's
+HEAD_OBSERVED_STEPS = 16  # steps before a draft whose hidden states a head needs
+CATCHING_UP = 65  # new tokens of a sequence; more than one step can sample
 
 
 class DraftModelProposer(Proposer):
@@ -28,30 +28,30 @@ class DraftModelProposer(Proposer):
 
     def __init__(self, draft: Draft, is_head: bool = False) -> None:
         self._draft = draft
-        self.steps_watched = HEAD_WATCHES if is_head else 0
-        self.stops_itself = is_head
-        self._known: dict[int, int] = {}  # sequence -> tokens that the model was told
-        self._forgotten: list[int] = []  # it is to be told of with the next call
+        self.num_observed_steps = HEAD_OBSERVED_STEPS if is_head else 0
+        self.limits_length = is_head
+        self._known: dict[int, int] = {}  # sequence id -> tokens that the model has
+        self._released: list[int] = []  # sent with the next call
         self.is_catching_up = False
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
-        """A model that fails gives no drafts and begins anew: the answers do not need it."""
-        asked = []
+        """Return no drafts and restart every sequence when the draft model fails."""
+        calls = []
         for request, count in zip(requests, counts, strict=True):
             start = self._known.get(request.seq_id, 0)
-            asked.append(DraftRequest(request.seq_id, start, request.token_ids[start:], count))
+            calls.append(DraftRequest(request.seq_id, start, request.token_ids[start:], count))
             self._known[request.seq_id] = request.num_tokens
-        forgotten, self._forgotten = self._forgotten, []
-        self.is_catching_up = any(len(request.token_ids) >= CATCHING_UP for request in asked)
+        released, self._released = self._released, []
+        self.is_catching_up = any(len(request.token_ids) >= CATCHING_UP for request in calls)
         try:
-            return list(self._draft(asked, forgotten))
+            return list(self._draft(calls, released))
         except (WorkerError, ExecutorTimeoutError):
             names = [request.request_id for request in requests]
-            logger.exception("the draft model failed; the step goes without drafts: %s", names)
-            self._forgotten = [*forgotten, *self._known]
+            logger.exception("the draft model failed; the step has no drafts: %s", names)
+            self._released = [*released, *self._known]
             self._known.clear()
             return [()] * len(requests)
 
-    def forget(self, seq_id: int) -> None:
+    def release(self, seq_id: int) -> None:
         if self._known.pop(seq_id, None) is not None:
-            self._forgotten.append(seq_id)
+            self._released.append(seq_id)

@@ -1,9 +1,8 @@
-"""A head's drafts, and before them the request's own tokens: what is copied or said again is in
-them, costs nothing to look up and may be long, while a head knows what is new.
+"""N-gram drafts where the request repeats itself, drafts of a head elsewhere. An n-gram lookup is
+free and its drafts may be long.
 
-How far the own tokens are trusted is learned from what came of them, for each sequence: they are
-asked for as many as were right the last time, or twice as many when all were, and rest for a while
-when none was.
+The length of n-gram drafts adapts per sequence: as many tokens as were accepted last time, twice as
+many when all were, and a pause when none was.
 """
 
 from __future__ import annotations
@@ -15,71 +14,73 @@ from llaisys.common.request import Request
 from llaisys.engine.speculative.ngram import NgramProposer
 from llaisys.engine.speculative.proposer import Proposer
 
-FIRST_LENGTH = 3  # of the first draft from a sequence's own tokens
-FIRST_REST = 16  # tokens; it doubles with every draft that is all wrong
-LONGEST_REST = 256
+FIRST_LENGTH = 3  # tokens of the first n-gram draft
+FIRST_PAUSE = 16  # tokens; doubles with every draft that is rejected entirely
+MAX_PAUSE = 256
 
 
 @dataclass(slots=True)
 class NgramTracker:
-    length: int = FIRST_LENGTH
-    until: int = 0  # tokens of the sequence up to which it rests
-    rest: int = FIRST_REST
-    start: int = 0  # where the last draft began
-    draft: list[int] = field(default_factory=list)  # what it was; empty: none is open
+    """Acceptance of the n-gram drafts of one sequence."""
 
-    def learn(self, tokens: list[int]) -> None:
-        """What became of the last draft."""
+    length: int = FIRST_LENGTH
+    paused_until: int = 0  # tokens of the sequence
+    pause: int = FIRST_PAUSE
+    start: int = 0  # index of the last draft
+    draft: list[int] = field(default_factory=list)  # the last draft until `update`
+
+    def update(self, tokens: list[int]) -> None:
+        """Compare the last draft with the tokens of the sequence."""
         if not self.draft:
             return
         draft, self.draft = self.draft, []
-        drafted, right = len(draft), 0
-        came = tokens[self.start : self.start + drafted]
-        while right < len(came) and came[right] == draft[right]:
-            right += 1
-        if right:
-            self.rest = FIRST_REST
-            self.length = 2 * drafted if right == drafted else right
+        drafted, accepted = len(draft), 0
+        actual = tokens[self.start : self.start + drafted]
+        while accepted < len(actual) and actual[accepted] == draft[accepted]:
+            accepted += 1
+        if accepted:
+            self.pause = FIRST_PAUSE
+            self.length = 2 * drafted if accepted == drafted else accepted
         else:
-            self.until = len(tokens) + self.rest
-            self.rest = min(LONGEST_REST, 2 * self.rest)
+            self.paused_until = len(tokens) + self.pause
+            self.pause = min(MAX_PAUSE, 2 * self.pause)
             self.length = FIRST_LENGTH
 
 
 class NgramThenHead(Proposer):
     is_steady = True
 
-    def __init__(self, own: NgramProposer, head: Proposer) -> None:
-        self._own, self._head = own, head
-        self.steps_watched = head.steps_watched
-        self.stops_itself = head.stops_itself
+    def __init__(self, ngram: NgramProposer, head: Proposer) -> None:
+        self._ngram, self._head = ngram, head
+        self.num_observed_steps = head.num_observed_steps
+        self.limits_length = head.limits_length
         self.is_catching_up = False
-        self._trackers: dict[int, NgramTracker] = {}  # by sequence
+        self._trackers: dict[int, NgramTracker] = {}  # by sequence id
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
-        drafts = [self._own_draft(r, count) for r, count in zip(requests, counts, strict=True)]
+        drafts = [self._ngram_draft(r, count) for r, count in zip(requests, counts, strict=True)]
         others = [index for index, draft in enumerate(drafts) if not draft]
         self.is_catching_up = False
         if others:
-            asked = [requests[index] for index in others]
-            found = self._head.propose(asked, [counts[index] for index in others])
+            rest = [requests[index] for index in others]
+            found = self._head.propose(rest, [counts[index] for index in others])
             self.is_catching_up = self._head.is_catching_up
             for index, draft in zip(others, found, strict=True):
                 drafts[index] = draft
         return drafts
 
-    def _own_draft(self, request: Request, count: int) -> Sequence[int]:
-        trust = self._trackers.get(request.seq_id)
-        if trust is None:
-            trust = self._trackers[request.seq_id] = NgramTracker()
-        trust.learn(request.token_ids)
-        if request.num_tokens < trust.until:
+    def _ngram_draft(self, request: Request, count: int) -> Sequence[int]:
+        tracker = self._trackers.get(request.seq_id)
+        if tracker is None:
+            tracker = self._trackers[request.seq_id] = NgramTracker()
+        tracker.update(request.token_ids)
+        if request.num_tokens < tracker.paused_until:
             return ()
-        (draft,) = self._own.propose([request], [min(count, trust.length)])
-        trust.start, trust.draft = request.num_tokens, list(draft)
+        (draft,) = self._ngram.propose([request], [min(count, tracker.length)])
+        tracker.start, tracker.draft = request.num_tokens, list(draft)
         return draft
 
-    def forget(self, seq_id: int) -> None:
+    def release(self, seq_id: int) -> None:
         self._trackers.pop(seq_id, None)
-        self._own.forget(seq_id)
-        self._head.forget(seq_id)
+        self._ngram.release(seq_id)
+        self._head.release(seq_id)

@@ -1,4 +1,4 @@
-"""What a source of drafts is."""
+"""Interface of the sources of draft tokens."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from llaisys.common.request import Request
 
 
 class Proposer(ABC):
-    """Guesses how requests go on. What it says changes the speed of an answer and nothing else:
-    wrong tokens, ids that the vocabulary does not have and too many of them are all allowed."""
+    """Proposes draft tokens. Drafts affect speed only, never the output: wrong tokens, ids outside
+    the vocabulary and too many tokens are allowed."""
 
-    # The last call did work that those behind it need not do: its time says nothing of theirs.
+    # The last call also computed known tokens (prefill); its time is not that of a draft.
     is_catching_up = False
-    # It is right about as often anywhere in an answer; otherwise it comes true in streaks.
+    # The acceptance rate is uniform over a sequence; otherwise accepted drafts come in streaks.
     is_steady = False
-    # It sees what the model computes: so many of a sequence's steps before a draft at least.
-    steps_watched = 0
-    # It stops where it is no longer sure, so that a draft may be as long as it likes.
-    stops_itself = False
+    # Steps of a sequence that the proposer must observe before a draft (hidden states).
+    num_observed_steps = 0
+    # The proposer ends a draft when its confidence is low, so drafts may have the maximum length.
+    limits_length = False
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
-        """For each request at most `counts[i]` tokens that may follow `token_ids`; none: no idea.
-        The tokens of a request only ever grow between two calls."""
+        """Return up to `counts[i]` draft tokens after `token_ids` of each request. The tokens of a
+        request only grow between two calls."""
 
-    def foresees(self, request: Request) -> bool:
-        """Whether it will have an idea when the next token, which is being computed, is known."""
+    def expects_draft(self, request: Request) -> bool:
+        """Whether a draft is likely once the token in flight is known."""
         return True
 
     @abstractmethod
-    def forget(self, seq_id: int) -> None:
-        """The sequence has ended, or begins anew after a preemption; it may be unknown."""
+    def release(self, seq_id: int) -> None:
+        """Free the state of a sequence that has finished or was preempted; it may be unknown."""

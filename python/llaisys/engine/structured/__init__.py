@@ -1,14 +1,14 @@
-"""Structured output: which tokens may come next in an answer that must have a form.
+"""Structured output: masks of the tokens that a grammar allows next.
 
-A grammar is a stranger's program for a parser: it may take for ever, or all memory, or end the
-process that runs it. So none is run where requests are served. Each lives in a process of its own:
+A grammar is untrusted input to a parser: it may run forever, exhaust memory or crash its process.
+Each grammar therefore runs in a process of its own:
 
-    EngineCore -> StructuredRequests        which request waits for, or uses, which grammar
-                      Grammar               one grammar's process, seen from the engine
-                         |  a socket, and memory that both map for the masks
-    tokenizer process (fork_server.py)      reads the vocabulary once, and forks
-        grammar process (grammar_process.py)    checked in a limited fork first; then masks
+    EngineCore -> StructuredRequests        requests and their grammars
+                      Grammar               engine side of one grammar process
+                         |  a socket, and shared memory for the masks
+    tokenizer process (fork_server.py)      loads the vocabulary once, and forks
+        grammar process (grammar_process.py)    checks the grammar in a limited fork; computes masks
 
-The engine asks for the masks of a step before its forward pass and takes them after it. A mask that
-is not there by then costs the others nothing: its request draws nothing in this step.
+The engine requests the masks of a step before its forward pass and collects them after it. A
+request whose mask is late samples no token in this step; the other requests do not wait for it.
 """

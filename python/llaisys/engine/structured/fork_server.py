@@ -1,9 +1,9 @@
-"""The tokenizer process: reads a model's vocabulary once, then forks a process for every grammar.
+"""The tokenizer process: loads a model's vocabulary once, then forks a process for every grammar.
 
-    python -m llaisys.engine.structured.fork_server FD      (started by the engine, never by hand)
+    python -m llaisys.engine.structured.fork_server FD      (started by the engine)
 
-It has one thread, so a fork of it is whole; the pages of the vocabulary are shared by all of them.
-It ends when the engine does: its socket does.
+It has one thread, so it can be forked safely; the forks share the pages of the vocabulary.
+It exits when its socket is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llaisys.tokenization import Tokenizer, TokenizerSource
 
 
 def open_vocabulary(vocabulary: Vocabulary) -> LLTokenizer:
-    """Raises LlaisysError when its tokens have no bytes of their own, or none ends an answer."""
+    """Open a tokenizer; LlaisysError: its tokens have no bytes, or the model has no end token."""
     source = TokenizerSource(
         directory=None if vocabulary.directory is None else Path(vocabulary.directory),
         vocabulary=vocabulary.bpe,
@@ -35,12 +35,12 @@ def open_vocabulary(vocabulary: Vocabulary) -> LLTokenizer:
     tokenizer = Tokenizer.from_source(source)
     size = vocabulary.vocab_size
     tokens = tokenizer.vocabulary_bytes(size)
-    ends = {*vocabulary.eos_token_ids, *tokenizer.eos_token_ids}
-    inside = sorted(token for token in ends if 0 <= token < size)
-    if not inside:
+    eos = {*vocabulary.eos_token_ids, *tokenizer.eos_token_ids}
+    ends = sorted(token for token in eos if 0 <= token < size)
+    if not ends:
         raise LlaisysError("the model has no token that ends an answer")
     special = sorted(token for token in tokenizer.special_ids if token < size)
-    return open_tokenizer(tokens, special, inside, lambda text: tokenizer.encode(text, False))
+    return open_tokenizer(tokens, special, ends, lambda text: tokenizer.encode(text, False))
 
 
 def serve(engine: socket.socket) -> None:
@@ -51,19 +51,19 @@ def serve(engine: socket.socket) -> None:
         send(engine, Opened(f"{error}"))
         return
     send(engine, Opened())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap children
     while True:
-        order, (connection, memory) = receive(engine, Compile, max_fds=2)
+        request, (connection, memory) = receive(engine, Compile, max_fds=2)
         if not os.fork():
             engine.close()
-            grammar_process.run(tokenizer, order, socket.socket(fileno=connection), memory)
+            grammar_process.run(tokenizer, request, socket.socket(fileno=connection), memory)
         os.close(connection)
         os.close(memory)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    with contextlib.suppress(EOFError):  # the engine is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    with contextlib.suppress(EOFError):  # the engine has exited
         serve(socket.socket(fileno=int(sys.argv[1])))
 
 

@@ -1,5 +1,5 @@
-"""A grammar in a process of its own, forked by the tokenizer process: compile, then answer for
-masks until the engine hangs up."""
+"""A grammar process, forked by the tokenizer process: compiles one grammar, then computes masks
+until the engine closes the socket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from llguidance import LLMatcher, LLTokenizer
 from llaisys.common.structured import StructuredOutputs
 from llaisys.engine.structured.lowering import GrammarError
 from llaisys.engine.structured.matching import (
-    bound_memory,
-    checked,
-    compiled,
+    check_grammar,
+    compile_grammar,
     end_mask,
+    limit_memory,
     mask_of,
-    short,
+    shorten,
 )
 from llaisys.engine.structured.messages import (
-    Ask,
     Compile,
     Compiled,
+    MaskRequest,
     Masks,
     Row,
     receive,
@@ -33,35 +33,35 @@ from llaisys.engine.structured.messages import (
 )
 
 
-def run(tokenizer: LLTokenizer, order: Compile, engine: socket.socket, memory: int) -> None:
+def run(tokenizer: LLTokenizer, request: Compile, engine: socket.socket, memory: int) -> None:
     """Never returns."""
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its check is a child to wait for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for the process of its check
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         gc.freeze()
-        _serve(tokenizer, order, engine, memory)
+        _serve(tokenizer, request, engine, memory)
     except (EOFError, OSError):
-        pass  # the engine has hung up
+        pass  # the engine has closed the socket
     finally:
         os._exit(0)
 
 
-def _serve(tokenizer: LLTokenizer, order: Compile, engine: socket.socket, memory: int) -> None:
-    wanted = StructuredOutputs(**order.structured)
-    error = checked(tokenizer, wanted, engine)
+def _serve(tokenizer: LLTokenizer, request: Compile, engine: socket.socket, memory: int) -> None:
+    spec = StructuredOutputs(**request.structured)
+    error = check_grammar(tokenizer, spec, engine)
     if error:
         send(engine, Compiled(error))
         return
-    bound_memory()
-    masks = GrammarMasks(tokenizer, compiled(tokenizer, wanted), memory, order.max_masks)
+    limit_memory()
+    masks = GrammarMasks(tokenizer, compile_grammar(tokenizer, spec), memory, request.max_masks)
     send(engine, Compiled())
     while True:
-        ask, _ = receive(engine, Ask)
-        send(engine, masks.answer(ask))
+        step, _ = receive(engine, MaskRequest)
+        send(engine, masks.compute(step))
 
 
 class GrammarMasks:
-    """The matchers of a grammar, one for each sequence, and the memory that their masks go into."""
+    """The matchers of a grammar, one per sequence, and the shared memory of their masks."""
 
     def __init__(
         self, tokenizer: LLTokenizer, start: LLMatcher, memory: int, max_masks: int
@@ -74,12 +74,12 @@ class GrammarMasks:
         self._matchers: dict[int, LLMatcher] = {}
         self._used = 0
 
-    def answer(self, ask: Ask) -> Masks:
-        for number in ask.released:
-            self._matchers.pop(number, None)
+    def compute(self, step: MaskRequest) -> Masks:
+        for matcher in step.released:
+            self._matchers.pop(matcher, None)
         self._used = 0
         result = Masks([], {})
-        for row in ask.rows:
+        for row in step.rows:
             before = self._used
             try:
                 result.counts.append(self._row(row))
@@ -87,7 +87,7 @@ class GrammarMasks:
                 self._matchers.pop(row.matcher, None)
                 self._used = before
                 result.counts.append(0)
-                result.failed[row.matcher] = short(str(error))
+                result.failed[row.matcher] = shorten(str(error))
         return result
 
     def _row(self, row: Row) -> int:
@@ -107,10 +107,10 @@ class GrammarMasks:
             count += 1
             self._write(matcher)
         if count > 1 and not matcher.rollback(count - 1):
-            raise GrammarError(f"drafts cannot be taken back: {matcher.get_error()}")
+            raise GrammarError(f"drafts cannot be rolled back: {matcher.get_error()}")
         return count
 
     def _write(self, matcher: LLMatcher) -> None:
-        place = self._used * self._size
-        self._memory[place : place + self._size] = mask_of(matcher, self._at_end)
+        offset = self._used * self._size
+        self._memory[offset : offset + self._size] = mask_of(matcher, self._at_end)
         self._used += 1

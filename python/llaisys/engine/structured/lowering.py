@@ -1,4 +1,4 @@
-"""From what a request says to a grammar of llguidance. Runs in a grammar's own process only."""
+"""Translate `StructuredOutputs` to a grammar of llguidance. Runs in a grammar process."""
 
 from __future__ import annotations
 
@@ -8,57 +8,56 @@ from typing import Any
 
 from llaisys.common.structured import StructuredOutputs
 
-# Between the parts of a JSON text. Not any number of spaces: a model that falls into white space
-# would never come out of it.
+# Between the tokens of a JSON text; bounded, because models can repeat white space forever.
 WHITE_SPACE = r"[\x20\x0A\x09]{1,16}"
 ANY_OBJECT = {"type": "object"}
 
 
 class GrammarError(Exception):
-    """The constraint cannot be understood; the text says why."""
+    """The constraint is invalid; the text has the reason."""
 
 
-def lower(wanted: StructuredOutputs) -> str:
-    """The grammar; raises GrammarError."""
-    kind = wanted.constraint
-    value = getattr(wanted, kind)
+def lower(spec: StructuredOutputs) -> str:
+    """Return the grammar; raises GrammarError."""
+    kind = spec.constraint
+    value = getattr(spec, kind)
     if kind == "json_object":
-        return _schema(ANY_OBJECT, wanted)
+        return _schema(ANY_OBJECT, spec)
     if kind == "json":
-        return _schema(json.loads(value), wanted)
+        return _schema(json.loads(value), spec)
     if kind == "regex":
         return json.dumps({"grammars": [{"lark_grammar": f"start: /{_pattern(value)}/"}]})
     if kind == "choice":
         return _lark("start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in value))
     if kind == "grammar":
         return _lark(_as_lark(value))
-    return _lark(_structural_tag(json.loads(value), wanted))
+    return _lark(_structural_tag(json.loads(value), spec))
 
 
 def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _schema(schema: Any, wanted: StructuredOutputs) -> str:
-    return json.dumps({"grammars": [{"json_schema": _with_options(schema, wanted)}]})
+def _schema(schema: Any, spec: StructuredOutputs) -> str:
+    return json.dumps({"grammars": [{"json_schema": _with_options(schema, spec)}]})
 
 
-def _with_options(schema: Any, wanted: StructuredOutputs) -> Any:
-    """The schema with what is said beside it; options inside it (x-guidance) are not taken."""
+def _with_options(schema: Any, spec: StructuredOutputs) -> Any:
+    """Add the options of `spec` to a schema; x-guidance options inside it are replaced."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    options: dict[str, Any] = {"lenient": wanted.lenient, "coerce_one_of": wanted.lenient}
-    if wanted.disable_any_whitespace:
+    options: dict[str, Any] = {"lenient": spec.lenient, "coerce_one_of": spec.lenient}
+    if spec.disable_any_whitespace:
         options["whitespace_flexible"] = False
     else:
-        options["whitespace_pattern"] = wanted.whitespace_pattern or WHITE_SPACE
-    if wanted.disable_additional_properties:
+        options["whitespace_pattern"] = spec.whitespace_pattern or WHITE_SPACE
+    if spec.disable_additional_properties:
         schema = _closed(schema)
     return {**schema, "x-guidance": options}
 
 
 def _closed(schema: Any) -> Any:
-    """Every object schema that says nothing of other properties forbids them."""
+    """Add additionalProperties: false to object schemas that do not set it."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -70,7 +69,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _pattern(regex: str) -> str:
-    """A pattern that matches whole answers; anchors at its ends say what is so anyway."""
+    """Return the pattern without anchors: it matches whole answers."""
     from llguidance import regex_to_lark
 
     bare = regex.removeprefix("^")
@@ -90,8 +89,8 @@ def _as_lark(text: str) -> str:
         raise GrammarError(f"neither Lark nor GBNF: {error}") from None
 
 
-def _structural_tag(tag: dict[str, Any], wanted: StructuredOutputs) -> str:
-    """Free text in which a trigger begins one of the structures: vLLM's form of it."""
+def _structural_tag(tag: dict[str, Any], spec: StructuredOutputs) -> str:
+    """Free text in which a trigger starts one of the structures, as in vLLM."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         raise GrammarError('it must have "structures" and "triggers", two lists')
@@ -105,7 +104,7 @@ def _structural_tag(tag: dict[str, Any], wanted: StructuredOutputs) -> str:
         trigger = next((t for t in triggers if begin.startswith(t)), None)
         if trigger is None:
             raise GrammarError(f"structures[{number}].begin starts with none of the triggers")
-        body = f"%json {json.dumps(_with_options(schema, wanted))}"
+        body = f"%json {json.dumps(_with_options(schema, spec))}"
         rest = _literal(begin[len(trigger) :])
         rules.append(f"trigger_{number}[lazy]: TAG_TEXT {_literal(trigger)}")
         rules.append(f"tag_{number}: trigger_{number} {rest} {body} {_literal(end)}")

@@ -1,7 +1,6 @@
-"""The matcher of one grammar: made within limits, asked for masks. Runs in a grammar's own process.
+"""The matcher of one grammar: compilation within limits, and masks. Runs in a grammar process.
 
-`checked` is what stands between a stranger's grammar and everybody else: it compiles and tries the
-grammar in a fork that may be killed.
+`check_grammar` compiles and tries an untrusted grammar in a fork that may be killed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from llaisys.common.errors import LlaisysError
 from llaisys.common.structured import StructuredOutputs
 from llaisys.engine.structured.lowering import GrammarError, lower
 
-COMPILE_SECONDS = 2.0  # of CPU time, for the compilation and the trial
-MASK_SECONDS = 0.1  # of CPU time, for one mask of the trial
-LATER_MASK_SECONDS = 2.0  # of CPU time, for one mask of an answer; then the process is killed
-WALL_SECONDS = 30.0  # for the check on a machine that is busy with other things
-EXTRA_MEMORY = 512 << 20  # bytes beyond what a process has when it is forked
-CHECK_NICENESS = 10  # others go first while a grammar is only being looked at
-TRIAL_TOKENS = 24  # that the trial draws at random
+COMPILE_SECONDS = 2.0  # CPU time of compilation and trial
+MASK_SECONDS = 0.1  # CPU time of one mask of the trial
+LATER_MASK_SECONDS = 2.0  # CPU time of one mask after the trial; then the process is killed
+WALL_SECONDS = 30.0  # wall time of the check
+EXTRA_MEMORY = 512 << 20  # bytes beyond those at the fork
+CHECK_NICENESS = 10
+TRIAL_TOKENS = 24  # random tokens of the trial
 MAX_ERROR_CHARS = 400
 
 
@@ -44,16 +43,16 @@ def limits() -> LLParserLimits:
     )
 
 
-def compiled(tokenizer: LLTokenizer, wanted: StructuredOutputs) -> LLMatcher:
+def compile_grammar(tokenizer: LLTokenizer, spec: StructuredOutputs) -> LLMatcher:
     """Raises GrammarError."""
-    matcher = LLMatcher(tokenizer, lower(wanted), log_level=0, limits=limits())
+    matcher = LLMatcher(tokenizer, lower(spec), log_level=0, limits=limits())
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
     return matcher
 
 
 def end_mask(tokenizer: LLTokenizer) -> bytes:
-    """The mask of an answer that is complete."""
+    """Return the mask of a complete answer: end tokens only."""
     words = bytearray((tokenizer.vocab_size + 31) // 32 * 4)
     for token in tokenizer.eos_tokens:
         words[token // 8] |= 1 << token % 8
@@ -61,7 +60,7 @@ def end_mask(tokenizer: LLTokenizer) -> bytes:
 
 
 def mask_of(matcher: LLMatcher, at_end: bytes) -> bytes:
-    """What may come next; raises GrammarError when the grammar cannot say."""
+    """Return the mask of the next token; GrammarError when the matcher fails."""
     signal.setitimer(signal.ITIMER_PROF, LATER_MASK_SECONDS)
     try:
         if matcher.is_stopped() and not matcher.is_error():
@@ -77,51 +76,51 @@ def mask_of(matcher: LLMatcher, at_end: bytes) -> bytes:
 # ---- the check -----------------------------------------------------------------------------------
 
 
-def checked(tokenizer: LLTokenizer, wanted: StructuredOutputs, engine: socket.socket) -> str:
-    """What is wrong with a grammar; empty when nothing is. The engine may hang up meanwhile."""
-    reading, writing = os.pipe()
+def check_grammar(tokenizer: LLTokenizer, spec: StructuredOutputs, engine: socket.socket) -> str:
+    """Return the error of a grammar, or "". Stops when the engine closes its socket."""
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
-            os.close(reading)
-            os.write(writing, (_verdict(tokenizer, wanted) or "ok").encode()[:4096])
+            os.close(read_end)
+            os.write(write_end, (_try_grammar(tokenizer, spec) or "ok").encode()[:4096])
         os._exit(0)
-    os.close(writing)
-    found, _, _ = select.select([reading, engine.fileno()], [], [], WALL_SECONDS)
-    said = os.read(reading, 4096).decode(errors="replace") if reading in found else ""
-    os.close(reading)
-    if not said:
+    os.close(write_end)
+    ready, _, _ = select.select([read_end, engine.fileno()], [], [], WALL_SECONDS)
+    result = os.read(read_end, 4096).decode(errors="replace") if read_end in ready else ""
+    os.close(read_end)
+    if not result:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if said:
-        return "" if said == "ok" else said
+    if result:
+        return "" if result == "ok" else result
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return f"it takes more than {COMPILE_SECONDS:g} s of CPU time to compile"
-    if not found:
+    if not ready:
         return f"it could not be compiled within {WALL_SECONDS:g} s"
     return f"it takes more than {EXTRA_MEMORY >> 20} MiB of memory, or is nested too deeply"
 
 
-def _verdict(tokenizer: LLTokenizer, wanted: StructuredOutputs) -> str:
-    """In the fork: compile, and draw a few tokens at random."""
+def _try_grammar(tokenizer: LLTokenizer, spec: StructuredOutputs) -> str:
+    """In the fork: compile, and sample a few random tokens; return the error, or ""."""
     os.nice(CHECK_NICENESS)
-    bound_memory()
+    limit_memory()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)
     try:
-        matcher = compiled(tokenizer, wanted)
-        _try_out(matcher, tokenizer)
+        matcher = compile_grammar(tokenizer, spec)
+        _sample_tokens(matcher, tokenizer)
     except GrammarError as error:
-        return short(str(error))
+        return shorten(str(error))
     except MemoryError:
         return f"it takes more than {EXTRA_MEMORY >> 20} MiB of memory"
     except Exception as error:
-        return short(f"{type(error).__name__}: {error}")
+        return shorten(f"{type(error).__name__}: {error}")
     return ""
 
 
-def _try_out(matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+def _sample_tokens(matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
     rng = random.Random(0)
     ends = set(tokenizer.eos_tokens)
     for _ in range(TRIAL_TOKENS):
@@ -145,27 +144,27 @@ def _try_out(matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
 
 
 def _some_token(mask: bytes, rng: random.Random) -> int | None:
-    """One that is allowed: the first after a random place."""
+    """Return the first allowed token after a random position."""
     size = len(mask)
     start = rng.randrange(size)
     for step in range(size):
-        place = (start + step) % size
-        if mask[place]:
-            bits = [bit for bit in range(8) if mask[place] >> bit & 1]
-            return place * 8 + rng.choice(bits)
+        index = (start + step) % size
+        if mask[index]:
+            bits = [bit for bit in range(8) if mask[index] >> bit & 1]
+            return index * 8 + rng.choice(bits)
     return None
 
 
-def bound_memory() -> None:
-    """A process that wants more than is good ends itself."""
+def limit_memory() -> None:
+    """Limit the memory of this process to EXTRA_MEMORY more than it has."""
     with open("/proc/self/statm", encoding="ascii") as numbers:
         now = int(numbers.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + EXTRA_MEMORY, now + EXTRA_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def short(text: str) -> str:
-    """The first lines of what the parser says."""
+def shorten(text: str) -> str:
+    """Join the lines of a parser error, cut to MAX_ERROR_CHARS."""
     lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines()]
     joined = " ".join(line for line in lines if line)
     return joined if len(joined) <= MAX_ERROR_CHARS else joined[: MAX_ERROR_CHARS - 3] + "..."
@@ -177,14 +176,14 @@ def open_tokenizer(
     ends: list[int],
     encode: Callable[[str], list[int]],
 ) -> LLTokenizer:
-    """The parser's view of a vocabulary: the bytes of each token, by id, and the model's own way
-    to cut a text into tokens, which is taken where only one text can come."""
+    """Build llguidance's tokenizer from the bytes of each token, by id. `encode`: the model's
+    tokenization, used where the grammar allows only one text."""
     wrapper: Any = _Tokens(tokens, special_ids, ends[0], encode)
     return LLTokenizer(wrapper, eos_token=ends)
 
 
 class _Tokens:
-    """What llguidance asks a tokenizer for."""
+    """The tokenizer interface of llguidance."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -205,7 +204,7 @@ class _Tokens:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str) -> list[int]:
-        """The model's own tokens of a text, if they are just that text; else the longest ones."""
+        """Return the model's tokens of a text if their bytes equal it, else the longest matches."""
         data = text.encode()
         with contextlib.suppress(LlaisysError):
             ids = self._encode(text)
@@ -215,13 +214,13 @@ class _Tokens:
         return self._greedy(data)
 
     def _greedy(self, data: bytes) -> list[int]:
-        found, place = [], 0
-        while place < len(data):
-            for size in range(min(self._longest, len(data) - place), 0, -1):
-                token = self._ids.get(data[place : place + size])
+        found, offset = [], 0
+        while offset < len(data):
+            for size in range(min(self._longest, len(data) - offset), 0, -1):
+                token = self._ids.get(data[offset : offset + size])
                 if token is not None:
                     found.append(token)
-                    place += size
+                    offset += size
                     break
             else:
                 return found

@@ -1,5 +1,5 @@
-"""What the engine and the processes of its grammars say to each other: msgpack frames, each behind
-its length, on a stream socket."""
+"""Messages between the engine and its grammar processes: length-prefixed msgpack frames on a stream
+socket."""
 
 from __future__ import annotations
 
@@ -14,82 +14,82 @@ from llaisys.tokenization import BpeVocabulary
 
 _LENGTH = struct.Struct("<I")
 CHUNK = 1 << 16
-SMALL_CHUNK = 1 << 12  # of answers: memory for a whole CHUNK costs more than they do
+SMALL_CHUNK = 1 << 12  # for short replies: allocating a CHUNK takes longer than reading them
 
 
 class Vocabulary(Struct, forbid_unknown_fields=True):
-    """The first message to the tokenizer process: whose tokens it deals in."""
+    """The first message to the tokenizer process."""
 
     directory: str | None  # as in TokenizerSource
     bpe: BpeVocabulary | None
     special_ids: tuple[tuple[str, int], ...]
     eos_token_ids: tuple[int, ...]
-    vocab_size: int  # of the model: tokens from here on are never drawn
+    vocab_size: int  # of the model: larger token ids are never sampled
 
 
 class Opened(Struct, forbid_unknown_fields=True):
-    """Its answer."""
+    """The reply to Vocabulary."""
 
-    error: str = ""  # why it cannot be used; then the process ends
+    error: str = ""  # not empty: the process exits
 
 
 class Compile(Struct, forbid_unknown_fields=True):
-    """A grammar, for a process of its own; the socket to it and its memory come along."""
+    """A grammar to compile; its socket and its shared memory are passed along."""
 
     structured: dict[str, Any]  # StructuredOutputs.to_wire()
-    max_masks: int  # that the memory has room for
+    max_masks: int  # capacity of the memory
 
 
 class Compiled(Struct, forbid_unknown_fields=True):
-    """The grammar process's first message."""
+    """The first message of a grammar process."""
 
-    error: str = ""  # why the grammar is refused; then the process ends
+    error: str = ""  # not empty: the grammar is rejected and the process exits
 
 
 class Row(Struct, array_like=True, forbid_unknown_fields=True):
-    """A sequence whose next token is about to be drawn."""
+    """A sequence that samples its next token in this step."""
 
-    matcher: int  # the sequence's number; a new one begins at the grammar's start
-    tokens: list[int]  # drawn since the last time
-    drafts: list[int]  # that may follow; a mask behind each as long as the grammar allows it
+    matcher: int  # sequence id; a new id starts at the beginning of the grammar
+    tokens: list[int]  # sampled since the last request
+    drafts: list[int]  # draft tokens; one more mask after each that the grammar allows
 
 
-class Ask(Struct, forbid_unknown_fields=True):
+class MaskRequest(Struct, forbid_unknown_fields=True):
     rows: list[Row]
-    released: list[int]  # matchers that nobody needs any more
+    released: list[int]  # matchers to free
 
 
 class Masks(Struct, forbid_unknown_fields=True):
-    """The answer: the masks of the rows stand in the memory one after the other."""
+    """The reply to MaskRequest: the masks of the rows are in shared memory, in order."""
 
-    counts: list[int]  # of each row; 0: no room was left, ask again
-    failed: dict[int, str]  # matcher -> why it cannot go on
+    counts: list[int]  # masks of each row; 0: no room was left
+    failed: dict[int, str]  # matcher -> error
 
 
 def send(connection: socket.socket, message: Struct, fds: list[int] | None = None) -> None:
     body = msgspec.msgpack.encode(message)
     frame = _LENGTH.pack(len(body)) + body
-    if fds:  # they come with the length, which goes alone
+    if fds:  # sent with the length
         socket.send_fds(connection, [frame[: _LENGTH.size]], fds)
         frame = frame[_LENGTH.size :]
     connection.sendall(frame)
 
 
 def receive(connection: socket.socket, kind: Any, max_fds: int = 0) -> tuple[Any, list[int]]:
-    """(message, descriptors that came with it); waits. EOFError: the other side is gone."""
+    """Wait for a message; return it with its file descriptors. EOFError: the peer has exited."""
     fds: list[int] = []
     if max_fds:
         head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, max_fds)
-        head = head + _exactly(connection, _LENGTH.size - len(head)) if head else head
+        head = head + _read_exactly(connection, _LENGTH.size - len(head)) if head else head
         if not head:
             raise EOFError
     else:
-        head = _exactly(connection, _LENGTH.size)
-    body = _exactly(connection, _LENGTH.unpack(head)[0])
+        head = _read_exactly(connection, _LENGTH.size)
+    body = _read_exactly(connection, _LENGTH.unpack(head)[0])
     return msgspec.msgpack.decode(body, type=kind), fds
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
     parts = []
     while size:
         part = connection.recv(min(size, CHUNK))
@@ -101,14 +101,14 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class FrameBuffer:
-    """What has arrived on a socket that is not waited for."""
+    """Frames of a socket that is read without blocking."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()
 
     def take(self) -> bytes | None:
-        """The next frame if it is there. EOFError: the other side is gone, and nothing is left."""
+        """Return the next frame, or None. EOFError: the peer has exited and no frame is left."""
         ended = False
         while not self._has_frame():
             try:

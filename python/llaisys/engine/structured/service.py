@@ -1,6 +1,5 @@
-"""The processes of grammars, seen from the engine: started when the first one is wanted, shared by
-requests that want the same, kept for a while when nobody does. No call here waits, but for `close`.
-"""
+"""Engine side of the grammar processes: started on first use, shared by requests with the same
+grammar, cached when idle. Only `close` and `poll` with a timeout block."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from llaisys.common.interpreter import child_environment, module_command
 from llaisys.common.structured import StructuredOutputs
 from llaisys.common.types import ModelInfo
 from llaisys.engine.structured.messages import (
-    Ask,
     Compile,
     Compiled,
     FrameBuffer,
+    MaskRequest,
     Masks,
     Opened,
     Row,
@@ -35,43 +34,42 @@ from llaisys.engine.structured.messages import (
 logger = logging.getLogger("llaisys.engine")
 
 MODULE = "llaisys.engine.structured.fork_server"
-MAX_COMPILING = 2  # at once; the others wait for their turn
-MAX_IDLE = 16  # grammars that nobody uses and that are kept for the next request
-OPENING_SECONDS = 120.0  # for the tokenizer process to read its vocabulary
-START_SECONDS = 60.0  # for a grammar process to answer at all; it has tighter limits of its own
+MAX_COMPILING = 2  # at once
+MAX_IDLE = 16  # cached grammars without a user
+OPENING_SECONDS = 120.0  # limit for loading the vocabulary
+START_SECONDS = 60.0  # limit for compiling; the grammar process has tighter limits
 
 
 class Grammar:
-    """One grammar and its process. `error`: why it cannot be used, for good."""
+    """One grammar and its process. A grammar with an `error` is never used again."""
 
-    def __init__(self, wanted: StructuredOutputs) -> None:
-        self.wanted = wanted
+    def __init__(self, spec: StructuredOutputs) -> None:
+        self.spec = spec
         self.users = 0
         self.is_ready = False
         self.error: str | None = None
-        self.is_fault = False  # the machine's, not the grammar's
-        self.asked: list[Row] | None = None  # what it has been asked and has not answered
-        self.asked_at = 0.0
-        self.released: list[int] = []  # matchers that its process may forget
+        self.is_fault = False  # the error is of the engine, not of the grammar
+        self.pending: list[Row] | None = None  # rows of the request in flight
+        self.sent_at = 0.0
+        self.released: list[int] = []  # matchers to free in its process
         self.masks: NDArray[np.uint32]  # [max_masks, words], written by the process
         self._connection: socket.socket | None = None
         self._frames: FrameBuffer
         self._memory: Any = None
 
-    # ---- its process ---------------------------------------------------------------------------
+    # ---- process -------------------------------------------------------------------------------
 
     def start(self, fork_server: socket.socket, words: int, max_masks: int) -> None:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("llaisys-masks")
         try:
-            size = words * 4 * max_masks  # pages that are never written cost nothing
+            size = words * 4 * max_masks  # untouched pages use no memory
             os.ftruncate(memory, size)
             self._memory = mmap.mmap(memory, size)
             self.masks = np.frombuffer(self._memory, np.uint32).reshape(max_masks, words)
             self._connection, self._frames = ours, FrameBuffer(ours)
-            self.asked_at = time.monotonic()
-            order = Compile(self.wanted.to_wire(), max_masks)
-            send(fork_server, order, [theirs.fileno(), memory])
+            self.sent_at = time.monotonic()
+            send(fork_server, Compile(self.spec.to_wire(), max_masks), [theirs.fileno(), memory])
         finally:
             theirs.close()
             os.close(memory)
@@ -89,16 +87,16 @@ class Grammar:
         self.close()
 
     def close(self) -> None:
-        """Its process ends when it notices."""
+        """Close the socket; the process then exits."""
         self.is_ready = False
-        self.asked = None
+        self.pending = None
         if self._connection is not None:
             self._connection.close()
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Whether it has been compiled."""
+    def check_compiled(self) -> None:
+        """Update `is_ready` and `error` if the process has replied."""
         frame = self._take()
         if frame is not None:
             self.error = msgspec.msgpack.decode(frame, type=Compiled).error or None
@@ -106,36 +104,36 @@ class Grammar:
             if self.error is not None:
                 self.close()
 
-    def ask(self, rows: list[Row]) -> None:
-        """For the masks of a step. One question at a time: `asked` is None."""
+    def request_masks(self, rows: list[Row]) -> None:
+        """Request the masks of a step; one request at a time: `pending` must be None."""
         assert self._connection is not None
-        self.asked, self.asked_at = rows, time.monotonic()
+        self.pending, self.sent_at = rows, time.monotonic()
         released, self.released = self.released, []
         try:
-            send(self._connection, Ask(rows, released))
+            send(self._connection, MaskRequest(rows, released))
         except OSError:
             self.fail("the process of the grammar has ended", is_fault=True)
 
-    def answer(self) -> Masks | None:
-        """The answer to `ask` if it is there; None also when there will be none: see `error`."""
+    def poll_masks(self) -> Masks | None:
+        """Return the reply to `request_masks`; None: not yet, or `error` is set."""
         frame = self._take()
         if frame is None:
             return None
-        self.asked = None
-        answer: Masks = msgspec.msgpack.decode(frame, type=Masks)
-        return answer
+        self.pending = None
+        masks: Masks = msgspec.msgpack.decode(frame, type=Masks)
+        return masks
 
     def _take(self) -> bytes | None:
         try:
             return self._frames.take()
         except EOFError:
-            said = "it takes too long, or too much memory, to find the tokens that may come next"
-            self.fail(said if self.is_ready else "its process ended while it was compiled")
+            error = "it takes too long, or too much memory, to find the tokens that may come next"
+            self.fail(error if self.is_ready else "its process ended while it was compiled")
             return None
 
 
 class GrammarService:
-    """Owner of the grammars that are in use or were lately."""
+    """Owner of the grammars in use and of the cached ones."""
 
     def __init__(self, info: ModelInfo, max_seqs: int) -> None:
         self.words = (info.vocab_size + 31) // 32
@@ -149,13 +147,13 @@ class GrammarService:
         self._is_open = False  # the tokenizer process has read the vocabulary
         self._opening_since = 0.0
 
-    def get(self, wanted: StructuredOutputs) -> Grammar:
-        """The grammar, known or new; the caller is one of its users until `release`."""
-        grammar = self._grammars.pop(wanted, None)
+    def get(self, spec: StructuredOutputs) -> Grammar:
+        """Return a cached or new grammar; the caller is a user of it until `release`."""
+        grammar = self._grammars.pop(spec, None)
         if grammar is None or grammar.error is not None:
-            grammar = Grammar(wanted)
+            grammar = Grammar(spec)
             self._compiling.append(grammar)
-        self._grammars[wanted] = grammar
+        self._grammars[spec] = grammar
         grammar.users += 1
         return grammar
 
@@ -163,50 +161,50 @@ class GrammarService:
         grammar.users -= 1
         idle = [known for known in self._grammars.values() if not known.users]
         for old in idle[: max(0, len(idle) - MAX_IDLE)]:
-            self._forget(old)
-        if not grammar.users and not grammar.is_ready:  # nobody waits for it any more
-            self._forget(grammar)
+            self._remove(old)
+        if not grammar.users and not grammar.is_ready:
+            self._remove(grammar)
 
-    def _forget(self, grammar: Grammar) -> None:
+    def _remove(self, grammar: Grammar) -> None:
         grammar.close()
         if grammar in self._compiling:
             self._compiling.remove(grammar)
-        if self._grammars.get(grammar.wanted) is grammar:
-            del self._grammars[grammar.wanted]
+        if self._grammars.get(grammar.spec) is grammar:
+            del self._grammars[grammar.spec]
 
     # ---- compiling -----------------------------------------------------------------------------
 
     def poll(self, timeout: float = 0.0) -> None:
-        """Go on with what is being compiled; waits for `timeout` seconds at most for news."""
+        """Start and check compilations; waits at most `timeout` seconds for one to end."""
         if not self._compiling:
             return
         self._start_process()
-        if self._control is None:  # it cannot be started
+        if self._control is None:  # the process could not be started
             return
         if not self._is_open:
             if timeout:
                 select.select([self._control], [], [], timeout)
-            if not self._look_for_opening():
+            if not self._check_opened():
                 return
-        self._begin_some()
-        begun = [grammar for grammar in self._compiling if grammar.is_started]
-        if timeout and begun:
-            select.select(begun, [], [], timeout)
-        for grammar in begun:
-            grammar.look()
-            late = time.monotonic() - grammar.asked_at > START_SECONDS
+        self._start_some()
+        started = [grammar for grammar in self._compiling if grammar.is_started]
+        if timeout and started:
+            select.select(started, [], [], timeout)
+        for grammar in started:
+            grammar.check_compiled()
+            late = time.monotonic() - grammar.sent_at > START_SECONDS
             if late and not grammar.is_ready and grammar.error is None:
                 grammar.fail("it could not be compiled in time")
         self._compiling = [g for g in self._compiling if not g.is_ready and g.error is None]
 
-    def _begin_some(self) -> None:
+    def _start_some(self) -> None:
         running = sum(grammar.is_started for grammar in self._compiling)
         waiting = [grammar for grammar in self._compiling if not grammar.is_started]
         for grammar in waiting[: max(0, MAX_COMPILING - running)]:
             if self._control is not None:
-                self._begin(grammar)
+                self._start(grammar)
 
-    def _begin(self, grammar: Grammar) -> None:
+    def _start(self, grammar: Grammar) -> None:
         assert self._control is not None
         try:
             grammar.start(self._control, self.words, self.max_masks)
@@ -229,7 +227,7 @@ class GrammarService:
                 env={**child_environment(), "TOKENIZERS_PARALLELISM": "false"},  # no threads
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what a parser says of a stranger's grammar
+                stderr=subprocess.DEVNULL,  # parser messages about untrusted grammars
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
             )
@@ -252,7 +250,7 @@ class GrammarService:
         self._is_open = False
         self._opening_since = time.monotonic()
 
-    def _look_for_opening(self) -> bool:
+    def _check_opened(self) -> bool:
         try:
             frame = self._frames.take()
         except EOFError:
@@ -264,7 +262,7 @@ class GrammarService:
             return False
         error = msgspec.msgpack.decode(frame, type=Opened).error
         if error:
-            self._fail_all(f"structured output cannot be had with this model: {error}", False)
+            self._fail_all(f"structured output is not available with this model: {error}", False)
             return False
         logger.info(
             "structured output: the tokenizer process %d is ready after %.1f s",
@@ -275,14 +273,14 @@ class GrammarService:
         return True
 
     def _fail_all(self, error: str, is_fault: bool = True) -> None:
-        """Everything that waits, whose requests tell it; the next request tries again."""
+        """Fail all compilations and stop the process; the next request starts it again."""
         for grammar in self._compiling:
             grammar.fail(error, is_fault)
         self._compiling = []
         self._end_process()
 
     def _end_process(self) -> None:
-        """Grammars that have been compiled live on."""
+        """Stop the tokenizer process; compiled grammars keep running."""
         if self._control is not None:
             self._control.close()
             self._control = None

@@ -19,7 +19,7 @@ from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count, invalid_value
-from llaisys.engine.context_window import DEFAULT_KEPT
+from llaisys.engine.context_window import DEFAULT_KEEP
 from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
@@ -221,7 +221,7 @@ async def _keep_system(
     except InvalidInputError:  # a template that wants more than system messages
         return params
     most = min(job.max_model_len // 2, job.max_model_len - job.service.info.block_size - 1)
-    return params.clone(n_keep=min(max(DEFAULT_KEPT, common_length(start, prompt)), most))
+    return params.clone(n_keep=min(max(DEFAULT_KEEP, common_length(start, prompt)), most))
 
 
 async def chat_prompt(

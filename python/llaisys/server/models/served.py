@@ -11,7 +11,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.service import Service
 
 FIRST_PAUSE = 1.0  # seconds after a failure in which the model is not tried again; then doubled
-LONGEST_PAUSE = 60.0
+MAX_PAUSE = 60.0
 
 
 class State(Enum):
@@ -81,7 +81,7 @@ class ServedModel:
         self.failures += 1
         self.num_failures += 1
         self.problem, self.told = reason, told
-        self.retry_at = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
+        self.retry_at = now + min(MAX_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
         self.state = State.FAILED
 
     def succeeded(self, now: float, seconds: float) -> None:

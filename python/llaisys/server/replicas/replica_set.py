@@ -40,7 +40,7 @@ from llaisys.server.replicas.router import PrefixRouter, Route
 
 logger = logging.getLogger("llaisys.server")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica that died is started again
+FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds before a replica that died is started again
 ROUTED_BLOCKS = 4  # of the KV cache, as one for the router
 STEADY_SECONDS = 60.0  # up for so long, a replica's earlier deaths are forgotten
 
@@ -286,7 +286,7 @@ class ReplicaSet:
         if now - replica.up_since > STEADY_SECONDS and replica.up_since:
             replica.pause = FIRST_PAUSE
         await asyncio.sleep(replica.pause)
-        replica.pause = min(2 * replica.pause, LONGEST_PAUSE)
+        replica.pause = min(2 * replica.pause, MAX_PAUSE)
         await replica.link.close()
         replica.restarts += 1
         log_event(logger, logging.INFO, "replica starts again", replica=replica.index)
