@@ -2,24 +2,37 @@
 #
 #   PYTHON=python3.12 make test    another interpreter (3.11 or later)
 #   CXX=clang++ make test          another compiler
-#   make run ARGS="--port 9000"    arguments for `llaisys serve`
+#   make build CUDA=1              with CUDA, without a GPU too; CUDA=0: without CUDA; else: if a GPU is found
+#   make build CUDA=1 CUDA_ARCHITECTURES="80 90a"
+#   make run ARGS="--port 9000"    more arguments for `llaisys serve`
 #   make test ARGS="--suite core"  arguments for scripts/run_tests.py
 #   make test PYTEST_ARGS="-k kv"  arguments for pytest
+#   VERBOSE=1 make build           all output of pip, CMake and the compiler
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
+CUDA ?=
+CUDA_ARCHITECTURES ?=
+WERROR ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
+STARTED := $(shell date +%s)
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 NATIVE := build/native
+TOOLS := build/tools
 CLIENTS := build/clients
-PIP := $(PY) -m pip --disable-pip-version-check -q
-CMAKE := $(BIN)/cmake
-CTEST := $(BIN)/ctest
-NINJA := $(abspath $(BIN)/ninja)
+LOGS := build/logs
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+PIP_INSTALL := $(PIP) install --progress-bar off
+CMAKE := $(TOOLS)/bin/cmake
+CTEST := $(TOOLS)/bin/ctest
+NINJA := $(abspath $(TOOLS)/bin/ninja)
+STEP = $(PYTHON) scripts/step.py
+NETWORK_HINT := --hint "Check the network connection and the package index of pip, then run the same command again."
+COMPILER_HINT := --hint "Needed: g++ 9 or clang++ 10, or later; CXX=... selects another one."
 
 ifeq ($(origin CXX),default)
 CXX := $(firstword $(foreach c,g++ clang++ c++,$(if $(shell command -v $(c) 2>/dev/null),$(c))))
@@ -42,8 +55,8 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
-.PHONY: help run build test cpp-test py-test test-ray clients lint format bench sanitize asan tsan cross-test clean \
-  check-tools
+.PHONY: help run build develop test cpp-test py-test test-ray clients cuda-build lint format bench sanitize asan \
+  tsan cross-test clean check-tools native changed-options
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -74,69 +87,133 @@ requirements = $(PY) -c 'import sys, tomllib; d = tomllib.load(open("pyproject.t
   **p["optional-dependencies"]}; print(*[r for n in sys.argv[1:] for r in t[n]], sep="\n")' $(1)
 
 $(VENV)/.created: | check-tools
-	$(PYTHON) -m venv $(VENV)
+	@$(STEP) "Creating $(VENV)" $(LOGS)/venv.txt -- $(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.base: pyproject.toml $(VENV)/.created
-	@$(call requirements,build base) > build/requirements-base.txt
-	$(PIP) install -r build/requirements-base.txt
+	@$(call requirements,base) > build/requirements-base.txt
+	@$(STEP) $(NETWORK_HINT) "Installing packages" $(LOGS)/packages.txt -- \
+	  $(PIP_INSTALL) -r build/requirements-base.txt
+	@touch $@
+
+# What builds the package has an environment of its own: CMake is 80 MB that `make run` does not need later.
+$(TOOLS)/.installed: pyproject.toml $(VENV)/.created
+	@$(call requirements,build) > build/requirements-build.txt
+	@$(PYTHON) -m venv --without-pip $(TOOLS)
+	@$(STEP) $(NETWORK_HINT) "Installing build tools" $(LOGS)/tools.txt -- \
+	  $(PIP) --python $(TOOLS)/bin/python install --progress-bar off -r build/requirements-build.txt
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.base
 	@$(call requirements,base test) > build/requirements-test.txt
-	$(PIP) install -r build/requirements-test.txt
+	@$(STEP) $(NETWORK_HINT) "Installing what the tests need" $(LOGS)/test-packages.txt -- \
+	  $(PIP_INSTALL) -r build/requirements-test.txt
 	@touch $@
 
 # Clients that are tested pin other versions than we do: an environment of their own.
 $(CLIENTS)/.installed: pyproject.toml $(VENV)/.created
 	@$(call requirements,clients) > build/requirements-clients.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check -q install -r build/requirements-clients.txt
+	@$(PYTHON) -m venv --without-pip $(CLIENTS)
+	@$(STEP) $(NETWORK_HINT) "Installing clients to test with" $(LOGS)/clients.txt -- \
+	  $(PIP) --python $(CLIENTS)/bin/python install --progress-bar off -r build/requirements-clients.txt
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.base
 	@$(call requirements,dev) > build/requirements-dev.txt
-	$(PIP) install -r build/requirements-dev.txt
+	@$(STEP) $(NETWORK_HINT) "Installing linters" $(LOGS)/dev-packages.txt -- \
+	  $(PIP_INSTALL) -r build/requirements-dev.txt
 	@touch $@
 
+# ---- native library -----------------------------------------------------------------------------
+
+# CMake's cache keeps an option that is not given again: `make build CUDA=1; make run` has CUDA.
+space := $(subst ,, )
+cuda_1 := ON
+cuda_0 := OFF
+CUDA_VALUE := $(or $(cuda_$(CUDA)),$(CUDA))
+CUDA_LIST := $(subst $(space),;,$(strip $(CUDA_ARCHITECTURES)))
+CONFIGURE = $(CMAKE) -S . -B $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) -DCMAKE_BUILD_TYPE=Release \
+  $(if $(CUDA),-DLLAISYS_CUDA=$(CUDA_VALUE)) \
+  $(if $(CUDA_LIST),-DLLAISYS_CUDA_ARCHITECTURES="$(CUDA_LIST)") \
+  $(if $(WERROR),-DLLAISYS_WERROR=$(WERROR))
+configure = $(STEP) $(COMPILER_HINT) "Configuring" $(LOGS)/configure.txt -- $(CONFIGURE) $(1) && \
+  sed -n 's/^-- \(CUDA: .*\)/\1/p' $(LOGS)/configure.txt
+compile = $(STEP) $(COMPILER_HINT) "Compiling $(1)" $(LOGS)/compile.txt -- $(CMAKE) --build $(2)
+
+# A phony prerequisite where an option differs from that of the last build.
+cached = $(shell sed -n 's/^$(1):[A-Z]*=//p' $(NATIVE)/CMakeCache.txt 2>/dev/null)
+ifneq ($(and $(CUDA),$(filter-out $(call cached,LLAISYS_CUDA),$(CUDA_VALUE))),)
+CHANGED := changed-options
+endif
+ifneq ($(and $(CUDA_LIST),$(filter-out $(call cached,LLAISYS_CUDA_ARCHITECTURES),$(CUDA_LIST))),)
+CHANGED := changed-options
+endif
+changed-options:
+
+native: $(TOOLS)/.installed
+	@$(call configure)
+	@$(call compile,the core,$(NATIVE)) --target llaisys_package
+
 # The wheel is built in build/native, where the C++ tests are built too: everything compiles once.
-$(VENV)/.installed: $(SOURCES) $(VENV)/.base
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation --no-deps --force-reinstall \
+$(VENV)/.installed: $(SOURCES) $(VENV)/.base $(TOOLS)/.installed $(CHANGED)
+	@$(call configure)
+	@$(call compile,the core,$(NATIVE)) --target llaisys_package
+	@rm -rf build/wheel
+	@PATH="$(abspath $(TOOLS)/bin):$$PATH" $(STEP) $(COMPILER_HINT) "Packing" $(LOGS)/wheel.txt -- \
+	  $(PIP) --python $(TOOLS)/bin/python wheel --no-build-isolation --no-deps -w build/wheel \
 	  -C build-dir=$(NATIVE) -C cmake.args=-GNinja .
+	@$(STEP) "Installing llaisys" $(LOGS)/install.txt -- \
+	  $(PIP_INSTALL) --no-deps --force-reinstall build/wheel/*.whl
+	@rm -f $(VENV)/.editable
 	@touch $@
+
+# `make develop` replaces the package by a link to python/, which loads the library from build/native.
+$(VENV)/.editable: pyproject.toml $(VENV)/.base $(TOOLS)/.installed
+	@PATH="$(abspath $(TOOLS)/bin):$$PATH" PYTHONPATH=$$($(TOOLS)/bin/python -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))') $(STEP) "Installing llaisys" $(LOGS)/install.txt -- \
+	  $(PIP_INSTALL) --no-build-isolation --no-deps -C wheel.cmake=false --editable .
+	@rm -f $(VENV)/.installed
+	@touch $@
+
+# What `make run` and the tests use: the editable package once there is one, else the installed one.
+PACKAGE := $(if $(wildcard $(VENV)/.editable),develop,$(VENV)/.installed)
 
 # ---- use ----------------------------------------------------------------------------------------
 
-build: $(VENV)/.installed ## set up .venv, build the core, install the package
+build: $(VENV)/.installed ## set up .venv, build the core, install the package (CUDA=1: with CUDA)
 
-# The default model has a head that drafts (docs/guides/speculative_decoding.md); with ARGS that is the user's choice.
-DRAFTS = {"method": "eagle", "num_speculative_tokens": 6}
+develop: $(VENV)/.editable native ## the same, but editable: Python from python/, the library from build/native
 
-run: $(VENV)/.installed ## serve the default model with the web chat (ARGS="..." as for `llaisys serve`)
-	@$(PY) -m llaisys serve $(or $(ARGS),--speculative-config '$(DRAFTS)')
+run: $(PACKAGE) ## serve the default model with the web chat (ARGS="..." adds arguments of `llaisys serve`)
+	@LLAISYS_STARTED=$(STARTED) $(PY) scripts/run_server.py $(ARGS)
 
-bench: $(VENV)/.installed ## kernels against this machine's limits (ARGS="..." as for `llaisys bench ops`)
+bench: $(PACKAGE) ## kernels against this machine's limits (ARGS="..." as for `llaisys bench ops`)
 	@$(PY) -m llaisys bench ops $(ARGS)
 
 # ---- test ---------------------------------------------------------------------------------------
 
 test: cpp-test py-test ## C++ unit tests, then the Python tests
 
-cpp-test: $(VENV)/.base ## C++ unit tests only
-	$(CMAKE) -S . -B $(NATIVE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
-	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DCMAKE_BUILD_TYPE=Release
-	$(CMAKE) --build $(NATIVE)
+cpp-test: $(TOOLS)/.installed ## C++ unit tests only
+	@$(call configure,-DLLAISYS_BUILD_TESTS=ON)
+	@$(call compile,the core and its tests,$(NATIVE))
 	$(CTEST) --test-dir $(NATIVE) --output-on-failure -j $(JOBS)
+
+cuda-build: $(TOOLS)/.installed ## compile CUDA for CUDA_ARCHITECTURES (90a), without a GPU too; installs nothing
+	@$(call configure,-DLLAISYS_CUDA=ON -DLLAISYS_CUDA_ARCHITECTURES="$(or $(CUDA_LIST),90a)" -DLLAISYS_BUILD_TESTS=ON)
+	@$(call compile,CUDA,$(NATIVE)) --target llaisys_cuda test_parallel_nccl_cuda
+	@$(call configure,-DLLAISYS_CUDA=$(or $(call cached,LLAISYS_CUDA),AUTO) \
+	  -DLLAISYS_CUDA_ARCHITECTURES="$(call cached,LLAISYS_CUDA_ARCHITECTURES)")
 
 clients: $(CLIENTS)/.installed ## the packages that test/clients runs, in build/clients
 
-py-test: $(VENV)/.test $(VENV)/.installed $(CLIENTS)/.installed ## Python tests only (PYTEST_ARGS="...")
+py-test: $(VENV)/.test $(PACKAGE) $(CLIENTS)/.installed ## Python tests only (PYTEST_ARGS="...")
 	@scripts/ensure_browser.sh $(PY)
 	$(PY) scripts/run_tests.py $(ARGS) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-ray: $(VENV)/.test $(VENV)/.installed ## the tests of Ray, which is installed for them
+test-ray: $(VENV)/.test $(PACKAGE) ## the tests of Ray, which is installed for them
 	@$(call requirements,ray) > build/requirements-ray.txt
-	$(PIP) install -r build/requirements-ray.txt
+	@$(STEP) $(NETWORK_HINT) "Installing Ray" $(LOGS)/ray.txt -- $(PIP_INSTALL) -r build/requirements-ray.txt
 	$(PY) -m pytest test/engine/test_ray.py test/server/test_ray_replicas.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, clang-format, layer check
@@ -163,7 +240,7 @@ NO_ASLR = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(un
 
 sanitize: asan tsan ## ASan + UBSan over all C++ and core Python tests, TSan over the threaded ones
 
-asan: $(VENV)/.test $(VENV)/.installed
+asan: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
 	$(CMAKE) -S . -B $(ASAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
 	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DLLAISYS_SANITIZE=address,undefined
 	$(CMAKE) --build $(ASAN)
@@ -180,7 +257,7 @@ else
 	  $(PY) -m pytest -q -p no:cacheprovider --capture=sys $(SANITIZE_PY_TESTS) $(PYTEST_ARGS)
 endif
 
-tsan: $(VENV)/.base
+tsan: $(TOOLS)/.installed
 	$(CMAKE) -S . -B $(TSAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
 	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DLLAISYS_SANITIZE=thread
 	$(CMAKE) --build $(TSAN) --target tsan_tests

@@ -23,7 +23,7 @@ set_target_properties(llaisys_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE 
                                                       CUDA_VISIBILITY_PRESET hidden)
 
 # Kernels on wgmma are compiled for 90a alone; what chooses kernels must know whether they are there.
-if("90a" IN_LIST LLAISYS_CUDA_ARCHITECTURES OR "90a-real" IN_LIST LLAISYS_CUDA_ARCHITECTURES)
+if("90a" IN_LIST CMAKE_CUDA_ARCHITECTURES OR "90a-real" IN_LIST CMAKE_CUDA_ARCHITECTURES)
   target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_HAVE_SM90A)
 endif()
 

@@ -18,11 +18,15 @@ _chosen = CPU_LIBRARY  # what lib() will load
 
 
 def library_path() -> Path:
-    """The file that `lib()` loads: `LLAISYS_LIBRARY`, or the one that came with the package."""
+    """The file that `lib()` loads: `LLAISYS_LIBRARY`, the one in the package, or in an editable
+    package (`make develop`) the one in `build/native` of the repository."""
     override = os.environ.get("LLAISYS_LIBRARY")
     if override:
         return Path(override)
-    return Path(__file__).resolve().parent.parent / "lib" / _chosen
+    package = Path(__file__).resolve().parent.parent
+    built = package.parents[1] / "build/native" / _chosen
+    installed = package / "lib" / _chosen
+    return built if built.is_file() and not installed.is_file() else installed
 
 
 def choose_library(device: str) -> None:

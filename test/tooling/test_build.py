@@ -1,0 +1,131 @@
+"""The set-up: progress and failures of a step, GPUs that CMake finds, arguments of `make run`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import run_server  # noqa: E402
+import step  # noqa: E402
+
+
+def run_step(tmp_path: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/step.py"), *options, "Compiling"]
+    command += [str(tmp_path / "logs/compile.txt"), "--", sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_step_prints_its_result_and_keeps_the_output(tmp_path: Path) -> None:
+    result = run_step(tmp_path, "print('[1/2] Building CXX object a/b.cpp.o')")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1].startswith("Compiling: done, ")
+    assert "b.cpp" not in result.stdout
+    assert "a/b.cpp.o" in (tmp_path / "logs/compile.txt").read_text()
+
+
+def test_a_failed_step_ends_with_a_sentence_that_names_log_and_remedy(tmp_path: Path) -> None:
+    result = run_step(tmp_path, "print('no such header'); exit(3)", "--hint", "Install g++.")
+    assert result.returncode == 3
+    assert "  | no such header" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: Compiling failed") and "compile.txt" in last
+    assert last.endswith("Install g++.")
+
+
+def test_a_silent_step_prints_a_line_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert step.LINE_SECONDS < 5
+    monkeypatch.setattr(step, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(step, "REFRESH_SECONDS", 0.01)
+    script = (
+        "import select, sys; print('[3/9] Building CXX object x/y.cpp.o', flush=True); "
+        "sys.exit(not select.select([sys.stdin], [], [], 30)[0])"
+    )
+    reader, writer = os.pipe()
+    lines: list[str] = []
+
+    class Watched(step.Display):
+        def refresh(self) -> None:
+            super().refresh()
+            lines.extend(line for line in capsys.readouterr().out.splitlines() if "3 of 9" in line)
+            if len(lines) == 2:
+                os.write(writer, b"end\n")
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(step.subprocess, "Popen", lambda *a, **k: popen(*a, **k, stdin=reader))
+    command = [sys.executable, "-c", script]
+    assert step.run(command, tmp_path / "log.txt", Watched("Compiling")) == 0
+    assert lines[0].endswith("3 of 9  x/y.cpp") and len(lines) >= 2
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("line", "progress"),
+    [
+        (
+            "[12/127] Building CXX object CMakeFiles/x.dir/src/ops/add/op.cpp.o",
+            "12 of 127  add/op.cpp",
+        ),
+        ("Collecting numpy>=1.26 (from -r build/requirements.txt)", "collecting numpy>=1.26"),
+        ("  Downloading numpy-2.0.whl (14.2 MB)", "downloading numpy-2.0.whl"),
+        ("Installing collected packages: numpy", "unpacking"),
+        ("-- Configuring done", None),
+    ],
+)
+def test_progress_is_read_from_the_output(line: str, progress: str | None) -> None:
+    assert step.progress_of(line) == progress
+
+
+def cmake() -> str:
+    beside = [ROOT / "build/tools/bin", Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, beside), os.environ["PATH"]])
+    found = shutil.which("cmake", path=path)
+    assert found, "cmake is in build/tools after any make target that builds"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "found", "architectures"),
+    [
+        ("9.0", "TRUE", "90a"),
+        ("8.6\n8.0\n8.6", "TRUE", "86;80"),
+        ("12.0", "TRUE", "120"),
+        ("7.5", "FALSE", ""),
+        ("", "FALSE", ""),
+    ],
+)
+def test_cmake_compiles_for_the_gpus_of_this_machine(
+    tmp_path: Path, capabilities: str, found: str, architectures: str
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho '{capabilities}'\n")
+    smi.chmod(0o755)
+    script = tmp_path / "look.cmake"
+    script.write_text(
+        f'include("{ROOT}/cmake/find_gpu.cmake")\n'
+        "llaisys_find_gpu(found architectures)\n"
+        'message("${found} [${architectures}]")\n'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        [cmake(), "-P", str(script)], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert result.stderr.strip() == f"{found} [{architectures}]"
+
+
+def test_arguments_of_make_run_are_added_to_its_defaults() -> None:
+    drafts = ["--speculative-config", run_server.DRAFTS]
+    assert run_server.arguments_of([]) == drafts
+    assert run_server.arguments_of(["--port", "9000"]) == ["--port", "9000", *drafts]
+    for own in (["org/model"], ["-m", "dir"], ["--speculative-config", '{"method": "ngram"}']):
+        assert run_server.arguments_of(own) == own
