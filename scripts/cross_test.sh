@@ -4,12 +4,12 @@
 #   scripts/cross_test.sh [ctest arguments]       e.g. -R test_ops
 #
 # Needs (Debian and Ubuntu packages): g++-aarch64-linux-gnu qemu-user cmake ninja-build. cmake and
-# ninja are taken from .venv when it exists. This script installs nothing.
+# ninja are taken from build/tools when it exists. This script installs nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-if [[ -d .venv/bin ]]; then
-    PATH="$PWD/.venv/bin:$PATH"
+if [[ -d build/tools/bin ]]; then
+    PATH="$PWD/build/tools/bin:$PATH"
 fi
 
 missing=()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,3 +132,40 @@ def test_arguments_of_make_run_are_added_to_its_defaults() -> None:
     assert run_server.arguments_of(["--port", "9000"]) == ["--port", "9000", *drafts]
     for own in (["org/model"], ["-m", "dir"], ["--speculative-config", '{"method": "ngram"}']):
         assert run_server.arguments_of(own) == own
+
+
+SERVER = """
+import signal, sys
+def stop(number, frame): sys.exit(7)
+signal.signal(signal.SIGTERM, stop)
+print("llaisys: serving tiny at http://127.0.0.1:9000", flush=True)
+signal.pause()
+"""
+
+
+def test_make_run_prints_what_to_type_next_and_forwards_signals() -> None:
+    script = (
+        "import sys, run_server; sys.exit(run_server.serve([sys.executable, '-c', sys.argv[1]]))"
+    )
+    started = {"LLAISYS_STARTED": str(time.time() - 61.5), "PYTHONPATH": str(ROOT / "scripts")}
+    if "PYTHONPATH" in os.environ:
+        started["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, SERVER],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **started},
+    )
+    assert process.stdout is not None
+    lines = []
+    while not lines or not lines[-1].startswith("Ctrl-C"):
+        lines.append(process.stdout.readline())
+        assert lines[-1], "the output ended early"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 7
+    text = "".join(lines)
+    assert re.search(r"Ready after 1 min \d\d s\. Open http://127\.0\.0\.1:9000 ", text)
+    commands = [line.split() for line in lines if line.startswith("  ")]
+    assert [command[1] for command in commands] == ["chat", "generate", "bench"]
+    assert commands[-1][-1] == "http://127.0.0.1:9000"
+    assert all(Path(command[0]).name == "llaisys" for command in commands)

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read wh
 logger = logging.getLogger("llaisys.server")
 
 LOOK_SECONDS = 0.1  # between two looks at how far the model is
+STILL_SECONDS = 4.0  # between two log lines of one stage
 
 
 class Server(uvicorn.Server):
@@ -91,16 +93,20 @@ class Lifecycle:
 
     async def _show_loading(self, engine: AsyncLLMEngine) -> None:
         """Until the engine is ready or has failed: a line on a terminal, elsewhere a log line for
-        each stage."""
-        stage = ""
+        each stage, and for a long one every few seconds."""
+        stage, logged = "", 0.0
         line = ProgressLine(sys.stderr) if sys.stderr.isatty() else None
         while not engine.ready.is_set():
             loading = engine.loading
             if loading is not None and line is not None:
                 line.show(*loading)
             elif loading is not None and loading[0] != stage:
-                stage = loading[0]
+                stage, logged = loading[0], time.monotonic()
                 log_event(logger, logging.INFO, "loading", stage=stage)
+            elif loading is not None and time.monotonic() - logged > STILL_SECONDS:
+                logged = time.monotonic()
+                done = {"done": loading[1], "total": loading[2]} if loading[2] else {}
+                log_event(logger, logging.INFO, "still loading", stage=stage, **done)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.ready.wait(), LOOK_SECONDS)
         if line is not None:
