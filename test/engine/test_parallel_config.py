@@ -93,7 +93,7 @@ def test_engine_config_normalises_and_picks_the_executor():
         (lambda: SchedulerConfig(max_num_batched_tokens=1.5), "max_num_batched_tokens is 1.5"),
         (lambda: SchedulerConfig(64, 32), "max_num_batched_tokens is 32; it must be at least"),
         (lambda: CacheConfig(block_size=0), "block_size is 0"),
-        (lambda: CacheConfig(kv_cache_memory=-1), "kv_cache_memory is -1"),
+        (lambda: CacheConfig(kv_cache_memory_bytes=-1), "kv_cache_memory_bytes is -1"),
         (lambda: CacheConfig(enable_prefix_caching="yes"), "enable_prefix_caching is 'yes'"),
         (lambda: CacheConfig(prefix_cache_min_match=-1), "prefix_cache_min_match is -1"),
         (lambda: EngineConfig(model=""), "model is ''"),

@@ -66,7 +66,7 @@ def check_scores(output: RequestOutput, logprobs: Any, top: int = 3) -> None:
     [
         pytest.param({}, id="default"),
         pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 16}, id="chunked"),
-        pytest.param({"max_scored_tokens": 7}, id="few-rows-a-step"),
+        pytest.param({"max_prompt_logprob_tokens": 7}, id="few-rows-a-step"),
         pytest.param({"num_kv_blocks": 9}, id="tiny-pool"),
         pytest.param({"tensor_parallel_size": 2}, id="two-ranks"),
     ],
@@ -148,8 +148,8 @@ def test_a_step_never_holds_more_scored_rows_than_it_may() -> None:
     """Whoever wants them, the logits of a step have a limit; decoding goes on meanwhile."""
     engine = make_engine(max_num_batched_tokens=64)
     scheduler = engine.core.scheduler
-    limit = scheduler.builder.config.max_scored_tokens
-    object.__setattr__(scheduler.builder.config, "max_scored_tokens", 10)
+    limit = scheduler.builder.config.max_prompt_logprob_tokens
+    object.__setattr__(scheduler.builder.config, "max_prompt_logprob_tokens", 10)
     adapter, marked = adapter_of(engine), []
     adapter.on_forward = lambda step: marked.append(int(step.logits_mask.sum()))
     try:
@@ -158,7 +158,7 @@ def test_a_step_never_holds_more_scored_rows_than_it_may() -> None:
             engine.submit(list(range(start + 1, start + 51)), greedy(2, prompt_logprobs=0))
         finished = run_all(engine)
     finally:
-        object.__setattr__(scheduler.builder.config, "max_scored_tokens", limit)
+        object.__setattr__(scheduler.builder.config, "max_prompt_logprob_tokens", limit)
     assert len(finished) == 6 and max(marked) <= 10 + 6
     for output in finished.values():
         if output.prompt_logprobs is not None:

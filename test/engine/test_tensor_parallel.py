@@ -135,7 +135,7 @@ def test_a_head_that_is_cut_by_the_vocabulary_gives_the_same_bits(
     write_hf_model(tmp_path, config, tokenizer=False)
     found = []
     for is_cut in (False, True):
-        options = {"vocab_parallel_head": is_cut, "max_scored_tokens": 64}
+        options = {"vocab_parallel_head": is_cut, "max_prompt_logprob_tokens": 64}
         with open_llm(tmp_path, tp_size, backend, **options) as llm:
             params = SamplingParams(
                 max_tokens=8, ignore_eos=True, temperature=0, logprobs=3, prompt_logprobs=1

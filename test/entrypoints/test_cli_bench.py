@@ -131,7 +131,7 @@ def test_bench_throughput_refuses_what_the_cache_cannot_hold(
 ) -> None:
     arguments = ["bench", "throughput", "--model", model, "--concurrency", "9999"]
     assert main([*arguments, "--prompt-tokens", "20", "--new-tokens", "4"]) != 0
-    assert "--kv-cache-memory to at least" in capsys.readouterr().err
+    assert "--kv-cache-memory-bytes to at least" in capsys.readouterr().err
 
 
 def test_bench_ops_reports_every_operator(

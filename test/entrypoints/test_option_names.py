@@ -117,3 +117,42 @@ def test_misspelt_keyword_names_the_nearest_one() -> None:
 def test_words_after_two_dashes_are_left_alone() -> None:
     options = build_parser().parse_args(["generate", "--", "--async-stepping"])
     assert options.positions == ["--async-stepping"]
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--kv-cache-memory", "1GiB"], {"kv_cache_memory_bytes": "1GiB"}),
+        (["--kv-cache-memory-bytes", "1024"], {"kv_cache_memory_bytes": 1024}),
+        (["--num-gpu-blocks-override", "3"], {"num_kv_blocks": 3}),
+        (["--batch-invariant"], {"exact": True}),
+        (["-tp", "2", "-t", "3"], {"tensor_parallel_size": 2, "n_threads": 3}),
+        (["-c", "64", "-q", "int8"], {"max_model_len": 64, "quantization": "int8"}),
+        (["-sc", "{}"], {"speculative_config": {}}),
+    ],
+)
+def test_names_of_vllm_and_llama_cpp_are_accepted(words: list[str], value: dict[str, Any]) -> None:
+    assert engine_flags(*words) == value
+
+
+def test_names_of_server_options_in_vllm_and_llama_cpp_are_accepted() -> None:
+    words = ["--no-webui", "--shutdown-timeout", "5", "--max-num-queued-reqs", "7", "-dp", "2",
+             "--data-parallel-backend", "mp", "--allowed-origins", '["https://a", "https://b"]',
+             "--allowed-origin", "https://c", "--served-model-name", "a", "b"]  # fmt: skip
+    config = config_from_args(build_parser().parse_args(["serve", *words]))
+    assert not config.serve_webui and config.drain_timeout == 5 and config.limits.max_queued == 7
+    assert (config.data_parallel_size, config.data_parallel_backend) == (2, "local")
+    assert config.allowed_origins == ("https://a", "https://b", "https://c")
+    assert config.served_model_names == ("a", "b")
+
+
+def test_switch_of_another_server_without_effect_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine_flags("--enable-auto-tool-choice", "--enable-chunked-prefill") == {}
+    told = capsys.readouterr().err
+    assert "--enable-auto-tool-choice has no effect: tool calls are always parsed" in told
+
+
+def test_benchmarks_accept_the_names_of_vllm() -> None:
+    words = ["--base-url", "u", "--num-prompts", "3", "--request-rate", "2"]
+    options = build_parser().parse_args(["bench", "serve", *words])
+    assert (options.url, options.requests, options.rate) == ("u", 3, 2.0)

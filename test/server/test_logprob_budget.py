@@ -39,7 +39,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 @pytest.fixture(scope="module")
 def server(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file: Path = tmp_path_factory.mktemp("logprobs") / "s.db"
-    with ServerProcess("--max-logprobs", "9", env=gate.env, session_file=file) as process:
+    with ServerProcess("--max-total-logprobs", "9", env=gate.env, session_file=file) as process:
         yield process.wait_ready()
 
 

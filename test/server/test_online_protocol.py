@@ -116,7 +116,7 @@ def test_what_is_no_http_is_logged_as_refused(server: ServerProcess) -> None:
 
 def test_bodies_on_their_way_share_one_budget(tmp_path: Path) -> None:
     """Eight large bodies that do not end fit; the next is refused, small ones go on."""
-    options = ("--max-bodies-bytes", "7600000", "--max-body-bytes", "2000000")
+    options = ("--max-total-body-bytes", "7600000", "--max-body-bytes", "2000000")
     with ServerProcess(*options, session_file=tmp_path / "s.db") as server:
         server.wait_ready()
         start = head(b"", CHUNKED) + b"%x\r\n" % 1_500_000 + b" " * 1_000_000

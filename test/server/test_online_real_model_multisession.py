@@ -35,7 +35,7 @@ TOKENS = 12
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    options = ("--kv-cache-memory", str(256 << 20), "--max-model-len", "1024")
+    options = ("--kv-cache-memory-bytes", str(256 << 20), "--max-model-len", "1024")
     session_file = tmp_path_factory.mktemp("real") / "s.db"
     with ServerProcess(*options, real=True, session_file=session_file) as process:
         pid = process.wait_ready().engine_pid
@@ -90,7 +90,7 @@ def test_streams_under_load_equal_quiet_ones_and_the_offline_engine(
     assert loaded == quiet
     assert len({text for text, _ in quiet}) == STREAMS
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
-    with LLM(kv_cache_memory=64 << 20, max_model_len=1024, warmup=False) as llm:
+    with LLM(kv_cache_memory_bytes=64 << 20, max_model_len=1024, warmup=False) as llm:
         offline = llm.chat([messages(question) for question in QUESTIONS], params)
     assert [(output.text, output.finish_reason) for output in offline] == quiet
 

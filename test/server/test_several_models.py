@@ -28,7 +28,7 @@ def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_hf_model(folder / "random-qwen2", tiny_config())
 
     def cache(mib: int) -> str:
-        return f"kv_cache_memory = {mib * MIB}\nmax_num_batched_tokens = 512\n"
+        return f"kv_cache_memory_bytes = {mib * MIB}\nmax_num_batched_tokens = 512\n"
 
     file = folder / "models.toml"
     file.write_text(

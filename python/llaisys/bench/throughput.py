@@ -72,7 +72,7 @@ def _check_room(llm: LLM, concurrency: int, tokens: int) -> None:
             "concurrency",
             concurrency,
             f"so that requests of {tokens} tokens fit into the KV cache: they need {blocks} blocks "
-            f"of {info.num_blocks}; raise --kv-cache-memory to at least "
+            f"of {info.num_blocks}; raise --kv-cache-memory-bytes to at least "
             f"{blocks * info.block_size * info.kv_bytes_per_token} bytes",
         )
 

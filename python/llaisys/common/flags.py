@@ -1,28 +1,76 @@
 """Options on the command line: an ArgumentParser that accepts every name of an option.
 
 Aliases and deprecated names are replaced before argparse sees them, so help shows one name. An
-unknown flag is an error that names the nearest known one.
+unknown flag is an error that names the nearest known one. `--help` shows the common options,
+`--help-all` every option.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import Row, deprecation, flag_of, spellings
-from llaisys.common.options import Strings, Switch, Toggle, options_of
+from llaisys.common.options import GROUPS, Choice, Names, Option, Switch, Toggle, options_of
+
+HELP_COLUMN = 38
+MAX_WIDTH = 100
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """`-s, --long VALUE` in one column, help in the other."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+        super().__init__(prog, max_help_position=min(HELP_COLUMN, width // 2), width=width)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # argparse leaves out their indent
+            names = [len(name) for name in action.choices]
+            self._action_max_length = max(self._action_max_length, max(names) + 4)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        if isinstance(action, _SwitchAction):
+            flag = action.option_strings[0]
+            return "--[no-]" + flag.removeprefix("--") if action.is_on else flag
+        flags = ", ".join(action.option_strings)
+        if action.nargs == "+":
+            return f"{flags} {action.metavar} ..."
+        return (
+            flags
+            if action.nargs == 0
+            else f"{flags} {self._format_args(action, action.dest.upper())}"
+        )
 
 
 class OptionParser(argparse.ArgumentParser):
     """Accepts underscores in flags (`--max_model_len`), aliases and deprecated flags."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+    def __init__(self, *, add_help: bool = True, **kwargs: Any) -> None:
+        kwargs = {"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs}
+        super().__init__(add_help=False, **kwargs)
         self._replaced: dict[str, tuple[str, bool]] = {}  # flag -> (replacement, deprecated?)
         self._toggles: dict[str, tuple[str, ...]] = {}  # flag that needs no value -> its choices
+        self._without_effect: dict[str, str] = {}  # switch -> the reason
+        self._named_groups: dict[str, argparse._ArgumentGroup] = {}
+        self._uncommon: set[str] = set()  # destinations that --help leaves out
+        self._help_group = super().add_argument_group("help")
+        if add_help:
+            text = "Show this help and exit"
+            self._help_group.add_argument("-h", "--help", action="help", help=text)
+            self._help_group.add_argument(
+                "--help-all", action=_HelpAllAction, nargs=0, default=argparse.SUPPRESS,
+                help="Show every option and exit",
+            )  # fmt: skip
+
+    # ---- names ---------------------------------------------------------------------------------
 
     def accept_alias(self, flag: str, replacement: str, *, is_deprecated: bool = False) -> None:
         """Read `flag` as `replacement`, which may have a value: "--flag" or "--flag=value"."""
@@ -31,6 +79,10 @@ class OptionParser(argparse.ArgumentParser):
     def accept_without_value(self, flag: str, choices: tuple[str, ...]) -> None:
         """Read `flag` as `flag=on` unless one of `choices` follows it."""
         self._toggles[flag] = choices
+
+    def accept_without_effect(self, switch: str, reason: str) -> None:
+        """Accept a switch of another program, with a warning."""
+        self._without_effect[switch] = reason
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -49,14 +101,15 @@ class OptionParser(argparse.ArgumentParser):
             if word == "--":
                 return [*words, *given[index:]]
             flag, equals, value = word.partition("=")
-            if flag.startswith("--") and flag not in self._option_string_actions:
-                dashed = flag.replace("_", "-")
-                if dashed in self._option_string_actions or dashed in self._replaced:
-                    flag = dashed
+            dashed = flag.replace("_", "-")
+            if flag.startswith("--") and self._is_known(dashed) and not self._is_known(flag):
+                flag = dashed
+            if flag in self._without_effect:
+                self._warn(f"{flag} has no effect: {self._without_effect[flag]}")
+                continue
             replacement, is_deprecated = self._replaced.get(flag, (flag, False))
             if is_deprecated:
-                new = replacement.partition("=")[0]
-                print(f"{self.prog}: warning: {deprecation(flag, new)}", file=sys.stderr)
+                self._warn(deprecation(flag, replacement.partition("=")[0]))
             if equals and "=" in replacement:
                 self.error(f"{flag} takes no value")
             flag = replacement
@@ -66,50 +119,141 @@ class OptionParser(argparse.ArgumentParser):
             words.append(flag + equals + value)
         return words
 
+    def _is_known(self, flag: str) -> bool:
+        return (
+            flag in self._option_string_actions
+            or flag in self._replaced
+            or flag in self._without_effect
+        )
+
+    def _warn(self, text: str) -> None:
+        print(f"{self.prog}: warning: {text}", file=sys.stderr)
+
+    # ---- help ----------------------------------------------------------------------------------
+
+    def named_group(self, group: str, title: str | None = None) -> argparse._ArgumentGroup:
+        """The group of help for options of `group`, one of GROUPS."""
+        if group not in self._named_groups:
+            self._named_groups[group] = self.add_argument_group(title or GROUPS[group])
+        return self._named_groups[group]
+
+    def hide(self, destination: str) -> None:
+        """Show an option in --help-all only."""
+        self._uncommon.add(destination)
+
+    def format_help(self) -> str:
+        return self._format(show_all=False)
+
+    def format_help_all(self) -> str:
+        return self._format(show_all=True)
+
+    def _format(self, *, show_all: bool) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage or self._short_usage(), [], [])
+        formatter.add_text(self.description)
+        named = [self._named_groups[name] for name in GROUPS if name in self._named_groups]
+        own = [group for group in self._action_groups if group not in (*named, self._help_group)]
+        for group in (*own, *named, self._help_group):
+            shown = [a for a in group._group_actions if show_all or a.dest not in self._uncommon]
+            if not self._uncommon:
+                shown = [action for action in shown if not isinstance(action, _HelpAllAction)]
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(shown)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _short_usage(self) -> str:
+        """The usage without the list of every flag."""
+        words = []
+        for action in self._get_positional_actions():
+            name = action.metavar if isinstance(action.metavar, str) else action.dest
+            forms = {"*": f"[{name} ...]", "?": f"[{name}]"}
+            words.append(forms.get(str(action.nargs), name))
+        return " ".join(["%(prog)s", *words, "[options]"])
+
+
+class _HelpAllAction(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        parser._print_message(parser.format_help_all(), sys.stdout)
+        parser.exit()
+
 
 class _SwitchAction(argparse.Action):
     """--flag is True, --no-flag is False."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __init__(self, *, is_on: bool, **kwargs: Any) -> None:
+        super().__init__(nargs=0, **kwargs)
+        self.is_on = is_on  # the default
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, option_string == self.option_strings[0])
+
+
+class _RepeatAction(argparse.Action):
+    """Collect the values of a flag that may be repeated."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest) or []
+        items = values if isinstance(values, list) else [values]
+        found = [i for item in items for i in (item if isinstance(item, list) else [item])]
+        setattr(namespace, self.dest, [*before, *found])
 
 
 def negated(flag: str) -> str:
     return "--no-" + flag.removeprefix("--")
 
 
-def add_flags(parser: OptionParser, group: Any, rows: Iterable[Row]) -> None:
-    """A flag for each option that has one, in `group` of `parser`. An option that is not given is
-    None in the namespace."""
+def help_of(about: Option, default: Any) -> str:
+    """The help line: text, choices that the metavar does not show, default."""
+    text = about.help
+    if isinstance(about.kind, Choice) and (about.metavar or about.kind.metavar == "NAME"):
+        text += ": " + ", ".join(about.kind.choices)
+    if not about.default_text and default in (None, (), False):
+        return text
+    return f"{text} (default: {about.shown_default(default)})"
+
+
+def add_flags(
+    parser: OptionParser,
+    rows: Iterable[Row],
+    *,
+    titles: Mapping[str, str] | None = None,
+    shown: Collection[str] | None = None,
+) -> None:
+    """Add a flag for each option that has one; an option that is not given is None in the
+    namespace. `titles`: of groups, where they differ from GROUPS. `shown`: the options in help;
+    None: all. The other flags are accepted and their values left to the caller."""
     for name, about, default in rows:
         if about.flag is None:
             continue
-        flag = flag_of(name, about)
-        shown = "" if default is None else f" (default: {default})"
-        text = f"{about.help}{shown}".replace("%", "%%")
-        if isinstance(about.kind, Switch):
+        group = parser.named_group(about.group, (titles or {}).get(about.group))
+        flag, kind = flag_of(name, about), about.kind
+        is_shown = shown is None or name in shown
+        text = help_of(about, default).replace("%", "%%") if is_shown else argparse.SUPPRESS
+        if isinstance(kind, Switch):
             group.add_argument(
-                flag, negated(flag), dest=name, action=_SwitchAction, nargs=0, help=text
+                flag, negated(flag), dest=name, action=_SwitchAction, is_on=default, help=text
             )
         else:
-            extra: dict[str, Any] = {"type": about.kind.parse, "metavar": name.upper()}
-            if isinstance(about.kind, Strings):
-                extra["action"] = "append"
-            group.add_argument(flag, dest=name, help=text, **extra)
+            extra: dict[str, Any] = {"action": _RepeatAction} if kind.repeats else {}
+            if isinstance(kind, Names) and kind.several_words:
+                extra["nargs"] = "+"
+            metavar = about.metavar or kind.metavar
+            group.add_argument(
+                flag, dest=name, type=kind.parse, metavar=metavar, help=text, **extra
+            )
+        if is_shown and not about.common:
+            parser.hide(name)
         _accept_names(parser, flag, (name, about, default))
 
 
 def _accept_names(parser: OptionParser, flag: str, row: Row) -> None:
-    about = row[1]
-    off = flag + "=off" if isinstance(about.kind, Toggle) else negated(flag)
-    if isinstance(about.kind, Toggle):
-        parser.accept_without_value(flag, about.kind.choices)
+    kind, about = row[1].kind, row[1]
+    off = flag + "=off" if isinstance(kind, Toggle) else negated(flag)
+    if isinstance(kind, Toggle):
+        parser.accept_without_value(flag, kind.choices)
     for name, spelling in spellings([row]).items():
         other = "--" + name.replace("_", "-")
         if other not in parser._option_string_actions:
@@ -117,7 +261,8 @@ def _accept_names(parser: OptionParser, flag: str, row: Row) -> None:
             parser.accept_alias(other, new, is_deprecated=spelling.is_deprecated)
     for other in (*about.aliases, *about.deprecated):
         if other.startswith("-"):
-            parser.accept_alias(other, flag, is_deprecated=other in about.deprecated)
+            new = off if other.startswith("--no-") else flag
+            parser.accept_alias(other, new, is_deprecated=other in about.deprecated)
 
 
 def given_flags(options: Any, owner: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""MODEL on the command line, the same for every command: as a position, or as -m/--model."""
+"""MODEL on the command line: a positional argument, or -m/--model."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-MODEL_HELP = "directory, .gguf file, hub id or pypi:NAME; a small model when left out"
+from llaisys.common.flags import OptionParser
+
+MODEL_HELP = "Directory, GGUF file, hub id or pypi:NAME (default: SmolLM2)"
 
 
 def add_model_argument(
-    parser: argparse.ArgumentParser,
+    parser: OptionParser,
     help: str = MODEL_HELP,
     position: bool = True,
     several: bool = False,
 ) -> None:
-    """`options.model`: what was given, or None; a list where `several` may be named by position.
-    Naming it both ways is a usage error."""
+    """`options.model`: the value or None; with `several`, a list of positional arguments or None.
+    A model given both ways is a usage error."""
+    group = parser.named_group("model")
     if position:
         nargs = "*" if several else "?"
-        parser.add_argument("model", nargs=nargs, metavar="MODEL", action=_Once, help=help)
-        help = "the same, by name"
-    parser.add_argument("-m", "--model", dest="model", metavar="MODEL", action=_Once, help=help)
+        group.add_argument("model", nargs=nargs, metavar="MODEL", action=_Once, help=help)
+        help = argparse.SUPPRESS  # one line of help for both forms
+    group.add_argument("-m", "--model", dest="model", metavar="MODEL", action=_Once, help=help)
 
 
 class _Once(argparse.Action):
-    """Keeps the value that was given; argparse reports a position that was left out as None."""
+    """Store the value. argparse reports a positional argument that is left out as None."""
 
     def __call__(
         self,

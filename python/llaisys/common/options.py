@@ -1,251 +1,84 @@
-"""Fields that say what they are: a dataclass whose fields are made by `option` is the one table
-from which checks, command-line flags, wire forms and JSON schemas derive.
+"""Options as fields of dataclasses: one declaration gives the check, the keyword of `LLM`, the
+command-line flag, the key of the configuration file, the wire form, the JSON schema and the row of
+the reference page.
 
-    max_num_seqs: int = option(256, Integer(1, 65536), "sequences that run at once")
+    max_num_seqs: int = option(256, Integer(1, 65536), "Maximum running sequences")
 
-A kind checks a value (`check`), reads one from a command line (`parse`) and describes itself to
-clients (`json_schema`). None is allowed where it is the field's default.
+None is allowed where it is the field's default.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import (
-    MAX_INT,
-    check_bool,
-    check_choice,
-    check_count,
-    check_float,
-    check_int,
-    check_strings,
-    check_text,
-    check_token_ids,
-    invalid_value,
+from llaisys.common.option_kinds import (
+    Bytes,
+    Choice,
+    FilePath,
+    Integer,
+    Integers,
+    Kind,
+    Names,
+    Number,
+    Strings,
+    Switch,
+    Text,
+    TextOrFile,
+    Toggle,
+    TokenIds,
+    json_or_text,
 )
+from llaisys.common.validation import invalid_value
+
+__all__ = [
+    "GROUPS",
+    "Bytes",
+    "Choice",
+    "FilePath",
+    "Integer",
+    "Integers",
+    "Kind",
+    "Names",
+    "Number",
+    "Option",
+    "Record",
+    "Strings",
+    "Switch",
+    "Text",
+    "TextOrFile",
+    "Toggle",
+    "TokenIds",
+    "changed",
+    "check_options",
+    "described",
+    "json_or_text",
+    "option",
+    "options_of",
+    "rebuilt",
+]
 
 _KEY = "llaisys"  # of the field's metadata
 _NEVER = object()  # no value is this
 
-
-class Kind:
-    """What values a field takes."""
-
-    parse: Callable[[str], Any] = str
-
-    def check(self, name: str, value: Any) -> Any:
-        """The value in its plain form; raises InvalidInputError."""
-        raise NotImplementedError
-
-    def json_schema(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Integer(Kind):
-    low: int
-    high: int = MAX_INT
-
-    parse = int
-
-    def check(self, name: str, value: Any) -> int:
-        return check_int(name, value, self.low, self.high)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-         "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes(Kind):
-    """A number of bytes: an integer, or a text like "1.5GiB" or "800M"."""
-
-    low: int
-    high: int = 1 << 62
-
-    @staticmethod
-    def parse(text: str) -> int | str:
-        return int(text) if text.isdecimal() else text
-
-    def check(self, name: str, value: Any) -> int:
-        if isinstance(value, str):
-            found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", value.lower())
-            if found is None or found[2] not in UNITS:
-                raise invalid_value(
-                    name, value, 'a number of bytes like 8000000000, "8GB" or "1.5GiB"'
-                )
-            whole = found[1].isdigit() and not found[2]
-            value = int(found[1]) if whole else int(float(found[1]) * UNITS[found[2]])
-        return check_int(name, value, self.low, self.high)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": ["integer", "string"], "minimum": self.low, "maximum": self.high}
-
-
-@dataclass(frozen=True, slots=True)
-class Number(Kind):
-    low: float
-    high: float = math.inf
-    above_low: bool = False  # the lower limit itself is refused
-
-    parse = float
-
-    def check(self, name: str, value: Any) -> float:
-        return check_float(name, value, self.low, self.high, above_low=self.above_low)
-
-    def json_schema(self) -> dict[str, Any]:
-        least = "exclusiveMinimum" if self.above_low else "minimum"
-        most = {"maximum": self.high} if math.isfinite(self.high) else {}
-        return {"type": "number", least: self.low, **most}
-
-
-@dataclass(frozen=True, slots=True)
-class Switch(Kind):
-    def check(self, name: str, value: Any) -> bool:
-        return check_bool(name, value)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
-
-
-@dataclass(frozen=True, slots=True)
-class Text(Kind):
-    may_be_empty: bool = False
-
-    def check(self, name: str, value: Any) -> str:
-        return "" if value == "" and self.may_be_empty else check_text(name, value)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": int(not self.may_be_empty)}
-
-
-@dataclass(frozen=True, slots=True)
-class TextOrFile(Kind):
-    """A text that has `mark` in it, or the name of a file with such a text, whose plain form is the
-    text."""
-
-    mark: str
-    max_chars: int
-    called: str  # in errors
-
-    def check(self, name: str, value: Any) -> str:
-        text, found = check_text(name, value), ""
-        if self.mark not in text:
-            found = f" in the file {text}"
-            try:
-                with open(text, encoding="utf-8") as file:
-                    text = file.read(self.max_chars + 1)
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or "it is not UTF-8"
-                limit = f"{self.called}, or a file that has one"
-                raise InvalidInputError(
-                    f"{name} is {text!r}; it must be {limit} ({why})",
-                    field=name, value=text, limit=limit,
-                ) from None  # fmt: skip
-            if self.mark not in text:
-                raise invalid_value(name, value, f"a file with {self.called}")
-        check_count(f"{name}{found}", len(text), self.max_chars, "characters")
-        return text
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Kind):
-    choices: tuple[str, ...]
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other names for them
-
-    def check(self, name: str, value: Any) -> str:
-        known = value if not isinstance(value, str) else self.aliases.get(value, value)
-        return check_choice(name, known, self.choices)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": [*self.choices, *self.aliases]}
-
-
-@dataclass(frozen=True, slots=True)
-class Toggle(Kind):
-    """auto, on or off; true and false are on and off. On a command line, a flag without a value is
-    on."""
-
-    choices: tuple[str, ...] = ("auto", "on", "off")
-
-    def check(self, name: str, value: Any) -> str:
-        if isinstance(value, bool):
-            return "on" if value else "off"
-        return check_choice(name, value, self.choices)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"enum": [*self.choices, True, False]}
-
-
-@dataclass(frozen=True, slots=True)
-class Strings(Kind):
-    """A string or a list of strings; None is none."""
-
-    max_count: int
-    max_chars: int
-
-    def check(self, name: str, value: Any) -> tuple[str, ...]:
-        return check_strings(name, value, self.max_count, self.max_chars)
-
-    def json_schema(self) -> dict[str, Any]:
-        one = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
-        return {"anyOf": [one, {"type": "array", "items": one, "maxItems": self.max_count}]}
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIds(Kind):
-    """A list of token ids, each once."""
-
-    max_count: int
-    min_count: int = 0
-
-    def check(self, name: str, value: Any) -> tuple[int, ...]:
-        ids = check_token_ids(name, value, self.max_count, min_count=self.min_count)
-        return tuple(dict.fromkeys(ids))
-
-    def json_schema(self) -> dict[str, Any]:
-        item = Integer(0).json_schema()
-        limits = {"minItems": self.min_count, "maxItems": self.max_count}
-        return {"type": "array", "items": item, **limits}
-
-
-@dataclass(frozen=True, slots=True)
-class Integers(Kind):
-    """A list of integers from 0 on; "0,1" on the command line."""
-
-    max_count: int = 1024
-
-    @staticmethod
-    def parse(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
-    def check(self, name: str, value: Any) -> tuple[int, ...]:
-        return check_token_ids(name, value, self.max_count)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": Integer(0).json_schema(), "maxItems": self.max_count}
-
-
-def json_or_text(text: str) -> Any:
-    """Text that is not JSON stays what it is, for `check` to refuse by name."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+# Group -> its title in help and reference pages, in their order.
+GROUPS = {
+    "model": "model",
+    "server": "server",
+    "device": "device and memory",
+    "parallel": "parallelism",
+    "scheduling": "scheduling",
+    "sampling": "sampling",
+    "security": "security",
+    "limits": "limits",
+    "models": "several models",
+    "health": "engine health",
+    "observability": "observability",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +89,10 @@ class Record(Kind):
     owner: type[Any]
 
     parse = staticmethod(json_or_text)
+    metavar = "JSON"
+
+    def limits(self) -> str:
+        return f"object with the fields of {self.owner.__name__}"
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -272,25 +109,25 @@ class Option:
     """The description of a field beside its name, its type and its default."""
 
     kind: Kind
-    help: str
+    help: str  # one line: a noun phrase or an imperative
     flag: str | None = None  # on the command line; "": the field's name, None: no flag
+    group: str = ""  # of GROUPS
+    common: bool = False  # shown by --help; else by --help-all only
+    default_text: str = ""  # the default in words, where the value says too little
+    metavar: str = ""  # the value in help; "": the kind's
+    more: str = ""  # further sentences for the reference page
     # Other names that are accepted, and those that give a warning: in snake case for keywords,
     # configuration files and flags; one that begins with a dash is a flag only.
     aliases: tuple[str, ...] = ()
     deprecated: tuple[str, ...] = ()
 
+    def shown_default(self, default: Any) -> str:
+        return self.default_text or ("none" if default in (None, ()) else self.kind.shown(default))
 
-def option(
-    default: Any,
-    kind: Kind,
-    help: str,
-    *,
-    flag: str | None = "",
-    aliases: tuple[str, ...] = (),
-    deprecated: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field with a description; the keywords are the fields of Option."""
-    return described(default, Option(kind, help, flag, aliases, deprecated))
+
+def option(default: Any, kind: Kind, help: str, *, flag: str | None = "", **more: Any) -> Any:
+    """A dataclass field with a description; `more`: further fields of Option."""
+    return described(default, Option(kind, help, flag, **more))
 
 
 def described(default: Any, about: Option) -> Any:
@@ -314,7 +151,7 @@ def _options_of(owner: Any) -> tuple[tuple[str, Option, Any], ...]:
 
 @functools.cache
 def _checks_of(owner: Any) -> tuple[tuple[str, Kind, Any], ...]:
-    """(name, kind, the default as it is when it needs no check) of each described field."""
+    """(name, kind, the default if it needs no check) of each described field."""
     found = []
     for name, about, default in _options_of(owner):
         is_plain = default is None or about.kind.check(name, default) is default
@@ -323,7 +160,7 @@ def _checks_of(owner: Any) -> tuple[tuple[str, Kind, Any], ...]:
 
 
 def check_options(instance: Any) -> None:
-    """Check every described field of a frozen dataclass and put in the plain values."""
+    """Check every described field of a frozen dataclass and store the plain values."""
     owner: Any = type(instance)
     for name, kind, plain in _checks_of(owner):
         value = getattr(instance, name)
@@ -343,8 +180,8 @@ def changed(instance: Any) -> dict[str, Any]:
 
 
 def rebuilt(owner: type[Any], values: Mapping[str, Any], **more: Any) -> Any:
-    """An instance from what `changed` gave, and more fields; unknown names raise
-    InvalidInputError."""
+    """An instance from the result of `changed`, and more fields. Raises InvalidInputError for
+    unknown names."""
     known = {name for name, _, _ in options_of(owner)}
     for name in values:
         if name not in known:

@@ -24,37 +24,50 @@ class ParallelConfig:
     """The seeds' fields, then ours; `normalize_parallel_config` checks them and fills the derived
     ones."""
 
-    pipeline_parallel_size: int = option(1, Integer(1), "stages of layers; only 1", flag=None)
-    tensor_parallel_size: int = option(1, Integer(1, MAX_RANKS), "ranks that share each layer")
-    distributed_executor_backend: str = option(
-        "uni",
-        Choice(EXECUTOR_BACKENDS),
-        "ranks are threads (uni), processes (mp) or actors of a Ray cluster (ray)",
+    pipeline_parallel_size: int = option(
+        1, Integer(1), "Pipeline stages; only 1", flag=None, group="parallel"
     )
-    master_addr: str = option("127.0.0.1", Text(), "where the ranks meet", flag=None)
-    master_port: int = option(29501, Integer(1, 65535), "where the ranks meet", flag=None)
-    node_rank: int = option(0, Integer(0), "number of this machine", flag=None)
-    nnodes: int = option(1, Integer(1), "machines; only 1", flag=None)
+    tensor_parallel_size: int = option(
+        1, Integer(1, MAX_RANKS), "Tensor-parallel ranks",
+        group="parallel", common=True, aliases=("-tp",),
+    )  # fmt: skip
+    distributed_executor_backend: str = option(
+        "uni", Choice(EXECUTOR_BACKENDS), "Where ranks run", group="parallel",
+        more="`uni`: threads; `mp`: processes; `ray`: actors of a Ray cluster.",
+    )  # fmt: skip
+    master_addr: str = option(
+        "127.0.0.1", Text(), "Rendezvous address", flag=None, group="parallel"
+    )
+    master_port: int = option(
+        29501, Integer(1, 65535), "Rendezvous port", flag=None, group="parallel"
+    )
+    node_rank: int = option(0, Integer(0), "Index of this node", flag=None, group="parallel")
+    nnodes: int = option(1, Integer(1), "Nodes; only 1", flag=None, group="parallel")
     world_size: int = 1  # derived
     rank: int = 0  # derived
     local_rank: int = 0  # derived
-    distributed_backend: str = option("nccl", Text(), "of the collectives", flag=None)
-    init_method: str = option(
-        "", Text(may_be_empty=True), "URL of that place; empty: tcp://ADDR:PORT of it", flag=None
+    distributed_backend: str = option(
+        "nccl", Text(), "Backend of the collectives", flag=None, group="parallel"
     )
-    tp_group_name: str = option("TP0", Text(), "name of the group of ranks", flag=None)
+    init_method: str = option(
+        "", Text(may_be_empty=True), "Rendezvous URL", flag=None, group="parallel",
+        default_text="tcp://MASTER_ADDR:MASTER_PORT",
+    )  # fmt: skip
+    tp_group_name: str = option(
+        "TP0", Text(), "Name of the process group", flag=None, group="parallel"
+    )
     use_single_process_tp: bool = True  # derived
     tensor_parallel_device_ids: tuple[int, ...] | list[int] | None = option(
-        None, Integers(), "a device for each rank, like 0,1; None: 0, 1, 2, .."
+        None, Integers(), "Device of each rank", group="parallel", default_text="0,1,2,..."
     )
     vocab_parallel_head: bool = option(
-        True, Switch(), "every rank has the whole head, and computes all logits"
+        True, Switch(), "Shard the LM head over the ranks", group="parallel"
     )
     replicate_kv_heads: bool = option(
-        False, Switch(), "allow more ranks than key/value heads: ranks that share one copy it"
+        False, Switch(), "Allow more ranks than KV heads; ranks share copies", group="parallel"
     )
     numa: bool = option(
-        False, Switch(), "bind the ranks of a CPU to NUMA nodes, and to cores of their own there"
+        False, Switch(), "Bind CPU ranks to NUMA nodes and their cores", group="parallel"
     )
 
     def kv_copies(self, num_kv_heads: int) -> int:

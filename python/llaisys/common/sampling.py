@@ -1,9 +1,8 @@
-"""How a request's tokens are drawn: the parameters and the order of the sampler chain.
+"""Sampling parameters and the order of the sampler chain.
 
-`SamplingParams` is the one table of sampling fields: the checks, the step's arrays, the wire form,
-the HTTP schema and the command-line flags derive from what its fields say about themselves. It is
-validated once, when it is made, and never changes. Nothing here touches logits: the chain runs in
-the native sampler, the worker turns these fields into its arrays.
+`SamplingParams` declares every sampling field: the checks, the arrays of a step, the wire form, the
+HTTP schema and the command-line flags derive from it. It is immutable and validated once. The chain
+runs in the native sampler; the worker turns these fields into its arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from llaisys.common.validation import (
 
 
 class SamplerKind(IntEnum):
-    """A link of the sampler chain; the values are those of the C API."""
+    """A sampler of the chain; the values are those of the C API."""
 
     PENALTIES = 0
     TEMPERATURE = 1
@@ -51,7 +50,7 @@ class SamplerKind(IntEnum):
     TOP_N_SIGMA = 7
 
 
-# The links in their default order. The mask (allowed_token_ids) and the bias (logit_bias,
+# The samplers in their default order. The mask (allowed_token_ids) and the bias (logit_bias,
 # bad_words, min_tokens) come before the chain, whatever its order.
 DEFAULT_SAMPLERS = (
     "penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc",
@@ -64,7 +63,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100.0
-BAN = float("-inf")  # the bias of a token that is never drawn
+BAN = float("-inf")  # the bias of a token that is never sampled
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
 MAX_TOKENS = 1 << 31
@@ -76,7 +75,7 @@ BIAS_KEY = "a token id of logit_bias"  # what errors call it
 
 @dataclass(frozen=True, slots=True)
 class LogitBias(Kind):
-    """Token id -> number added to its logit; -inf: never drawn."""
+    """Token id -> number added to its logit; -inf: never sampled."""
 
     def check(self, name: str, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
@@ -110,15 +109,15 @@ class Samplers(Kind):
             raise invalid_value(
                 name, value, f"a list of names out of {', '.join(DEFAULT_SAMPLERS)}"
             )
-        for place, link in enumerate(names):
-            check_choice(f"{name}[{place}]", link, DEFAULT_SAMPLERS)
+        for index, sampler in enumerate(names):
+            check_choice(f"{name}[{index}]", sampler, DEFAULT_SAMPLERS)
         if len(set(names)) != len(names):
             raise invalid_value(name, value, "a list without repetition")
         return tuple(names)
 
     def json_schema(self) -> dict[str, Any]:
-        link = {"type": "string", "enum": list(DEFAULT_SAMPLERS)}
-        return {"type": "array", "items": link, "uniqueItems": True}
+        item = {"type": "string", "enum": list(DEFAULT_SAMPLERS)}
+        return {"type": "array", "items": item, "uniqueItems": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class SamplingOption(Option):
     from_model: bool = False
 
 
-def plain(default: Any, kind: Kind, help: str, flag: str | None = None) -> Any:
-    """A field that the engine reads."""
-    return described(default, SamplingOption(kind, help, flag))
+def plain(default: Any, kind: Kind, help: str, flag: str | None = None, **more: Any) -> Any:
+    """A field that the engine reads; `more`: further fields of SamplingOption."""
+    return described(default, SamplingOption(kind, help, flag, "sampling", **more))
 
 
 def number(
@@ -146,15 +145,13 @@ def number(
     kind: Integer | Number,
     help: str,
     *,
-    neutral: float = 0,
-    from_model: bool = False,
     flag: str | None = "",
+    **more: Any,
 ) -> Any:
-    """A field that goes to the sampler as a number of each row."""
-    return described(
-        default,
-        SamplingOption(kind, help, flag, array=array, neutral=neutral, from_model=from_model),
-    )
+    """A field that is a number of each row in the sampler."""
+    if more.get("from_model"):
+        more.setdefault("default_text", "from model")
+    return plain(default, kind, help, flag, array=array, **more)
 
 
 def penalty(array: str, help: str) -> Any:
@@ -163,109 +160,118 @@ def penalty(array: str, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens and when to stop. None means "the model's default" for the fields that a
-    generation_config.json may set (see `with_defaults`), else "not used".
+    """Sampling and stopping parameters of a request. None means "the model's default" for the
+    fields that a generation_config.json may set (see `with_defaults`), else "not used".
 
-    temperature 0 is greedy; neutral values sample from the model's whole distribution. Without a
-    seed each request gets a random one.
+    temperature 0 is greedy; neutral values sample from the full distribution. Without a seed each
+    request gets a random one.
     """
 
-    n: int = plain(1, Integer(1, MAX_N), "choices per prompt", "")
+    n: int = plain(1, Integer(1, MAX_N), "Choices per prompt", "", common=True)
     temperature: float | None = number(
-        "temperature", None, Number(0, 100), "0 takes the most likely token",
-        neutral=1.0, from_model=True,
+        "temperature", None, Number(0, 100), "Sampling temperature; 0: greedy",
+        neutral=1.0, from_model=True, common=True, aliases=("temp",),
     )  # fmt: skip
     top_p: float | None = number(
-        "top_p", None, Number(0, 1, above_low=True), "smallest set of tokens with this probability",
-        neutral=1.0, from_model=True,
+        "top_p", None, Number(0, 1, above_low=True), "Top-p (nucleus) sampling",
+        neutral=1.0, from_model=True, common=True,
     )  # fmt: skip
     top_k: int | None = number(
-        "top_k", None, Integer(-1), "the k most likely tokens; 0 or -1: all", from_model=True
+        "top_k", None, Integer(-1), "Top-k sampling; 0 or -1: off", from_model=True, common=True
     )
     min_p: float | None = number(
-        "min_p", None, Number(0, 1), "tokens at least this likely, relative to the best",
+        "min_p", None, Number(0, 1), "Minimum probability relative to the most likely token",
         from_model=True,
     )  # fmt: skip
     typical_p: float | None = number(
-        "typical_p", None, Number(0, 1, above_low=True),
-        "tokens about as surprising as expected, with this probability in all",
-        neutral=1.0, from_model=True,
+        "typical_p", None, Number(0, 1, above_low=True), "Locally typical sampling",
+        neutral=1.0, from_model=True, aliases=("typical",),
     )  # fmt: skip
     top_n_sigma: float = number(
         "top_n_sigma", 0.0, Number(0, 100),
-        "tokens within so many standard deviations of the best logit; 0: all",
+        "Keep tokens within this many standard deviations of the best logit",
+        aliases=("top_nsigma",), more="0: off.",
     )  # fmt: skip
     xtc_probability: float = number(
-        "xtc_probability", 0.0, Number(0, 1), "chance of leaving out the top choices of a token"
+        "xtc_probability", 0.0, Number(0, 1), "Probability of XTC (exclude top choices) per token"
     )
     xtc_threshold: float = number(
-        "xtc_threshold", 0.1, Number(0, 1), "what counts as a top choice; above 0.5: nothing",
+        "xtc_threshold", 0.1, Number(0, 1), "Probability of an XTC top choice; above 0.5: off",
         neutral=0.1,
     )  # fmt: skip
     repetition_penalty: float | None = number(
         "repetition_penalty", None, Number(0, 100, above_low=True),
-        "above 1 discourages tokens seen before", neutral=1.0, from_model=True,
+        "Repetition penalty of prompt and output tokens; 1: off",
+        neutral=1.0, from_model=True, aliases=("repeat_penalty",),
     )  # fmt: skip
-    presence_penalty: float = penalty("presence_penalty", "subtracted from tokens generated before")
+    presence_penalty: float = penalty("presence_penalty", "Penalty of tokens already generated")
     frequency_penalty: float = penalty(
-        "frequency_penalty", "subtracted for each time a token was generated"
+        "frequency_penalty", "Penalty per occurrence of a generated token"
     )
-    logit_bias: Mapping[int, float] | None = plain(None, LogitBias(), "added to a token's logit")
+    logit_bias: Mapping[int, float] | None = plain(
+        None, LogitBias(), "Bias by token id, added to the logits"
+    )
     bad_words: tuple[str, ...] | list[str] | str | None = plain(
-        None, Strings(256, 1024), "never produced; may be repeated", ""
+        None, Strings(256, 1024), "Text that is never generated; repeatable", ""
     )
     allowed_token_ids: tuple[int, ...] | list[int] | None = plain(
-        None, TokenIds(MAX_ALLOWED_TOKEN_IDS, min_count=1), "nothing else is produced"
+        None, TokenIds(MAX_ALLOWED_TOKEN_IDS, min_count=1), "Token ids that may be generated",
+        default_text="all",
+    )  # fmt: skip
+    seed: int | None = plain(
+        None, Integer(0, MAX_SEED), "Random seed", "", common=True, default_text="random"
     )
-    seed: int | None = plain(None, Integer(0, MAX_SEED), "makes the answer repeatable", "")
     stop: tuple[str, ...] | list[str] | str | None = plain(
-        None, Strings(MAX_STOP_STRINGS, MAX_STOP_CHARS), "end before this text; may be repeated", ""
+        None, Strings(MAX_STOP_STRINGS, MAX_STOP_CHARS), "Stop string; repeatable", "", common=True
     )
     stop_token_ids: tuple[int, ...] | list[int] | None = plain(
-        None, TokenIds(1024), "end at one of these, beside the model's own"
+        None, TokenIds(1024), "Stop token ids, beside those of the model"
     )
-    include_stop_str_in_output: bool = plain(False, Switch(), "keep the stop string in the text")
-    ignore_eos: bool = plain(False, Switch(), "go on past the model's end tokens", "")
+    include_stop_str_in_output: bool = plain(False, Switch(), "Include the stop string in the text")
+    ignore_eos: bool = plain(False, Switch(), "Continue after end-of-sequence tokens", "")
     max_tokens: int | None = plain(
-        None, Integer(0, MAX_TOKENS), "tokens to generate at most; else as the context holds", ""
-    )
-    min_tokens: int = plain(
-        0, Integer(0, MAX_TOKENS), "no stop token and no stop string before this many", ""
-    )
+        None, Integer(0, MAX_TOKENS), "Maximum tokens to generate", "", common=True,
+        default_text="up to the context length", aliases=("n_predict",),
+    )  # fmt: skip
+    min_tokens: int = plain(0, Integer(0, MAX_TOKENS), "Minimum tokens before any stop", "")
     thinking_budget: int | None = plain(
-        None, Integer(0, MAX_TOKENS), "tokens of reasoning at most; then it is closed", ""
+        None, Integer(0, MAX_TOKENS), "Maximum reasoning tokens", ""
     )
     priority: int = plain(
-        0, Integer(-MAX_PRIORITY, MAX_PRIORITY), "lower values are served first", ""
+        0, Integer(-MAX_PRIORITY, MAX_PRIORITY), "Priority; lower values are served first", ""
     )
     timeout: float | None = plain(
-        None, Number(0, MAX_TIMEOUT, above_low=True),
-        "seconds after which the answer ends as it is, begun or not", "",
+        None, Number(0, MAX_TIMEOUT, above_low=True), "Time limit of the request", "",
+        metavar="SECONDS", more="The output so far is returned.",
     )  # fmt: skip
     n_keep: int | None = plain(
-        None, Integer(-1, MAX_TOKENS),
-        "first prompt tokens that stay when the context is shifted; -1: all", "",
-    )  # fmt: skip
+        None, Integer(-1, MAX_TOKENS), "Prompt tokens to keep at a context shift; -1: all", ""
+    )
     logprobs: int | None = number(
         "n_logprobs", None, Integer(0, MAX_LOGPROBS),
-        "0: of the drawn token, k: and of the k best", neutral=-1, flag=None,
+        "Logprobs of the sampled token and of the k most likely ones", neutral=-1, flag=None,
     )  # fmt: skip
     logprob_token_ids: tuple[int, ...] | list[int] | None = plain(
-        None, TokenIds(MAX_LOGPROB_TOKEN_IDS, min_count=1), "logprobs of these, not of the k best"
-    )
+        None, TokenIds(MAX_LOGPROB_TOKEN_IDS, min_count=1),
+        "Token ids whose logprobs replace those of the k most likely",
+    )  # fmt: skip
     prompt_logprobs: int | None = plain(
-        None, Integer(0, MAX_LOGPROBS), "0: of the prompt's tokens, k: and of the k best there"
-    )
+        None, Integer(0, MAX_LOGPROBS),
+        "Logprobs of the prompt tokens and of the k most likely ones there",
+    )  # fmt: skip
     pooling: str | None = plain(
-        None, Choice(POOLINGS), "no answer but a vector: of the last token, or the mean of all"
+        None, Choice(POOLINGS), "Return an embedding with this pooling method, no text"
     )
-    skip_special_tokens: bool = plain(True, Switch(), "leave control tokens out of the text")
-    detokenize: bool = plain(True, Switch(), "False: token ids only, no text and no stop strings")
+    skip_special_tokens: bool = plain(True, Switch(), "Leave special tokens out of the text")
+    detokenize: bool = plain(
+        True, Switch(), "Return text", more="`false`: token ids only, no stop strings."
+    )
     samplers: tuple[str, ...] | list[str] | None = plain(
-        None, Samplers(), f"the sampler chain in its order, {';'.join(DEFAULT_SAMPLERS)}", ""
-    )
+        None, Samplers(), "Order of the sampler chain", "",
+        default_text=";".join(DEFAULT_SAMPLERS), metavar="A;B",
+    )  # fmt: skip
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = plain(
-        None, Structured(), "what the answer must look like: a schema, a pattern, a grammar"
+        None, Structured(), "Constraint on the output: schema, regex, choice or grammar"
     )
 
     def __post_init__(self) -> None:
@@ -298,7 +304,7 @@ class SamplingParams:
 
     @property
     def generates(self) -> bool:
-        """Whether there is a token to draw; without, the prompt is computed and that is all."""
+        """Whether a token is sampled; without, only the prompt is computed."""
         return self.max_tokens != 0
 
     @property
@@ -315,8 +321,8 @@ class SamplingParams:
         )
 
     def with_defaults(self, defaults: Mapping[str, Any] | None) -> SamplingParams:
-        """The same with each of the fields that a model may set and that is None set from
-        `defaults`, or else to its neutral value."""
+        """A copy in which each field that a model may set and that is None has its value in
+        `defaults`, or its neutral value."""
         known = defaults or {}
         missing = [name for name in NEUTRAL if getattr(self, name) is None]
         chain = known.get("samplers") if self.samplers is None else None
@@ -336,7 +342,7 @@ class SamplingParams:
         return result
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """Public, for users: a copy with some fields changed, checked again."""
+        """A copy with some fields changed, checked again."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -359,7 +365,7 @@ class SamplingParams:
 
 
 class _Setter:
-    """Writes a checked value into a frozen instance while it is being made."""
+    """Write a checked value into a frozen instance during construction."""
 
     def __init__(self, target: SamplingParams) -> None:
         self._target = target
@@ -385,9 +391,9 @@ FIELDS: dict[str, SamplingOption] = {
 NEUTRAL: dict[str, float | int] = {
     name: about.neutral for name, about in FIELDS.items() if about.from_model
 }
-# What those who run a model may set for requests that do not say.
+# The fields that a server may set for requests that leave them out.
 DEFAULTED = (*NEUTRAL, "samplers")
-# What a chat is sampled with when neither the request nor the model's generation_config.json says.
+# Defaults of a chat where neither the request nor generation_config.json sets any of them.
 DEFAULT_SAMPLING: dict[str, float | int] = {
     "temperature": 0.8,
     "top_k": 40,
@@ -399,9 +405,9 @@ DEFAULT_SAMPLING: dict[str, float | int] = {
 def sampling_defaults(
     model: Mapping[str, Any], chosen: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Defaults for people who name no parameters: `chosen`, then the model's own, and where it has
-    none of DEFAULT_SAMPLING' fields, those."""
-    said = {name: value for name, value in model.items() if value is not None}
-    if not DEFAULT_SAMPLING.keys() & said.keys():
-        said = DEFAULT_SAMPLING | said
-    return said | dict(chosen or {})
+    """Defaults of a request without parameters: `chosen`, then the model's, or DEFAULT_SAMPLING if
+    the model sets none of its fields."""
+    own = {name: value for name, value in model.items() if value is not None}
+    if not DEFAULT_SAMPLING.keys() & own.keys():
+        own = DEFAULT_SAMPLING | own
+    return own | dict(chosen or {})

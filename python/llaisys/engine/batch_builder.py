@@ -184,7 +184,7 @@ class BatchBuilder:
         if others:
             budget = min(budget, max(budget // 2, self.config.min_prefill_chunk))
         if request.needs_prompt_logprobs:
-            budget = min(budget, self.config.max_scored_tokens - batch.num_logprob_tokens)
+            budget = min(budget, self.config.max_prompt_logprob_tokens - batch.num_logprob_tokens)
         count = max(0, min(missing, budget))
         if count:
             batch.chunks[request] = count
@@ -193,7 +193,7 @@ class BatchBuilder:
 
     def _has_logprob_room(self, batch: ScheduledBatch, request: Request) -> bool:
         """Whether the step has room for the request's prompt logprobs, if requested."""
-        limit = self.config.max_scored_tokens
+        limit = self.config.max_prompt_logprob_tokens
         return not request.needs_prompt_logprobs or batch.num_logprob_tokens < limit
 
     def _preempt(self, batch: ScheduledBatch, victim: Request) -> None:

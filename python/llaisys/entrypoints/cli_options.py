@@ -1,9 +1,10 @@
-"""Options that several commands have, and what becomes of them."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.flags import OptionParser, add_flags, given_flags
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from llaisys.entrypoints.llm import LLM
 
 
-SEED = ("seed",)  # of the engine: with sampling flags, their --seed is given to both
+SEED = ("seed",)  # an engine option that the sampling option of the same name replaces
+MAX_TOKENS = 512  # of a request on the command line
 
 
 def add_model_options(
     parser: OptionParser, position: bool = True, without: tuple[str, ...] = ()
 ) -> None:
-    """MODEL and the engine's options; `without`: those that mean something else here."""
+    """Add MODEL and the engine's options but `without`."""
     add_model_argument(parser, position=position)
     add_engine_flags(parser, without=without)
 
@@ -36,12 +38,17 @@ def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
 
 
 def add_sampling_options(parser: OptionParser) -> None:
-    group = parser.add_argument_group("sampling (defaults come with the model)")
-    add_flags(parser, group, list(options_of(SamplingParams)))
+    rows = [
+        (name, replace(about, default_text=str(MAX_TOKENS)), default)
+        if name == "max_tokens"
+        else (name, about, default)
+        for name, about, default in options_of(SamplingParams)
+    ]
+    add_flags(parser, rows)
 
 
 def sampling_of(options: argparse.Namespace, **given: Any) -> SamplingParams:
-    """The command line's values, under those of a job's own fields."""
+    """The values of the command line; `given`, the fields of a job, override them."""
     chosen = given_flags(options, SamplingParams) | given
-    chosen.setdefault("max_tokens", 512)
+    chosen.setdefault("max_tokens", MAX_TOKENS)
     return SamplingParams.from_wire(chosen)

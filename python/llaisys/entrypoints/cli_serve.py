@@ -1,4 +1,4 @@
-"""`llaisys serve`: the HTTP server. Its options are the server's own."""
+"""`llaisys serve`: the HTTP server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from llaisys.server.options import add_arguments, config_from_args
 
+HELP = "Serve models over HTTP, with a web UI"
+DESCRIPTION = "Serve models with the OpenAI, Anthropic, Ollama and llama.cpp APIs, and a web UI."
+
 
 def add_command(commands: Any) -> None:
-    serve = commands.add_parser("serve", help="serve a model over HTTP, with a web chat")
+    serve = commands.add_parser("serve", help=HELP, description=DESCRIPTION)
     add_arguments(serve)
     serve.set_defaults(run=_serve)
 

@@ -1,4 +1,4 @@
-"""`llaisys pull` and `llaisys env`: a model on disk, and this machine in words."""
+"""`llaisys pull` and `llaisys env`: download a model, describe this machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llaisys.common.model_argument import add_model_argument
 
 
 def add_commands(commands: Any) -> None:
-    pull = commands.add_parser("pull", help="fetch a model and print where it is")
+    pull = commands.add_parser("pull", help="Download a model and print its path")
     add_model_argument(pull)
     pull.set_defaults(run=_pull)
 
-    env = commands.add_parser("env", help="versions, CPU and library, for bug reports")
+    env = commands.add_parser("env", help="Print versions and hardware, for bug reports")
     env.set_defaults(run=_env)
 
 

@@ -43,7 +43,7 @@ class LLM(EmbeddingCalls, Closing):
         """`model`: a directory, a GGUF file or a model's name; None: the default model.
 
         `options` are the fields of `llaisys.engine.config.EngineConfig` and its sections, by name
-        (`dtype`, `max_model_len`, `kv_cache_memory`, ...; `help(LLM)` lists them with their
+        (`dtype`, `max_model_len`, `kv_cache_memory_bytes`, ...; `help(LLM)` lists them with their
         defaults), `tokenizer` and `adapter_class`. An unknown name is a TypeError.
         """
         path = os.fspath(model) if isinstance(model, os.PathLike) else model

@@ -15,26 +15,26 @@ class WatchdogLimits:
     """Seconds."""
 
     heartbeat_interval: float = option(
-        0.1, Number(0, above_low=True), "between two signs of life", flag=None
-    )
+        0.1, Number(0, above_low=True), "Time between heartbeats",
+        flag=None, group="health", metavar="SECONDS",
+    )  # fmt: skip
     unresponsive_after: float = option(
-        0.6, Number(0, above_low=True), "without a heartbeat until it is unhealthy", flag=None
-    )
+        0.6, Number(0, above_low=True), "Time without a heartbeat until unhealthy",
+        flag=None, group="health", metavar="SECONDS",
+    )  # fmt: skip
     dead_after: float = option(
-        10.0,
-        Number(0, above_low=True),
-        "seconds without a heartbeat until the engine is given up",
-        flag="--engine-dead-after",
-    )
+        10.0, Number(0, above_low=True), "Time without a heartbeat until the engine counts as dead",
+        flag="--engine-dead-after", group="health", metavar="SECONDS",
+    )  # fmt: skip
     step_limit: float = option(
-        300.0,
-        Number(0, above_low=True),
-        "seconds of one turn of the engine's loop; longer counts as hanging",
-        flag="--engine-step-limit",
-    )
+        300.0, Number(0, above_low=True), "Longest iteration of the engine loop",
+        flag="--engine-step-limit", group="health", metavar="SECONDS",
+        more="A longer one counts as a hang.",
+    )  # fmt: skip
     start_limit: float = option(
-        1800.0, Number(0, above_low=True), "until it is ready, a download included", flag=None
-    )
+        1800.0, Number(0, above_low=True), "Longest start, with a download",
+        flag=None, group="health", metavar="SECONDS",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)

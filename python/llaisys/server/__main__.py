@@ -10,7 +10,7 @@ def main(argv: list[str] | None = None) -> int:
     from llaisys.common.flags import OptionParser
     from llaisys.server.options import add_arguments, config_from_args
 
-    parser = OptionParser(prog="llaisys serve", description="Serve a model over HTTP.")
+    parser = OptionParser(prog="llaisys serve", description="Serve models over HTTP.")
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:

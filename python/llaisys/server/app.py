@@ -78,7 +78,7 @@ def make_app(shared: Shared, models: Models) -> ASGIApp:
         shared.metrics.http_requests.labels(method, route, str(status)).inc()
 
     guarded: ASGIApp = BodyGuard(
-        app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_bodies_bytes)
+        app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_total_body_bytes)
     )
     guarded = KeyGuard(guarded, shared.keys, is_public)
     if config.allowed_origins:

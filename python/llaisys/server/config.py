@@ -1,4 +1,5 @@
-"""The server's configuration; `options` fills it from the command line."""
+"""The server's configuration and the declaration of its options; `options` fills it from the
+command line and a file."""
 
 from __future__ import annotations
 
@@ -8,28 +9,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llaisys.chat.style import AUTO, REASONING_PARSERS, TOOL_PARSERS
+from llaisys.chat import reasoning, tool_formats
+from llaisys.chat.reasoning import REASONING_FORMATS
+from llaisys.chat.style import AUTO, NONE
+from llaisys.chat.tool_formats import TOOL_FORMATS
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import FORMATS, LEVELS
 from llaisys.common.options import (
     Bytes,
+    Choice,
+    FilePath,
     Integer,
+    Names,
     Number,
+    Switch,
+    Text,
     check_options,
     option,
 )
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.validation import check_choice, check_float, check_int, invalid_value
-from llaisys.engine.config import (
-    EngineConfig,
-)
+from llaisys.common.validation import MAX_INT, invalid_value
+from llaisys.engine.config import EngineConfig
 from llaisys.processes.watchdog import WatchdogLimits
-from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
+from llaisys.server.keys.api_key import ApiKey, ApiKeys, named_keys, read_key_file
 from llaisys.server.models.entries import ModelEntry
 
 MAX_REPLICAS = 64
 REPLICA_BACKENDS = ("local", "ray")
-MIN_SESSION_BYTES = 1 << 20  # the empty file takes a part of it
+MIN_SESSION_BYTES = 1 << 20  # an empty file needs part of it
 ENGINE_MODULE = "llaisys.server.engine_client.process"
 
 
@@ -39,58 +46,80 @@ def default_session_file() -> Path:
 
 
 MAX_BYTES = 1 << 62
-
-
-BARE_ENGINE_BYTES = 128 << 20  # of an engine process that has no model yet
+BARE_ENGINE_BYTES = 128 << 20  # of an engine process without a model
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client, and all of them together, may ask for."""
+    """Limits of one request, one API key and the whole server."""
 
-    max_queued: int = option(256, Integer(0), "sequences beyond max_num_seqs that may wait")
+    max_queued: int = option(
+        256, Integer(0), "Maximum waiting sequences", group="scheduling", common=True,
+        aliases=("max_num_queued_reqs", "max_queued_requests"),
+        more="Beyond `max_num_seqs`. A further request gets 429.",
+    )  # fmt: skip
     max_per_key: int | None = option(
-        None,
-        Integer(0),
-        "open sequences of one API key; 0: no own limit; else half of all when there are several",
-    )
+        None, Integer(0), "Maximum open sequences of an API key", group="limits",
+        default_text="half of all with several keys", more="0: no limit.",
+    )  # fmt: skip
     queue_timeout: float = option(
-        120.0, Number(0), "seconds; a request that was not started by then gets 503; 0: never"
+        120.0, Number(0), "Longest time in the queue", group="scheduling", common=True,
+        metavar="SECONDS", more="A request that has not started by then gets 503. 0: no limit.",
+    )  # fmt: skip
+    max_body_bytes: int = option(
+        8 << 20, Bytes(1, MAX_BYTES), "Maximum size of a request body", group="limits"
     )
-    max_body_bytes: int = option(8 << 20, Integer(1, MAX_BYTES), "of one request")
-    max_bodies_bytes: int = option(
-        256 << 20, Integer(1, MAX_BYTES), "of all bodies that are on their way"
-    )
+    max_total_body_bytes: int = option(
+        256 << 20, Bytes(1, MAX_BYTES), "Maximum size of all bodies in transfer",
+        group="limits", deprecated=("max_bodies_bytes",),
+    )  # fmt: skip
     max_body_items: int = option(
-        128 << 10, Integer(1), "numbers, texts, lists and objects of a body"
+        128 << 10, Integer(1), "Maximum JSON values in a body", group="limits",
+        more="Counts numbers, strings, arrays and objects.",
+    )  # fmt: skip
+    max_header_bytes: int = option(
+        64 << 10, Bytes(1, MAX_INT), "Maximum size of the request headers", group="limits"
     )
-    max_header_bytes: int = option(64 << 10, Integer(1), "of the head of a request")
-    max_connections: int = option(2048, Integer(1), "that are open at once")
+    max_connections: int = option(2048, Integer(1), "Maximum open connections", group="limits")
     header_timeout: float = option(
-        20.0, Number(0, above_low=True), "seconds until the head of a request is complete"
-    )
+        20.0, Number(0, above_low=True), "Time limit to receive the headers",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
     body_timeout: float = option(
-        60.0, Number(0, above_low=True), "seconds until the body of a request is complete"
-    )
+        60.0, Number(0, above_low=True), "Time limit to receive the body",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
     send_timeout: float = option(
-        60.0,
-        Number(0, above_low=True),
-        "seconds; a client that takes next to nothing for so long is dropped",
+        60.0, Number(0, above_low=True), "Time until a client that does not read is disconnected",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+    max_n: int = option(
+        128, Integer(1), "Maximum choices of a request, n times its prompts", group="limits"
     )
-    max_n: int = option(128, Integer(1), "choices of a request: n times its prompts")
-    max_prompts: int = option(64, Integer(1), "prompts of one /v1/completions request")
-    max_inputs: int = option(2048, Integer(1), "texts of one request for vectors")
-    max_logprobs: int = option(
-        2 << 20, Integer(1), "log-probabilities of all answers that are under way"
+    max_prompts: int = option(
+        64, Integer(1), "Maximum prompts of a /v1/completions request", group="limits"
     )
-    max_messages: int = option(4096, Integer(1), "messages of one conversation")
+    max_inputs: int = option(
+        2048, Integer(1), "Maximum inputs of an embeddings request", group="limits"
+    )
+    max_total_logprobs: int = option(
+        2 << 20, Integer(1), "Maximum buffered logprobs of all requests",
+        group="limits", deprecated=("max_logprobs",),
+    )  # fmt: skip
+    max_messages: int = option(
+        4096, Integer(1), "Maximum messages of a conversation", group="limits"
+    )
     max_prompt_tokens: int | None = option(
-        None, Integer(1), "tokens of a prompt; else what the model holds"
+        None, Integer(1), "Maximum prompt length, in tokens",
+        group="limits", default_text="the context length",
+    )  # fmt: skip
+    max_sessions: int = option(
+        1000, Integer(0), "Maximum stored sessions of an API key", group="limits"
     )
-    max_sessions: int = option(1000, Integer(0), "of one API key")
     max_session_bytes: int = option(
-        1 << 30, Integer(MIN_SESSION_BYTES, MAX_BYTES), "of the session file"
-    )
+        1 << 30, Bytes(MIN_SESSION_BYTES, MAX_BYTES), "Maximum size of the session file",
+        group="limits",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -98,30 +127,34 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Health(WatchdogLimits):
-    """How a sick engine is told from a busy one: no sign of life turns /health to 503, a longer
-    silence ends the server."""
+    """When an engine counts as failed: without a heartbeat /health answers 503, and after a longer
+    silence the server exits."""
 
-    max_failed_steps: int = option(3, Integer(1), "failed steps in a row until the engine gives up")
-    exit_delay: float = option(
-        1.5, Number(0), "seconds that the dead server answers 503, then it exits", flag=None
+    max_failed_steps: int = option(
+        3, Integer(1), "Consecutive failed steps until the engine exits", group="health"
     )
+    exit_delay: float = option(
+        1.5, Number(0), "Time to answer 503 before the server exits",
+        flag=None, group="health", metavar="SECONDS",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """How several models share the memory; one alone is loaded at the start and stays."""
+    """Memory of several models. A single model is loaded at start and never unloaded."""
 
     memory_budget: int | None = option(
-        None,
-        Bytes(BARE_ENGINE_BYTES),
-        "bytes of all engines together (12GiB, say); else 0.8 of what is available at the start",
-    )
+        None, Bytes(BARE_ENGINE_BYTES), "Memory of all loaded models, e.g. 12GiB",
+        group="models", default_text="0.8 of the available memory",
+    )  # fmt: skip
     keep_alive: float = option(
-        300.0, Number(0), "seconds until a model that nobody uses is unloaded; 0: never"
-    )
+        300.0, Number(0), "Idle time until a model is unloaded",
+        group="models", metavar="SECONDS", more="0: never.",
+    )  # fmt: skip
     load_timeout: float = option(
-        300.0, Number(0, above_low=True), "seconds that a request waits for its model to be loaded"
-    )
+        300.0, Number(0, above_low=True), "Longest time a request waits for its model",
+        group="models", metavar="SECONDS",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -129,46 +162,108 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Everything that `serve` needs."""
+    """The configuration of `llaisys serve`."""
 
-    engine: EngineConfig = field(
-        default_factory=EngineConfig
-    )  # of the model, of each service's own
-    models: tuple[ModelEntry, ...] = ()  # when there are several
+    engine: EngineConfig = field(default_factory=EngineConfig)  # of the first model
+    models: tuple[ModelEntry, ...] = ()  # empty with a single model
     model_limits: ModelLimits = field(default_factory=ModelLimits)
-    data_parallel_size: int = 1  # engine processes with the same model
-    data_parallel_backend: str = "local"  # where they run: this machine, or a Ray cluster
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free one
-    served_model_names: tuple[str, ...] = ()  # () : the model's own name
-    api_keys: Iterable[str | ApiKey] = ()  # a tuple of ApiKey when checked; (): everybody may
-    api_key_file: Path | None = None  # where those `from_file` come from
-    share_prefix_cache: bool = False  # with several keys: between them, too
-    allowed_hosts: tuple[str, ...] = ()  # names beside localhost and IP addresses; '*': any
-    allowed_origins: tuple[str, ...] = ()  # CORS; '*': any
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    ssl_keyfile_password: str | None = None
-    session_file: Path | None = None  # None: default_session_file()
-    webui: Path | None = None  # None: the one that is installed, if any
-    serve_webui: bool = True
-    strict_fields: bool = False  # refuse the fields of a request that change nothing here
-    drain_timeout: float = 30.0  # seconds that open requests get after SIGTERM
-    tool_call_parser: str = AUTO  # how calls of tools are read; auto: as the template shows
-    reasoning_parser: str = AUTO
-    otlp_traces_endpoint: str | None = None  # None: no traces
-    log_level: str = "info"
-    log_format: str = "text"
-    # Sampling fields (DEFAULTED) for requests that leave them out, before the model's own.
+    data_parallel_size: int = option(
+        1, Integer(1, MAX_REPLICAS), "Engine replicas behind this server",
+        group="parallel", common=True, aliases=("-dp",),
+        more="Each replica serves part of the requests with part of the CPU cores.",
+    )  # fmt: skip
+    data_parallel_backend: str = option(
+        "local", Choice(REPLICA_BACKENDS, {"mp": "local"}), "Where replicas run",
+        group="parallel",
+        more="`local`: processes of this machine; `ray`: a Ray cluster, with `threads` CPUs each.",
+    )  # fmt: skip
+    host: str = option(
+        "127.0.0.1", Text(), "Bind address", group="server", common=True, metavar="ADDRESS"
+    )
+    port: int = option(
+        8000, Integer(0, 65535), "TCP port", group="server", common=True, metavar="PORT",
+        more="0: a free port.",
+    )  # fmt: skip
+    served_model_names: tuple[str, ...] = option(
+        (), Names(several_words=True), "Model names in the API", flag="--served-model-name",
+        group="model", common=True, default_text="from model", metavar="NAME",
+    )  # fmt: skip
+    api_keys: Iterable[str | ApiKey] = option(  # a tuple of ApiKey once checked
+        (), ApiKeys(), "API key, also LLAISYS_API_KEY; repeatable", flag="--api-key",
+        group="security", common=True,
+    )  # fmt: skip
+    api_key_file: Path | None = option(
+        None, FilePath(), "File with API keys and their budgets", group="security", common=True,
+        more="A key, or a JSON object with its name and budgets, per line. SIGHUP reloads it.",
+    )  # fmt: skip
+    share_prefix_cache: bool = option(
+        False, Switch(), "Share the prefix cache between API keys", group="security",
+        more="Response times then reveal which prompts other keys have sent.",
+    )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = option(
+        (), Names(), "Accepted Host header; repeatable", flag="--allowed-host", group="security",
+        default_text="localhost and IP addresses", more="`*`: any.",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = option(
+        (), Names(), "Allowed CORS origin; repeatable", flag="--allowed-origin",
+        group="security", common=True, metavar="ORIGIN", more="`*`: any.",
+    )  # fmt: skip
+    ssl_certfile: str | None = option(
+        None, Text(), "TLS certificate", group="security", common=True, metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(
+        None, Text(), "TLS private key", group="security", common=True, metavar="FILE"
+    )
+    ssl_keyfile_password: str | None = option(
+        None, Text(), "Password of the TLS private key", group="security"
+    )
+    session_file: Path | None = option(
+        None, FilePath(), "SQLite file for sessions", group="server",
+        default_text="$XDG_STATE_HOME/llaisys/sessions.sqlite3",
+    )  # fmt: skip
+    webui: Path | None = option(
+        None, FilePath(), "Directory of the web UI", group="server", metavar="DIR",
+        default_text="the installed one",
+    )  # fmt: skip
+    serve_webui: bool = option(
+        True, Switch(), "Serve the web UI at /", flag="--ui", group="server", common=True,
+        aliases=("--no-webui",),
+    )  # fmt: skip
+    strict_fields: bool = option(
+        False, Switch(), "Reject request fields that have no effect", group="server",
+        more="Otherwise fields such as `metadata` and `store` are ignored, and other names of a "
+        "field, such as `n_predict`, are accepted.",
+    )  # fmt: skip
+    drain_timeout: float = option(
+        30.0, Number(0), "Time for open requests after SIGTERM", group="server",
+        metavar="SECONDS", aliases=("shutdown_timeout",),
+    )  # fmt: skip
+    tool_call_parser: str = option(
+        AUTO, Choice((AUTO, *TOOL_FORMATS), tool_formats.ALIASES), "Tool-call format",
+        group="model", more="`auto`: as the chat template shows.",
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        AUTO, Choice((AUTO, NONE, *REASONING_FORMATS), reasoning.ALIASES), "Reasoning format",
+        group="model", more="`auto`: as the chat template shows.",
+    )  # fmt: skip
+    otlp_traces_endpoint: str | None = option(
+        None, Text(), "OpenTelemetry endpoint for traces (OTLP over HTTP)",
+        group="observability", metavar="URL",
+    )  # fmt: skip
+    log_level: str = option(
+        "info", Choice(LEVELS), "Log level", group="observability", common=True, metavar="LEVEL"
+    )
+    log_format: str = option(
+        "text", Choice(FORMATS), "Log format", group="observability", common=True
+    )
+    # Sampling fields (DEFAULTED) for requests that leave them out; they override the model's.
     sampling: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     health: Health = field(default_factory=Health)
-    engine_module: str = ENGINE_MODULE  # what runs as the engine process; tests put faults in one
+    engine_module: str = ENGINE_MODULE  # module of the engine process
 
     def __post_init__(self) -> None:
-        check_int("port", self.port, 0, 65535)
-        check_int("data_parallel_size", self.data_parallel_size, 1, MAX_REPLICAS)
-        check_choice("data_parallel_backend", self.data_parallel_backend, REPLICA_BACKENDS)
+        check_options(self)
         on_ray = self.data_parallel_backend == "ray"
         if self.models and self.data_parallel_size > 1:
             raise invalid_value(
@@ -182,21 +277,16 @@ class ServerConfig:
             )
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
-        object.__setattr__(self, "api_keys", named_keys(self.api_keys))
+        object.__setattr__(self, "api_keys", named_keys(self.keys))
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             missing = "ssl_keyfile" if self.ssl_certfile else "ssl_certfile"
             raise InvalidInputError(
                 "TLS needs both --ssl-certfile and --ssl-keyfile", field=missing
             )
-        check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
-        check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
-        check_choice("log_format", self.log_format, FORMATS)
-        check_choice("log_level", self.log_level, LEVELS)
-        check_float("drain_timeout", self.drain_timeout, 0)
 
     @property
     def engine_of_replica(self) -> EngineConfig:
-        """What each engine process gets: with several of them, its share of the cores."""
+        """The configuration of each engine process; several of them divide the cores."""
         engine, count = self.engine, self.data_parallel_size
         if count == 1 or engine.n_threads:
             return engine
@@ -205,12 +295,12 @@ class ServerConfig:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that run at once, on all replicas together."""
+        """Maximum running sequences of all replicas."""
         return self.engine.scheduler.max_num_seqs * self.data_parallel_size
 
     @property
     def has_private_prefixes(self) -> bool:
-        """Whether a key's prompts are found in the prefix cache by that key only."""
+        """Whether a prefix is reused only by the API key that sent it."""
         return bool(self.api_keys) and not self.share_prefix_cache
 
     @property
@@ -218,14 +308,14 @@ class ServerConfig:
         return tuple(self.api_keys)  # type: ignore[arg-type]  # checked and named
 
     def with_keys_read_again(self) -> ServerConfig:
-        """With the keys that the file has now. Raises InvalidInputError when it cannot be used."""
+        """A copy with the keys of the file read again. Raises InvalidInputError for a bad file."""
         kept = [key for key in self.keys if not key.from_file]
         read = [] if self.api_key_file is None else read_key_file(self.api_key_file)
         return replace(self, api_keys=(*kept, *read))
 
     @property
     def max_per_key(self) -> int:
-        """Open sequences of one API key; 0: no own limit."""
+        """Maximum open sequences of an API key; 0: no limit."""
         if self.limits.max_per_key is not None:
             return self.limits.max_per_key
         if len(self.keys) < 2:
@@ -234,5 +324,5 @@ class ServerConfig:
 
     @property
     def max_session_bytes_per_key(self) -> int | None:
-        """Half of the session file when there are several keys; None: no own limit."""
+        """Half of the session file with several keys; None: no limit."""
         return None if len(self.keys) < 2 else self.limits.max_session_bytes // 2

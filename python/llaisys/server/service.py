@@ -66,7 +66,7 @@ class Service:
         self.model_names: tuple[str, ...] = config.served_model_names
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
-        self.logprobs = LogprobBudget(config.limits.max_logprobs)
+        self.logprobs = LogprobBudget(config.limits.max_total_logprobs)
         self.vectors = VectorBudget(MAX_VECTOR_NUMBERS)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())

@@ -198,8 +198,8 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
     if info.num_blocks < 1:
         raise InvalidInputError(
             f"the KV cache holds {adapter.kv_capacity_tokens} tokens; one block needs "
-            f"{block_size}: raise kv_cache_memory",
-            field="kv_cache_memory",
+            f"{block_size}: raise kv_cache_memory_bytes",
+            field="kv_cache_memory_bytes",
             value=adapter.kv_capacity_tokens,
             limit=f"room for {block_size} tokens",
         )
@@ -261,10 +261,10 @@ def _blocks_of_gpu(
     cache = config.cache
     block_bytes = max(1, bytes_per_token) * cache.block_size
     budget = kv_budget(config.device, device_id, cache.gpu_memory_utilization, needs)
-    wanted = cache.kv_cache_memory if cache.kv_cache_memory is not None else budget
+    wanted = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else budget
     if wanted > budget or wanted < block_bytes:
         raise invalid_value(
-            "kv_cache_memory",
+            "kv_cache_memory_bytes",
             wanted,
             f"from {block_bytes}, one block of {cache.block_size} tokens, to {budget}, the bytes "
             f"that the GPU has beside {needs.total} for the model",
@@ -281,8 +281,12 @@ def _affordable_blocks(
     if cache.num_kv_blocks is not None:
         return check_int("num_kv_blocks", cache.num_kv_blocks, 1, most)
     block_bytes = max(1, bytes_per_token) * cache.block_size
-    if cache.kv_cache_memory is not None:
-        name, asked, available = "kv_cache_memory", cache.kv_cache_memory, available_memory()
+    if cache.kv_cache_memory_bytes is not None:
+        name, asked, available = (
+            "kv_cache_memory_bytes",
+            cache.kv_cache_memory_bytes,
+            available_memory(),
+        )
         if asked > available:
             raise invalid_value(
                 name, asked, f"at most {available}, the bytes this machine has available"

@@ -18,7 +18,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
-from llaisys.common.options import Integer, check_options, option, options_of
+from llaisys.common.options import Integer, Kind, check_options, option, options_of
 from llaisys.common.validation import invalid_value
 
 MAX_KEY_CHARS = 512
@@ -74,6 +74,25 @@ def named_keys(given: Iterable[str | ApiKey]) -> tuple[ApiKey, ...]:
         if names.count(name) > 1:
             raise InvalidInputError(f"two API keys are named {name}", field="api_keys")
     return tuple(keys)
+
+
+class ApiKeys(Kind):
+    """API keys as text or ApiKey; the plain form is ApiKey. No error repeats a key."""
+
+    metavar = "KEY"
+    repeats = True
+
+    def check(self, name: str, value: Any) -> tuple[ApiKey, ...]:
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, Iterable):
+            raise InvalidInputError(f"{name} must be text or a list of texts", field=name)
+        return tuple(key if isinstance(key, ApiKey) else ApiKey(key) for key in given)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": ["string", "array"]}
+
+    def limits(self) -> str:
+        return "text or a list"
 
 
 def read_key_file(path: Path) -> list[ApiKey]:
