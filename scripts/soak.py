@@ -55,7 +55,7 @@ async def faults(server: Server, traffic: Traffic, every: float, seed: int) -> d
         elif kind == "clock":
             server.jump_clock(chance.choice([-86400.0, -3600.0, 0.0, 3600.0, 400 * 86400.0]))
         else:
-            server.read_keys_again()
+            server.reload_keys()
         traffic.last_fault[kind] = now()
 
 

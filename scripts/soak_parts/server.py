@@ -128,7 +128,7 @@ class Server:
         soft = 4096 if full else hard
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
-    def read_keys_again(self) -> None:
+    def reload_keys(self) -> None:
         self.write_keys()
         self.process.send_signal(signal.SIGHUP)
 

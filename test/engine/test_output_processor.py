@@ -15,8 +15,8 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput, TokenUpdate
 from llaisys.engine.output_processor import DECODED_AT_ONCE, OutputOptions, OutputProcessor
 from llaisys.engine.stop_strings import MAX_MASKS, StopStringFinder, StopStrings
-from llaisys.server.engine_client.parts import merge_parts
-from llaisys.server.generation.timings import ProgressTeller
+from llaisys.server.engine_client.deltas import merge_deltas
+from llaisys.server.generation.timings import PromptProgressReporter
 
 RUNNING, LENGTH = RequestStatus.RUNNING, RequestStatus.FINISHED_LENGTH_CAPPED
 STOPPED = RequestStatus.FINISHED_STOPPED
@@ -153,7 +153,7 @@ def test_a_prompt_says_how_far_it_is_until_the_first_token():
     ]
     assert [(p.total, p.cached, p.done) for p in told[:2]] == [(4, 1, 3), (4, 1, 4)]
     assert told[2] is None
-    teller = ProgressTeller()
+    teller = PromptProgressReporter()
     counts = [entry["processed"] for p in told for entry in teller.objects(p)]
     assert counts == [1, 3, 4] and teller.objects(told[0]) == []  # after a preemption
     silent = watched(OutputOptions(), tells=True, stream=False)
@@ -169,7 +169,7 @@ def test_what_comes_before_the_first_token_is_not_merged_with_it():
         TokenUpdate("r", [98], RUNNING),
     ):
         parts.extend(processor.process([update])[0])
-    first, second = merge_parts(parts), merge_parts(parts)
+    first, second = merge_deltas(parts), merge_deltas(parts)
     assert first.token_ids == [] and first.progress.done == 2
     assert second.token_ids == [97, 98] and second.progress.done == 4 and not parts
 

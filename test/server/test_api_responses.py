@@ -180,7 +180,7 @@ def said(text: str) -> list[dict[str, Any]]:
 
 
 async def keep(store: ResponseStore, name: str, text: str, before: Any = None) -> None:
-    await store.keep("o", {"id": name}, before, said(text), "m")
+    await store.store("o", {"id": name}, before, said(text), "m")
 
 
 @pytest.mark.parametrize("limit", ["sessions", "bytes"])
@@ -198,9 +198,9 @@ def test_the_oldest_responses_make_room_and_chats_of_others_do_not(
         assert await store.get("o", "resp_8") == {"id": "resp_8"}
         assert await sessions.get("o", "kept") is not None
         # One that goes on is not deleted for its own sake.
-        place = await store.place("o", "resp_8")
+        place = await store.position("o", "resp_8")
         await keep(store, "resp_9", "y" * 5000, place)
-        following = await store.place("o", "resp_9")
+        following = await store.position("o", "resp_9")
         assert following is not None and following.session == "resp_8"
         assert [m["content"][0] for m in following.messages] == ["x", "y"]
         if limit == "bytes":
@@ -216,11 +216,11 @@ def test_two_that_follow_the_same_response_do_not_mix(tmp_path: Path) -> None:
         sessions = SessionStore(tmp_path / "s.db")
         store = ResponseStore(sessions)
         await keep(store, "resp_a", "a")
-        place = await store.place("o", "resp_a")
+        place = await store.position("o", "resp_a")
         await keep(store, "resp_b", "b", place)
         await keep(store, "resp_c", "c", place)
         for name, expected in (("resp_b", "ab"), ("resp_c", "ac")):
-            found = await store.place("o", name)
+            found = await store.position("o", name)
             assert found is not None
             assert "".join(message["content"] for message in found.messages) == expected
         sessions.close()

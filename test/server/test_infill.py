@@ -10,7 +10,13 @@ import pytest
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.infill import FILE_MARKS, MARKS, Infill, Snippet, encode_infill
+from llaisys.server.generation.infill import (
+    FILE_MARKERS,
+    FIM_MARKERS,
+    Infill,
+    Snippet,
+    encode_infill,
+)
 from llaisys.server.generation.prompts import PromptLimit
 
 FIRST_MARK = 300
@@ -39,7 +45,7 @@ class Engine:
         self.inputs = SimpleNamespace(info=SimpleNamespace(vocab_size=vocab_size))
         self.texts = SimpleNamespace(run=self._run)
 
-    def tokenizer_or_refuse(self) -> Marked:
+    def require_tokenizer(self) -> Marked:
         return self.tokenizer
 
     async def _run(self, size: int, work: Any) -> Any:
@@ -52,7 +58,7 @@ def made(engine: Engine, snippets: list[Snippet], num_new: int = 0, room: int = 
     return asyncio.run(work)
 
 
-@pytest.mark.parametrize("marks", MARKS)
+@pytest.mark.parametrize("marks", FIM_MARKERS)
 def test_each_family_has_its_marks(marks: tuple[str, str, str]) -> None:
     tokenizer = Marked(*marks)
     found = made(Engine(tokenizer), [Snippet("n.h", "int n;")])
@@ -62,21 +68,24 @@ def test_each_family_has_its_marks(marks: tuple[str, str, str]) -> None:
 
 
 def test_a_model_without_them_refuses_by_name() -> None:
-    for engine in (Engine(Marked(*MARKS[0][:2])), Engine(Marked(*MARKS[0]), vocab_size=302)):
+    for engine in (
+        Engine(Marked(*FIM_MARKERS[0][:2])),
+        Engine(Marked(*FIM_MARKERS[0]), vocab_size=302),
+    ):
         with pytest.raises(ApiError, match="suffix needs a model that can fill in") as caught:
             made(engine, [])
         assert caught.value.param == "suffix" and caught.value.code == "no_infill"
 
 
 def test_the_last_snippets_that_fit_are_taken_and_the_rest_must_fit() -> None:
-    tokenizer = Marked(*MARKS[0], FILE_MARKS[0])
+    tokenizer = Marked(*FIM_MARKERS[0], FILE_MARKERS[0])
     engine = Engine(tokenizer)
     snippets = [Snippet("a", "x" * 20), Snippet("b", "y" * 10), Snippet("c", "z")]
     core = len(made(engine, []).ids)
 
     def names(room: int, num_new: int = 0) -> str:
         text = tokenizer.show(made(engine, snippets, num_new, room).ids)
-        return "".join(name for name in "abc" if f"{FILE_MARKS[0]}{name}\n" in text)
+        return "".join(name for name in "abc" if f"{FILE_MARKERS[0]}{name}\n" in text)
 
     assert names(core) == "" and names(core + 7) == "c"
     assert names(core + 2 + 5 + 14) == "bc" and names(core + 2 + 5 + 14, num_new=1) == "c"
@@ -88,5 +97,5 @@ def test_the_last_snippets_that_fit_are_taken_and_the_rest_must_fit() -> None:
 
 def test_an_answer_ends_where_another_file_begins() -> None:
     infill = Infill([1], (7, 8))
-    assert infill.bounded(SamplingParams(stop_token_ids=[5])).stop_token_ids == (5, 7, 8)
-    assert infill.bounded(SamplingParams(ignore_eos=True)).stop_token_ids == ()
+    assert infill.with_stop_tokens(SamplingParams(stop_token_ids=[5])).stop_token_ids == (5, 7, 8)
+    assert infill.with_stop_tokens(SamplingParams(ignore_eos=True)).stop_token_ids == ()

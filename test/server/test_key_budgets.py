@@ -13,7 +13,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import ServerConfig
 from llaisys.server.errors import ApiError
 from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
-from llaisys.server.keys.budget import KeyBudget, Window
+from llaisys.server.keys.budget import KeyBudget, SlidingWindow
 from llaisys.server.keys.ring import KeyRing
 
 
@@ -136,7 +136,7 @@ def test_other_keys_are_untouched(clock: Clock) -> None:
 
 
 def test_a_window_keeps_few_entries_and_its_sum(clock: Clock) -> None:
-    window = Window()
+    window = SlidingWindow()
     for number in range(20_000):
         window.add(number * 0.01, 1)
     assert len(window._entries) < 1300
@@ -172,7 +172,7 @@ def test_names_and_budgets_are_read(tmp_path: Path) -> None:
         ('{"key": "sekret", "requests_per_minute": 0}', "requests_per_minute is 0; it must be"),
         ('{"key": "sekret", "tokens_per_minute": "5"}', "tokens_per_minute is '5'; it must be"),
         ('{"key": "sekret", "name": "a b"}', "name is 'a b'; it must be"),
-        ('{"key": "sekret"', "begins like a JSON object"),
+        ('{"key": "sekret"', "starts like a JSON object"),
         ('{"name": "a"}', 'there is no "key"'),
         ("schlüssel", "ASCII"),
     ],
@@ -245,7 +245,7 @@ def test_budgets_names_and_hangup_through_http(tmp_path: Path) -> None:
 
             file.write_text("{")
             server.process.send_signal(signal.SIGHUP)
-            kept = "the keys stay as they were"
+            kept = "invalid key file; keys unchanged"
             server.wait_for(lambda: any(kept in line for line in server.log), "the refusal")
             assert a.get("/v1/models").status_code == 200
         named = [event.get("key") for event in server.events() if event["message"] == "request"]

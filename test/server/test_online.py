@@ -190,7 +190,7 @@ async def leaving_a_stream_cancels(engine: AsyncLLMEngine) -> None:
     name = await engine.submit("w", greedy(1000), stream=True)
     async with contextlib.aclosing(engine.stream(name)) as parts:  # type: ignore[type-var]
         await anext(parts)
-    engine.drop(await engine.submit("v", greedy(1000)))
+    engine.discard(await engine.submit("v", greedy(1000)))
     await idle(engine)
     assert not engine._outputs._choices
 

@@ -22,6 +22,7 @@ from llaisys.common.types import ModelInfo, PromptLogprobs, StreamOutput, TokenL
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.deltas import merge_deltas
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
     EngineStats,
@@ -32,7 +33,6 @@ from llaisys.server.engine_client.messages import (
     decode_from_engine,
     decode_to_engine,
 )
-from llaisys.server.engine_client.parts import merge_parts
 
 
 def test_every_sampling_field_crosses_the_wire() -> None:
@@ -90,9 +90,9 @@ def test_parts_that_were_not_fetched_are_put_together() -> None:
             StreamOutput("r", 1, "c", [3]),
         ]
     )
-    merged = merge_parts(parts)
+    merged = merge_deltas(parts)
     assert (merged.text, merged.token_ids, merged.finish_reason) == ("ab", [1, 2], "stop")
-    assert merge_parts(parts).text == "c" and not parts
+    assert merge_deltas(parts).text == "c" and not parts
 
 
 def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:

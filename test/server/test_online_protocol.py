@@ -107,7 +107,7 @@ def test_what_is_no_http_is_logged_as_refused(server: ServerProcess) -> None:
         assert read_to_end(connection).startswith(b"HTTP/1.1 400")
     server.wait_for(
         lambda: any(
-            event["message"] == "refused" and event["status"] == 400 for event in server.events()
+            event["message"] == "rejected" and event["status"] == 400 for event in server.events()
         ),
         "a line in the log",
     )

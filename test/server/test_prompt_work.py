@@ -37,7 +37,7 @@ def test_a_text_that_does_not_fit_is_tokenised_no_further_than_it_takes_to_see_t
     chars: int, most_seen: int
 ) -> None:
     tokenizer, engine = CountingTokenizer(), MagicMock()
-    engine.tokenizer_or_refuse.return_value = tokenizer
+    engine.require_tokenizer.return_value = tokenizer
 
     async def run(size: int, work: Any) -> Any:
         return work()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 import llaisys.server.app  # noqa: F401  # every door, and so every schema
-from llaisys.server.http.faults import validation_error
+from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.base_schema import MAX_FIELDS, Schema
 
 VALUES = [True, -1, 1.5, 10**400, "x", [], {}, [1], [{"type": "x"}], {"type": "x", "role": 1}]

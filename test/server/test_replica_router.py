@@ -28,17 +28,17 @@ def test_a_prompt_goes_where_its_beginning_has_been_computed() -> None:
     to.done(first)
     to.done(other)
     again = assign(to, [*range(36), 7, 7, 7, 7])
-    assert (again.replica, again.known) == (first.replica, 36)
+    assert (again.replica, again.cached) == (first.replica, 36)
     assert again.work == 4 + ANSWER_COST
 
 
 def test_only_full_blocks_with_the_same_beginning_and_salt_count() -> None:
     to = router()
     assign(to, list(range(40)), salt="alice")
-    assert assign(to, list(range(3)), salt="alice").known == 0
-    assert assign(to, list(range(40)), salt="bob").known == 0
-    assert assign(to, [9, *range(1, 40)], salt="alice").known == 0
-    assert assign(to, list(range(42)), salt="alice").known == 40
+    assert assign(to, list(range(3)), salt="alice").cached == 0
+    assert assign(to, list(range(40)), salt="bob").cached == 0
+    assert assign(to, [9, *range(1, 40)], salt="alice").cached == 0
+    assert assign(to, list(range(42)), salt="alice").cached == 40
 
 
 def test_a_replica_that_would_be_done_later_all_the_same_does_not_get_more() -> None:
@@ -67,7 +67,7 @@ def test_work_that_is_done_counts_no_more_and_the_dead_get_none() -> None:
         to.done(route)
     assert to.load == [0, 0, 0]
     known = assign(to, [0] * 50)
-    to.forget(known.replica)
+    to.clear(known.replica)
     assert assign(to, [0] * 50, alive={0, 1, 2} - {known.replica}).replica != known.replica
     assert to._matched(known.replica, to._keys([0] * 50, "")) == 0
 
@@ -76,10 +76,10 @@ def test_what_a_cache_cannot_hold_is_forgotten_the_oldest_first() -> None:
     to = router(1, blocks=10)
     assign(to, list(range(0, 20)))
     assign(to, list(range(100, 120)))
-    assert assign(to, list(range(0, 20))).known == 20
+    assert assign(to, list(range(0, 20))).cached == 20
     assign(to, list(range(200, 220)))  # in the place of the second
-    assert assign(to, list(range(0, 20))).known == 20
-    assert assign(to, list(range(100, 120))).known == 0
+    assert assign(to, list(range(0, 20))).cached == 20
+    assert assign(to, list(range(100, 120))).cached == 0
 
 
 def test_shared_prefixes_are_found_and_load_stays_even() -> None:
@@ -91,7 +91,7 @@ def test_shared_prefixes_are_found_and_load_stays_even() -> None:
     for _ in range(1500):
         prompt = prefixes[rng.randrange(12)] + [rng.randrange(50_000) for _ in range(100)]
         route = to.assign(prompt, "", 64, 1, {0, 1, 2, 3})
-        tokens, known = tokens + len(prompt), known + route.known
+        tokens, known = tokens + len(prompt), known + route.cached
         open_routes.append(route)
         if len(open_routes) > 40:
             to.done(open_routes.pop(rng.randrange(len(open_routes))))

@@ -13,10 +13,10 @@ from engine_fakes import FakeTokenizer
 
 from llaisys.common.request import RequestStatus
 from llaisys.common.types import CompletionOutput, StreamOutput, TokenLogprobs, Usage
-from llaisys.server.engine_client.parts import MERGED_LOGPROBS, merge_parts
+from llaisys.server.engine_client.deltas import MERGED_LOGPROBS, merge_deltas
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http import payload
-from llaisys.server.http.payload import PIECE_BYTES, LongResponse, body_response, gather
+from llaisys.server.http.payload import CHUNK_BYTES, LongResponse, body_response, join_chunks
 from llaisys.server.openai.responses import (
     Choice,
     ResponseBuilder,
@@ -51,7 +51,7 @@ def test_a_body_in_pieces_says_what_it_would_in_one(chat: bool, count: int | Non
     logprobs = None if count is None else entries(count)
     outputs = [output(0, logprobs, "a\ud800é"), output(1, logprobs, "")]
     echo = "" if chat else "so"
-    pieces = gather(
+    pieces = join_chunks(
         builder(chat, True).whole([Choice(o.index, o, echo) for o in outputs], Usage(3, 4), {})
     )
     body = json.loads(b"".join(pieces))
@@ -81,12 +81,12 @@ def test_no_call_of_the_encoder_is_long(monkeypatch: pytest.MonkeyPatch, chat: b
         return written
 
     monkeypatch.setattr(payload, "_encode", measured)
-    pieces = gather(
+    pieces = join_chunks(
         builder(chat).whole([Choice(0, output(0, entries(5000), "x"))], Usage(1, 5000), {})
     )
     total = sum(len(piece) for piece in pieces)
-    assert total > 10 * PIECE_BYTES and max(sizes) < 3 * PIECE_BYTES
-    assert max(len(piece) for piece in pieces) < 4 * PIECE_BYTES
+    assert total > 10 * CHUNK_BYTES and max(sizes) < 3 * CHUNK_BYTES
+    assert max(len(piece) for piece in pieces) < 4 * CHUNK_BYTES
 
 
 def test_a_long_body_is_sent_in_pieces_and_its_length_is_told() -> None:
@@ -119,8 +119,8 @@ def test_a_reader_that_fell_behind_catches_up_in_parts_of_a_few_logprobs() -> No
 
     backlog, counts = parts(True), []
     while backlog:
-        part = merge_parts(backlog)
+        part = merge_deltas(backlog)
         counts.append(len(part.token_ids))
         assert part.logprobs is not None and len(part.logprobs) == len(part.token_ids)
     assert sum(counts) == 1000 and max(counts) == MERGED_LOGPROBS
-    assert merge_parts(parts(False)).text == "x" * 1000
+    assert merge_deltas(parts(False)).text == "x" * 1000

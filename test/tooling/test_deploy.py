@@ -17,7 +17,7 @@ from llaisys.server.config import ServerConfig
 from llaisys.server.models.entries import entries_of
 from llaisys.server.models.opening import open_models
 from llaisys.server.options import add_arguments
-from llaisys.server.service import Shared
+from llaisys.server.service import SharedState
 from llaisys.server.sessions.store import SessionStore
 
 SELECTED = re.compile(r"(llaisys:\w+)\{([^}]*)\}")
@@ -28,7 +28,7 @@ def metrics() -> dict[str, set[str]]:
     """Every name that /metrics has -> its labels, as the server's own registry lists them."""
     entries = entries_of(["mock", "org/two"], {})
     config = ServerConfig(models=entries, api_keys=("k",))
-    shared = Shared(config, SessionStore(":memory:"))
+    shared = SharedState(config, SessionStore(":memory:"))
     open_models(shared, None)
     found: dict[str, set[str]] = {}
     for family in shared.metrics.registry.collect():

@@ -1,14 +1,16 @@
 """The OpenAI-compatible server: one API process in front of one engine process.
 
-`http_server.serve` starts everything and `lifecycle` follows it from the first heartbeat to the
-exit status; `app` puts the routes together; `service` is what routes share (engine, admission,
-metrics, sessions). `http/` knows connections: the protocol's limits, the guards (`security`), how
-exceptions become answers (`faults`), event streams, who gets in (`limits`), the web chat's files.
-`generation/` is a request from its prompt to its end, whatever door it came in by; `openai/`,
-`llamacpp/`, `responses/`, `anthropic/` and `ollama/` are the doors: schemas, and answers in their
-own JSON. `sessions/` is conversations on disk, their open turns, and responses that are kept.
-`keys/` is who may ask, and for how much; `models/` which of several models are in memory.
-`engine_client/` is the way to the engine: the process and its start, the messages, the link that
-watches it, and `AsyncLLMEngine`, which the rest of the server talks to. `config` is everything that
-`serve` needs, `options` the command line and the file that fill it.
+- `http_server.serve` starts the engine process and the event loop; `lifecycle` handles readiness,
+  drain and exit status. `app` assembles the routes. `service` holds what routes share: engine,
+  admission, metrics, sessions. `thread_pool` runs blocking work beside the event loop.
+- `http/`: connection limits, middleware (`security`), exceptions to error responses
+  (`error_handlers`), event streams, admission (`limits`), the files of the web chat.
+- `generation/`: a request from its prompt to its last event, independent of the API.
+- `openai/`, `embeddings/`, `llamacpp/`, `responses/`, `anthropic/`, `ollama/`: protocol adapters,
+  each with its schemas and response formats.
+- `sessions/`: conversations on disk, their open turns, stored responses.
+- `keys/`: API keys and their budgets. `models/`: one model, or several that share a memory budget.
+- `engine_client/`: the engine process, its messages, the watchdog, and `AsyncLLMEngine`, the
+  interface for the rest of the server. `replicas/`: data parallel engines.
+- `config`: the configuration of `serve`; `options` and `config_file` fill it.
 """

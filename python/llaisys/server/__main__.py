@@ -24,5 +24,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    drop_working_directory()  # before anything else is imported
+    drop_working_directory()  # before any other import
     sys.exit(main())

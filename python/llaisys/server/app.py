@@ -1,4 +1,4 @@
-"""The application: routes inside, guards around them."""
+"""The ASGI application: routes and the middleware around them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from starlette.types import ASGIApp
 from llaisys.server.anthropic import routes as anthropic_routes
 from llaisys.server.embeddings import routes as embedding_routes
 from llaisys.server.errors import ApiError, ErrorShape
-from llaisys.server.http import faults
+from llaisys.server.http import error_handlers
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
 from llaisys.server.metrics import CONTENT_TYPE
-from llaisys.server.models.directory import Models
-from llaisys.server.models.one import OneModel
+from llaisys.server.models.manager import Models
+from llaisys.server.models.single import SingleModel
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
 from llaisys.server.openai.fields import IGNORED_HEADER
 from llaisys.server.responses import routes as responses_routes
-from llaisys.server.service import VERSION, Shared
+from llaisys.server.service import VERSION, SharedState
 from llaisys.server.sessions import routes as session_routes
 
 PUBLIC = frozenset({"/health", "/live"})
 
-# Each is a translation to and from what `generation` does.
 PROTOCOL_ADAPTERS = (
     openai_routes,
     embedding_routes,
@@ -46,22 +45,22 @@ ERROR_SHAPES = (
 
 
 def error_shape(path: str) -> ErrorShape:
-    """How the door at `path` writes errors; OpenAI's way everywhere else."""
+    """Return the error format of the API at `path`; the default is OpenAI's."""
     return next((shape for start, shape in ERROR_SHAPES if path.startswith(start)), ApiError.body)
 
 
-def make_app(shared: Shared, models: Models) -> ASGIApp:
-    """Routes inside, guards around them."""
+def make_app(shared: SharedState, models: Models) -> ASGIApp:
+    """Add the routes of all protocol adapters and wrap them in the middleware."""
     config = shared.config
     app = FastAPI(
         title="NovaInfer",
         version=VERSION,
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # the page loads scripts from a CDN
         redoc_url=None,
-        responses={400: {"description": "The request was refused; the body says why."}},
+        responses={400: {"description": "Invalid request; the body has the reason."}},
     )
     app.state.models = models
-    faults.install(app)
+    error_handlers.install(app)
     for adapter in PROTOCOL_ADAPTERS:
         app.include_router(adapter.router)
     app.include_router(session_routes.router)
@@ -93,15 +92,15 @@ def make_app(shared: Shared, models: Models) -> ASGIApp:
     return RequestContext(guarded, count, error_shape)
 
 
-def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
-    one = models.first if isinstance(models, OneModel) else None
+def add_status_routes(app: FastAPI, shared: SharedState, models: Models) -> None:
+    one = models.first if isinstance(models, SingleModel) else None
 
     @app.get("/health", tags=["status"])
     async def health() -> Response:
-        """200 when the model is loaded and the engine's heart beats (of several replicas, one's,
-        with `status: degraded` when not all do); 503 otherwise, while it loads with
-        `status: loading`, the stage and how much of it is done (0 to 1, null: not known).
-        With several models 200: /v1/models says how each of them is."""
+        """200 when the model is loaded and the engine sends heartbeats. With several replicas one
+        is enough; `status` is `degraded` while others are down. 503 otherwise; during loading
+        with `status: loading`, the stage and its progress (0 to 1, null: unknown). With several
+        models always 200: /v1/models has the state of each."""
         if one is None:
             return json_response({"status": "ok"})
         engine = one.engine
@@ -120,12 +119,12 @@ def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
 
     @app.get("/live", tags=["status"])
     async def live() -> dict[str, str]:
-        """200 as long as this process answers, whatever the engine does."""
+        """200 while this process responds, independent of the engine."""
         return {"status": "alive"}
 
     @app.get("/ready", tags=["status"])
     async def ready() -> dict[str, str]:
-        """200 when a request would be taken now."""
+        """200 when a request would be admitted now."""
         engine = one.engine if one is not None else None
         if engine is not None and engine.problem is not None:
             raise ApiError(503, "the engine does not respond", code="engine_unhealthy")
@@ -141,6 +140,6 @@ def add_status_routes(app: FastAPI, shared: Shared, models: Models) -> None:
 
     @app.get("/metrics", tags=["status"], response_class=Response)
     async def metrics(request: Request) -> Response:
-        """Prometheus text; the header is llama.cpp's."""
+        """Prometheus text format, with the header of llama.cpp's server."""
         started = {"Process-Start-Time-Unix": str(models.first.created)}
         return Response(shared.metrics.text(), headers=started, media_type=CONTENT_TYPE)

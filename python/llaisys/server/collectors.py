@@ -1,4 +1,4 @@
-"""Numbers that others keep, read when somebody asks for the metrics: of engines and of keys."""
+"""Prometheus collectors that read engines and API keys at scrape time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llaisys.server.metrics import PREFIX
 
 
 class MeasuredReplica(Protocol):
-    """The part of a Replica that is read here."""
+    """The attributes of a Replica that the collectors read."""
 
     index: int
     is_up: bool
@@ -27,7 +27,7 @@ class MeasuredReplica(Protocol):
 
 
 class MeasuredEngine(Protocol):
-    """The part of AsyncLLMEngine that is read here."""
+    """The attributes of AsyncLLMEngine that the collectors read."""
 
     @property
     def replicas(self) -> Sequence[MeasuredReplica]: ...
@@ -40,7 +40,7 @@ class MeasuredEngine(Protocol):
 
 
 class MeasuredModel(Protocol):
-    """A model and its engine; None while it has none."""
+    """A model and its engine (None while it is unloaded)."""
 
     @property
     def metric_name(self) -> str: ...
@@ -50,37 +50,37 @@ class MeasuredModel(Protocol):
 
 
 GAUGES = {
-    "num_requests_running": "Sequences that run.",
-    "num_requests_waiting": "Sequences that wait.",
-    "kv_cache_usage_perc": "KV blocks in use, 1 = all.",
+    "num_requests_running": "Sequences in the running queue.",
+    "num_requests_waiting": "Sequences in the waiting queue.",
+    "kv_cache_usage_perc": "Fraction of KV blocks in use, 0 to 1.",
     "kv_cache_blocks": "KV blocks.",
     "kv_cache_blocks_used": "KV blocks in use.",
-    "kv_cache_blocks_cached": "Unused KV blocks with a known prefix.",
-    "kv_cache_bytes": "Bytes of the KV cache, of one rank.",
-    "kv_host_blocks": "Places of evicted KV blocks in CPU memory.",
-    "kv_host_blocks_used": "Those that hold one.",
-    "kv_host_bytes": "Bytes of them all, of one rank.",
-    "engine_resident_memory_bytes": "Of the engine process.",
-    "spec_decode_mean_accepted_length": "Tokens that a draft brought, the drawn one included.",
+    "kv_cache_blocks_cached": "Free KV blocks that hold a cached prefix.",
+    "kv_cache_bytes": "Size of the KV cache of one rank.",
+    "kv_host_blocks": "Host blocks for offloaded KV blocks.",
+    "kv_host_blocks_used": "Host blocks in use.",
+    "kv_host_bytes": "Size of the host blocks of one rank.",
+    "engine_resident_memory_bytes": "Resident memory of the engine process.",
+    "spec_decode_mean_accepted_length": "Mean tokens per verified draft, bonus token included.",
 }
 COUNTERS = {
     "engine_cpu_seconds": "CPU time of the engine process.",
-    "engine_steps": "Steps of the engine.",
+    "engine_steps": "Engine steps.",
     "num_preemptions": "Preemptions.",
     "num_context_shifts": "Context shifts.",
-    "prefix_cache_queries": "Prompt tokens looked up.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
-    "prefix_cache_host_hits": "Those of them that were brought back from CPU memory.",
-    "kv_blocks_saved": "KV blocks copied to CPU memory when they were evicted.",
-    "kv_blocks_brought_back": "KV blocks copied back from there.",
-    "spec_decode_num_drafts": "Drafts verified.",
-    "spec_decode_num_draft_tokens": "Their tokens.",
-    "spec_decode_num_accepted_tokens": "Those that were accepted.",
-    "spec_decode_num_accepted_tokens_per_pos": "Accepted by their place in the draft.",
-    "worker_errors": "Calls that raised in a worker.",
-    "executor_timeouts": "Calls that a worker did not answer.",
-    "engine_stage_seconds": "Time in a stage.",
-    "drawn_rows": "Rows of logits that were drawn from: on the device, or as a whole on the host.",
+    "prefix_cache_host_hits": "Prompt tokens found in host blocks.",
+    "kv_blocks_saved": "KV blocks offloaded to host memory.",
+    "kv_blocks_brought_back": "KV blocks loaded back from host memory.",
+    "spec_decode_num_drafts": "Verified drafts.",
+    "spec_decode_num_draft_tokens": "Draft tokens.",
+    "spec_decode_num_accepted_tokens": "Accepted draft tokens.",
+    "spec_decode_num_accepted_tokens_per_pos": "Accepted draft tokens by position.",
+    "worker_errors": "Worker calls that raised an exception.",
+    "executor_timeouts": "Worker calls that timed out.",
+    "engine_stage_seconds": "Time in a stage of the worker's step.",
+    "drawn_rows": "Sampled rows of logits, by device or host sampler.",
 }
 LABELS = {
     "engine_stage_seconds": "stage",
@@ -88,10 +88,10 @@ LABELS = {
     "spec_decode_num_accepted_tokens_per_pos": "position",
 }
 
-Counts = Counter[tuple[str, str]]  # (metric, value of its own label or "") -> count
+Counts = Counter[tuple[str, str]]  # (metric, label value or "") -> count
 
 
-def gauges_of(engine: MeasuredEngine) -> dict[str, float]:
+def engine_gauges(engine: MeasuredEngine) -> dict[str, float]:
     stats, (_, rss) = engine.stats, engine.usage
     return {
         "num_requests_running": stats.num_running,
@@ -109,7 +109,7 @@ def gauges_of(engine: MeasuredEngine) -> dict[str, float]:
     }
 
 
-def counts_of(engine: MeasuredEngine) -> Counts:
+def engine_counters(engine: MeasuredEngine) -> Counts:
     stats, (cpu, _) = engine.stats, engine.usage
     counts: dict[tuple[str, str], float] = {
         ("engine_cpu_seconds", ""): cpu,
@@ -126,30 +126,30 @@ def counts_of(engine: MeasuredEngine) -> Counts:
     for position, accepted in enumerate(stats.spec_decode_accepted_per_position):
         counts["spec_decode_num_accepted_tokens_per_pos", str(position)] = accepted
     found: Counts = Counter()
-    found.update(counts)  # seconds are no integers
+    found.update(counts)  # accepts floats; the constructor's type does not
     return found
 
 
 class EngineCollector(Collector):
-    """Of all models that have a name. Counters go on where the engine before ended: `retire` adds
-    up what it had."""
+    """Engine metrics by model name. `retire` adds the counters of an engine that ends, so that
+    they never decrease when the next engine starts at zero."""
 
     def __init__(self, models: Iterable[MeasuredModel]) -> None:
         self.models = models
-        self._past: dict[str, Counts] = {}
+        self._retired: dict[str, Counts] = {}  # by model
 
     def retire(self, model: str, engine: MeasuredEngine) -> None:
-        """Keep the counters of an engine that is about to end; its model has none afterwards."""
-        self._past.setdefault(model, Counter()).update(counts_of(engine))
+        """Add the counters of an engine that is about to end."""
+        self._retired.setdefault(model, Counter()).update(engine_counters(engine))
 
     def collect(self) -> Iterable[Metric]:
         engines = [(m.metric_name, m.engine_or_none) for m in self.models if m.metric_name]
-        yield from self._gauges([(name, gauges_of(e)) for name, e in engines if e is not None])
+        yield from self._gauges([(name, engine_gauges(e)) for name, e in engines if e is not None])
         totals = {}
         for name, engine in engines:
-            totals[name] = Counter(self._past.get(name, Counter()))
+            totals[name] = Counter(self._retired.get(name, Counter()))
             if engine is not None:
-                totals[name].update(counts_of(engine))
+                totals[name].update(engine_counters(engine))
         yield from self._counters(totals)
 
     def _gauges(self, rows: list[tuple[str, dict[str, float]]]) -> Iterator[Metric]:
@@ -172,21 +172,21 @@ class EngineCollector(Collector):
 
 
 REPLICA_GAUGES: dict[str, tuple[str, Callable[[MeasuredReplica], float]]] = {
-    "replica_up": ("1 when it works.", lambda replica: float(replica.is_up)),
-    "replica_requests_running": ("Sequences.", lambda replica: replica.stats.num_running),
-    "replica_requests_waiting": ("Sequences.", lambda replica: replica.stats.num_waiting),
+    "replica_up": ("1 while the replica is up.", lambda replica: float(replica.is_up)),
+    "replica_requests_running": ("Running sequences.", lambda replica: replica.stats.num_running),
+    "replica_requests_waiting": ("Waiting sequences.", lambda replica: replica.stats.num_waiting),
 }
 
 
 GPU_GAUGES: dict[str, tuple[str, Callable[[GpuUsage], float]]] = {
-    "gpu_memory_used_bytes": ("Of the whole GPU.", lambda gpu: gpu.memory_used),
-    "gpu_memory_total_bytes": ("Of the GPU.", lambda gpu: gpu.memory_total),
-    "gpu_usage_perc": ("How much of the time it computes, 1 = always.", lambda gpu: gpu.busy),
+    "gpu_memory_used_bytes": ("Memory in use, by all processes.", lambda gpu: gpu.memory_used),
+    "gpu_memory_total_bytes": ("Memory of the GPU.", lambda gpu: gpu.memory_total),
+    "gpu_usage_perc": ("Fraction of time a kernel runs, 0 to 1.", lambda gpu: gpu.busy),
 }
 
 
 class GpuCollector(Collector):
-    """Of the GPUs that engines compute on; nothing where they compute on the CPU."""
+    """GPU metrics; no series for engines on the CPU."""
 
     def __init__(self, models: Iterable[MeasuredModel]) -> None:
         self.models = models
@@ -199,7 +199,7 @@ class GpuCollector(Collector):
             for gpu in model.engine_or_none.stats.gpus
         ]
         for name, (text, value) in GPU_GAUGES.items():
-            known = [(model, gpu) for model, gpu in rows if value(gpu) >= 0]
+            known = [(model, gpu) for model, gpu in rows if value(gpu) >= 0]  # -1: unknown
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name", "gpu"])
             for model, gpu in known:
                 gauge.add_metric([model, str(gpu.index)], value(gpu))
@@ -208,7 +208,7 @@ class GpuCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Of each engine of a model that has several."""
+    """Metrics of each replica; no series without data parallelism."""
 
     def __init__(self, models: Iterable[MeasuredModel]) -> None:
         self.models = models
@@ -229,7 +229,7 @@ class ReplicaCollector(Collector):
                 gauge.add_metric([model, str(replica.index)], value(replica))
             yield gauge
         restarts = CounterMetricFamily(
-            PREFIX + "replica_restarts", "Since the server began.", labels=labels
+            PREFIX + "replica_restarts", "Restarts of a replica.", labels=labels
         )
         for model, replica in rows:
             restarts.add_metric([model, str(replica.index)], replica.restarts)
@@ -237,7 +237,7 @@ class ReplicaCollector(Collector):
 
 
 class KeyCollector(Collector):
-    """What each API key has used, by its name."""
+    """Usage of each API key, labelled with its name."""
 
     def __init__(self, ring: KeyRing) -> None:
         self.ring = ring
@@ -251,22 +251,26 @@ class KeyCollector(Collector):
                 family.add_metric([key], value)
             return family
 
+        yield counter("key_requests", "Requests of a key.", [(n, b.num_requests) for n, b in rows])
         yield counter(
-            "key_requests", "Requests of a key that began.", [(n, b.num_requests) for n, b in rows]
-        )
-        yield counter(
-            "key_prompt_tokens", "Of a key's requests.", [(n, b.prompt_tokens) for n, b in rows]
+            "key_prompt_tokens", "Prompt tokens of a key.", [(n, b.prompt_tokens) for n, b in rows]
         )
         yield counter(
-            "key_generation_tokens", "Of its answers.", [(n, b.generation_tokens) for n, b in rows]
+            "key_generation_tokens",
+            "Generated tokens of a key.",
+            [(n, b.generation_tokens) for n, b in rows],
         )
-        refused = CounterMetricFamily(
-            PREFIX + "key_rejected", "Requests beyond a limit of the key.", labels=["key", "limit"]
+        rejected = CounterMetricFamily(
+            PREFIX + "key_rejected",
+            "Requests rejected by a limit of the key.",
+            labels=["key", "limit"],
         )
-        gauge = GaugeMetricFamily(PREFIX + "key_open_sequences", "Of a key.", labels=["key"])
+        gauge = GaugeMetricFamily(
+            PREFIX + "key_open_sequences", "Open sequences of a key.", labels=["key"]
+        )
         for name, budget in rows:
             gauge.add_metric([name], budget.open)
             for limit, count in budget.rejected.items():
-                refused.add_metric([name, limit], count)
-        yield refused
+                rejected.add_metric([name, limit], count)
+        yield rejected
         yield gauge

@@ -307,7 +307,7 @@ class ServerConfig:
     def keys(self) -> tuple[ApiKey, ...]:
         return tuple(self.api_keys)  # type: ignore[arg-type]  # checked and named
 
-    def with_keys_read_again(self) -> ServerConfig:
+    def with_reloaded_keys(self) -> ServerConfig:
         """A copy with the keys of the file read again. Raises InvalidInputError for a bad file."""
         kept = [key for key in self.keys if not key.from_file]
         read = [] if self.api_key_file is None else read_key_file(self.api_key_file)

@@ -1,4 +1,4 @@
-"""What a request can be answered with instead of a result, in OpenAI's shape."""
+"""Errors of the HTTP API, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TYPES = {
 
 
 class ApiError(LlaisysError):
-    """An answer with an error status. `message` is shown to the client: no paths, no internals."""
+    """An error response. `message` is sent to the client: no paths, no internals."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ApiError(LlaisysError):
         return body
 
 
-# How a door writes an error: (the error, the request's id) -> its body.
+# The error format of an API: (error, request id) -> response body.
 ErrorShape = Callable[[ApiError, str | None], dict[str, Any]]
 
 
@@ -70,15 +70,15 @@ def error_type(status: int) -> str:
 
 
 def internal_error() -> ApiError:
-    """Says nothing of what happened: the log has it, under the request's id."""
+    """Return a 500 without details; the log has them under the request id."""
     return ApiError(500, "internal error", code="internal_error")
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether something went wrong, rather than somebody wanting to stop. A panic inside a library
-    written in Rust is no `Exception`, but a fault all the same."""
-    wanted = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-    return not isinstance(error, wanted)
+    """Whether an exception is an error rather than a request to stop. A panic in a Rust library is
+    not an `Exception`, but counts as an error."""
+    stops = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+    return not isinstance(error, stops)
 
 
 def error_body(
@@ -100,7 +100,7 @@ def error_body(
 
 
 class EngineDeadError(LlaisysError, RuntimeError):
-    """The engine process is gone, or has not answered for too long; the server is going down."""
+    """The engine process ended or stopped responding."""
 
 
 class EngineNotReadyError(LlaisysError, RuntimeError):
@@ -108,12 +108,12 @@ class EngineNotReadyError(LlaisysError, RuntimeError):
 
 
 class RejectedError(InvalidInputError):
-    """The engine process cannot ever run this request."""
+    """The engine rejected a request that it can never run."""
 
 
 class QueueTimeoutError(LlaisysError, RuntimeError):
-    """The request waited for its turn longer than the server lets it."""
+    """A request waited longer than the queue timeout."""
 
 
 class UnknownRequestError(LlaisysError, LookupError):
-    """No such request, or its output has been read already."""
+    """There is no such request, or its output has already been read."""

@@ -1,8 +1,7 @@
-"""`serve(config)`: the HTTP server as one call, and its command-line options.
+"""`serve(config)`: run the HTTP server and return its exit status.
 
-It returns the exit status: 0 after a drain, 1 when the engine died or a second signal cut the drain
-short. Everything heavy is imported after the engine process has been started, which loads its model
-meanwhile.
+0 after a drain, 1 when the engine died or a second signal aborted the drain. Heavy modules are
+imported after the engine process has started, so that the model loads in the meantime.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ __all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
 
 logger = logging.getLogger("llaisys.server")
 
-OWN_FILES = 64  # beside connections: the engine's sockets, the database, what libraries open
-BACKLOG = 2048  # connections that the server has not taken yet
+RESERVED_FILES = 64  # descriptors beside connections: engine sockets, database, libraries
+BACKLOG = 2048  # of listen(2)
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def serve(config: ServerConfig) -> int:
-    """Serve until told to stop; the exit status. Raises InvalidInputError for what is wrong with
-    the configuration (a port that is taken, a session file that cannot be opened)."""
+    """Serve until a signal; return the exit status. Raises InvalidInputError for an unusable
+    configuration (a port in use, a session file that cannot be opened)."""
     setup_logging(config.log_level, config.log_format)
     if config.host not in LOCAL_HOSTS and not config.api_keys:
         logger.warning("listening on %s without an API key: anyone may use it", config.host)
@@ -58,22 +57,21 @@ def serve(config: ServerConfig) -> int:
 
 
 def fit_connections(config: ServerConfig) -> ServerConfig:
-    """With no more connections than there may be open files, which are raised as far as they may
-    be: a server without one can neither take a connection nor open its database."""
+    """Raise RLIMIT_NOFILE as far as allowed and lower `max_connections` to fit it."""
     wanted = config.limits.max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
-    if not unlimited and soft < wanted + OWN_FILES:
-        more = wanted + OWN_FILES
+    if not unlimited and soft < wanted + RESERVED_FILES:
+        more = wanted + RESERVED_FILES
         soft = more if hard == resource.RLIM_INFINITY else min(hard, more)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = wanted if unlimited else min(wanted, soft - OWN_FILES)
+    most = wanted if unlimited else min(wanted, soft - RESERVED_FILES)
     if most < 1:
         raise InvalidInputError(
-            f"{soft} files may be open (ulimit -n); at least {OWN_FILES + 1} are needed",
+            f"{soft} files may be open (ulimit -n); at least {RESERVED_FILES + 1} are needed",
             field="max_connections",
             value=soft,
-            limit=f"at least {OWN_FILES + 1}",
+            limit=f"at least {RESERVED_FILES + 1}",
         )
     level = logging.INFO if most == wanted else logging.WARNING
     log_event(logger, level, "connections", max_connections=most, wanted=wanted, open_files=soft)
@@ -82,8 +80,8 @@ def fit_connections(config: ServerConfig) -> ServerConfig:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The one socket that listens, from here on: who connects before the server runs waits, and a
-    port that another server has bound meanwhile is refused here."""
+    """Return the listening socket. Connections wait in the backlog until the server runs. Raises
+    InvalidInputError when the port is in use."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -104,7 +102,7 @@ def server_url(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one."""
+    """Return uvloop's factory; None on Windows."""
     if sys.platform == "win32":
         return None
     import uvloop
@@ -114,7 +112,7 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def check_tls(config: ServerConfig) -> None:
-    """Raises InvalidInputError with the files' names when they cannot be used."""
+    """Check the TLS files. Raises InvalidInputError with their names when they are invalid."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return
     import ssl
@@ -124,7 +122,7 @@ def check_tls(config: ServerConfig) -> None:
         context.load_cert_chain(
             config.ssl_certfile, config.ssl_keyfile, lambda: config.ssl_keyfile_password or ""
         )
-    except OSError as error:  # of which SSLError is one
+    except OSError as error:  # includes SSLError
         raise InvalidInputError(
             f"--ssl-certfile {config.ssl_certfile}, --ssl-keyfile {config.ssl_keyfile}: {error}",
             field="ssl_certfile",

@@ -1,4 +1,4 @@
-"""From the first heartbeat to the exit status: start, readiness, drain, death."""
+"""The life of the server: start, readiness, drain, exit status."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from llaisys.server.config import ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.http.protocol import limited_protocol
-from llaisys.server.models.directory import Models
-from llaisys.server.models.one import OneModel
+from llaisys.server.models.manager import Models
 from llaisys.server.models.opening import open_models
-from llaisys.server.service import Service, Shared, read_keys_again
+from llaisys.server.models.single import SingleModel
+from llaisys.server.service import Service, SharedState, reload_keys
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.tracing import TraceRequests, open_tracer
-from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (read while the model loads)
+from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (imported while the model loads)
 
 logger = logging.getLogger("llaisys.server")
 
-LOOK_SECONDS = 0.1  # between two looks at how far the model is
-STILL_SECONDS = 4.0  # between two log lines of one stage
+POLL_SECONDS = 0.1  # interval of load progress updates
+LOG_SECONDS = 4.0  # interval of log lines within one load stage
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handling: `Lifecycle` decides when to stop."""
+    """uvicorn without its signal handlers: `Lifecycle` decides when to stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,9 +46,9 @@ class Server(uvicorn.Server):
 
 
 class Lifecycle:
-    """Start, readiness, drain, death. One signal drains, a second one aborts."""
+    """Starts the models and handles signals: the first drains, the second aborts."""
 
-    def __init__(self, shared: Shared, models: Models, server: Server, url: str) -> None:
+    def __init__(self, shared: SharedState, models: Models, server: Server, url: str) -> None:
         self.shared = shared
         self.models = models
         self.server = server
@@ -63,9 +63,9 @@ class Lifecycle:
             loop.add_signal_handler(number, self.on_signal, number)
         if self.shared.config.api_key_file is not None:
             loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
-        log_event(logger, logging.INFO, "listening", url=self.url)  # the page is there already
+        log_event(logger, logging.INFO, "listening", url=self.url)  # the web page already works
         models = self.models
-        if isinstance(models, OneModel):
+        if isinstance(models, SingleModel):
             models.first.engine.on_death.append(self.on_death)
             await models.first.engine.start()
             self._spawn(self._announce(models.first))
@@ -86,14 +86,14 @@ class Lifecycle:
             return
         service.model_loaded()
         gc.collect()
-        gc.freeze()  # what lives as long as the server is not searched again while requests wait
+        gc.freeze()  # exclude permanent objects from later collections
         name, info = service.model_names[0], service.info
         log_event(logger, logging.INFO, "ready", model=name, max_model_len=info.max_model_len)
         print(f"llaisys: serving {name} at {self.url}", flush=True)
 
     async def _show_loading(self, engine: AsyncLLMEngine) -> None:
-        """Until the engine is ready or has failed: a line on a terminal, elsewhere a log line for
-        each stage, and for a long one every few seconds."""
+        """Show the load progress until the engine is ready or has failed: one updated line on a
+        terminal; elsewhere a log line per stage, and every LOG_SECONDS within one."""
         stage, logged = "", 0.0
         line = ProgressLine(sys.stderr) if sys.stderr.isatty() else None
         while not engine.ready.is_set():
@@ -103,12 +103,12 @@ class Lifecycle:
             elif loading is not None and loading[0] != stage:
                 stage, logged = loading[0], time.monotonic()
                 log_event(logger, logging.INFO, "loading", stage=stage)
-            elif loading is not None and time.monotonic() - logged > STILL_SECONDS:
+            elif loading is not None and time.monotonic() - logged > LOG_SECONDS:
                 logged = time.monotonic()
                 done = {"done": loading[1], "total": loading[2]} if loading[2] else {}
                 log_event(logger, logging.INFO, "still loading", stage=stage, **done)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.ready.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(engine.ready.wait(), POLL_SECONDS)
         if line is not None:
             line.erase()
 
@@ -125,16 +125,16 @@ class Lifecycle:
             self._spawn(self._abort())
 
     def on_hangup(self) -> None:
-        """Keys as the file has them now; one that cannot be used leaves them as they were."""
+        """Reload the key file. An invalid file changes nothing."""
         try:
-            read_keys_again(self.shared, self.models.services)
+            reload_keys(self.shared, self.models.services)
         except InvalidInputError as error:
-            log_event(logger, logging.ERROR, "the keys stay as they were", error=str(error))
+            log_event(logger, logging.ERROR, "invalid key file; keys unchanged", error=str(error))
         else:
             log_event(logger, logging.INFO, "keys", count=len(self.shared.keys))
 
     async def _drain(self) -> None:
-        """Let open requests finish, up to a limit; new ones are refused meanwhile."""
+        """Wait for open requests, then stop; abort them after `drain_timeout`."""
         deadline = asyncio.get_running_loop().time() + self.shared.config.drain_timeout
         while self._open:
             if asyncio.get_running_loop().time() > deadline:
@@ -144,7 +144,7 @@ class Lifecycle:
         self.server.should_exit = True
 
     async def _abort(self) -> None:
-        """Everybody's last word is `abort`; then the connections are closed."""
+        """End all generations with reason `abort`, then close the connections."""
         for generation in self.shared.registry.all():
             await generation.cancel()
         for _ in range(100):
@@ -159,13 +159,13 @@ class Lifecycle:
         self._spawn(self._exit_dead())
 
     async def _exit_dead(self) -> None:
-        """Every open request has been told; /health says 503 until the end."""
+        """Stop after `exit_delay`. Open requests have failed; /health returns 503."""
         await asyncio.sleep(self.shared.config.health.exit_delay)
         self.server.should_exit = self.server.force_exit = True
 
     @property
     def _open(self) -> int:
-        """Sequences of all models."""
+        """Open sequences of all models."""
         return sum(service.admission.open for service in self.models.services)
 
     def _close_admission(self, reason: str) -> None:
@@ -182,15 +182,15 @@ class Lifecycle:
 async def run_server(
     config: ServerConfig, process: EngineProcess | None, listener: socket.socket, url: str
 ) -> int:
-    """Until it is told to stop, or the engine dies; the exit status. `process`: the engine of the
-    one model; None: there are several."""
+    """Serve until a signal or the death of the engine; return the exit status. `process`: the
+    started engine of a single model; None with several models."""
     sessions = SessionStore(
         config.session_file or default_session_file(),
         config.limits.max_sessions,
         config.limits.max_session_bytes,
         config.max_session_bytes_per_key,
     )
-    shared = Shared(config, sessions)
+    shared = SharedState(config, sessions)
     models = open_models(shared, process)
     limits = config.limits
     app, provider = make_app(shared, models), None
@@ -217,4 +217,4 @@ async def run_server(
         return await lifecycle.run(listener)
     finally:
         if provider is not None:
-            await asyncio.to_thread(provider.shutdown)  # sends what it has
+            await asyncio.to_thread(provider.shutdown)  # flushes spans

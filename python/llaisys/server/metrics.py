@@ -1,7 +1,7 @@
-"""Prometheus metrics under the names that dashboards know from vLLM, with the prefix `llaisys:`.
+"""Prometheus metrics with vLLM's names and the prefix `llaisys:`.
 
-What engines count comes from their latest reports (`EngineCollector`); what happens to requests is
-counted here, for each model (`ModelMetrics`).
+Request metrics are counted here, per model (`ModelMetrics`); engine metrics come from the engines'
+latest reports (`collectors.EngineCollector`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class RequestTotals:
     """Sums over the finished requests of all models."""
 
     prompt_tokens: int = 0  # computed
-    cached: int = 0  # prompt tokens that were not
+    cached: int = 0  # prompt tokens found in the prefix cache
     prompt_seconds: float = 0.0
     predicted: int = 0
     predicted_seconds: float = 0.0
-    longest: int = 0  # prompt and answer
+    longest: int = 0  # prompt and output tokens
 
     def add(self, usage: Usage, outputs: Iterable[CompletionOutput]) -> None:
         self.prompt_tokens += usage.prompt_tokens - usage.cached_tokens
@@ -57,7 +57,7 @@ class RequestTotals:
 
 
 class Metrics:
-    """One registry a server, so that several can live in one process (tests)."""
+    """Metrics of one server. The registry is its own: tests run several servers in a process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -82,23 +82,29 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.finished = counter("request_success", "Finished sequences.", "finished_reason")
-        self.rejected = counter("requests_rejected", "Requests not admitted.", "reason")
+        self.rejected = counter("requests_rejected", "Requests rejected by admission.", "reason")
         self.first_token = histogram(
-            "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN
+            "time_to_first_token_seconds", "Time from arrival to first token.", FIRST_TOKEN
         )
         self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between the tokens of a stream.", PER_TOKEN
+            "inter_token_latency_seconds", "Time between output tokens of a stream.", PER_TOKEN
         )
         self.per_token = histogram(
-            "request_time_per_output_token_seconds", "Mean of a request after its first.", PER_TOKEN
+            "request_time_per_output_token_seconds",
+            "Mean time per output token after the first.",
+            PER_TOKEN,
         )
-        self.whole = histogram("e2e_request_latency_seconds", "Arrival to last token.", WHOLE)
-        self.queue = histogram("request_queue_time_seconds", "Arrival to first step.", WHOLE)
-        self.prompt_size = histogram("request_prompt_tokens", "Prompt tokens.", TOKENS)
-        self.output_size = histogram("request_generation_tokens", "Generated tokens.", TOKENS)
+        self.whole = histogram(
+            "e2e_request_latency_seconds", "Time from arrival to last token.", WHOLE
+        )
+        self.queue = histogram(
+            "request_queue_time_seconds", "Time from arrival to first step.", WHOLE
+        )
+        self.prompt_size = histogram("request_prompt_tokens", "Prompt tokens per request.", TOKENS)
+        self.output_size = histogram("request_generation_tokens", "Tokens per output.", TOKENS)
 
-    def watch(self, collector: Collector) -> None:
-        """Read it whenever somebody asks for the metrics."""
+    def register(self, collector: Collector) -> None:
+        """Collect from it at every scrape."""
         self.registry.register(collector)
 
     def text(self) -> bytes:
@@ -106,30 +112,30 @@ class Metrics:
 
 
 class ModelMetrics:
-    """What happens to the requests of one model. Its name may be known later than it is made:
-    `named` says it, and from then on every series is there, at 0."""
+    """Request metrics of one model. The model name may be unknown at first; `create_series`
+    initialises every series to 0 once it is known."""
 
     def __init__(self, metrics: Metrics, name: Callable[[], str]) -> None:
         self.all = metrics
         self._name = name
-        self._token_gaps: Histogram = metrics.inter_token
+        self._inter_token: Histogram = metrics.inter_token
 
     @property
     def model(self) -> str:
         return self._name()
 
-    def named(self) -> None:
+    def create_series(self) -> None:
         every = self.all
-        self._token_gaps = every.inter_token.labels(self.model)
+        self._inter_token = every.inter_token.labels(self.model)
         for metric in (every.prompt_tokens, every.generation_tokens, every.first_token,
                        every.per_token, every.whole, every.queue, every.prompt_size,
                        every.output_size):  # fmt: skip
             metric.labels(self.model)
 
-    def token_gap(self, seconds: float, tokens: int) -> None:
-        """`tokens` arrived together, `seconds` after the ones before."""
+    def record_tokens(self, seconds: float, tokens: int) -> None:
+        """Record `tokens` that arrived together, `seconds` after the previous ones."""
         for _ in range(tokens):
-            self._token_gaps.observe(seconds / tokens)
+            self._inter_token.observe(seconds / tokens)
 
     def request_done(self, usage: Usage, outputs: Iterable[CompletionOutput]) -> None:
         every, model = self.all, self.model
@@ -156,5 +162,5 @@ class ModelMetrics:
         self.all.rejected.labels(self.model, reason).inc()
 
     def abandoned(self, reason: str, count: int) -> None:
-        """Sequences that ended without an output: `abort` or `error`."""
+        """Count sequences that ended without an output; `reason` is `abort` or `error`."""
         self.all.finished.labels(self.model, reason).inc(count)

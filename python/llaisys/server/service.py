@@ -1,4 +1,4 @@
-"""What routes work with: `Shared` is the same for every model, a `Service` is one model's."""
+"""State that routes use: `SharedState` for the whole server, a `Service` for each model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
-from llaisys.server.http.limits import Admission, LogprobBudget, VectorBudget
+from llaisys.server.http.limits import Admission, EmbeddingBudget, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.metrics import Metrics, ModelMetrics
 from llaisys.server.sessions.responses import ResponseStore
@@ -30,13 +30,13 @@ try:
     VERSION = metadata.version("llaisys")
 except metadata.PackageNotFoundError:  # run from the source tree
     VERSION = "0+source"
-BODY_THREADS = 1  # parsing keeps the interpreter to itself: a second thread gains nothing
+BODY_THREADS = 1  # parsing holds the GIL: a second thread gains nothing
 MAX_WAITING_BODIES = 64
-MAX_VECTOR_NUMBERS = 8 << 20  # of all vectors that are under way
+MAX_EMBEDDING_VALUES = 8 << 20  # of all requests in flight
 
 
-class Shared:
-    """One per server."""
+class SharedState:
+    """State of the whole server."""
 
     def __init__(self, config: ServerConfig, sessions: SessionStore) -> None:
         self.config = config
@@ -50,11 +50,11 @@ class Shared:
 
 
 class Service:
-    """One per model; its engine comes and goes where there are several. Whoever came through
-    `service_for` has one that is ready for as long as the request lasts."""
+    """State of one model. With several models its engine may be unloaded; a service returned by
+    `service_for` stays loaded until the request ends."""
 
-    def __init__(self, shared: Shared, config: ServerConfig) -> None:
-        """`config.engine` is the model's own."""
+    def __init__(self, shared: SharedState, config: ServerConfig) -> None:
+        """`config.engine` is the configuration of this model."""
         self.shared = shared
         self.config = config
         self.sessions = shared.sessions
@@ -67,11 +67,11 @@ class Service:
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
         self.logprobs = LogprobBudget(config.limits.max_total_logprobs)
-        self.vectors = VectorBudget(MAX_VECTOR_NUMBERS)
+        self.vectors = EmbeddingBudget(MAX_EMBEDDING_VALUES)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())
-        self.engine_or_none: AsyncLLMEngine | None = None  # the engine, while there is one
-        self._info: ModelInfo | None = None  # of the last engine that was ready
+        self.engine_or_none: AsyncLLMEngine | None = None  # None while unloaded
+        self._info: ModelInfo | None = None  # of the latest engine that was ready
         self._defaults: dict[str, Any] = {}
 
     @property
@@ -86,26 +86,26 @@ class Service:
 
     @property
     def metric_name(self) -> str:
-        """ "": not known yet."""
+        """The model_name label of metrics; empty while the name is unknown."""
         return self.model_names[0] if self.model_names else ""
 
     def model_loaded(self) -> None:
-        """Called when the engine is ready."""
+        """Store what the ready engine reports. Called once per load."""
         engine = self.engine
         self._defaults = dict(engine.inputs.defaults)
-        self._info = replace(self.info, tokenizer_source=None)  # which may be a whole vocabulary
+        self._info = replace(self.info, tokenizer_source=None)  # it may contain a whole vocabulary
         if not self.model_names:
-            self.model_names = (own_name(self.config.engine.model, self.info.model_path),)
-        self.metrics.named()
+            self.model_names = (default_model_name(self.config.engine.model, self.info.model_path),)
+        self.metrics.create_series()
 
     @property
     def known_info(self) -> ModelInfo | None:
-        """Also while the model is not loaded, once it has been."""
+        """`info` of the latest load, also while the model is unloaded; None before the first."""
         return self._info
 
     @property
     def fingerprint(self) -> str:
-        """Of the program and the model: answers of equal ones can be compared."""
+        """OpenAI's system_fingerprint: a hash of the program version and the model."""
         info = self.info
         return _fingerprint(
             self.model_names[0], info.model_type, info.vocab_size, info.max_model_len
@@ -119,12 +119,12 @@ class Service:
 
     @property
     def max_items(self) -> int:
-        """Of a body; a prompt of token ids that fills the context is let through."""
+        """Item limit of a body, raised to allow a prompt of token ids that fills the context."""
         info = self._info
         return max(self.config.limits.max_body_items, 2 * info.max_model_len if info else 0)
 
     def check_model(self, name: str | None) -> str:
-        """What a request calls the model; without a name, what we do."""
+        """Return the model name for the response. Raises ApiError 404 for an unknown name."""
         _ = self.engine.inputs  # ready, or raises
         if name is None:
             return self.model_names[0]
@@ -133,7 +133,7 @@ class Service:
         return name
 
     def model_card(self, name: str) -> dict[str, Any]:
-        """Of a model that has been loaded at least once, or is one of several."""
+        """Return OpenAI's model object; max_model_len is null before the first load."""
         info = self._info
         return {
             "id": name,
@@ -157,9 +157,9 @@ class Service:
         )
 
 
-def read_keys_again(shared: Shared, services: Sequence[Service]) -> None:
-    """Raises InvalidInputError, and changes nothing, when the file cannot be used."""
-    shared.config = config = shared.config.with_keys_read_again()
+def reload_keys(shared: SharedState, services: Sequence[Service]) -> None:
+    """Read the key file again. Raises InvalidInputError, and changes nothing, if invalid."""
+    shared.config = config = shared.config.with_reloaded_keys()
     shared.keys.replace(config.keys)
     shared.sessions.file.max_owner_bytes = config.max_session_bytes_per_key
     for service in services:
@@ -167,8 +167,8 @@ def read_keys_again(shared: Shared, services: Sequence[Service]) -> None:
 
 
 @functools.lru_cache(64)
-def _fingerprint(*about: Any) -> str:
-    digest = hashlib.sha256(repr((VERSION, *about)).encode()).hexdigest()
+def _fingerprint(*values: Any) -> str:
+    digest = hashlib.sha256(repr((VERSION, *values)).encode()).hexdigest()
     return f"b{VERSION}-{digest[:8]}"
 
 
@@ -181,33 +181,32 @@ def unknown_model(name: str, known: Sequence[str]) -> ApiError:
     )
 
 
-def own_name(given: str | None, path: str) -> str:
-    """What a model is called when nobody says: as it was asked for, but never by a path."""
+def default_model_name(given: str | None, path: str) -> str:
+    """Return the default name of a model: the hub id, or the file name of a path."""
     if given is not None and not Path(given).exists():
         return given
     return Path(path).name.removesuffix(".gguf")
 
 
 def service_of(request: Request) -> Service:
-    """The service of the first model, loaded or not: for what is the same for all of them
+    """Return the service of the first model, loaded or not: for state that all models share
     (sessions, the registry, thread pools, limits)."""
     service: Service = request.app.state.models.first
     return service
 
 
-async def remembered_model(request: Request, session_id: str | None) -> str | None:
-    """The model that a session was last answered by, if there are several and it is one of them."""
+async def session_model(request: Request, session_id: str | None) -> str | None:
+    """Return the served model that last answered in a session; None with a single model."""
     models, state = request.app.state.models, request.scope["state"]
     if session_id is None or not models.has_several:
         return None
     name = await service_of(request).sessions.model_of(state["owner"], session_id)
-    return name if name is not None and models.knows(name) else None
+    return name if name is not None and models.has_model(name) else None
 
 
 async def service_for(request: Request, model: str | None) -> Service:
-    """The service of the model that a request is for (None: the one of those who do not say),
-    loaded, and kept until the request has been answered. Every door to a model goes through here.
-    Raises ApiError: 404 when it is not served here, 503 when it is not there now."""
+    """Return the service of a model (None: the first model), loaded and leased until the request
+    ends. Raises ApiError 404 for an unknown model, 503 when it cannot be loaded now."""
     service, release = await request.app.state.models.lease(model)
     request.scope["state"]["at_end"].append(release)
     return service

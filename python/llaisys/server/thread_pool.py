@@ -1,10 +1,10 @@
-"""Threads beside the event loop, one pool for each kind of work, so that no kind waits for another.
+"""Bounded thread pools beside the event loop, one for each kind of work.
 
-A pool takes so many jobs of each API key and no more: what would have to wait longer is refused
-with 503 at once, unless it is the end of a request that was answered already: that one waits. Keys
-that wait take turns, so a key with many jobs holds up its own.
-Python code in a pool lets the loop run every few milliseconds; a single call into a C library does
-not unless it says so, which is why what it is given is bounded before.
+A pool accepts a limited number of jobs per API key and rejects more with 503 at once. Jobs that
+complete an already generated answer are never rejected. Keys are served round-robin, so a key with
+many jobs delays only its own.
+Python code in a pool releases the GIL every few milliseconds. A call into a C library may hold it
+throughout, so callers bound the size of its input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llaisys.server.errors import ApiError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Whose request the running task answers; `KeyGuard` sets it. "": nobody's, the server's own.
+# Owner of the request that the current task serves, set by `KeyGuard`; "": the server itself.
 current_owner: ContextVar[str] = ContextVar("request_owner", default="")
 
 
@@ -31,19 +31,20 @@ current_owner: ContextVar[str] = ContextVar("request_owner", default="")
 class _Job:
     owner: str
     work: Callable[[], Any]
-    result: asyncio.Future[Any]  # what the caller waits for
+    result: asyncio.Future[Any]  # awaited by the caller
 
 
 class BoundedThreadPool:
-    """Belongs to one event loop. `name` is what the refusal and the threads are called by."""
+    """Threads with a job limit per owner, used on one event loop. `name` appears in error messages
+    and thread names."""
 
     def __init__(self, name: str, threads: int, max_waiting: int) -> None:
         self.name = name
         self.max_jobs = threads + max_waiting  # of one owner
-        # Running or waiting, by owner; those that nobody waits for any more included.
+        # Running and waiting jobs by owner, including running jobs whose caller was cancelled.
         self._jobs: Counter[str] = Counter()
         self._free = threads
-        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # the next owner first
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # next owner first
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"llaisys-{name}")
 
     @property
@@ -51,7 +52,8 @@ class BoundedThreadPool:
         return self._jobs.total()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work` in a thread. Cancelled before it begins, it never does."""
+        """Run `work` in a thread and return its result. A job cancelled before it starts is
+        discarded. Raises ApiError 503 when the owner has too many jobs."""
         count = self._jobs[current_owner.get()]
         if count >= self.max_jobs:
             raise ApiError(
@@ -63,8 +65,8 @@ class BoundedThreadPool:
         return await self.finish(work, *args, **kwargs)
 
     async def finish(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`run`, never refused: for the last step of what has been generated, which would be lost.
-        There are no more of these than requests that were admitted."""
+        """Like `run`, but never rejected: for the last step of a generated answer. Admission bounds
+        the number of such jobs."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         job = _Job(current_owner.get(), lambda: work(*args, **kwargs), result)
         self._jobs[job.owner] += 1
@@ -73,11 +75,11 @@ class BoundedThreadPool:
         try:
             return await result
         except asyncio.CancelledError:
-            self._forget(job)
+            self._discard(job)
             raise
 
     def _start(self) -> None:
-        """Give the free threads to the owners that wait, in turn."""
+        """Start waiting jobs on free threads, round-robin over owners."""
         while self._free and self._waiting:
             owner, queue = self._waiting.popitem(last=False)
             job = queue.popleft()
@@ -85,17 +87,19 @@ class BoundedThreadPool:
                 self._waiting[owner] = queue
             self._free -= 1
             loop = job.result.get_loop()
-            self._pool.submit(job.work).add_done_callback(partial(self._tell, loop, job))
+            self._pool.submit(job.work).add_done_callback(partial(self._on_thread_done, loop, job))
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, job: _Job, done: Future[Any]) -> None:
-        """In the thread that did the work."""
+    def _on_thread_done(
+        self, loop: asyncio.AbstractEventLoop, job: _Job, done: Future[Any]
+    ) -> None:
+        """Called in the worker thread."""
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._ended, job, done)
+            loop.call_soon_threadsafe(self._on_job_done, job, done)
 
-    def _ended(self, job: _Job, done: Future[Any]) -> None:
+    def _on_job_done(self, job: _Job, done: Future[Any]) -> None:
         self._free += 1
-        self._discount(job)
-        if done.cancelled():  # the pool was closed
+        self._uncount(job)
+        if done.cancelled():  # by `close`
             job.result.cancel()
         elif not job.result.done():
             error = done.exception()
@@ -105,22 +109,22 @@ class BoundedThreadPool:
                 job.result.set_exception(error)
         self._start()
 
-    def _forget(self, job: _Job) -> None:
-        """Nobody waits for it: one that has not begun never does."""
+    def _discard(self, job: _Job) -> None:
+        """Remove a job that has not started."""
         queue = self._waiting.get(job.owner)
         if queue is not None and job in queue:
             queue.remove(job)
             if not queue:
                 del self._waiting[job.owner]
-            self._discount(job)
+            self._uncount(job)
 
-    def _discount(self, job: _Job) -> None:
+    def _uncount(self, job: _Job) -> None:
         self._jobs[job.owner] -= 1
         if not self._jobs[job.owner]:
             del self._jobs[job.owner]
 
     def close(self) -> None:
-        """Jobs that have not begun never do."""
+        """Cancel jobs that have not started. Does not wait for running ones."""
         for queue in self._waiting.values():
             for job in queue:
                 job.result.cancel()

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces, when --otlp-traces-endpoint is given: a span for each HTTP request, and in
-it one for each answer's time in the queue, in prefill and in decoding.
+"""OpenTelemetry traces (--otlp-traces-endpoint): a span per HTTP request with child spans for the
+queue, prefill and decode time of each output.
 
-A `traceparent` header is honoured. Without the option nothing of OpenTelemetry is imported, and a
-request pays for one look at a context variable when an answer is complete.
+A `traceparent` header is honoured. Without the option OpenTelemetry is not imported, and the cost
+is one context variable lookup per output.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 NANOS = 1_000_000_000
-MAX_SPANS = 128  # of one request's answers
-LOGGED = {  # what the request's line in the log has -> the attribute's name
+MAX_OUTPUTS = 128  # traced per request
+LOGGED = {  # field of the request's log line -> span attribute
     "model": "gen_ai.request.model",
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "completion_tokens": "gen_ai.usage.output_tokens",
@@ -30,19 +30,19 @@ LOGGED = {  # what the request's line in the log has -> the attribute's name
     "finish_reason": "gen_ai.response.finish_reason",
 }
 
-# The answers of the request that this task belongs to, with the time each was complete.
+# Outputs of the current task's request, with their completion times; None: not traced.
 _answers: ContextVar[list[tuple[int, RequestOutput]] | None] = ContextVar("answers", default=None)
 
 
-def note_answer(output: RequestOutput) -> None:
-    """An answer is complete; remembered where requests are traced."""
+def record_output(output: RequestOutput) -> None:
+    """Record a complete output of the current request if requests are traced."""
     answers = _answers.get()
-    if answers is not None and len(answers) < MAX_SPANS:
+    if answers is not None and len(answers) < MAX_OUTPUTS:
         answers.append((time.time_ns(), output))
 
 
 class TraceRequests:
-    """Around everything else; `tracer` makes the spans."""
+    """The outermost middleware; `tracer` creates the spans."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self.app = app
@@ -56,14 +56,14 @@ class TraceRequests:
         token = _answers.set(answers)
         start, status = time.time_ns(), 0
 
-        async def send_and_look(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, send_and_look)
+            await self.app(scope, receive, send_and_record)
         finally:
             _answers.reset(token)
             self._record(scope, start, status or 499, answers)
@@ -113,7 +113,7 @@ class TraceRequests:
 
 
 def stages(end: int, output: RequestOutput) -> list[tuple[str, int, int]]:
-    """(name, begin, end) in nanoseconds of what an answer's first choice went through."""
+    """Return (name, begin, end) in nanoseconds for the stages of an output's first choice."""
     times = output.outputs[0].timings
     if times.total is None:
         return []
@@ -130,7 +130,7 @@ def stages(end: int, output: RequestOutput) -> list[tuple[str, int, int]]:
 
 
 def open_tracer(endpoint: str) -> tuple[Tracer, Any]:
-    """(tracer, the provider to shut down in the end). Raises InvalidInputError."""
+    """Return (tracer, provider to shut down at exit). Raises InvalidInputError."""
     if not endpoint.startswith(("http://", "https://")):
         raise invalid_value(
             "otlp_traces_endpoint", endpoint, "a URL like http://localhost:4318/v1/traces"

@@ -16,10 +16,10 @@ from llaisys.common.types import RequestOutput, Usage
 from llaisys.common.validation import MAX_INT, check_count, check_token_ids, invalid_count
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.generation import ClientGone, unless_disconnected
+from llaisys.server.generation.generation import ClientDisconnected, unless_disconnected
 from llaisys.server.generation.job import Job, add_usage, check_in_time, engine_error
 from llaisys.server.generation.prompts import encode_prompts
-from llaisys.server.http.payload import body_response, gather
+from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.openai.schemas import CompletionRequest
 
 TOGETHER = 64  # texts of a request that are in the engine at once; others get their turn between
@@ -63,7 +63,7 @@ async def answer_with_vectors(
     request.scope["state"]["at_end"].append(held.close)
     try:
         outputs = await unless_disconnected(request.receive, _run(job, prompts, params))
-    except ClientGone:
+    except ClientDisconnected:
         request.scope["state"]["log"]["disconnected"] = True
         return Response(status_code=499)
     usage = add_usage([output.usage for output in outputs])
@@ -71,7 +71,7 @@ async def answer_with_vectors(
 
     def make() -> list[bytes]:
         vectors = [form.embedding(output) for output in outputs]
-        return gather(write(job, Pooled(vectors, usage)))
+        return join_chunks(write(job, Pooled(vectors, usage)))
 
     if len(texts) * size <= INLINE_CHARS:
         return body_response(make())

@@ -1,10 +1,9 @@
-"""AsyncLLMEngine: the engine's text side in the API process, one queue per request.
+"""AsyncLLMEngine: tokenization and detokenization in the API process, one queue per request.
 
-    submit -> stream (parts until the last one has `output`) ; cancel at any time
+    submit -> stream (deltas; the last one has `output`); cancel at any time
 
-Life of a request: OPEN -> STREAMING (somebody reads it) -> DONE. `stream` may be entered once;
-whoever leaves it early cancels the request. When the engine dies every open request ends with
-`EngineDeadError`, once.
+Request states: OPEN -> STREAMING -> DONE. `stream` may be entered once; leaving it early cancels
+the request. When the engine dies, every open request ends with one `EngineDeadError`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from llaisys.common.types import ModelInfo, StreamOutput, TokenUpdate
 from llaisys.engine.input_processor import InputProcessor, open_tokenizer
 from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions, OutputProcessor
 from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.deltas import merge_deltas
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
     FromEngine,
     Load,
-    Needs,
+    MemoryEstimate,
     Outputs,
     Ready,
     Rejected,
     Submit,
 )
-from llaisys.server.engine_client.parts import merge_parts
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.engine_client.text_work import INLINE_CHARS, TextWork
 from llaisys.server.errors import (
@@ -66,25 +65,25 @@ class _OpenRequest:
     """A request between `submit` and the end of its stream."""
 
     request_id: str
-    names: list[str]  # of its choices in the engine
+    names: list[str]  # engine request ids of its choices
     stage: Stage = Stage.OPEN
-    parts: deque[StreamOutput] = field(default_factory=deque)  # not read yet
+    deltas: deque[StreamOutput] = field(default_factory=deque)  # not fetched yet
     error: LlaisysError | None = None
-    ended: bool = False  # the engine will say no more
+    ended: bool = False  # the engine sends no more updates
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class AsyncLLMEngine:
-    """Lives on one event loop; no method may be called from another thread."""
+    """Not thread-safe: all methods are called on one event loop."""
 
     def __init__(self, config: ServerConfig, process: EngineProcess | None = None) -> None:
         self.config = config
         self.model_info: ModelInfo | None = None
         self.tokenizer: Any = None
-        self.needs: Needs | None = None  # of an engine that asks first
-        self.opened = asyncio.Event()  # `needs` is known, or it is dead
-        self.style = ChatStyle()  # of the model's chats, once it is loaded
-        self.ready = asyncio.Event()  # loaded, or dead
+        self.memory_estimate: MemoryEstimate | None = None  # of an engine with `wait_for_memory`
+        self.estimated = asyncio.Event()  # `memory_estimate` is set, or the engine is dead
+        self.style = ChatStyle()  # set when the model is loaded
+        self.ready = asyncio.Event()  # loaded or dead
         self.on_death: list[Callable[[str], None]] = []
         link = EngineLink if config.data_parallel_size == 1 else ReplicaSet
         self._link: EngineLink | ReplicaSet = link(
@@ -93,18 +92,18 @@ class AsyncLLMEngine:
         self._inputs: InputProcessor | None = None
         self._outputs = OutputProcessor()
         self._requests: dict[str, _OpenRequest] = {}
-        self._counting: dict[str, Callable[[int], None]] = {}  # by the choices' names in the engine
-        self._names_taken: set[str] = set()  # by requests that are still being prepared
+        self._token_counters: dict[str, Callable[[int], None]] = {}  # by engine request id
+        self._names_taken: set[str] = set()  # by requests in preparation
         self._counter = itertools.count()
         self._opening: asyncio.Task[None] | None = None
         self.texts = TextWork()
 
     async def start(self) -> None:
-        """Begin to listen; `ready` is set when the model has been loaded."""
+        """Start to receive messages; `ready` is set when the model is loaded."""
         self._link.start()
 
     def load(self) -> None:
-        """To an engine that asked first: there is room for it."""
+        """Let an engine with `wait_for_memory` load its model."""
         self._link.send(Load())
 
     async def close(self) -> None:
@@ -112,8 +111,8 @@ class AsyncLLMEngine:
         self._fail_all("the server has shut down")
         self.texts.close()
         await self._link.close()
-        # The next engine of this model has its own: let go of the tokenizer and of what it was made
-        # from now, not at the next collection of cycles (this object and its link are one).
+        # Free the tokenizer now rather than in the next garbage collection: this object and its
+        # link form a reference cycle.
         self.tokenizer = self._inputs = self.model_info = None
         self._outputs = OutputProcessor()
         self.on_death.clear()
@@ -122,7 +121,7 @@ class AsyncLLMEngine:
 
     @property
     def problem(self) -> str | None:
-        """Why the engine is not healthy; None: it is."""
+        """Why the engine is unhealthy; None if it is healthy."""
         return self._link.problem
 
     @property
@@ -135,18 +134,18 @@ class AsyncLLMEngine:
 
     @property
     def loading(self) -> tuple[str, int, int] | None:
-        """(stage, done, total) while the model is being loaded; None before and after."""
+        """(stage, done, total) while the model loads, else None."""
         beat = self._link.heartbeat
         return None if beat is None or self.is_ready else beat.loading
 
     @property
     def replicas(self) -> list[Replica]:
-        """The engines, where there are several."""
+        """The replicas; empty without data parallelism."""
         return self._link.replicas if isinstance(self._link, ReplicaSet) else []
 
     @property
     def degraded(self) -> list[int]:
-        """The replicas that do not work although others do."""
+        """Indices of the replicas that are down."""
         return self._link.degraded if isinstance(self._link, ReplicaSet) else []
 
     @property
@@ -167,12 +166,12 @@ class AsyncLLMEngine:
             raise EngineNotReadyError("the model is still being loaded")
         return self._inputs
 
-    # ---- text to ids ---------------------------------------------------------------------------
+    # ---- tokenization --------------------------------------------------------------------------
 
     async def encode(self, text: str) -> list[int]:
-        return await self.texts.run(len(text), self.tokenizer_or_refuse().encode, text)
+        return await self.texts.run(len(text), self.require_tokenizer().encode, text)
 
-    def tokenizer_or_refuse(self) -> Any:
+    def require_tokenizer(self) -> Any:
         if self.inputs.tokenizer is None:
             raise InvalidInputError("text needs a tokenizer; this model has none", field="text")
         return self.inputs.tokenizer
@@ -191,20 +190,19 @@ class AsyncLLMEngine:
         on_tokens: Callable[[int], None] | None = None,
         reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
     ) -> str:
-        """Send a prompt to the engine and return its name there: the client's request id, made
-        unique where need be. Raises InvalidInputError for what can be seen to be wrong here; the
-        engine's own refusal (RejectedError) comes from `stream`.
+        """Send a prompt to the engine and return its engine request id: the client's request id,
+        made unique. Raises InvalidInputError for invalid input; `stream` raises RejectedError when
+        the engine rejects the request.
 
-        `owner` is whose request it is: owners have equal shares of a full engine, and so have the
-        request ids of one owner. Unless the prefix cache is shared, a prefix is reused by its owner
-        only. `on_tokens` hears how many tokens were generated, of every step until the engine has
-        ended the request, whether anybody reads them or not.
+        Scheduling is fair between owners, and between the request ids of one owner. Unless the
+        prefix cache is shared, only the same `owner` reuses a prefix. `on_tokens` is called with
+        the number of generated tokens of every step until the request ends, read or not.
         """
         inputs = self.inputs
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
         name = self._unique_name(request_id)
         size = len(token_ids)
-        if params is not None:  # bad words are texts to tokenise, too
+        if params is not None:  # bad words are tokenised too
             size += INLINE_CHARS if params.bad_words else len(params.allowed_token_ids or ())
         self._names_taken.add(name)
         try:
@@ -221,20 +219,20 @@ class AsyncLLMEngine:
         self._outputs.add(entry.request_id, None, entry.params, entry.requests, stream, reading)
         names = [request.request_id for request in entry.requests]
         if on_tokens is not None:
-            self._counting.update(dict.fromkeys(names, on_tokens))
+            self._token_counters.update(dict.fromkeys(names, on_tokens))
         self._requests[entry.request_id] = _OpenRequest(entry.request_id, names)
         return entry.request_id
 
     def _unique_name(self, request_id: str) -> str:
-        """Clients may send one id twice, or one that looks like a name made here."""
+        """Return an unused id: clients may send an id twice, or one that looks generated."""
         taken = request_id in self._requests or request_id in self._names_taken
         if request_id and not taken and not set(request_id) & set("#~"):
             return request_id
         return f"{request_id}~{next(self._counter)}"
 
     async def stream(self, request_id: str) -> AsyncIterator[StreamOutput]:
-        """The parts of a request; the last one carries the whole output. Parts that were not
-        fetched in time are put together. Leaving the iterator early cancels the request."""
+        """Yield the deltas of a request; the last one has the whole output. Deltas that were not
+        fetched in time are merged. Leaving the iterator early cancels the request."""
         request = self._requests.get(request_id)
         if request is None or request.stage is not Stage.OPEN:
             stage = "gone" if request is None else request.stage.value
@@ -243,12 +241,12 @@ class AsyncLLMEngine:
         request.stage = Stage.STREAMING
         try:
             while True:
-                while request.parts:
-                    part = merge_parts(request.parts)
-                    yield part
-                    if part.output is not None:
+                while request.deltas:
+                    delta = merge_deltas(request.deltas)
+                    yield delta
+                    if delta.output is not None:
                         return
-                    if len(part.token_ids) > 1:  # the reader is behind: it catches up in turns
+                    if len(delta.token_ids) > 1:  # a slow reader: yield to other tasks
                         await asyncio.sleep(0)
                 if request.error is not None:
                     raise request.error
@@ -261,15 +259,15 @@ class AsyncLLMEngine:
                 self._abort(request)
 
     async def cancel(self, request_id: str) -> bool:
-        """End a request; its stream finishes with reason `abort`. False: it had ended before."""
+        """End a request; its stream finishes with reason `abort`. False if it had already ended."""
         request = self._requests.get(request_id)
         if request is None or request.ended:
             return False
         self._abort(request)
         return True
 
-    def drop(self, request_id: str) -> None:
-        """Cancel a request that nobody is going to read."""
+    def discard(self, request_id: str) -> None:
+        """Cancel a request whose stream will not be read."""
         request = self._requests.pop(request_id, None)
         if request is not None and request.stage is Stage.OPEN and not request.ended:
             self._abort(request)
@@ -281,16 +279,16 @@ class AsyncLLMEngine:
             except EngineDeadError:
                 logger.warning("request %s: the engine is gone", request.request_id)
 
-    # ---- what the engine says ------------------------------------------------------------------
+    # ---- messages from the engine --------------------------------------------------------------
 
     def _on_message(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
             self._on_outputs(message)
         elif isinstance(message, Rejected):
             ends = [TokenUpdate(name, [], ABORTED) for name in message.request_ids]
-            self._outputs.process(ends)  # forget them
+            self._outputs.process(ends)  # removes their state
             for name in message.request_ids:
-                self._counting.pop(name, None)
+                self._token_counters.pop(name, None)
             request = self._requests.get(message.group)
             if request is not None:
                 text = message.error
@@ -298,9 +296,9 @@ class AsyncLLMEngine:
                 if not message.timed_out:
                     fault = RejectedError(text, field=message.field, code=message.code)
                 self._end(request, fault)
-        elif isinstance(message, Needs):
-            self.needs = message
-            self.opened.set()
+        elif isinstance(message, MemoryEstimate):
+            self.memory_estimate = message
+            self.estimated.set()
         elif isinstance(message, Ready):
             self._opening = asyncio.create_task(self._open(message))
 
@@ -308,21 +306,21 @@ class AsyncLLMEngine:
         updates = [update.update() for update in message.updates]
         for update in updates:
             done = update.status.finished
-            find = self._counting.pop if done else self._counting.get
+            find = self._token_counters.pop if done else self._token_counters.get
             count = find(update.request_id, None)
             if count is not None and update.token_ids:
                 count(len(update.token_ids))
-        parts, stopped = self._outputs.process(updates)
+        deltas, stopped = self._outputs.process(updates)
         if stopped:
-            self._link.send(Finish(stopped, stopped=True))  # not answered
+            self._link.send(Finish(stopped, stopped=True))  # has no reply
             for name in stopped:
-                self._counting.pop(name, None)
-        for part in parts:
-            request = self._requests.get(part.request_id)
+                self._token_counters.pop(name, None)
+        for delta in deltas:
+            request = self._requests.get(delta.request_id)
             if request is None:
                 continue
-            request.parts.append(part)
-            request.ended = part.output is not None
+            request.deltas.append(delta)
+            request.ended = delta.output is not None
             request.wake.set()
 
     async def _open(self, message: Ready) -> None:
@@ -336,7 +334,7 @@ class AsyncLLMEngine:
             self._inputs = InputProcessor(info, tokenizer, engine.seed, defaults)
         except Exception as error:
             logger.exception("the tokenizer cannot be opened")
-            self._link.give_up(f"the tokenizer cannot be opened: {error}")
+            self._link.declare_dead(f"the tokenizer cannot be opened: {error}")
             return
         self.model_info, self.tokenizer = info, tokenizer
         self.style = ChatStyle.of(
@@ -349,13 +347,13 @@ class AsyncLLMEngine:
 
     def _on_death(self, reason: str) -> None:
         self._fail_all(reason)
-        self.opened.set()
+        self.estimated.set()
         self.ready.set()
         for callback in self.on_death:
             callback(reason)
 
     def _fail_all(self, reason: str) -> None:
-        self._counting.clear()
+        self._token_counters.clear()
         for request in list(self._requests.values()):
             if not request.ended:
                 self._end(request, EngineDeadError(reason))

@@ -1,4 +1,4 @@
-"""The API process's end of the engine process: talk to it, notice when it is gone."""
+"""The API process's connection to an engine process: messages and the watchdog."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from llaisys.server.errors import EngineDeadError, is_fault
 logger = logging.getLogger("llaisys.server")
 
 CLOSE_GRACE = 5.0
-MAX_DRAIN = 0.01  # seconds in which only messages of the engine are handled
+MAX_DRAIN = 0.01  # seconds of consecutive message handling before other tasks run
 
 
 class EngineLink:
-    """Messages in both directions, and the watch over the process.
+    """Messages in both directions, and the watchdog of the process.
 
-    `on_message` gets everything but heartbeats; `on_death` is called once, with the reason, when
-    the engine has ended or has been given up, and not when it was closed.
+    `on_message` gets every message but heartbeats. `on_death` is called once, with the reason, when
+    the engine ends or is declared dead; not after `close`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EngineLink:
         self.process = process
         self.stats = EngineStats()
         self.heartbeat: Heartbeat | None = None
-        self.dead: str | None = None  # why
+        self.dead: str | None = None  # the reason
         self._on_message = on_message
         self._on_death = on_death
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
@@ -82,7 +82,7 @@ class EngineLink:
         ]
 
     def send(self, message: ToEngine) -> None:
-        """Never blocks: the queue is bounded by what the server admits."""
+        """Send without blocking; admission bounds the queue. Raises EngineDeadError."""
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         try:
@@ -92,13 +92,13 @@ class EngineLink:
 
     @property
     def problem(self) -> str | None:
-        """Why the engine cannot be called healthy now; None: it can."""
+        """Why the engine is unhealthy; None if it is healthy."""
         if self.dead is not None:
             return self.dead
         return self._watchdog.problem()
 
     async def close(self) -> None:
-        """Ask the engine to end, insist if it does not, and leave nothing behind."""
+        """Shut the engine down, kill it after CLOSE_GRACE, and remove its sockets."""
         self._closing = True
         if self.dead is None and self._watchdog.is_ready:
             with contextlib.suppress(EngineDeadError):
@@ -109,19 +109,19 @@ class EngineLink:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tasks:  # it was started
+        if self._tasks:  # started
             self._send_socket.close(linger=0)
             self._receive_socket.close(linger=0)
         self._context.term()
         await asyncio.to_thread(self.process.remove)
 
-    # ---- inside --------------------------------------------------------------------------------
+    # ---- tasks --------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         resumed = time.monotonic()
         while True:
-            # A frame that is there already is had without a pause. That is good for a while, since
-            # streams then send many tokens at once; but nobody else runs meanwhile.
+            # recv() does not suspend while frames are queued. Handling them together lets streams
+            # send more tokens per write, but blocks other tasks, hence MAX_DRAIN.
             if time.monotonic() - resumed > MAX_DRAIN:
                 await asyncio.sleep(0)
                 resumed = time.monotonic()
@@ -142,7 +142,7 @@ class EngineLink:
                 self.stats = EngineStats.at_start(message.info)
             try:
                 if isinstance(message, Failed):
-                    self.give_up(f"the engine failed: {message.error}", logged=True)
+                    self.declare_dead(f"the engine failed: {message.error}", logged=True)
                 else:
                     self._on_message(message)
             except BaseException as error:
@@ -153,7 +153,7 @@ class EngineLink:
                     message.request_ids if isinstance(message, Outputs | Rejected) else [],
                     exc_info=error,
                 )
-                self.give_up(f"a message from the engine could not be handled: {error}")
+                self.declare_dead(f"a message from the engine could not be handled: {error}")
 
     async def _watch(self) -> None:
         while self.dead is None:
@@ -163,13 +163,13 @@ class EngineLink:
             if self._closing:
                 continue
             if status is not None:
-                await asyncio.sleep(0.05)  # its last words may still be in the socket
+                await asyncio.sleep(0.05)  # its last message may still be in the socket
             reason = self._watchdog.failure(status)
             if reason is not None:
-                self.give_up(reason, logged=status == EXIT_FAILED)
+                self.declare_dead(reason, logged=status == EXIT_FAILED)
 
-    def give_up(self, reason: str, logged: bool = False) -> None:
-        """Declare the engine dead, and see to it that it is. `logged`: it has said so itself."""
+    def declare_dead(self, reason: str, logged: bool = False) -> None:
+        """Kill the engine and fail its requests. `logged`: the engine logged the reason itself."""
         if self.dead is not None or self._closing:
             return
         self.dead = reason

@@ -1,7 +1,7 @@
-"""What the API process and the engine process say to each other: typed msgpack, nothing else.
+"""Messages between the API process and the engine process, as typed msgpack.
 
-Every frame is one tagged message of the unions at the bottom. A frame that is not one of them is a
-`msgspec.DecodeError` at the receiver, which logs and drops it; nothing in a frame is ever executed.
+Every frame is one tagged message of the unions at the end. The receiver logs and drops any other
+frame (`msgspec.DecodeError`); nothing in a frame is ever executed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from llaisys.tokenization import BpeVocabulary, TokenizerSource
 
 
 class Submit(Struct, tag="submit", forbid_unknown_fields=True):
-    """A prompt and its choices; the engine takes all of them or answers `Rejected`."""
+    """A prompt and its choices; the engine accepts all of them or replies `Rejected`."""
 
-    group: str  # the prompt's own name, unique while it lives
+    group: str  # id of the prompt, unique among open requests
     request_ids: list[str]  # one per choice
     prompt_token_ids: list[int]
-    sampling: dict[str, Any]  # SamplingParams.to_wire(); checked again where it arrives
+    sampling: dict[str, Any]  # SamplingParams.to_wire(); validated again by the receiver
     seed: int
     stop_token_ids: list[int]
     bad_words: list[list[int]]
@@ -38,9 +38,9 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     cache_salt: str
     owner: str
     job: str
-    arrival_time: float  # time.monotonic() of the server
-    queue_timeout: float | None  # seconds until it must have been scheduled
-    reports_progress: bool = False  # of its first choice
+    arrival_time: float  # time.monotonic() of the server's machine
+    queue_timeout: float | None  # seconds until it must be scheduled
+    reports_progress: bool = False  # for its first choice
 
     @classmethod
     def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
@@ -90,15 +90,15 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
 
 
 class Finish(Struct, tag="finish", forbid_unknown_fields=True):
-    """End requests: `stopped` when a stop string was found (no answer), else cancelled (answered
-    with a last update each)."""
+    """End requests. `stopped`: a stop string was found (no reply). Otherwise they are cancelled,
+    and the engine replies with a last update each."""
 
     request_ids: list[str]
     stopped: bool = False
 
 
 class Load(Struct, tag="load", forbid_unknown_fields=True):
-    """There is room for what `Needs` asked for: the model may be loaded."""
+    """Memory for the `MemoryEstimate` is reserved: load the model."""
 
 
 class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ def from_wire(entries: list[WireLogprobs]) -> list[TokenLogprobs]:
 
 
 class Update(Struct, array_like=True, forbid_unknown_fields=True):
-    """A `TokenUpdate`."""
+    """A `TokenUpdate` on the wire."""
 
     request_id: str
     token_ids: list[int]
@@ -131,14 +131,14 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     stop_reason: int | str | None = None
     error: str | None = None
     logprobs: list[WireLogprobs] | None = None
-    prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first
+    prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first entry
     pooled: bytes | None = None
     num_computed_prompt_tokens: int = 0
     num_host_cached_tokens: int = 0
 
     @classmethod
-    def of(cls, update: TokenUpdate, clock_ahead: float = 0.0) -> Update:
-        """With times of the server, whose clock ours is ahead of."""
+    def of(cls, update: TokenUpdate, clock_offset: float = 0.0) -> Update:
+        """Convert; times are on the server's clock, which is `clock_offset` behind this one."""
         scheduled = update.scheduled_time
         logprobs = None if update.logprobs is None else to_wire(update.logprobs)
         scores = update.prompt_logprobs
@@ -147,7 +147,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             update.token_ids,
             update.status.value,
             update.num_cached_tokens,
-            None if scheduled is None else scheduled - clock_ahead,
+            None if scheduled is None else scheduled - clock_offset,
             update.stop_reason,
             update.error,
             logprobs,
@@ -180,7 +180,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class EngineStats(Struct, array_like=True):
-    """The engine's counters; all but the gauges only rise."""
+    """Counters (monotonic) and gauges of an engine."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -188,7 +188,7 @@ class EngineStats(Struct, array_like=True):
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0
     kv_cache_bytes: int = 0  # of one rank
-    kv_host_blocks: int = 0  # places of evicted blocks in CPU memory
+    kv_host_blocks: int = 0  # for offloaded KV blocks
     kv_host_blocks_used: int = 0
     kv_host_bytes: int = 0  # of one rank
     num_steps: int = 0
@@ -206,9 +206,9 @@ class EngineStats(Struct, array_like=True):
     spec_decode_num_accepted_tokens: int = 0
     spec_decode_accepted_per_position: list[int] = []
     spec_decode_mean_accepted_length: float = 0.0  # a gauge
-    stage_seconds: dict[str, float] = {}  # of the worker's stages, since the start
+    stage_seconds: dict[str, float] = {}  # since the start, by worker stage
     draws: dict[str, int] = {}  # rows drawn since the start, by where: device, host
-    gpus: list[GpuUsage] = []  # gauges, of the engine's GPU; empty on a CPU
+    gpus: list[GpuUsage] = []  # gauges; empty on the CPU
 
     @classmethod
     def at_start(cls, info: ModelInfo) -> EngineStats:
@@ -221,7 +221,7 @@ class EngineStats(Struct, array_like=True):
 
 
 class Outputs(Struct, tag="outputs"):
-    """Everything that one turn of the engine loop produced."""
+    """The updates of one iteration of the engine loop."""
 
     updates: list[Update]
     stats: EngineStats
@@ -232,7 +232,7 @@ class Outputs(Struct, tag="outputs"):
 
 
 class Rejected(Struct, tag="rejected"):
-    """The engine did not take a `Submit`, or let it wait for too long."""
+    """The engine rejected a `Submit`, or it exceeded the queue timeout."""
 
     group: str
     request_ids: list[str]
@@ -243,30 +243,30 @@ class Rejected(Struct, tag="rejected"):
 
 
 class Heartbeat(Struct, tag="heartbeat"):
-    """Sent a few times a second by a thread beside the loop, from the first moment on."""
+    """Sent a few times per second by a thread, from process start."""
 
-    loop_age: float  # seconds since the loop last turned; 0 while it waits for work
+    loop_age: float  # seconds since the last loop iteration; 0 while idle
     cpu_seconds: float
     rss_bytes: int
     stats: EngineStats | None = None  # None: still loading
     loading: tuple[str, int, int] | None = None  # stage, done, total; see `common.progress`
 
 
-class Needs(Struct, tag="needs"):
-    """The memory that the model will take, in bytes; the engine waits for `Load`. Sent when
-    `EngineSetup.ask_first` says so."""
+class MemoryEstimate(Struct, tag="memory_estimate"):
+    """Estimated memory of the model in bytes, sent before loading with
+    `EngineSetup.wait_for_memory`; the engine then waits for `Load`."""
 
     weights: int
     kv_cache: int
-    fixed: int  # the process and its scratch
+    fixed: int  # process and scratch buffers
 
     @property
     def total(self) -> int:
         return self.weights + self.kv_cache + self.fixed
 
 
-class Source(Struct):
-    """A `TokenizerSource`."""
+class WireTokenizerSource(Struct):
+    """A `TokenizerSource` on the wire."""
 
     directory: str | None
     vocabulary: BpeVocabulary | None
@@ -279,15 +279,15 @@ class Source(Struct):
 class Ready(Struct, tag="ready"):
     """The model is loaded."""
 
-    info: ModelInfo  # its tokenizer_source is apart
-    source: Source | None
+    info: ModelInfo  # without tokenizer_source, which is `source`
+    source: WireTokenizerSource | None
 
     @classmethod
     def of(cls, info: ModelInfo) -> Ready:
         origin: TokenizerSource | None = info.tokenizer_source
         source = None
         if origin is not None:
-            source = Source(
+            source = WireTokenizerSource(
                 None if origin.directory is None else str(origin.directory),
                 origin.vocabulary,
                 origin.chat_template,
@@ -308,16 +308,16 @@ class Ready(Struct, tag="ready"):
 
 
 class Failed(Struct, tag="failed"):
-    """The engine cannot go on and is about to exit."""
+    """The engine has failed and is about to exit."""
 
     error: str
 
 
-# ---- the engine's configuration, on its standard input -------------------------------------------
+# ---- setup of the engine process, on its standard input ------------------------------------------
 
 
 class EngineSetup(Struct, forbid_unknown_fields=True):
-    """What the engine process is started with."""
+    """Setup of an engine process."""
 
     input_address: str
     output_address: str
@@ -326,18 +326,18 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
     max_failed_steps: int
     log_level: str
     log_format: str
-    engine: dict[str, Any]  # EngineConfig.to_wire(); checked again where it arrives
-    ask_first: bool = False  # before the model is loaded; see `Needs`
-    replica: int = 0  # its number, of `replicas`
+    engine: dict[str, Any]  # EngineConfig.to_wire(); validated again by the receiver
+    wait_for_memory: bool = False  # before loading; see `MemoryEstimate`
+    replica: int = 0  # index, below `replicas`
     replicas: int = 1
-    clock_ahead: float = 0.0  # seconds by which this machine's time.monotonic() is ahead
+    clock_offset: float = 0.0  # time.monotonic() of this machine minus that of the server's
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_wire(self.engine)
 
 
 ToEngine = Submit | Finish | Load | Shutdown
-FromEngine = Outputs | Rejected | Heartbeat | Needs | Ready | Failed
+FromEngine = Outputs | Rejected | Heartbeat | MemoryEstimate | Ready | Failed
 
 decode_to_engine = decoder(ToEngine)
 decode_from_engine = decoder(FromEngine)

@@ -1,8 +1,8 @@
-"""The engine process: an unchanged EngineCore in a tight loop between two ipc sockets.
+"""The engine process: an EngineCore in a loop between two ipc sockets.
 
-    python -m llaisys.server.engine_client.process      (started by `start`, never by hand)
+    python -m llaisys.server.engine_client.process      (internal; `start` runs it)
 
-Three threads: the loop (main), the heartbeat, and the one that watches standard input.
+Three threads: the loop (main), the heartbeat, and the watcher of standard input.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from llaisys.server.engine_client.messages import (
     Finish,
     Heartbeat,
     Load,
-    Needs,
+    MemoryEstimate,
     Outputs,
     Ready,
     Rejected,
@@ -53,17 +53,17 @@ from llaisys.server.engine_client.messages import (
 logger = logging.getLogger("llaisys.engine_process")
 
 IDLE_WAIT_MS = 1000
-HELD_WAIT_MS = 1  # when all requests wait for their grammars
-PROFILE_SECONDS = 0.5  # how often the worker is asked for its times
-LAST_WORDS_MS = 10_000  # for a parent that is still starting; when it is gone, so is this process
+GRAMMAR_WAIT_MS = 1  # while all requests wait for grammar compilation
+PROFILE_SECONDS = 0.5  # interval of worker profile reads
+FINAL_LINGER_MS = 10_000  # lets a parent that is still starting receive the last message
 
 
-class NotWanted(Exception):
-    """The engine was told to end before it loaded its model."""
+class ShutdownBeforeLoad(Exception):
+    """`Shutdown` arrived before the model was loaded."""
 
 
 class EngineClock(LoopClock):
-    """What the heartbeat tells: how far the model is, then when the loop last turned."""
+    """Content of heartbeats: load progress, then the age of the last loop iteration and stats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class EngineClock(LoopClock):
         self.loading: tuple[str, int, int] | None = None
 
     def load(self, stage: str, done: int, total: int) -> None:
-        """Hears how far the model is."""
+        """Record the load progress (a `common.progress` listener)."""
         self.loading = (stage, done, total)
 
     def heartbeat(self) -> bytes:
@@ -80,7 +80,7 @@ class EngineClock(LoopClock):
 
 
 class EngineLoop:
-    """Takes messages, steps the core, sends what came out. Owns nothing but its bookkeeping."""
+    """Receives messages, steps the core and sends the updates. Borrows the core and sockets."""
 
     def __init__(
         self,
@@ -89,26 +89,26 @@ class EngineLoop:
         outputs: zmq.Socket[bytes],
         clock: EngineClock,
         max_failed_steps: int,
-        clock_ahead: float = 0.0,
+        clock_offset: float = 0.0,
     ) -> None:
         self.core = core
         self.inputs = inputs
         self.outputs = outputs
         self.clock = clock
         self.max_failed_steps = max_failed_steps
-        self.clock_ahead = clock_ahead  # of the server's
+        self.clock_offset = clock_offset  # see EngineSetup
         self._closing = False
-        self._profiled = 0.0  # when the worker was last asked
+        self._profiled = 0.0  # time of the last profile read
         self._stage_seconds: dict[str, float] = {}
         self._draws: dict[str, int] = {}
         self._gpus: list[GpuUsage] = []
 
     def run(self) -> None:
-        """Until `Shutdown`. Raises when the engine cannot go on."""
+        """Run until `Shutdown`. Raises when the engine has failed."""
         while not self._closing:
             busy = self.core.has_unfinished()
             self.clock.tick(busy)
-            wait = HELD_WAIT_MS if busy else IDLE_WAIT_MS
+            wait = GRAMMAR_WAIT_MS if busy else IDLE_WAIT_MS
             updates = self._take_messages(0 if self.core.can_step else wait)
             updates += self._reject_failed_grammars()
             self._expire()
@@ -118,13 +118,13 @@ class EngineLoop:
             self.clock.stats = stats = self._stats()
             if updates:
                 message = Outputs(
-                    [Update.of(update, self.clock_ahead) for update in updates], stats
+                    [Update.of(update, self.clock_offset) for update in updates], stats
                 )
                 self.outputs.send(encode(message))
             self._check_faults()
 
     def _take_messages(self, wait_ms: int) -> list[TokenUpdate]:
-        """Everything that has arrived; waits for the first when there is nothing else to do."""
+        """Handle all messages that have arrived; wait up to `wait_ms` for the first."""
         updates: list[TokenUpdate] = []
         if wait_ms and not self.inputs.poll(wait_ms):
             return updates
@@ -142,7 +142,7 @@ class EngineLoop:
                 self._closing = True
 
     def _submit(self, message: Submit) -> None:
-        message.arrival_time += self.clock_ahead
+        message.arrival_time += self.clock_offset
         deadline = None
         if message.queue_timeout is not None:
             deadline = message.arrival_time + message.queue_timeout
@@ -156,7 +156,7 @@ class EngineLoop:
         self.outputs.send(encode(rejected))
 
     def _reject_failed_grammars(self) -> list[TokenUpdate]:
-        """Requests whose grammars cannot be used are refused; the engine's own faults end them."""
+        """Reject requests with invalid grammars; end those whose compilation failed internally."""
         ended = []
         for requests, error in self.core.poll():
             if isinstance(error, InvalidInputError):
@@ -180,11 +180,11 @@ class EngineLoop:
             self.outputs.send(encode(Rejected(requests[0].group, names, error, timed_out=True)))
 
     def _check_faults(self) -> None:
-        """A step that raised has ended its requests; after too many in a row nothing here can be
-        trusted any more."""
+        """Raise after `max_failed_steps` consecutive failed steps. A failed step has ended its
+        requests."""
         failed = self.core.failed_steps
         if failed >= self.max_failed_steps:
-            raise RuntimeError(f"{failed} steps in a row failed in the worker")
+            raise RuntimeError(f"{failed} consecutive steps failed in the worker")
 
     def _stats(self) -> EngineStats:
         now = time.monotonic()
@@ -193,32 +193,36 @@ class EngineLoop:
             profile = self.core.executor.profile()
             self._stage_seconds, self._draws = profile["stages"], profile["draws"]
             self._gpus = self.core.executor.gpu_usage()
-        kept = {"stage_seconds": self._stage_seconds, "draws": self._draws, "gpus": self._gpus}
-        stats = {**self.core.stats(), **kept}
+        profile_stats = {
+            "stage_seconds": self._stage_seconds,
+            "draws": self._draws,
+            "gpus": self._gpus,
+        }
+        stats = {**self.core.stats(), **profile_stats}
         return EngineStats(*[stats[name] for name in EngineStats.__struct_fields__])
 
 
-def ask_for_room(
+def reserve_memory(
     config: EngineConfig, inputs: zmq.Socket[bytes], outputs: zmq.Socket[bytes]
 ) -> EngineConfig:
-    """Say what the model will take, and wait until there is room. With the number of KV blocks that
-    was told: what is available may change meanwhile."""
+    """Send the memory estimate and wait for `Load`. Returns the configuration with the estimated
+    number of KV blocks fixed, because available memory may change in the meantime."""
     estimate = estimate_memory(config)
     fixed = resident_bytes() + estimate.scratch
-    outputs.send(encode(Needs(estimate.weights, estimate.kv_cache, fixed)))
+    outputs.send(encode(MemoryEstimate(estimate.weights, estimate.kv_cache, fixed)))
     while True:
         message = decode_or_none(decode_to_engine, inputs.recv())
         if isinstance(message, Load):
             cache = replace(config.cache, num_kv_blocks=estimate.num_kv_blocks)
             return replace(config, cache=cache)
         if isinstance(message, Shutdown):
-            raise NotWanted
+            raise ShutdownBeforeLoad
 
 
 def serve_engine(setup: EngineSetup) -> int:
-    """Load, announce, loop, close; the exit status."""
+    """Load the model, run the loop, close; return the exit status."""
     context: Context = zmq.Context()
-    outputs = connect_sender(context, setup.output_address, LAST_WORDS_MS)
+    outputs = connect_sender(context, setup.output_address, FINAL_LINGER_MS)
     inputs = bind_receiver(context, setup.input_address)
     clock = EngineClock()
     heartbeats = HeartbeatSender(
@@ -228,22 +232,22 @@ def serve_engine(setup: EngineSetup) -> int:
     try:
         config = setup.engine_config()
         if config.parallel.numa and setup.replicas > 1:
-            bind_to_cores(setup.replica, setup.replicas)  # its ranks divide that among them
+            bind_to_cores(setup.replica, setup.replicas)  # its ranks share those CPUs
         with progress_listener(clock.load):
-            if setup.ask_first:
-                config = ask_for_room(config, inputs, outputs)
+            if setup.wait_for_memory:
+                config = reserve_memory(config, inputs, outputs)
             core = EngineCore(config, Executor.get_class(config)(config))
         clock.loading = None
         clock.stats = EngineStats.at_start(core.model_info)
         outputs.send(encode(Ready.of(core.model_info)))
-        ahead = setup.clock_ahead
+        ahead = setup.clock_offset
         EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps, ahead).run()
         status = 0
-    except NotWanted:
+    except ShutdownBeforeLoad:
         status = 0
     except Exception as error:
-        expected = core is None and isinstance(error, LlaisysError)  # a model that is not there
-        logger.error("the engine cannot go on: %s", error, exc_info=None if expected else error)
+        expected = core is None and isinstance(error, LlaisysError)  # such as a missing model
+        logger.error("the engine failed: %s", error, exc_info=None if expected else error)
         outputs.send(encode(Failed(f"{type(error).__name__}: {error}")))
         status = EXIT_FAILED
     finally:
@@ -260,7 +264,7 @@ def main() -> int:
     setup = init_child(EngineSetup)
     status = serve_engine(setup)
     logging.shutdown()
-    # The watcher holds standard input: a normal exit would wait for its lock.
+    # A normal exit would block on standard input, whose lock the watcher thread holds.
     sys.stderr.flush()
     os._exit(status)
 

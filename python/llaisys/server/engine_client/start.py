@@ -1,20 +1,22 @@
-"""Starts the engine process. Imports next to nothing: the model begins to load before the rest of
-the server is even read."""
+"""Start of the engine process. Imports little, so that the model starts to load before the rest of
+the server is imported."""
 
 from __future__ import annotations
 
 from llaisys.processes.child import ChildProcess
 from llaisys.server.config import ServerConfig
 
-RAY_RELAY = "llaisys.server.replicas.ray_relay"  # runs the engine's module on a cluster
+RAY_RELAY = "llaisys.server.replicas.ray_relay"  # runs the engine module on a Ray cluster
 
 
 class EngineProcess(ChildProcess):
-    """Made before the event loop runs; its setup is checked where it arrives, as `EngineSetup`."""
+    """An engine's child process, started before the event loop. It validates its `EngineSetup`."""
 
-    def __init__(self, config: ServerConfig, ask_first: bool = False, replica: int = 0) -> None:
-        """`ask_first`: it says what memory it needs, and waits for `Load`. `replica`: its number
-        among data_parallel_size."""
+    def __init__(
+        self, config: ServerConfig, wait_for_memory: bool = False, replica: int = 0
+    ) -> None:
+        """`wait_for_memory`: the engine sends its memory estimate and waits for `Load`. `replica`:
+        index below data_parallel_size."""
         on_ray = config.data_parallel_backend == "ray"
         super().__init__(
             RAY_RELAY if on_ray else config.engine_module,
@@ -25,7 +27,7 @@ class EngineProcess(ChildProcess):
                 "log_level": config.log_level,
                 "log_format": config.log_format,
                 "engine": config.engine_of_replica.to_wire(),
-                "ask_first": ask_first,
+                "wait_for_memory": wait_for_memory,
                 "replica": replica,
                 "replicas": config.data_parallel_size,
             },

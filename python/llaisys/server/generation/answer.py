@@ -1,4 +1,4 @@
-"""What a door makes of a generation: the one interface between the job and a door's own JSON."""
+"""`Answer`: the interface of protocol adapters that formats the output of a generation."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Iterator, Sequence
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.server.errors import ApiError
 
-READ_COST = 8  # what it costs to read a character of an answer, in characters to write
+PARSE_COST = 8  # CPU cost of parsing a generated character, in written characters
 
 
 class Answer(ABC):
-    """How a door writes one generation, whole or in parts as they come. It makes bytes and nothing
-    else: what is sent when, kept, counted and given back is the job's."""
+    """Formats one generation, whole or as a stream of events. It only makes bytes; `Job` sends,
+    stores and counts them and releases resources."""
 
     response_id: str
-    media_type = "text/event-stream; charset=utf-8"  # of a stream; whole answers are JSON
-    extra_chars = 0  # that `whole` writes beside the generated texts
-    char_cost = 1  # of a generated character, where it is not only written
+    media_type = "text/event-stream; charset=utf-8"  # of a stream; a whole response is JSON
+    extra_chars = 0  # written by `whole` beside the generated text
+    char_cost = 1  # cost of a generated character in written characters
 
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
-        """The body of an answer that has come to its end, by prompt, in pieces of which none takes
-        long to make. Long ones are asked for in a thread."""
+        """Yield the response body of a complete generation in pieces that are each cheap to make.
+        `outputs` has one entry per prompt. Long answers are formatted in a thread."""
 
     @abstractmethod
     def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
-        """The events of the next part of prompt `number`. A part never ends with reason `error`:
-        the job breaks off instead."""
+        """Return the events of the next delta of prompt `number`. The finish reason is never
+        `error`: `Job` calls `break_off` instead."""
 
     @abstractmethod
     def end(self, usage: Usage) -> list[bytes]:
-        """What follows the last part."""
+        """Return the events after the last delta."""
 
     @abstractmethod
     def break_off(self, error: ApiError) -> list[bytes]:
-        """The end of a stream that failed on its way: what has begun is closed, with the error."""
+        """Return the events that end a failed stream: close open blocks, then the error."""

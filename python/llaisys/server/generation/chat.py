@@ -1,6 +1,6 @@
-"""A chat from the request to its prompt: what the doors to a chat share.
+"""A chat from its request to its prompt, shared by the protocol adapters of chat APIs.
 
-Every door says what it was asked in the fields of OpenAI's chat request, and goes on from there.
+Each adapter translates its body to OpenAI's chat request and continues from there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
-from llaisys.server.http.faults import validation_error
+from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.fields import note_ignored
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
@@ -37,8 +37,8 @@ Message = dict[str, Any]
 
 
 class ProtocolRequest(Schema):
-    """A body in another door's words. `chat` is the same in OpenAI's, made where the body is
-    parsed, which for a large one is beside the event loop."""
+    """A body of another chat API. `chat` is its translation to OpenAI's, made during validation,
+    which runs in a thread for large bodies."""
 
     _chat: ChatCompletionRequest = PrivateAttr()
 
@@ -48,37 +48,39 @@ class ProtocolRequest(Schema):
         return self
 
     def set_chat(self) -> None:
-        """Translate what the fields are now. Raises InvalidInputError."""
+        """Translate the current fields. Raises InvalidInputError."""
         try:
             self._chat = ChatCompletionRequest.model_validate(self.to_chat())
         except ValidationError as error:
-            told = validation_error(error.errors(include_url=False))
-            raise InvalidInputError(told.message, field=told.param, code=told.code) from None
+            problem = validation_error(error.errors(include_url=False))
+            raise InvalidInputError(
+                problem.message, field=problem.param, code=problem.code
+            ) from None
 
     @property
     def chat(self) -> ChatCompletionRequest:
         return self._chat
 
     def to_chat(self) -> dict[str, Any]:
-        """The fields of a ChatCompletionRequest. Raises InvalidInputError."""
+        """Return the fields of a ChatCompletionRequest. Raises InvalidInputError."""
         raise NotImplementedError
 
 
 @dataclass(slots=True)
 class Chat:
-    """A chat that is ready to run."""
+    """A chat with its prompt, ready to run."""
 
     job: Job
     params: SamplingParams
     prompt: list[int]
     tools: ToolSet | None
-    opened: bool  # the prompt ends inside of the reasoning
+    opened: bool  # the prompt ends inside reasoning text
     keep_reasoning: bool
-    context_truncated: bool = False  # the oldest turns were left out
-    seed: str = field(default_factory=lambda: uuid.uuid4().hex)  # of the ids of calls
+    context_truncated: bool = False  # old turns were dropped
+    seed: str = field(default_factory=lambda: uuid.uuid4().hex)  # of tool call ids
 
     def new_reader(self, choice: int = 0) -> AnswerReader:
-        """Two readers of one choice give its calls the same ids."""
+        """Return a parser for a choice. Parsers of the same choice produce the same call ids."""
         style = self.job.service.engine.style
         return style.reader(self.tools, self.opened, self.keep_reasoning, f"{self.seed}:{choice}")
 
@@ -92,8 +94,8 @@ async def open_chat(
     messages: list[Message] | None = None,
     num_new: int = 1,
 ) -> Chat:
-    """The chat of a body; `messages` are all of its messages where there are more than the body
-    has. Where old turns may be left out, the last `num_new` messages are not."""
+    """Build the chat of a body. `messages`: the full conversation if longer than the body's. When
+    old turns are dropped, the last `num_new` messages stay."""
     params = await job.sampling(body.to_sampling)
     found = plain_messages(body.messages) if messages is None else messages
     drops = _drops_old_turns(job, body)
@@ -105,12 +107,12 @@ async def open_chat(
         options["add_generation_prompt"] = body.add_generation_prompt
     engine = job.service.engine
     style, tokenizer, tools = engine.style, engine.tokenizer, body.tool_set
-    wish = ReasoningWish.of(body, style)
-    if wish.variables:
-        options["variables"] = wish.variables
-    if wish.budget is not None:
-        params = params.clone(thinking_budget=wish.budget)
-    if wish.is_ignored:
+    reasoning = ReasoningOptions.of(body, style)
+    if reasoning.variables:
+        options["variables"] = reasoning.variables
+    if reasoning.budget is not None:
+        params = params.clone(thinking_budget=reasoning.budget)
+    if reasoning.is_ignored:
         note_ignored(job.request.scope, "reasoning_effort")
     options["tools"] = tools
     num_dropped = 0
@@ -135,34 +137,36 @@ async def open_chat(
 def constrain_to_tools(
     params: SamplingParams, tools: ToolSet, style: ChatStyle, opened: bool, tokenizer: Any
 ) -> SamplingParams:
-    """The parameters with what holds the answer to its tools; another constraint comes first where
-    no call is forced. Raises InvalidInputError."""
-    # Of reasoning that the prompt has opened the engine knows the end, if that is a token.
-    waits = (
+    """Return the parameters with the structured output constraint of the tools. Another constraint
+    takes precedence unless a call is forced; then raises InvalidInputError."""
+    # The engine detects the end of reasoning that the prompt opened if its end marker is a token.
+    detects = (
         opened and style.markers is not None and tokenizer.token_id(style.markers.end) is not None
     )
-    held = call_constraint(tools, style.writes_tags, None if waits else style.markers, opened)
-    if held is None:
+    constraint = call_constraint(
+        tools, style.writes_tags, None if detects else style.markers, opened
+    )
+    if constraint is None:
         return params
     if params.structured_outputs is None:
-        return params.clone(structured_outputs=held)
+        return params.clone(structured_outputs=constraint)
     if tools.is_forced:
         raise refuse_together("tool_choice", "forced", "auto beside another constraint")
     return params
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningWish:
-    """What a request asks of the model's reasoning, in the template's words and the engine's."""
+class ReasoningOptions:
+    """Reasoning options of a request: template variables and a token budget."""
 
     variables: dict[str, Any]
-    budget: int | None = None  # None: as the sampling parameters say
-    is_ignored: bool = False  # the model knows nothing of it
+    budget: int | None = None  # None: that of the sampling parameters
+    is_ignored: bool = False  # the model does not support it
 
     @classmethod
-    def of(cls, body: ChatCompletionRequest, style: ChatStyle) -> ReasoningWish:
-        """`reasoning_effort` is for the template; where that has no switch, `none` is a budget of
-        no tokens. `chat_template_kwargs` come first."""
+    def of(cls, body: ChatCompletionRequest, style: ChatStyle) -> ReasoningOptions:
+        """Map `reasoning_effort` to template variables; if the template has none, `none` becomes a
+        budget of 0 tokens. `chat_template_kwargs` take precedence."""
         own = body.chat_template_kwargs or {}
         if body.reasoning_effort is None:
             return cls(own)
@@ -189,8 +193,8 @@ async def recent_prompt(
     num_new: int,
     options: dict[str, Any],
 ) -> tuple[list[int], int]:
-    """Token ids of as much of a conversation as leaves room for an answer, and the number of
-    messages that were left out; the last `num_new` stay."""
+    """Return the token ids of the latest turns that leave room for an answer, and the number of
+    dropped messages. The last `num_new` messages stay."""
     limit = job.prompt_limit
     max_tokens = body.max_completion_tokens or body.max_tokens
     room = answer_room(max_tokens, job.max_model_len)
@@ -205,7 +209,7 @@ async def _keep_system(
     prompt: list[int],
     options: dict[str, Any],
 ) -> SamplingParams:
-    """With the system messages as what a shift of the context keeps, unless the request says."""
+    """Set `n_keep` to the system messages for context shifts, unless the request sets it."""
     count = num_leading(messages)
     if (
         params.n_keep is not None
@@ -218,7 +222,7 @@ async def _keep_system(
         start = await encode_messages(
             job.service.engine, messages[:count], job.prompt_limit, **alone
         )
-    except InvalidInputError:  # a template that wants more than system messages
+    except InvalidInputError:  # a template that requires user messages
         return params
     most = min(job.max_model_len // 2, job.max_model_len - job.service.info.block_size - 1)
     return params.clone(n_keep=min(max(DEFAULT_KEEP, common_length(start, prompt)), most))
@@ -227,8 +231,8 @@ async def _keep_system(
 async def chat_prompt(
     job: Job, body: ChatCompletionRequest, history: list[Message], options: dict[str, Any]
 ) -> list[int]:
-    """Token ids of a chat; with `continue_final_message`, up to the end of the last message's text,
-    which the answer then continues."""
+    """Return the token ids of a chat. With `continue_final_message` they end with the text of the
+    last message, which the answer continues."""
     engine, limit = job.service.engine, job.prompt_limit
     if not body.continue_final_message:
         return await encode_messages(engine, history, limit, **options)
@@ -238,7 +242,7 @@ async def chat_prompt(
             history[-1]["role"],
             "'assistant' when continue_final_message is true",
         )
-    options["add_generation_prompt"] = True  # it opens the turn that the text belongs to
+    options["add_generation_prompt"] = True  # opens the assistant turn of the text
     start = await encode_messages(engine, history[:-1], limit, **options)
     (end,) = await encode_prompts(engine, [history[-1]["content"]], False, limit)
     limit.check_tokens(len(start) + len(end))

@@ -1,5 +1,4 @@
-"""One HTTP request's work in the engine: its prompts, their choices, and everything that must be
-given back however it ends."""
+"""The engine requests of one HTTP request, and the resources to release when it ends."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ from llaisys.server.errors import is_fault
 from llaisys.server.http.limits import Admission
 from llaisys.server.keys.budget import KeyBudget
 from llaisys.server.metrics import ModelMetrics
-from llaisys.server.tracing import note_answer
+from llaisys.server.tracing import record_output
 
 T = TypeVar("T")
 
 
-class ClientGone(Exception):
-    """The client hung up; nobody reads an answer."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its response."""
 
 
 class Registry:
-    """Open generations by the ids that a client knows, for the cancel route."""
+    """Open generations by their public ids, for the cancel route."""
 
     def __init__(self) -> None:
         self._by_id: defaultdict[str, set[Generation]] = defaultdict(set)
@@ -54,10 +53,8 @@ class Registry:
 
 
 class Generation:
-    """Made before anything is submitted, entered with `async with`, left in every case.
-
-    On leaving, whatever still runs is cancelled, the places are free again and the metrics know.
-    """
+    """An async context manager around all engine requests of an HTTP request. On exit, running
+    requests are cancelled, reservations released and metrics updated."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class Generation:
         self.public_ids = tuple(dict.fromkeys(public_ids))
         self.num_sequences = num_sequences
         self.outputs: dict[int, RequestOutput] = {}  # by prompt, when finished
-        self._names: list[str] = []  # in the engine, by prompt
+        self._names: list[str] = []  # engine request ids, by prompt
         self._stack = contextlib.ExitStack()
         self._started = time.monotonic()
         self._last_token: dict[tuple[int, int], float] = {}
@@ -90,7 +87,7 @@ class Generation:
 
     async def __aenter__(self) -> Generation:
         count = self.num_sequences
-        with contextlib.ExitStack() as stack:  # both, or neither
+        with contextlib.ExitStack() as stack:  # both or neither
             stack.enter_context(self.budget.reserve(count, self.admission.retry_after))
             stack.enter_context(self.admission.admit(self.owner, count))
             self._stack = stack.pop_all()
@@ -101,9 +98,9 @@ class Generation:
         self.close(failed=exc[1] is not None and is_fault(exc[1]))
 
     def close(self, failed: bool = False) -> None:
-        """More than once does nothing."""
+        """Release everything; may be called more than once."""
         for name in self._names:
-            self.engine.drop(name)
+            self.engine.discard(name)
         self._stack.close()
         self.registry.remove(self)
         finished = sum(len(output.outputs) for output in self.outputs.values())
@@ -121,7 +118,7 @@ class Generation:
         request_id: str,
         reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
     ) -> None:
-        """A salt that nobody else has keeps a request from reusing, and from being reused."""
+        """Send the prompts to the engine. Without `reuse_prefix` a unique cache salt is used."""
         self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
         for prompt in prompts:
             name = await self.engine.submit(
@@ -137,38 +134,38 @@ class Generation:
             self._names.append(name)
 
     async def cancel(self) -> bool:
-        """End everything that still runs; the readers see reason `abort`."""
+        """Cancel all running requests; streams finish with reason `abort`."""
         found = [await self.engine.cancel(name) for name in self._names]
         return any(found)
 
-    async def parts(self) -> AsyncIterator[tuple[int, StreamOutput]]:
-        """(prompt, part) of all prompts as they come."""
+    async def deltas(self) -> AsyncIterator[tuple[int, StreamOutput]]:
+        """Yield (prompt index, delta) of all prompts in order of arrival."""
         if len(self._names) == 1:
-            async for part in self.engine.stream(self._names[0]):
-                self._note(0, part)
-                yield 0, part
+            async for delta in self.engine.stream(self._names[0]):
+                self._record(0, delta)
+                yield 0, delta
             return
         queue: asyncio.Queue[tuple[int, StreamOutput | Exception | None]] = asyncio.Queue()
 
         async def forward(index: int, name: str) -> None:
             try:
-                async for part in self.engine.stream(name):
-                    queue.put_nowait((index, part))
+                async for delta in self.engine.stream(name):
+                    queue.put_nowait((index, delta))
                 queue.put_nowait((index, None))
             except Exception as error:
                 queue.put_nowait((index, error))
 
         tasks = [asyncio.create_task(forward(i, name)) for i, name in enumerate(self._names)]
         try:
-            missing = len(tasks)
-            while missing:
+            running = len(tasks)
+            while running:
                 index, item = await queue.get()
                 if item is None:
-                    missing -= 1
+                    running -= 1
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    self._note(index, item)
+                    self._record(index, item)
                     yield index, item
         finally:
             for task in tasks:
@@ -176,35 +173,35 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def result(self) -> list[RequestOutput]:
-        """Everything, in the prompts' order."""
-        async for _ in self.parts():
+        """Wait for all prompts and return their outputs in prompt order."""
+        async for _ in self.deltas():
             pass
         return [self.outputs[index] for index in range(len(self._names))]
 
-    def _note(self, prompt: int, part: StreamOutput) -> None:
-        now, key = time.monotonic(), (prompt, part.index)
+    def _record(self, prompt: int, delta: StreamOutput) -> None:
+        now, key = time.monotonic(), (prompt, delta.index)
         before = self._last_token.get(key)
-        if part.token_ids:
+        if delta.token_ids:
             if before is not None:
-                self.metrics.token_gap(now - before, len(part.token_ids))
+                self.metrics.record_tokens(now - before, len(delta.token_ids))
             self._last_token[key] = now
-        if part.output is not None:
-            self.outputs[prompt] = part.output
-            self.metrics.request_done(part.output.usage, part.output.outputs)
-            note_answer(part.output)
+        if delta.output is not None:
+            self.outputs[prompt] = delta.output
+            self.metrics.request_done(delta.output.usage, delta.output.outputs)
+            record_output(delta.output)
             self.admission.record_duration(now - self._started)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; when the client hangs up first, `work` is cancelled and ClientGone
-    raised."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise
+    ClientDisconnected."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         for running in (task, gone):
             running.cancel()

@@ -1,9 +1,9 @@
-"""A conversation that has outgrown the context: which of its oldest turns are left out.
+"""Drop the oldest turns of a conversation that exceeds the context.
 
-The system messages at the beginning and the new messages stay; between them whole turns go, oldest
-first, a turn being what begins with a user's message. The newest messages are counted first, so
-the work follows the context and not the conversation. A few turns more than need be are dropped at
-once: the next turns then begin with the same tokens, which the prefix cache knows.
+Leading system messages and the new messages stay; between them whole turns are dropped, oldest
+first. A turn starts with a user message. Messages are counted from the newest, so the cost depends
+on the context, not on the conversation. A few more turns than necessary are dropped at once, so
+that the following prompts share a prefix for the prefix cache.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 Message = dict[str, Any]
 Messages = Sequence[Message]
 
-MESSAGE_TOKENS = 8  # what a template writes around a message, generously
-AT_ONCE = 4  # a share of what is kept, dropped in one go
+MESSAGE_TOKENS = 8  # upper estimate of a template's tokens around a message
+DROP_DIVISOR = 4  # 1/4 of the remaining turns are dropped together
 
 
 def text_of(message: Message) -> str:
-    """What a template may write of it."""
+    """Return the text of a message that a template may render."""
     calls = [str(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     return "\n".join(
         [message.get("content") or "", message.get("reasoning_content") or "", *calls]
@@ -27,7 +27,7 @@ def text_of(message: Message) -> str:
 
 
 def num_leading(messages: Messages) -> int:
-    """System messages at the beginning."""
+    """Return the number of leading system messages."""
     count = 0
     while count < len(messages) and messages[count]["role"] == "system":
         count += 1
@@ -35,36 +35,36 @@ def num_leading(messages: Messages) -> int:
 
 
 def answer_room(max_tokens: int | None, max_model_len: int) -> int:
-    """Tokens that are left for the answer when turns must go."""
-    wanted = max_model_len // 4 if max_tokens is None else max_tokens
-    return min(wanted, max_model_len // 2)
+    """Return the tokens reserved for the answer when turns are dropped."""
+    requested = max_model_len // 4 if max_tokens is None else max_tokens
+    return min(requested, max_model_len // 2)
 
 
 class Recent:
-    """The part of a conversation that is shown to the model."""
+    """Selects the latest turns of a conversation."""
 
     def __init__(self, messages: Messages, num_new: int, most: int) -> None:
-        """`num_new`: messages at the end that stay; `most`: tokens to aim at."""
+        """`num_new`: messages at the end that stay; `most`: target number of tokens."""
         self.messages = messages
         self.most = most
         self._head = num_leading(messages[: len(messages) - num_new])
         last = len(messages) - num_new
         turns = [i for i in range(self._head, last) if messages[i]["role"] == "user"]
-        # Where the conversation may go on behind its head; the first: nothing is dropped.
+        # Indices at which the conversation may continue after its head; the first drops nothing.
         self._cuts = [self._head, *[i for i in turns if i > self._head], last]
 
     def check_size(self, check_chars: Callable[[int], None]) -> None:
-        """`check_chars` of what must stay."""
-        kept = [*self.messages[: self._head], *self.messages[self._cuts[-1] :]]
-        check_chars(sum(len(text_of(message)) for message in kept))
+        """Call `check_chars` with the length of the messages that must stay."""
+        required = [*self.messages[: self._head], *self.messages[self._cuts[-1] :]]
+        check_chars(sum(len(text_of(message)) for message in required))
 
     def may_be_too_long(self) -> bool:
-        """False when it fits whatever the tokenizer makes of it: a byte is a token at most."""
+        """False when it fits with any tokenizer, since a byte is at most one token."""
         size = sum(len(text_of(message).encode()) for message in self.messages)
         return size + MESSAGE_TOKENS * len(self.messages) > self.most
 
     def choose(self, count: Callable[[str], int]) -> int:
-        """The first cut behind which everything should fit, the last one when nothing does."""
+        """Return the first cut after which everything should fit, else the last one."""
         left = self.most - sum(self._size(m, count) for m in self.messages[: self._head])
         position, chosen = len(self.messages), len(self._cuts) - 1
         for index in range(len(self._cuts) - 1, -1, -1):
@@ -76,7 +76,7 @@ class Recent:
             chosen = index
         if chosen == 0:
             return 0
-        step = max(1, (len(self._cuts) - 1 - chosen) // AT_ONCE)
+        step = max(1, (len(self._cuts) - 1 - chosen) // DROP_DIVISOR)
         return min(-(-chosen // step) * step, len(self._cuts) - 1)
 
     @staticmethod
@@ -86,8 +86,8 @@ class Recent:
     def render(
         self, encode: Callable[[Messages], list[int]], count: Callable[[str], int]
     ) -> tuple[list[int], int]:
-        """(token ids, messages left out). What the template adds is not known before it has run:
-        more goes, twice as much each time, until it fits or nothing is left to drop."""
+        """Return (token ids, dropped messages). The template's own tokens are unknown before
+        rendering: while the result is too long, drop more, twice as much each time."""
         cut = self.choose(count) if self.may_be_too_long() else 0
         last, further = len(self._cuts) - 1, 1
         while True:
@@ -99,7 +99,7 @@ class Recent:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
+    """Return the length of the common prefix."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

@@ -1,5 +1,5 @@
-"""Prompts for the text between a beginning and an end, in the marks of the model (fill in the
-middle), with other texts of the same project before them."""
+"""Fill-in-the-middle (FIM) prompts with the model's special tokens, optionally after other files of
+the project."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.prompts import MESSAGE_CHARS, PromptLimit
 from llaisys.server.http.limits import CHARS_PER_TOKEN
 
-# (before the beginning, before the end, before what is missing): texts that are one token each.
-MARKS = (
+# (prefix, suffix, middle) markers, each one special token.
+FIM_MARKERS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek's coders
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
 )
-REPOSITORY_MARKS = ("<|repo_name|>",)  # before the name of the project
-FILE_MARKS = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")  # before each file's
-# What ends an answer beside the model's own tokens: another file, or filling.
-END_MARKS = (*REPOSITORY_MARKS, *FILE_MARKS, "<|fim_pad|>", "<fim_pad>", "▁<EOT>")
-PROJECT = "project"  # its name, which nobody tells us
+REPOSITORY_MARKERS = ("<|repo_name|>",)  # before the repository name
+FILE_MARKERS = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")  # before each file name
+# Additional stop tokens: the start of another file, or padding.
+END_MARKERS = (*REPOSITORY_MARKERS, *FILE_MARKERS, "<|fim_pad|>", "<fim_pad>", "▁<EOT>")
+PROJECT = "project"  # repository name; requests have none
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Another text of the project; it may have no name."""
+    """Another file of the project; the name may be empty."""
 
     name: str
     text: str
@@ -37,38 +37,38 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A prompt that ends where the missing text begins."""
+    """A FIM prompt."""
 
     ids: list[int]
-    ends: tuple[int, ...]  # tokens that end the answer
+    ends: tuple[int, ...]  # stop tokens
 
-    def bounded(self, params: SamplingParams) -> SamplingParams:
-        """The same, for an answer that ends at those tokens, too."""
+    def with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the additional stop tokens."""
         if params.ignore_eos:
             return params
         return params.clone(stop_token_ids=(*(params.stop_token_ids or ()), *self.ends))
 
 
-class InfillMarks:
-    """The tokens of one model. Raises ApiError when it has none; `field`: the one that asked."""
+class FimTokens:
+    """The FIM tokens of a model. Raises ApiError, for request field `field`, if it has none."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, field: str) -> None:
         def known(*texts: str) -> list[int]:
             found = [tokenizer.token_id(text) for text in texts]
             return [token for token in found if token is not None and token < vocab_size]
 
-        complete = [marks for texts in MARKS if len(marks := known(*texts)) == len(texts)]
+        complete = [ids for texts in FIM_MARKERS if len(ids := known(*texts)) == len(texts)]
         if not complete:
             raise ApiError(
                 400,
                 f"{field} needs a model that can fill in the middle; this one has no tokens for "
-                f"it, such as {MARKS[0][0]}",
+                f"it, such as {FIM_MARKERS[0][0]}",
                 param=field,
                 code="no_infill",
             )
         self.prefix, self.suffix, self.middle = complete[0]
-        self.repository, self.file = known(*REPOSITORY_MARKS)[:1], known(*FILE_MARKS)[:1]
-        self.ends = tuple(known(*END_MARKS))
+        self.repository, self.file = known(*REPOSITORY_MARKERS)[:1], known(*FILE_MARKERS)[:1]
+        self.ends = tuple(known(*END_MARKERS))
 
 
 async def encode_infill(
@@ -80,10 +80,10 @@ async def encode_infill(
     snippets: Sequence[Snippet] = (),
     num_new: int = 0,
 ) -> Infill:
-    """The beginning and the end fit, or are refused. Of the snippets the last are taken that leave
-    room for them and for `num_new` tokens: the nearest to what is asked for come last."""
-    tokenizer = engine.tokenizer_or_refuse()
-    marks = InfillMarks(tokenizer, engine.inputs.info.vocab_size, field)
+    """Build the prompt. Raises ApiError if prefix and suffix do not fit. Of the snippets as many of
+    the last ones are used as leave room for `num_new` tokens; the most relevant come last."""
+    tokenizer = engine.require_tokenizer()
+    fim = FimTokens(tokenizer, engine.inputs.info.vocab_size, field)
     limit.check_chars(len(prefix) + len(suffix))
 
     def encode(text: str) -> list[int]:
@@ -93,22 +93,22 @@ async def encode_infill(
 
     def make() -> Infill:
         start = list(tokenizer.encode("", True))
-        asked = [marks.prefix, *encode(prefix), marks.suffix, *encode(suffix), marks.middle]
-        is_project = marks.repository and marks.file
-        head = [*marks.repository, *encode(f"{PROJECT}\n")] if is_project else []
-        here = [*marks.file, *encode("\n")] if marks.file else []
-        limit.check_tokens(len(start) + len(asked))
-        room = limit.max_tokens - num_new - len(start) - len(asked) - len(head) - len(here)
-        others = _last_that_fit(snippets, encode, marks.file, room)
+        core = [fim.prefix, *encode(prefix), fim.suffix, *encode(suffix), fim.middle]
+        is_project = fim.repository and fim.file
+        head = [*fim.repository, *encode(f"{PROJECT}\n")] if is_project else []
+        here = [*fim.file, *encode("\n")] if fim.file else []
+        limit.check_tokens(len(start) + len(core))
+        room = limit.max_tokens - num_new - len(start) - len(core) - len(head) - len(here)
+        others = _last_that_fit(snippets, encode, fim.file, room)
         before = [*head, *others, *here] if others else []
-        return Infill([*start, *before, *asked], marks.ends)
+        return Infill([*start, *before, *core], fim.ends)
 
     size = len(prefix) + len(suffix) + sum(len(s.text) + MESSAGE_CHARS for s in snippets)
     return await engine.texts.run(size, make)
 
 
 def _last_that_fit(
-    snippets: Sequence[Snippet], encode: Any, file_mark: list[int], room: int
+    snippets: Sequence[Snippet], encode: Any, file_token: list[int], room: int
 ) -> list[int]:
     found: list[int] = []
     for snippet in reversed(snippets):
@@ -116,8 +116,8 @@ def _last_that_fit(
         if len(text) > CHARS_PER_TOKEN * room:
             break
         try:
-            ids = [*file_mark, *encode(text)]
-        except ApiError:  # many more tokens than it seemed to have
+            ids = [*file_token, *encode(text)]
+        except ApiError:  # more tokens than its length suggested
             break
         if len(ids) > room:
             break

@@ -1,4 +1,4 @@
-"""One generation from the checked body to the response: what all doors share."""
+"""A generation request from its validated body to its response, for all protocol adapters."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from llaisys.engine.output_processor import OutputOptions
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.answer import Answer
-from llaisys.server.generation.generation import ClientGone, Generation, unless_disconnected
+from llaisys.server.generation.generation import ClientDisconnected, Generation, unless_disconnected
 from llaisys.server.generation.prompts import PromptLimit
+from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import EventStream
-from llaisys.server.http.faults import error_of
-from llaisys.server.http.payload import body_response, gather
+from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.openai.schemas import SamplingFields
 from llaisys.server.service import Service, service_for
 
-MAX_SCORES = 1 << 18  # logprobs of the prompts of one request, the best at each place included
-MAX_STREAMED_SCORES = 4096  # of those in a stream, which come in one event
-CHARS_PER_NAME = 32  # characters of an answer cost as much to write as the name of one token
+MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
+MAX_STREAMED_PROMPT_LOGPROBS = 4096  # in a stream, where one event has them all
+CHARS_PER_NAME = 32  # cost of writing a token's text in logprobs, in characters
 
 
 class Turn(Protocol):
-    """Where an answer is kept once it has come to its end."""
+    """Stores a complete answer."""
 
     async def finish(self, output: CompletionOutput, model: str) -> None: ...
 
     def close(self) -> None:
-        """Harmless when it is closed already."""
+        """Close the turn; may be called more than once."""
 
 
 @dataclass(slots=True)
 class Job:
-    """What every request that generates has in common, from the checked body to the response. The
-    doors say everything in the fields of OpenAI's requests, which are the widest."""
+    """A generation request. Protocol adapters translate their bodies to OpenAI's fields, the widest
+    set."""
 
     service: Service
     request: Request
     body: SamplingFields
-    prompt_name: str  # the field that the prompt came in
+    prompt_name: str  # field of the prompt, for error messages
     model: str
     owner: str
     request_id: str
     turn: Turn | None = None
     visible_ids: frozenset[int] = frozenset()  # special tokens that the answer parser reads
-    line_seconds: float | None = None  # see OutputOptions
-    count_reasoning: Callable[[Sequence[int]], int] | None = None  # tokens of it in a choice
+    line_seconds: float | None = None  # see Reading
+    count_reasoning: Callable[[Sequence[int]], int] | None = None  # reasoning tokens of a choice
 
     @classmethod
     async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Job:
@@ -76,7 +76,7 @@ class Job:
         return PromptLimit(self.prompt_name, self.max_model_len, most)
 
     async def sampling(self, to_sampling: Callable[[], SamplingParams]) -> SamplingParams:
-        """The body's parameters, checked; beside the loop when they name many tokens."""
+        """Return the validated sampling parameters; in a thread if they name many tokens."""
         engine, body = self.service.engine, self.body
 
         def check() -> SamplingParams:
@@ -88,14 +88,14 @@ class Job:
     async def run(
         self, prompts: list[list[int]], params: SamplingParams, answer: Answer
     ) -> Response:
-        """Admit, submit, and answer whole or in parts; the prompts' lengths have been checked."""
+        """Admit and submit the prompts, whose lengths are checked, and return the response."""
         count = params.n * len(prompts)
         most = self.service.config.limits.max_n
         check_int("n", count, 1, most, label="n times the number of prompts")
-        most = MAX_STREAMED_SCORES if self.body.stream else MAX_SCORES
-        scores = num_scores(params, sum(map(len, prompts)))
-        check_count("prompt", scores, most, "logprobs")
-        self._hold_logprobs(prompts, params)
+        most = MAX_STREAMED_PROMPT_LOGPROBS if self.body.stream else MAX_PROMPT_LOGPROBS
+        prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
+        check_count("prompt", prompt_logprobs, most, "logprobs")
+        self._reserve_logprobs(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [answer.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
@@ -104,24 +104,24 @@ class Job:
             return await unless_disconnected(
                 self.request.receive, work(generation, answer, prompts, params)
             )
-        except ClientGone:
+        except ClientDisconnected:
             self.request.scope["state"]["log"]["disconnected"] = True
             return Response(status_code=499)
 
-    def _hold_logprobs(self, prompts: list[list[int]], params: SamplingParams) -> None:
-        """As many as the answer may come to, until the client has it."""
+    def _reserve_logprobs(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        """Reserve the maximum number of logprobs of the answer until the request ends."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return
         length = self.max_model_len
-        wanted = length if params.max_tokens is None else params.max_tokens
-        tokens = sum(min(wanted, length - len(prompt)) for prompt in prompts)
+        max_tokens = length if params.max_tokens is None else params.max_tokens
+        tokens = sum(min(max_tokens, length - len(prompt)) for prompt in prompts)
         count = 0 if params.logprobs is None else params.n * tokens * (params.logprobs + 1)
-        scores = num_scores(params, sum(map(len, prompts)))
-        count += scores
-        most = (MAX_LOGPROBS + 1) * length + scores  # one answer that fills the context
-        held = ExitStack()
-        held.enter_context(self.service.logprobs.reserve(count, most))
-        self.request.scope["state"]["at_end"].append(held.close)
+        prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
+        count += prompt_logprobs
+        most = (MAX_LOGPROBS + 1) * length + prompt_logprobs  # one answer that fills the context
+        reservation = ExitStack()
+        reservation.enter_context(self.service.logprobs.reserve(count, most))
+        self.request.scope["state"]["at_end"].append(reservation.close)
 
     async def _submit(
         self, generation: Generation, prompts: list[list[int]], params: SamplingParams
@@ -148,7 +148,7 @@ class Job:
         if not any(choice.token_ids for out in outputs for choice in out.outputs):
             check_in_time(outputs[0].finish_reason)
         for output in outputs:
-            self._note_reasoning(output)
+            self._count_reasoning(output)
         usage = add_usage([output.usage for output in outputs])
         self.log_usage(usage, outputs[0].outputs[0].finish_reason)
         body = await self._whole_body(answer, outputs, params, usage)
@@ -159,17 +159,17 @@ class Job:
     async def _whole_body(
         self, answer: Answer, outputs: list[RequestOutput], params: SamplingParams, usage: Usage
     ) -> list[bytes]:
-        # Names of tokens and their likely neighbours are texts to find, up to 21 for each token.
+        # Logprobs need the text of every token and its alternatives, up to 21 per token.
         names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
-        names += num_scores(params, usage.prompt_tokens)
+        names += num_prompt_logprobs(params, usage.prompt_tokens)
         chars = sum(len(choice.text) for output in outputs for choice in output.outputs)
         pieces = answer.whole(outputs, usage)
         if (
             names + (chars * answer.char_cost + answer.extra_chars) // CHARS_PER_NAME
             <= INLINE_CHARS
         ):
-            return gather(pieces)
-        return await self.service.engine.texts.write_answer(gather, pieces)
+            return join_chunks(pieces)
+        return await self.service.engine.texts.write_answer(join_chunks, pieces)
 
     async def _stream(
         self,
@@ -178,28 +178,28 @@ class Job:
         prompts: list[list[int]],
         params: SamplingParams,
     ) -> Response:
-        """The response begins with the first part, so that what goes wrong before it still has its
-        own status."""
+        """Start the response after the first delta, so that earlier errors have their own status
+        code."""
         await generation.__aenter__()
-        parts: Any = None
+        deltas: Any = None
         try:
             await self._submit(generation, prompts, params)
-            parts = generation.parts()
-            first = await anext(parts)
+            deltas = generation.deltas()
+            first = await anext(deltas)
             if first[1].finish_reason == "error":
                 raise engine_error()
             if not first[1].token_ids and generation.num_prompts * params.n == 1:
                 check_in_time(first[1].finish_reason)
         except BaseException as error:
-            if parts is not None:
-                await parts.aclose()
+            if deltas is not None:
+                await deltas.aclose()
             generation.close(failed=is_fault(error))
             raise
-        events = self._events(generation, answer, first, parts)
+        events = self._events(generation, answer, first, deltas)
         return EventStream(events, self._release(generation), answer.media_type)
 
     def _release(self, generation: Generation) -> Callable[[], None]:
-        """For a stream that never began; harmless after one that did."""
+        """Return a cleanup function for streams that never start; safe after others."""
 
         def release() -> None:
             generation.close()
@@ -213,43 +213,43 @@ class Job:
         generation: Generation,
         answer: Answer,
         first: tuple[int, StreamOutput],
-        parts: Any,
+        deltas: Any,
     ) -> AsyncGenerator[bytes, None]:
-        """The answer's events; what fails on the way ends them in the door's own words."""
+        """Yield the events of the answer. A failure ends them with the API's error event."""
         failed = False
         try:
             item: tuple[int, StreamOutput] | None = first
             while item is not None:
-                number, part = item
-                if part.finish_reason == "error":
+                number, delta = item
+                if delta.finish_reason == "error":
                     raise engine_error()
-                if part.output is not None:
-                    self._note_reasoning(part.output)
-                events = answer.chunks(number, part)
-                if part.output is not None and self.turn is not None:
-                    await self.turn.finish(part.output.outputs[0], self.model)
+                if delta.output is not None:
+                    self._count_reasoning(delta.output)
+                events = answer.chunks(number, delta)
+                if delta.output is not None and self.turn is not None:
+                    await self.turn.finish(delta.output.outputs[0], self.model)
                 item = None
                 if len(generation.outputs) < generation.num_prompts:
                     if events:
                         yield b"".join(events)
                         events = []
-                    item = await anext(parts, None)
-            # What ends the stream goes out together, in one write.
+                    item = await anext(deltas, None)
+            # The last events are sent in one write.
             usage = add_usage([output.usage for output in generation.outputs.values()])
             yield b"".join([*events, *answer.end(usage)])
         except BaseException as error:
             if not is_fault(error):
                 raise
             failed = True
-            yield b"".join(answer.break_off(error_of(error, self.request_id)))
+            yield b"".join(answer.break_off(to_api_error(error, self.request_id)))
         finally:
-            await parts.aclose()
+            await deltas.aclose()
             generation.close(failed)
             if self.turn is not None:
                 self.turn.close()
             self._log_stream(generation)
 
-    def _note_reasoning(self, output: RequestOutput) -> None:
+    def _count_reasoning(self, output: RequestOutput) -> None:
         if self.count_reasoning is not None:
             counts = (self.count_reasoning(choice.token_ids) for choice in output.outputs)
             output.usage.reasoning_tokens = sum(counts)
@@ -262,7 +262,7 @@ class Job:
             self.request.scope["state"]["log"]["finish_reason"] = "abort"
 
     def log_usage(self, usage: Usage, reason: str | None) -> None:
-        """For the line that the access log has of this request."""
+        """Add the usage to the log line of the request."""
         self.request.scope["state"]["log"].update(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -271,27 +271,25 @@ class Job:
         )
 
 
-def add_usage(parts: Sequence[Usage]) -> Usage:
+def add_usage(usages: Sequence[Usage]) -> Usage:
     return Usage(
-        sum(usage.prompt_tokens for usage in parts),
-        sum(usage.completion_tokens for usage in parts),
-        sum(usage.cached_tokens for usage in parts),
-        sum(usage.reasoning_tokens for usage in parts),
-        sum(usage.host_cached_tokens for usage in parts),
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+        sum(usage.reasoning_tokens for usage in usages),
+        sum(usage.host_cached_tokens for usage in usages),
     )
 
 
-def num_scores(params: SamplingParams, num_tokens: int) -> int:
-    """Logprobs that are kept of prompts of so many tokens in all."""
+def num_prompt_logprobs(params: SamplingParams, num_tokens: int) -> int:
+    """Return the number of prompt logprobs for `num_tokens` prompt tokens."""
     return 0 if params.prompt_logprobs is None else num_tokens * (params.prompt_logprobs + 1)
 
 
 def check_in_time(finish_reason: str | None) -> None:
-    """Of an answer without a token: raises ApiError when its time was over before it began."""
+    """Raise ApiError 504 when an answer without tokens timed out."""
     if finish_reason == "timeout":
-        raise ApiError(
-            504, "the request's timeout was over before its answer began", code="timeout"
-        )
+        raise ApiError(504, "the request timed out before its first token", code="timeout")
 
 
 def engine_error() -> ApiError:

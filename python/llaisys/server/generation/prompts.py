@@ -1,4 +1,4 @@
-"""From texts and chats to token ids: beside the event loop, and no further than may be kept."""
+"""Convert texts and chats to token ids within the prompt limit; long ones in a thread."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from llaisys.server.http.payload import json_bytes
 
 Messages = Sequence[dict[str, Any]]
 
-# A text is tokenised in windows, and counted, before it is as a whole: hidden in 2 million
-# characters may be as many tokens as fit, or 30 times as many and a gigabyte of bookkeeping.
+# A long text is first tokenised and counted in windows: 2 million characters may be as many tokens
+# as fit the context, or 30 times as many with a gigabyte of tokenizer state.
 WINDOW_CHARS = 64 << 10
-WINDOW_SLACK = 16  # tokens that the cuts at the ends of a window may have added
-MAX_VARIABLE_BYTES = 16 << 10  # chat_template_kwargs are switches, not texts
-MESSAGE_CHARS = 64  # what a message costs a template, in characters of text
+WINDOW_SLACK = 16  # tokens that splitting at window boundaries may add
+MAX_VARIABLE_BYTES = 16 << 10  # of chat_template_kwargs
+MESSAGE_CHARS = 64  # rendering cost of a message, in characters
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """How long one prompt may be, and what it is called in the refusal."""
+    """Length limit of a prompt; `name` is its field in error messages."""
 
     name: str
     max_model_len: int
@@ -41,7 +41,7 @@ class PromptLimit:
         check_prompt_chars(self.name, chars, self.max_model_len)
 
     def check_tokens(self, count: int) -> None:
-        """Raises ApiError with both numbers, as data too."""
+        """Raise ApiError with count and limit, also as fields of the error object."""
         try:
             check_prompt_tokens(self.name, count, self.max_tokens)
         except InvalidInputError as error:
@@ -51,7 +51,7 @@ class PromptLimit:
             ) from None
 
     def check_text(self, tokenizer: Any, text: str) -> None:
-        """Raises ApiError as soon as the text is seen to have too many tokens."""
+        """Raise ApiError as soon as the counted windows exceed the limit."""
         if len(text) <= WINDOW_CHARS:
             return
         count = 0
@@ -62,7 +62,7 @@ class PromptLimit:
 
 
 def has_text(pieces: list[Any]) -> bool:
-    """Whether they are more than token ids; of many of those quickly."""
+    """Whether a list has strings among its token ids. Fast for long lists."""
     return str in map(type, pieces)
 
 
@@ -72,8 +72,8 @@ async def encode_prompts(
     add_special_tokens: bool,
     limit: PromptLimit,
 ) -> list[list[int]]:
-    """Token ids of each, which is a text, or token ids and texts in a row; the first that is too
-    long ends the work."""
+    """Return the token ids of each prompt: a string, or a list of token ids and strings. Raises
+    ApiError at the first one that is too long."""
     size = 0
     listed: list[list[Any]] = [[p] if isinstance(p, str) else list(p) for p in prompts]
     for pieces in listed:
@@ -83,7 +83,7 @@ async def encode_prompts(
             chars = sum(map(len, texts))
             limit.check_chars(chars)
             size += chars + MESSAGE_CHARS * len(texts)
-    tokenizer: Any = engine.tokenizer_or_refuse() if size else None
+    tokenizer: Any = engine.require_tokenizer() if size else None
 
     def encode() -> list[list[int]]:
         found: list[list[int]] = []
@@ -92,10 +92,10 @@ async def encode_prompts(
                 found.append(pieces)
                 continue
             ids: list[int] = []
-            for place, piece in enumerate(pieces):
+            for index, piece in enumerate(pieces):
                 if isinstance(piece, str):
                     limit.check_text(tokenizer, piece)
-                    ids += tokenizer.encode(piece, add_special_tokens and not place)
+                    ids += tokenizer.encode(piece, add_special_tokens and not index)
                     limit.check_tokens(len(ids))
                 else:
                     ids.append(piece)
@@ -113,8 +113,8 @@ async def encode_messages(
     tools: ToolSet | None = None,
     **options: Any,
 ) -> list[int]:
-    """Token ids of a chat as the model's template writes it, with the tools that there are."""
-    inputs, tokenizer = engine.inputs, engine.tokenizer_or_refuse()
+    """Return the token ids of a chat rendered by the model's template, with its tools."""
+    inputs, tokenizer = engine.inputs, engine.require_tokenizer()
     chars = sum(map(message_chars, messages)) + (0 if tools is None else tools.num_chars)
     limit.check_chars(chars)
 
@@ -135,7 +135,7 @@ async def encode_messages(
 
 
 def message_chars(message: dict[str, Any]) -> int:
-    """What of a message a template may write."""
+    """Return the length of a message's text that a template may render."""
     chars = len(message.get("content") or "") + len(message.get("reasoning_content") or "")
     for call in message.get("tool_calls") or ():
         arguments = call["function"]["arguments"]
@@ -151,13 +151,13 @@ async def encode_recent(
     tools: ToolSet | None = None,
     **options: Any,
 ) -> tuple[list[int], int]:
-    """(token ids, messages left out) of a conversation whose oldest turns may go; beside the loop
-    where it is long. Raises ApiError when its newest messages alone are too many."""
-    inputs, tokenizer = engine.inputs, engine.tokenizer_or_refuse()
+    """Return (token ids, dropped messages) of a conversation whose oldest turns may be dropped.
+    Raises ApiError when the newest messages alone are too long."""
+    inputs, tokenizer = engine.inputs, engine.require_tokenizer()
     longest = limit.max_model_len * CHARS_PER_TOKEN
 
     def count(text: str) -> int:
-        """Of a text of which no part could fit: more than there is room for."""
+        """Count tokens; for a text that cannot fit, an upper bound without tokenising it."""
         return len(text) if len(text) > longest else len(tokenizer.encode(text, False))
 
     def render(messages: Messages) -> list[int]:
@@ -177,7 +177,7 @@ async def encode_recent(
 
 
 def check_variables(variables: dict[str, Any]) -> None:
-    """Raises ApiError when there is too much in a template's variables."""
+    """Raise ApiError when the template variables are too large."""
     size = len(json_bytes(variables))
     if size > MAX_VARIABLE_BYTES:
         raise ApiError(
@@ -188,7 +188,7 @@ def check_variables(variables: dict[str, Any]) -> None:
 
 
 async def decode(engine: AsyncLLMEngine, ids: Sequence[int], skip_special: bool = False) -> str:
-    tokenizer = engine.tokenizer_or_refuse()
+    tokenizer = engine.require_tokenizer()
     return str(await engine.texts.run(len(ids), tokenizer.decode_tokens, ids, skip_special))
 
 
@@ -203,8 +203,8 @@ async def token_names(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str]:
 
 
 async def token_pieces(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str | list[int]]:
-    """The text of each token, or its bytes where they are no whole characters."""
-    tokenizer = engine.tokenizer_or_refuse()
+    """Return the text of each token, or its bytes if they are not valid UTF-8."""
+    tokenizer = engine.require_tokenizer()
 
     def piece(token: int) -> str | list[int]:
         raw: bytes = tokenizer.token_bytes(token)

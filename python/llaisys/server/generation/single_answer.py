@@ -1,4 +1,4 @@
-"""The answer of a door that has one choice and says it in blocks: reasoning, text, calls."""
+"""Answers of APIs with one choice and typed blocks: reasoning, text, tool calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llaisys.chat.records import (
     ReasoningText,
 )
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
-from llaisys.server.generation.answer import READ_COST, Answer
+from llaisys.server.generation.answer import PARSE_COST, Answer
 from llaisys.server.http.payload import json_bytes
 
 
@@ -28,44 +28,44 @@ class Block(Enum):
 
 
 class SingleAnswer(Answer):
-    """Reads what is generated into blocks, of which one is open at a time. A door says what opens
-    one, adds to it and closes it; `begin` comes first, `close` last."""
+    """Parses the generated text into blocks, one open at a time. Subclasses format the events that
+    open, extend and close a block; `begin` is called first, `close` last."""
 
-    char_cost = READ_COST
+    char_cost = PARSE_COST
 
     def __init__(self, reader: AnswerReader) -> None:
         self.reader = reader
         self.block: Block | None = None  # the open one
-        self.call: CallStart | None = None  # of the open block, when it is one
-        self.text = ""  # of the open block, so far
-        self.output: CompletionOutput | None = None  # when it is complete
+        self.call: CallStart | None = None  # of an open CALL block
+        self.text = ""  # of the open block
+        self.output: CompletionOutput | None = None  # when complete
         self._begun = False
-        self.was_cut = False  # it ended at the limit of its length
+        self.was_cut = False  # finish reason `length`
 
-    # ---- what a door writes --------------------------------------------------------------------
+    # ---- formatting, by subclasses -------------------------------------------------------------
 
     @abstractmethod
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
-        """The whole answer as an object."""
+        """Return the response object."""
 
     @abstractmethod
     def begin(self) -> list[bytes]: ...
 
     @abstractmethod
     def open_block(self, block: Block) -> list[bytes]:
-        """`self.call` says which call it is."""
+        """`self.call` is set for a CALL block."""
 
     @abstractmethod
     def add(self, block: Block, text: str) -> list[bytes]: ...
 
     @abstractmethod
     def close_block(self, block: Block) -> list[bytes]:
-        """`self.text` is all that was added."""
+        """`self.text` is the whole text of the block."""
 
     @abstractmethod
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]: ...
 
-    # ---- from the job --------------------------------------------------------------------------
+    # ---- interface of Answer -------------------------------------------------------------------
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         output = outputs[0].outputs[0]
@@ -88,7 +88,7 @@ class SingleAnswer(Answer):
         return found
 
     def end(self, usage: Usage) -> list[bytes]:
-        return []  # its one choice has ended everything
+        return []  # `close` has written the last events
 
     def end_block(self) -> list[bytes]:
         """Close the open block, if there is one."""

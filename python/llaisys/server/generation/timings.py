@@ -1,4 +1,4 @@
-"""How long an answer took, in the words of llama.cpp's server, which dashboards and pages know."""
+"""Timings of an answer in the format of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llaisys.common.types import CompletionOutput, PromptProgress
 
 
 def timings_object(output: CompletionOutput, prompt_tokens: int) -> dict[str, Any]:
-    """Milliseconds of the prompt (from its start, not from its arrival) and of the new tokens."""
+    """Return prompt time (from its first step, not its arrival) and generation time."""
     times, cached, count = output.timings, output.num_cached_tokens, len(output.token_ids)
     total = times.total or 0.0
     started = times.queue or 0.0
@@ -22,7 +22,7 @@ def timings_object(output: CompletionOutput, prompt_tokens: int) -> dict[str, An
 
 
 def rate_object(name: str, count: int, milliseconds: float) -> dict[str, Any]:
-    """So many tokens in so much time."""
+    """Return count, time and rates."""
     return {
         f"{name}_n": count,
         f"{name}_ms": round(milliseconds, 3),
@@ -31,23 +31,23 @@ def rate_object(name: str, count: int, milliseconds: float) -> dict[str, Any]:
     }
 
 
-class ProgressTeller:
-    """How far a prompt is, as objects that a stream tells: what the cache had first, then more each
-    time, all of it with the first token. A prompt that is computed anew says nothing twice."""
+class PromptProgressReporter:
+    """Formats prompt progress for a stream: first the cached tokens, then increasing counts, all
+    tokens with the first output token. A recomputed prompt reports no count twice."""
 
     def __init__(self) -> None:
-        self._told = -1
+        self._reported = -1
 
     def objects(self, progress: PromptProgress | None) -> list[dict[str, Any]]:
         if progress is None:
             return []
         steps = [(progress.done, progress.seconds)]
-        if self._told < 0:
+        if self._reported < 0:
             steps.insert(0, (progress.cached, 0.0))
         found = []
         for done, seconds in steps:
-            if done > self._told:
-                self._told = done
+            if done > self._reported:
+                self._reported = done
                 found.append(
                     {
                         "total": progress.total,

@@ -1,4 +1,4 @@
-"""Token ids as clients read them."""
+"""Text of token ids for clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class TokenNames:
-    """Token ids as the strings that logprobs show."""
+    """Converts token ids to the strings of logprobs."""
 
     def __init__(self, tokenizer: Any, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -24,17 +24,17 @@ class TokenNames:
         return text
 
     def detokenizer(self) -> Any:
-        """Counts the characters that tokens add to a text; None without a tokenizer."""
+        """Return an incremental detokenizer, for text offsets; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.detokenizer(True)
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """`bytes` are the token's own, which need not be whole characters."""
+        """Return a logprob object; `bytes` may be an incomplete UTF-8 sequence."""
         raw = None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
         return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": raw}
 
 
 def finite(logprob: float) -> float | None:
-    """JSON has no infinity; OpenAI shows -9999 for "never". None: there is none (NaN)."""
+    """Return a JSON number: -9999 for -inf, as OpenAI does; None for NaN."""
     if math.isnan(logprob):
         return None
     return logprob if logprob > -9999.0 else -9999.0

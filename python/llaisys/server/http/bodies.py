@@ -1,7 +1,7 @@
-"""From the bytes of a body to its schema: counted before it is parsed, parsed beside the loop.
+"""Parse and validate request bodies. Large ones are parsed in a thread.
 
-What JSON costs is its items, not its bytes: a list of two million numbers fits into 4 MB and takes
-seconds to check. So the items are counted first, by a few passes of C over the bytes.
+The cost of JSON is in its items, not its bytes: two million numbers fit into 4 MB and take seconds
+to validate. So the items are counted first, with a few C passes over the bytes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from llaisys.server.errors import ApiError
-from llaisys.server.http.faults import validation_error
+from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.fields import FieldNotes
 
-INLINE_BYTES = 16 << 10  # parsed on the event loop: a thread costs more than they do
-SLICE_BYTES = 256 << 10  # looked at in one go; other threads run in between
-# Lists and objects, and the fields of objects: each costs as much as many numbers.
+INLINE_BYTES = 16 << 10  # smaller bodies are parsed on the event loop
+SLICE_BYTES = 256 << 10  # scanned per call; other threads run in between
+# Lists, objects and object fields cost more than numbers, so they have lower limits.
 MAX_CONTAINERS = 16 << 10
 MAX_FIELDS = 64 << 10
 
 
 def outside_strings(body: bytes) -> Iterator[bytes]:
-    """What is not inside a string, slice by slice; of a body that is no JSON, anything."""
+    """Yield the bytes outside of strings, by slice. Invalid JSON gives arbitrary bytes."""
     in_string, start = False, 0
     while start < len(body):
         end = start + SLICE_BYTES
-        while body[end - 1 : end] == b"\\":  # an escape stays in one piece
+        while body[end - 1 : end] == b"\\":  # do not split an escape
             end += 1
         bare = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = bare.split(b'"')
@@ -43,11 +43,11 @@ def outside_strings(body: bytes) -> Iterator[bytes]:
 
 
 def check_structure(body: bytes, max_items: int) -> None:
-    """Raises ApiError when there is more in the body than may be parsed. Never parses."""
-    marks = body.count(b"[") + body.count(b"{")
+    """Raise ApiError when the body exceeds the item limits. Does not parse it."""
+    brackets = body.count(b"[") + body.count(b"{")
     few_fields = body.count(b":") <= MAX_FIELDS
-    if few_fields and marks <= MAX_CONTAINERS and marks + body.count(b",") <= max_items:
-        return  # texts included, so fewer without them
+    if few_fields and brackets <= MAX_CONTAINERS and brackets + body.count(b",") <= max_items:
+        return  # upper bounds: characters inside strings are counted too
     items = containers = fields = 0
     for outside in outside_strings(body):
         opened = outside.count(b"[") + outside.count(b"{")
@@ -68,17 +68,17 @@ def check_structure(body: bytes, max_items: int) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """UTF-8 only: what else `json` takes could hide from the count. Raises ValueError."""
+    """Decode UTF-8 JSON; other encodings would evade the item count. Raises ValueError."""
     try:
-        return msgspec.json.decode(body)  # several times as fast
-    except ValueError:  # halves of characters and a byte order mark are none of its business
+        return msgspec.json.decode(body)  # several times faster than json
+    except ValueError:  # msgspec rejects lone surrogates and a byte order mark
         return json.loads(body.decode("utf-8-sig"))
 
 
 def parse_body(
     schema: type[BaseModel], body: bytes, max_items: int, notes: FieldNotes | None = None
 ) -> BaseModel:
-    """Raises ApiError with what is wrong; `notes` learn what was ignored."""
+    """Parse and validate a body. Raises ApiError. Adds ignored fields to `notes`."""
     check_structure(body, max_items)
     try:
         data = read_json(body)
@@ -94,7 +94,7 @@ def parse_body(
 
 
 class ParsedRequest(Request):
-    """A request whose body has been checked; FastAPI takes it as it is. None: there was none."""
+    """A request with a validated body, which FastAPI does not parse again; None: no body."""
 
     def __init__(self, request: Request, parsed: BaseModel | None) -> None:
         super().__init__(request.scope, request.receive, request._send)
@@ -109,23 +109,23 @@ Endpoint = Callable[[Request, BaseModel], Coroutine[Any, Any, Response]]
 
 
 def plain_endpoint(route: APIRoute) -> Endpoint | None:
-    """The route's function, where it takes the request and the body and nothing else, and gives a
-    response: FastAPI has nothing to find out for it. None: it has."""
-    wants = inspect.signature(route.endpoint, eval_str=True)
-    if list(wants.parameters) != ["request", "body"] or wants.return_annotation is not Response:
+    """Return the endpoint if it takes only (request, body) and returns a Response: it can be called
+    without FastAPI's dependency resolution. None otherwise."""
+    found = inspect.signature(route.endpoint, eval_str=True)
+    if list(found.parameters) != ["request", "body"] or found.return_annotation is not Response:
         return None
     endpoint: Endpoint = route.endpoint
     return endpoint
 
 
 def is_json(request: Request) -> bool:
-    """By its header; what is not, FastAPI refuses."""
+    """Whether the Content-Type is JSON; FastAPI rejects other types."""
     given = request.headers.get("content-type", "")
     return given.partition(";")[0].strip().lower() == "application/json"
 
 
 class CheckedRoute(APIRoute):
-    """A route whose body goes through `parse_body`, in a thread when it is not small."""
+    """A route whose body is parsed by `parse_body`, in a thread above INLINE_BYTES."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -138,7 +138,7 @@ class CheckedRoute(APIRoute):
         async def parse_and_handle(request: Request) -> Response:
             body = b"".join([chunk async for chunk in request.stream() if chunk])
             service = request.app.state.models.first
-            parsed: BaseModel | None = None  # then FastAPI says what is missing
+            parsed: BaseModel | None = None  # None: FastAPI reports the missing body
             notes = FieldNotes(service.config.strict_fields)
             if len(body) > INLINE_BYTES:
                 parsed = await service.body_pool.run(

@@ -1,5 +1,5 @@
-"""Events, in whatever form, as an ASGI response: stops when the client is gone. One that takes
-nothing is made to go by `protocol`."""
+"""A streaming ASGI response that stops when the client disconnects. `protocol` disconnects clients
+that do not read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llaisys.server.generation.generation import wait_for_disconnect
 
 
 class EventStream(Response):
-    """`events` is closed in every case, so whatever it holds is released at once."""
+    """Sends `events` and always closes the generator, which releases its resources at once."""
 
     def __init__(
         self,
@@ -22,11 +22,11 @@ class EventStream(Response):
         on_close: Callable[[], None],
         media_type: str,
     ) -> None:
-        """`on_close` is called last: a generator that never began has no `finally` to run."""
+        """`on_close` is called last, also when the generator never started."""
         super().__init__()
         self.events = events
         self.on_close = on_close
-        # No content-length, and no proxy may collect the events.
+        # No content-length; proxies must not buffer the events.
         self.raw_headers = [
             (b"content-type", media_type.encode()),
             (b"cache-control", b"no-cache"),

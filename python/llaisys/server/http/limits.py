@@ -1,4 +1,4 @@
-"""Who gets in: how many sequences may be open, in all and per key; and how large a request is."""
+"""Admission: limits on open sequences, in total and per key, and on the size of a request."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MAX_RETRY_AFTER = 60
 
 
 class Admission:
-    """Counts open sequences; refuses with 429 and a Retry-After what is above the caps."""
+    """Counts open sequences; rejects requests above the limits with 429 and Retry-After."""
 
     def __init__(self, limits: Limits, max_num_seqs: int, max_per_key: int = 0) -> None:
-        self.max_per_key = max_per_key  # 0: no own limit
+        self.max_per_key = max_per_key  # 0: no limit per key
         self.capacity = max_num_seqs + limits.max_queued
         self.open = 0
         self.num_rejected = 0
         self.on_rejected: Callable[[str], None] = lambda code: None
-        self.closed: str | None = None  # why nothing is admitted any more
+        self.closed: str | None = None  # why nothing is admitted
         self._by_owner: Counter[str] = Counter()
         self._mean_seconds = 1.0  # of recent requests
 
     @contextmanager
     def admit(self, owner: str, count: int) -> Iterator[None]:
-        """Hold `count` sequences' places while the block runs."""
+        """Count `count` open sequences while the block runs. Raises ApiError 429 or 503."""
         self._check(owner, count)
         self.open += count
         self._by_owner[owner] += count
@@ -50,34 +50,34 @@ class Admission:
             most = min(most, self.max_per_key)
         check_int("n", count, 1, most, label="the number of sequences")
         if self.open + count > self.capacity:
-            raise self._refusal(
+            raise self._rejection(
                 f"the server is full: {self.open} of {self.capacity} sequences are open", "full"
             )
         mine = self._by_owner[owner]
         if self.max_per_key and mine + count > self.max_per_key:
-            raise self._refusal(
+            raise self._rejection(
                 f"{mine} sequences of this API key are open; at most "
                 f"{self.max_per_key} are allowed",
                 "rate_limit_exceeded",
             )
 
-    def _refusal(self, message: str, code: str) -> ApiError:
+    def _rejection(self, message: str, code: str) -> ApiError:
         self.num_rejected += 1
         self.on_rejected(code)
         return ApiError(429, message, code=code, retry_after=self.retry_after)
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which a place is likely to be free."""
+        """Seconds after which a sequence has probably ended."""
         return max(1, min(MAX_RETRY_AFTER, math.ceil(self._mean_seconds)))
 
     def record_duration(self, seconds: float) -> None:
-        """A request has finished after `seconds`."""
+        """Record the duration of a finished request."""
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
 class _Budget:
-    """Of something that all requests under way have together."""
+    """A limit shared by all requests in flight."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -93,20 +93,20 @@ class _Budget:
 
 
 class LogprobBudget(_Budget):
-    """Log-probabilities of all answers that are under way, until their clients have them: each
-    costs a hundred bytes and more. What a request may come to is held from its start."""
+    """Limits the log-probabilities of all requests in flight: each takes over 100 bytes. A request
+    reserves its maximum at the start, until the client has the response."""
 
     @contextmanager
     def reserve(self, count: int, most_of_one: int = 0) -> Iterator[None]:
-        """`count` numbers are wanted; one request may have `most_of_one` in any case. Raises
-        InvalidInputError for what never fits, ApiError 429 for what does not fit now."""
+        """Reserve `count` logprobs while the block runs. A single request may always have
+        `most_of_one`. Raises InvalidInputError if it can never fit, ApiError 429 if not now."""
         most = max(self.most, most_of_one)
         check_int("logprobs", count, 0, most, label="the number of logprobs: n x max_tokens x each")
         if self.used and self.used + count > most:
             raise ApiError(
                 429,
-                f"{self.used} logprobs are wanted by open requests, and {count} by this one; at "
-                f"most {most} are kept",
+                f"open requests have reserved {self.used} logprobs, and this one needs {count}; at "
+                f"most {most} are allowed",
                 param="logprobs",
                 code="too_many_logprobs",
                 retry_after=1,
@@ -115,17 +115,17 @@ class LogprobBudget(_Budget):
             yield
 
 
-class VectorBudget(_Budget):
-    """Numbers of the vectors of all requests that are under way, until their clients have them."""
+class EmbeddingBudget(_Budget):
+    """Limits the embedding values of all requests in flight."""
 
     @contextmanager
     def reserve(self, field: str, count: int) -> Iterator[None]:
-        """One request is always let in; its own size is checked elsewhere. Raises ApiError 429."""
+        """Reserve `count` values. A single request always fits; its size is checked elsewhere."""
         if self.used and self.used + count > self.most:
             raise ApiError(
                 429,
-                f"vectors of {self.used} numbers are wanted by open requests, and of {count} by "
-                f"this one; at most {self.most} are kept",
+                f"open requests have reserved {self.used} embedding values, and this one needs "
+                f"{count}; at most {self.most} are allowed",
                 param=field,
                 code="too_many_vectors",
                 retry_after=1,
@@ -134,12 +134,12 @@ class VectorBudget(_Budget):
             yield
 
 
-# No vocabulary has tokens that are longer on average, so a longer text cannot fit the context.
+# An upper bound of the mean token length of any vocabulary: a longer text cannot fit.
 CHARS_PER_TOKEN = 64
 
 
 def check_prompt_chars(name: str, chars: int, max_model_len: int) -> None:
-    """Before anything is tokenised: a text that cannot fit costs nothing."""
+    """Reject a text that cannot fit the context before it is tokenised."""
     most = CHARS_PER_TOKEN * max_model_len
     check_count(name, chars, most, "characters", code=CONTEXT_LENGTH_EXCEEDED)
 

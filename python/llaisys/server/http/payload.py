@@ -1,4 +1,4 @@
-"""JSON bodies and events as bytes: what every answer is made of, whatever its shape."""
+"""Encode JSON bodies and server-sent events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 _encode = msgspec.json.Encoder().encode
 
-PIECE_BYTES = 64 << 10  # of a long body, to send at once
+CHUNK_BYTES = 64 << 10  # of a long body, per send
 
 
 def sse(data: dict[str, Any]) -> bytes:
@@ -26,7 +26,7 @@ def named_event(name: str, data: dict[str, Any]) -> bytes:
 def json_bytes(data: Any) -> bytes:
     try:
         return _encode(data)
-    except UnicodeEncodeError:  # a lone surrogate that a client sent
+    except UnicodeEncodeError:  # a lone surrogate from the client
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
             "utf-8", "replace"
         )
@@ -37,35 +37,35 @@ def json_response(data: Any) -> Response:
 
 
 class LongResponse(Response):
-    """A body in pieces, each sent when the client has taken the ones before."""
+    """A body sent in chunks, so that a slow client applies back-pressure."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, chunks: list[bytes]) -> None:
         super().__init__(media_type="application/json")
-        self.pieces = pieces
-        self.headers["content-length"] = str(sum(len(piece) for piece in pieces))
+        self.chunks = chunks
+        self.headers["content-length"] = str(sum(len(chunk) for chunk in chunks))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        for piece in self.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        for chunk in self.chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def body_response(pieces: list[bytes]) -> Response:
-    if len(pieces) == 1:
-        return Response(pieces[0], media_type="application/json")
-    return LongResponse(pieces)
+def body_response(chunks: list[bytes]) -> Response:
+    if len(chunks) == 1:
+        return Response(chunks[0], media_type="application/json")
+    return LongResponse(chunks)
 
 
-def gather(pieces: Iterator[bytes]) -> list[bytes]:
-    """The same bytes in pieces of about PIECE_BYTES."""
-    found, waiting, size = [], [], 0
+def join_chunks(pieces: Iterator[bytes]) -> list[bytes]:
+    """Join the bytes to chunks of about CHUNK_BYTES."""
+    chunks, pending, size = [], [], 0
     for piece in pieces:
-        waiting.append(piece)
+        pending.append(piece)
         size += len(piece)
-        if size >= PIECE_BYTES:
-            found.append(b"".join(waiting))
-            waiting, size = [], 0
-    return [*found, b"".join(waiting)] if waiting else found
+        if size >= CHUNK_BYTES:
+            chunks.append(b"".join(pending))
+            pending, size = [], 0
+    return [*chunks, b"".join(pending)] if pending else chunks

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with limits on what a connection may cost: the size and the time of a
-head, a body that nobody reads, an answer that nobody takes."""
+"""uvicorn's HTTP/1.1 protocol with limits per connection: size and time of a header, unread bodies,
+clients that do not read their response."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from llaisys.common.logs import log_event
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.http.security import RequestContext, refuse
+from llaisys.server.http.security import RequestContext, respond_error
 
 logger = logging.getLogger("llaisys.server")
 
 TCP_OPTIONS = (
-    # A peer that vanished without a word is noticed after about two minutes.
+    # Detect a vanished peer after about two minutes.
     ("TCP_KEEPIDLE", 60),
     ("TCP_KEEPINTVL", 15),
     ("TCP_KEEPCNT", 4),
-    # What a slow reader has not taken stays with us, where it is bounded and watched, instead of
-    # filling megabytes of the kernel's buffer.
+    # Keep unsent data in the process, where it is bounded and monitored, rather than in megabytes
+    # of kernel buffers.
     ("TCP_NOTSENT_LOWAT", 64 << 10),
 )
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: what is left is thrown away
-MIN_TAKEN = 32 << 10  # bytes that a reader must take in `send_timeout` while so many wait
-MAX_PIPELINED = 8  # requests read ahead; while there is no more to read, a hang-up goes unseen
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: discard unsent data
+MIN_READ = 32 << 10  # bytes that a client must read per `send_timeout`
+MAX_PIPELINED = 8  # requests read ahead; beyond it, disconnects are not detected
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """The class to give to uvicorn as `http`."""
+    """Return the class for uvicorn's `http` option."""
     return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
 
 
-async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application of a connection above `max_connections`: 503, and it is closed."""
+async def reject_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of connections above `max_connections`: respond 503 and close."""
 
     async def send_and_close(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -55,30 +55,30 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(
         503, "too many connections are open", code="too_many_connections", retry_after=1
     )
-    await refuse(scope, send_and_close, error)
+    await respond_error(scope, send_and_close, error)
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Heads are at most `max_header_bytes` long (431) and complete within `header_timeout` (408);
-    so is what is left of a body behind its answer. A client that takes next to nothing of what is
-    waiting for it is dropped after `send_timeout`. A hang-up ends every request of the connection.
-    Connections above `max_connections` are answered with 503; the others do not notice."""
+    """Headers have at most `max_header_bytes` (431) and are complete within `header_timeout` (408),
+    which also limits the rest of a body after its response. A client that reads less than MIN_READ
+    per `send_timeout` is disconnected. A disconnect ends every request of the connection.
+    Connections above `max_connections` get 503."""
 
     limits = Limits()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_head = True
-        self._resuming = False  # the parser is fed what it has seen already
-        self._fed = 0  # bytes since the last head was complete or the last piece of a body came
-        self._open: list[RequestResponseCycle] = []  # not answered yet, in order
+        self._in_header = True
+        self._resuming = False  # the parser is fed framing headers again
+        self._fed = 0  # bytes since the last complete header or body chunk
+        self._open: list[RequestResponseCycle] = []  # unanswered requests, in order
         self._read_timer: asyncio.TimerHandle | None = None
         self._unsent_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
-            self.app = RequestContext(refuse_connection, lambda *_: None)
+            self.app = RequestContext(reject_connection, lambda *_: None)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -91,21 +91,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_read_timer()
         self._stop_unsent_timer()
         super().connection_lost(exc)
-        for cycle in self._open:  # uvicorn tells the last one only
+        for cycle in self._open:  # uvicorn notifies only the last one
             if not cycle.response_complete:
                 cycle.disconnected = True
             cycle.message_event.set()
 
-    # ---- what comes in -------------------------------------------------------------------------
+    # ---- receiving -----------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        # The parser takes a head, or trailers, of any size: it is fed no more than may be one.
+        # The parser accepts headers and trailers of any size, so it is fed at most the limit.
         while data and not self.transport.is_closing():
-            if self._in_head and self._read_timer is None:
+            if self._in_header and self._read_timer is None:
                 self._start_read_timer()
             room = self.limits.max_header_bytes - self._fed
             if room <= 0:
-                self._refuse(
+                self._reject(
                     431, f"the header is too large; at most {self.limits.max_header_bytes} bytes"
                 )
                 return
@@ -125,9 +125,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def _ignore_upgrade(self) -> None:
-        """The parser takes a request that offers another protocol (h2c: curl --http2, Java) for its
-        last, and the body for that protocol. A new parser goes on behind the head, of which it is
-        told no more than where the body ends."""
+        """Continue as HTTP/1.1 after an upgrade offer (h2c: curl --http2, Java). The parser treats
+        such a request as its last and the body as another protocol, so a new parser gets only the
+        framing headers and continues with the body."""
         framing = [
             name + b": " + value + b"\r\n"
             for name, value in self.headers
@@ -144,24 +144,24 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and not self._resuming:  # trailers are not headers
+        if self._in_header and not self._resuming:  # not for trailers
             super().on_header(name, value)
 
     def on_message_begin(self) -> None:
         if self._resuming:
             return
         super().on_message_begin()
-        if self._read_timer is None:  # it came in one piece with the one before
+        if self._read_timer is None:  # it arrived together with the previous request
             self._start_read_timer()
 
     def on_headers_complete(self) -> None:
         if self._resuming:
             return
-        self._in_head = False
+        self._in_header = False
         self._fed = 0
         self._stop_read_timer()
         if not self.flow.write_paused:
-            self._stop_unsent_timer()  # there will be more to send
+            self._stop_unsent_timer()  # a response follows
         super().on_headers_complete()
         self._open.append(self.cycle)
         if len(self._open) <= MAX_PIPELINED:
@@ -172,12 +172,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():  # so it says, before the body
+        if self.parser.should_upgrade():  # reported before the body
             return
-        self._in_head = True
+        self._in_header = True
         self._fed = 0
         super().on_message_complete()
-        if self.cycle.response_complete:  # its last bytes have ended the wait for the next request
+        if self.cycle.response_complete:  # the body ended after its response: wait for a request
             self._stop_read_timer()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -185,12 +185,12 @@ class LimitedProtocol(HttpToolsProtocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not a valid HTTP request")
+        self._reject(400, "this is not a valid HTTP request")
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _reject(self, status: int, message: str) -> None:
         if self.transport.is_closing():
             return
-        log_event(logger, logging.INFO, "refused", status=status, reason=message)
+        log_event(logger, logging.INFO, "rejected", status=status, reason=message)
         body = json_bytes(error_body(status, message))
         self.transport.write(
             STATUS_LINE[status]
@@ -212,21 +212,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._read_timer = None
-        if self._open:  # what came behind a request has its time when that one is done
+        if self._open:  # pipelined data waits for the open request
             self._start_read_timer()
-        elif self._in_head:
-            self._refuse(408, f"no complete request in {self.limits.header_timeout:g} s")
-        else:  # it has its answer
+        elif self._in_header:
+            self._reject(408, f"no complete request in {self.limits.header_timeout:g} s")
+        else:  # the request is answered
             self.transport.close()
 
-    # ---- what goes out -------------------------------------------------------------------------
+    # ---- sending -------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         self._open = [cycle for cycle in self._open if not cycle.response_complete]
         super().on_response_complete()
         self._watch_unsent()
-        if self.cycle.response_complete and not self._in_head:
-            self._start_read_timer()  # for the rest of a body that nobody has read
+        if self.cycle.response_complete and not self._in_header:
+            self._start_read_timer()  # for the unread rest of a body
 
     def eof_received(self) -> None:
         self._watch_unsent()  # the transport closes now
@@ -242,7 +242,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._watch_unsent()
 
     def _watch_unsent(self) -> None:
-        """From when nothing more is written until all of it has been taken; closing waits too."""
+        """Monitor unsent data until the client has read it, also while closing."""
         unsent = self.transport.get_write_buffer_size()
         if unsent and self._unsent_timer is None:
             self._unsent_timer = self.loop.call_later(
@@ -252,13 +252,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def _check_unsent(self, before: int) -> None:
         self._unsent_timer = None
         unsent = self.transport.get_write_buffer_size()
-        if unsent <= max(0, before - MIN_TAKEN):
+        if unsent <= max(0, before - MIN_READ):
             self._watch_unsent()
             return
         log_event(
             logger,
             logging.WARNING,
-            "a client took nothing and was dropped",
+            "a client read nothing and was disconnected",
             request_id=self._unsent_request,
             seconds=self.limits.send_timeout,
         )
@@ -269,7 +269,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _unsent_request(self) -> str | None:
-        """The id of the request whose answer waits; None: of something that was no request."""
+        """Id of the request whose response is unsent; None without a valid request."""
         cycle = self._open[0] if self._open else self.cycle
         state = {} if cycle is None else cycle.scope.get("state", {})
         found: str | None = state.get("request_id")

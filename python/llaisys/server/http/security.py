@@ -1,6 +1,7 @@
-"""The guards: host, origin, API key, body. Plain ASGI, so that nothing hides a disconnect.
+"""ASGI middleware: request id and log, Host and Origin, API key, body.
 
 Order, outermost first: `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGuard`, the routes.
+Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides disconnects.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LOGGED_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 BODIES_FULL = "too_many_bodies"
 FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-MAX_ORIGINS_TOLD = 8  # in the log
-# Ollama's clients, curl among them, name no type, or curl's own; `HostGuard` knows a page's form.
+MAX_LOGGED_ORIGINS = 8
+# Ollama's clients send no Content-Type, or curl's default. `HostGuard` stops forms of web pages.
 UNTYPED = ("", "application/x-www-form-urlencoded")
 UNTYPED_PATHS = ("/api/",)
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -55,29 +56,27 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
         (b"content-length", str(len(body)).encode()),
         *((key.lower().encode(), value.encode()) for key, value in error.headers.items()),
     ]
-    if (
-        error.status in (408, 413) or error.code == BODIES_FULL
-    ):  # the rest of the body is not worth reading
-        headers.append((b"connection", b"close"))
+    if error.status in (408, 413) or error.code == BODIES_FULL:
+        headers.append((b"connection", b"close"))  # do not read the rest of the body
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
-    """Answer with an error, and leave its reason for the log."""
-    note_refusal(scope, error)
+async def respond_error(scope: Scope, send: Send, error: ApiError) -> None:
+    """Send an error response and record its reason for the log."""
+    record_error(scope, error)
     await send_error(scope, send, error)
 
 
 def error_object(scope: Scope, error: ApiError) -> dict[str, Any]:
-    """The body of an error in the shape of the door that the request came to."""
+    """Return the body of an error in the format of the request's API."""
     shape: ErrorShape = scope["state"]["error_shape"]
     return shape(error, scope["state"]["request_id"])
 
 
-def note_refusal(scope: Scope, error: ApiError) -> None:
-    """For the request's line in the log: why, and which field. Not the words of the answer, which
-    may have the client's in them (the name of a model, what a template says)."""
+def record_error(scope: Scope, error: ApiError) -> None:
+    """Record error code and field for the log line of the request. The message is not logged: it
+    may contain text of the client (a model name, a template error)."""
     state = scope["state"]
     state["error"] = error.code or error_type(error.status)
     if error.param and LOGGED_FIELD.fullmatch(error.param):
@@ -85,8 +84,8 @@ def note_refusal(scope: Scope, error: ApiError) -> None:
 
 
 class RequestContext:
-    """Gives every request its id, logs one line for each, and turns a bug into a 500 that says
-    nothing but the id."""
+    """Assigns request ids, logs one line per request, and answers unexpected exceptions with a 500
+    that contains only the id."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class RequestContext:
     ) -> None:
         self.app = app
         self.on_done = on_done  # (method, route, status)
-        self.shape_of = shape_of  # path -> how its door writes errors
+        self.shape_of = shape_of  # path -> error format of its API
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,7 +107,7 @@ class RequestContext:
         state["request_id"] = request_id
         state["owner"] = ANONYMOUS
         state["error_shape"] = self.shape_of(scope["path"])
-        at_end: list[Callable[[], None]] = []  # what the request holds until it has been answered
+        at_end: list[Callable[[], None]] = []  # callbacks that release resources
         state["at_end"] = at_end
         start, status = time.monotonic(), 0
 
@@ -132,13 +131,13 @@ class RequestContext:
                 raise
             logger.error("request %s failed", request_id, exc_info=error)
             if not status:
-                await refuse(scope, send_with_id, internal_error())
+                await respond_error(scope, send_with_id, internal_error())
         finally:
             for release in at_end:
                 release()
-            self._note(scope, request_id, status, time.monotonic() - start)
+            self._log(scope, request_id, status, time.monotonic() - start)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self.on_done(scope["method"], route, status or 499)
         log_event(
@@ -164,7 +163,7 @@ class HostGuard:
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...], origins: tuple[str, ...]) -> None:
         self.app = app
         self.hosts = {host.lower() for host in hosts} | {"localhost"}
-        self._told: set[str] = set()  # origins that the log has a hint about
+        self._logged_origins: set[str] = set()
         self.origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,7 +171,7 @@ class HostGuard:
             try:
                 self._check(scope)
             except ApiError as error:
-                await refuse(scope, send, error)
+                await respond_error(scope, send, error)
                 return
         await self.app(scope, receive, send)
 
@@ -181,7 +180,7 @@ class HostGuard:
         if len(hosts) != 1:
             raise ApiError(400, f"{len(hosts)} Host headers; there must be 1")
         host = hosts[0].decode("latin-1").lower()
-        if not self._known(host):
+        if not self._is_allowed(host):
             raise ApiError(
                 403, "this Host is not served here; see --allowed-host", code="host_not_allowed"
             )
@@ -191,26 +190,25 @@ class HostGuard:
         origin = origin.lower()
         if "*" in self.origins or origin in self.origins:
             return
-        if origin.partition("://")[2] != host:  # whatever a proxy made of the scheme
+        if origin.partition("://")[2] != host:  # a proxy may have changed the scheme
             self._hint(origin, scope["state"]["request_id"])
-            if scope["method"] in SAFE_METHODS:  # the browser keeps the answer from the page
+            if scope["method"] in SAFE_METHODS:  # the browser hides the response from the page
                 return
             raise ApiError(
                 403, "this Origin is not allowed; see --allowed-origin", code="origin_not_allowed"
             )
 
     def _hint(self, origin: str, request_id: str) -> None:
-        """For whoever wonders why their page's browser reports a CORS error: once an origin, which
-        is the client's own word and so not shown."""
-        if origin not in self._told and len(self._told) < MAX_ORIGINS_TOLD:
-            self._told.add(origin)
+        """Log how to allow an origin, once per origin. The origin is client text and not logged."""
+        if origin not in self._logged_origins and len(self._logged_origins) < MAX_LOGGED_ORIGINS:
+            self._logged_origins.add(origin)
             logger.warning(
-                "request %s: a page of another origin was kept from this server (its browser calls "
-                "it CORS); --allowed-origin ORIGIN, such as http://localhost:3000, lets it in",
+                "request %s: a page of another origin was blocked (a CORS error in the browser); "
+                "--allowed-origin ORIGIN, such as http://localhost:3000, allows it",
                 request_id,
             )
 
-    def _known(self, host: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
         if "*" in self.hosts:
             return True
         try:
@@ -227,7 +225,7 @@ class HostGuard:
 
 
 class KeyGuard:
-    """Every route needs a key when there are keys, but for /health and the web UI's files."""
+    """Requires a key if keys are configured, except for /health, /live and the web UI's files."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing, is_public: Callable[[str, str], bool]) -> None:
         self.app = app
@@ -249,14 +247,14 @@ class KeyGuard:
                     "a valid API key is needed: Authorization: Bearer KEY",
                     code="invalid_api_key",
                 )
-                await refuse(scope, send, error)
+                await respond_error(scope, send, error)
                 return
         await self.app(scope, receive, send)
 
 
 class BodyBudget:
-    """Bytes of all bodies that have arrived and are not parsed yet. What is small does not count:
-    large bodies never keep small requests out, and connections bound how many there are."""
+    """Limits the bytes of received bodies that are not parsed yet. The first FREE_BODY_BYTES of a
+    body are free, so large bodies never block small requests; the connection limit bounds those."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -267,7 +265,7 @@ class BodyBudget:
 
 
 class BodyGuard:
-    """Bodies are JSON, of bounded size, arrive in bounded time, and share one budget."""
+    """Requires JSON bodies within a size, a time and the shared budget."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout: float, budget: BodyBudget) -> None:
         self.app = app
@@ -282,7 +280,7 @@ class BodyGuard:
         counted = 0
 
         def count(size: int) -> None:
-            """The bytes of this body are now `size`."""
+            """Set the counted bytes of this body to `size`."""
             nonlocal counted
             large = max(0, size - FREE_BODY_BYTES)
             self.budget.used += large - counted
@@ -292,7 +290,7 @@ class BodyGuard:
             body = await self._read(scope, receive, count)
         except ApiError as error:
             count(0)
-            await refuse(scope, send, error)
+            await respond_error(scope, send, error)
             return
         try:
             if body is not None:
@@ -305,7 +303,7 @@ class BodyGuard:
     async def _read(
         self, scope: Scope, receive: Receive, count: Callable[[int], None]
     ) -> bytearray | None:
-        """The whole body; None when the client hung up."""
+        """Read the whole body; None when the client disconnected."""
         length = header(scope, b"content-length")
         if length is not None and (not length.isdigit() or int(length[:20]) > self.max_bytes):
             raise self._too_large()
@@ -341,7 +339,7 @@ class BodyGuard:
     def _full(self) -> ApiError:
         return ApiError(
             503,
-            f"too many bodies are on their way; at most {self.budget.max_bytes} bytes are taken",
+            f"too many bodies are being received; at most {self.budget.max_bytes} bytes allowed",
             code=BODIES_FULL,
             retry_after=1,
         )
@@ -355,13 +353,12 @@ class BodyGuard:
 
 
 def replay(body: bytearray, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """A `receive` that hands out the body once, keeps nothing of it, then waits for the
-    disconnect."""
-    waiting = [body]
+    """Return a `receive` that returns the body once, without keeping it, then forwards."""
+    pending = [body]
 
     async def next_message() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": bytes(waiting.pop()), "more_body": False}
+        if pending:
+            return {"type": "http.request", "body": bytes(pending.pop()), "more_body": False}
         return await receive()
 
     return next_message

@@ -35,7 +35,7 @@ MAX_FILE_BYTES = 8 << 20
 
 
 def find_webui(given: Path | None) -> Path | None:
-    """The directory given, the installed one, or the repository's."""
+    """Return the given, the installed, or the repository's directory; None if it has no page."""
     package = Path(__file__).resolve().parents[2]
     candidates = [given] if given is not None else [package / "webui", package.parents[1] / "webui"]
     for folder in candidates:
@@ -52,8 +52,7 @@ class Asset:
 
 
 class WebUi:
-    """Files by URL path. Only what was there at the start is ever served, so no path can lead
-    anywhere else."""
+    """Files by URL path, read at start; no other path is ever opened."""
 
     def __init__(self, folder: Path | None) -> None:
         self.assets: dict[str, Asset] = {}

@@ -1,2 +1,2 @@
-"""Who may ask: API keys with names (`api_key`), what each may use (`budget`), and all of them
-together, found by what a client sends (`ring`)."""
+"""API keys: a key and its name (`api_key`), its usage limits (`budget`), lookup by the
+Authorization header (`ring`)."""

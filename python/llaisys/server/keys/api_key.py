@@ -1,10 +1,10 @@
-"""A key, its name and its budgets; and the file that many of them come from.
+"""An API key with its name and budgets, and the key file (--api-key-file).
 
     sk-plain-old-key
     {"key": "sk-...", "name": "team-a", "requests_per_minute": 60, "tokens_per_minute": 20000}
 
-A line of the file is a key, or a JSON object with the fields of `ApiKey`; empty lines and those
-that begin with # are left out. No error repeats a key: it names the line.
+A line of the file is a key, or a JSON object with the fields of `ApiKey`. Empty lines and lines
+that start with # are ignored. Error messages name the line, never the key.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One client. `name` is what logs and metrics call it; the key itself is never shown."""
+    """One client. Logs and metrics show `name`, never the key."""
 
     key: str = field(repr=False)
-    name: str = ""  # "": numbered by `named_keys`
-    requests_per_minute: int | None = option(
-        None, Integer(1), "requests that may begin in any 60 seconds"
-    )
+    name: str = ""  # empty: `named_keys` assigns one
+    requests_per_minute: int | None = option(None, Integer(1), "requests per 60 seconds")
     tokens_per_minute: int | None = option(
-        None, Integer(1), "tokens of prompts and answers in any 60 seconds"
+        None, Integer(1), "prompt and generated tokens per 60 seconds"
     )
-    max_concurrent: int | None = option(None, Integer(1), "sequences that are open at once")
-    from_file: bool = False  # read again on SIGHUP
+    max_concurrent: int | None = option(None, Integer(1), "open sequences")
+    from_file: bool = False  # reloaded on SIGHUP
 
     def __post_init__(self) -> None:
         key = self.key
@@ -52,9 +50,8 @@ class ApiKey:
 
 
 def named_keys(given: Iterable[str | ApiKey]) -> tuple[ApiKey, ...]:
-    """Each key once, and each with a name of its own: those without one are key1, key2, ... by
-    their place. Of a key that is given twice, the one with a name counts. Raises InvalidInputError
-    for a name that two keys have."""
+    """Return the distinct keys, each with a unique name: unnamed keys become key1, key2, ... by
+    position. Of duplicates the named one is used. Raises InvalidInputError for duplicate names."""
     found: dict[str, ApiKey] = {}
     for item in given:
         item = item if isinstance(item, ApiKey) else ApiKey(item)
@@ -96,7 +93,7 @@ class ApiKeys(Kind):
 
 
 def read_key_file(path: Path) -> list[ApiKey]:
-    """Raises InvalidInputError with the file and the line; a file without a key is one, too."""
+    """Read the key file. Raises InvalidInputError with file and line, also if it has no keys."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -128,7 +125,7 @@ def _read_line(text: str) -> ApiKey:
         values: dict[str, Any] = json.loads(text)
     except ValueError:
         raise InvalidInputError(
-            "it begins like a JSON object and is none", field="api_key_file"
+            "it starts like a JSON object but is not valid JSON", field="api_key_file"
         ) from None
     for name in values:
         if name not in FIELDS:

@@ -1,8 +1,8 @@
-"""What one key may use: requests and tokens in any minute, and sequences that are open at once.
+"""Rate limits of an API key: requests and tokens per minute, and open sequences.
 
-A limit is exact over a sliding minute, so the second at which there is room again is known. Tokens
-of a prompt are asked for before it runs; those of an answer are counted as they come, and may go
-beyond the limit by what is under way: the next request then waits for that as well.
+The window slides exactly, so the time until the limit admits more is known (Retry-After). Prompt
+tokens are checked before a request runs. Generated tokens are counted as they arrive, so requests
+in flight may exceed the limit; the next request waits until the window allows it.
 """
 
 from __future__ import annotations
@@ -17,68 +17,68 @@ from llaisys.server.errors import ApiError
 from llaisys.server.keys.api_key import ApiKey
 
 MINUTE = 60.0
-MERGED = 0.05  # seconds within which amounts are one entry, as old as the last of them
+MERGED = 0.05  # seconds; amounts within share an entry, dated by the last
 CODE = "rate_limit_exceeded"
 
 
-class Window:
-    """Amounts of the last minute. Times are the caller's and only grow."""
+class SlidingWindow:
+    """Sum of the amounts of the last minute. The caller passes monotonic times."""
 
     def __init__(self) -> None:
         self.used = 0
-        self._entries: deque[tuple[float, int]] = deque()  # (when, amount), the oldest first
-        self._begun = 0.0  # when the latest entry had its first amount
+        self._entries: deque[tuple[float, int]] = deque()  # (time, amount), oldest first
+        self._entry_start = 0.0  # time of the first amount of the latest entry
 
     def add(self, now: float, amount: int) -> None:
-        self._forget(now)
+        self._expire(now)
         self.used += amount
-        if self._entries and now - self._begun < MERGED:
+        if self._entries and now - self._entry_start < MERGED:
             amount += self._entries.pop()[1]
         else:
-            self._begun = now
+            self._entry_start = now
         self._entries.append((now, amount))
 
     def wait(self, now: float, amount: int, limit: int) -> float:
-        """Seconds until `amount` more are within `limit`; 0: they are. `amount` <= `limit`."""
-        self._forget(now)
+        """Return the seconds until `amount` more fits `limit`, 0 if now. `amount` <= `limit`."""
+        self._expire(now)
         over = self.used + amount - limit
-        for when, gone in self._entries:
+        for when, expired in self._entries:
             if over <= 0:
                 break
-            over -= gone
+            over -= expired
             if over <= 0:
                 return when + MINUTE - now
         return 0.0
 
-    def _forget(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         while self._entries and self._entries[0][0] + MINUTE <= now:
             self.used -= self._entries.popleft()[1]
 
 
 class KeyBudget:
-    """Of one key: its limits, and what has been used of them."""
+    """The limits of a key and its usage."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
-        self.key = key  # replaced when the file is read again; what was used stays
+        self.key = key  # replaced on reload; the usage stays
         self.open = 0  # sequences
-        self.num_requests = 0  # since the start, like the rest
+        self.num_requests = 0  # this and the following: totals since the start
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self.rejected: Counter[str] = Counter()  # by the limit
+        self.rejected: Counter[str] = Counter()  # by limit
         self._clock = clock
-        self._requests = Window()
-        self._tokens = Window()
+        self._requests = SlidingWindow()
+        self._tokens = SlidingWindow()
 
     @contextmanager
     def reserve(self, count: int, retry_after: int) -> Iterator[None]:
-        """`count` sequences are open while the block runs. `retry_after`: seconds until one has
-        probably ended."""
+        """Count `count` open sequences while the block runs. `retry_after`: seconds for the
+        Retry-After header."""
         most = self.key.max_concurrent
         if most is not None:
             check_int("n", count, 1, most, label="the number of sequences of this API key")
             if self.open + count > most:
-                told = f"{self.open} sequences of this API key are open; at most {most} are allowed"
-                raise self._refusal("max_concurrent", told, retry_after)
+                text = f"{self.open} sequences of this API key are open; at most {most} are allowed"
+                raise self._rejection("max_concurrent", text, retry_after)
         self.open += count
         try:
             yield
@@ -86,7 +86,7 @@ class KeyBudget:
             self.open -= count
 
     def begin(self, prompt_tokens: int) -> None:
-        """A request with so many tokens begins, or is refused and changes nothing."""
+        """Count a new request and its prompt tokens; if rejected, nothing is counted."""
         now, key = self._clock(), self.key
         waits: list[tuple[str, float, int]] = []
         if key.requests_per_minute is not None:
@@ -99,14 +99,14 @@ class KeyBudget:
                 raise invalid_count(
                     "prompt", prompt_tokens, "tokens", limit, code="tokens_per_minute"
                 )
-            # An answer needs a token, too: a key at its limit does not begin another.
+            # At least one token, for the answer: a key at its limit starts no request.
             needed = min(max(1, prompt_tokens), most)
             waits.append(("tokens_per_minute", self._tokens.wait(now, needed, most), most))
         name, wait, most = max(waits, key=lambda row: row[1], default=("", 0.0, 0))
         if wait > 0:
             unit = name.partition("_")[0]
-            told = f"this API key may use {most} {unit} a minute, and has"
-            raise self._refusal(name, told, math.ceil(wait))
+            text = f"the limit of this API key is reached: {most} {unit} per minute"
+            raise self._rejection(name, text, math.ceil(wait))
         self.num_requests += 1
         self._requests.add(now, 1)
         if prompt_tokens:
@@ -114,10 +114,10 @@ class KeyBudget:
             self._tokens.add(now, prompt_tokens)
 
     def spend(self, tokens: int) -> None:
-        """`tokens` of an answer were generated."""
+        """Count generated tokens."""
         self.generation_tokens += tokens
         self._tokens.add(self._clock(), tokens)
 
-    def _refusal(self, limit: str, message: str, retry_after: int) -> ApiError:
+    def _rejection(self, limit: str, message: str, retry_after: int) -> ApiError:
         self.rejected[limit] += 1
         return ApiError(429, message, code=CODE, retry_after=max(1, retry_after))

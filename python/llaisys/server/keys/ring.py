@@ -1,4 +1,4 @@
-"""All keys: whose request it is, and that one's budget."""
+"""The set of API keys: finds the owner and the budget of a request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from llaisys.server.keys.api_key import ApiKey
 from llaisys.server.keys.budget import KeyBudget
 
-ANONYMOUS = "anonymous"  # the owner of everything where there are no keys
+ANONYMOUS = "anonymous"  # owner of all requests when no keys are configured
 
 
 class KeyRing:
-    """Owners are hashes of keys: what sessions and shares belong to. Names are for people."""
+    """Owners are hashes of keys; sessions and quotas refer to them. Names are for logs."""
 
     def __init__(
         self, keys: Iterable[ApiKey] = (), clock: Callable[[], float] = time.monotonic
@@ -22,12 +22,12 @@ class KeyRing:
         self._clock = clock
         self._digests: list[bytes] = []
         self._anonymous = KeyBudget(ApiKey(ANONYMOUS, ANONYMOUS), clock)
-        self.budgets: dict[str, KeyBudget] = {}  # by owner; of keys that are gone, too
+        self.budgets: dict[str, KeyBudget] = {}  # by owner, including removed keys
         self.replace(keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """From now on these are the keys. One that stays keeps what it has used; one that is gone
-        is refused from the next request on."""
+        """Replace the keys. Keys that stay keep their usage; removed keys are rejected from the
+        next request on."""
         digests = []
         for key in keys:
             digest = hashlib.sha256(key.key.encode()).digest()
@@ -40,8 +40,8 @@ class KeyRing:
         return len(self._digests)
 
     def owner(self, authorization: str | None) -> str | None:
-        """The hash of the key that was given, if it is one of ours. The time it takes depends on
-        neither: digests of equal length, all of them compared."""
+        """Return the owner of a valid key, else None. Takes constant time: digests of equal length,
+        all of them compared."""
         scheme, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
         found = False
@@ -50,7 +50,7 @@ class KeyRing:
         return digest.hex() if found and scheme.lower() == "bearer" else None
 
     def budget(self, owner: str) -> KeyBudget:
-        """Of an owner; without keys everybody shares one that has no limits."""
+        """Return the budget of an owner; without keys one shared budget without limits."""
         return self.budgets.get(owner, self._anonymous)
 
     def name(self, owner: str) -> str:

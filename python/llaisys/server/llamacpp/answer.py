@@ -17,7 +17,7 @@ from llaisys.common.types import (
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.answer import Answer
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.timings import ProgressTeller, timings_object
+from llaisys.server.generation.timings import PromptProgressReporter, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, sse
 from llaisys.server.llamacpp.schemas import LlamaSampling
@@ -89,7 +89,7 @@ class LlamaAnswer(Answer):
         self._max_model_len = job.max_model_len
         self._eos_token_ids = job.service.engine.inputs.eos_token_ids
         self._sent: dict[int, int] = {}  # choice -> tokens so far
-        self._progress = [ProgressTeller() for _ in prompts]
+        self._progress = [PromptProgressReporter() for _ in prompts]
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         several = len(outputs) * self.params.n > 1

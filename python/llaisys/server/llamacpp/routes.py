@@ -78,7 +78,7 @@ async def infill(request: Request, body: InfillRequest) -> Response:
         snippets,
         job.max_model_len // 4 if new is None else new,
     )
-    return await _answer(job, body, [found.ids], found.bounded(params))
+    return await _answer(job, body, [found.ids], found.with_stop_tokens(params))
 
 
 async def _answer(
@@ -188,7 +188,7 @@ def slot(service: Service, number: int, is_processing: bool) -> dict[str, Any]:
 async def tokenizer_info(request: Request) -> Response:
     """vLLM's: the special tokens and the chat template, for tools that tokenise through us."""
     service = await service_for(request, None)
-    tokenizer: Any = service.engine.tokenizer_or_refuse()
+    tokenizer: Any = service.engine.require_tokenizer()
     template = getattr(tokenizer, "chat_template", None)
     return json_response(
         {

@@ -1,2 +1,2 @@
-"""Which models there are, and which of them are in memory: `one` for a server with a single model,
-`directory` for several, which come and go within a budget (`memory`)."""
+"""The models of a server: `single` for one model, `manager` for several, which are loaded on demand
+and unloaded within a memory budget."""

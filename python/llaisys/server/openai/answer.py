@@ -11,9 +11,9 @@ from typing import Any
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.answer import READ_COST, Answer
+from llaisys.server.generation.answer import PARSE_COST, Answer
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.timings import ProgressTeller, rate_object, timings_object
+from llaisys.server.generation.timings import PromptProgressReporter, rate_object, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
 from llaisys.server.openai.responses import (
@@ -61,7 +61,7 @@ class OpenAIAnswer(Answer):
             self.body.prompt_logprobs or 0,
             context_truncated,
         )
-        self.char_cost = READ_COST if chat else 1
+        self.char_cost = PARSE_COST if chat else 1
         self._readers: dict[int, AnswerReader] = {}
         self.n = n
         self.echoes = echoes
@@ -72,7 +72,7 @@ class OpenAIAnswer(Answer):
         self._tokens = 0
         self._started = time.monotonic()  # then, of the first part
         self._timings: dict[str, Any] | None = None  # of the last prompt that has ended
-        self._progress = [ProgressTeller() for _ in prompts]
+        self._progress = [PromptProgressReporter() for _ in prompts]
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [

@@ -33,7 +33,7 @@ from llaisys.server.openai.schemas import (
     refuse_together,
 )
 from llaisys.server.openai.tool_schemas import tool_set_of
-from llaisys.server.service import Service, remembered_model, service_for, service_of
+from llaisys.server.service import Service, service_for, service_of, session_model
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -41,7 +41,7 @@ router = APIRouter(route_class=CheckedRoute)
 @router.post("/v1/chat/completions", tags=["OpenAI"])
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
-    body.model = body.model or await remembered_model(request, body.session_id)
+    body.model = body.model or await session_model(request, body.session_id)
     job = await Job.of(request, body, "messages")
     messages = plain_messages(body.messages)
     check_count("messages", len(messages), job.service.config.limits.max_messages, "messages")
@@ -64,7 +64,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         )
         response = await chat.run(answer)
         if turn is not None and isinstance(response, EventStream):
-            turn.keep()  # the stream ends the turn
+            turn.keep_open()  # the stream ends the turn
         return response
 
 
@@ -79,7 +79,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if body.suffix:
         asked = (str(body.prompt), body.suffix)
         infill = await encode_infill(engine, *asked, job.prompt_limit, "suffix")
-        encoded, params = [infill.ids], infill.bounded(params)
+        encoded, params = [infill.ids], infill.with_stop_tokens(params)
         return await job.run(encoded, params, OpenAIAnswer(job, False, encoded, params.n))
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)

@@ -1,6 +1,5 @@
-"""Several engine processes with the same model behind one server.
+"""Data parallelism: several engine processes with the same model behind one server.
 
-`router` decides where a prompt goes, `replica_set` is what the API process has instead of one
-engine's link: it starts the engines, sends each request to one of them, and brings back one that
-died.
+`router` chooses the replica of a prompt. `replica_set` replaces the link to a single engine: it
+starts the engines, routes requests and restarts dead replicas.
 """

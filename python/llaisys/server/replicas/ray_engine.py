@@ -1,4 +1,4 @@
-"""The actor of a replica: an engine process on the node where Ray put it, and its two sockets."""
+"""The Ray actor of a replica: an engine process on the actor's node and its two sockets."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import zmq
 from llaisys.processes.channel import Context, bind_receiver, connect_sender
 from llaisys.processes.child import ChildProcess
 
-TAKE_MS = 200  # how long `take` waits for a frame
-MOST_FRAMES = 256
+RECEIVE_MS = 200  # longest wait of `receive` for a frame
+MAX_FRAMES = 256
 
 
 class RayEngine:
-    """Methods that belong to no group run one after the other in one thread."""
+    """Methods outside a concurrency group run in one thread."""
 
     def clock(self) -> float:
-        """time.monotonic() of this machine: requests carry times of the server's."""
+        """Return time.monotonic() of this machine, to convert the server's times."""
         return time.monotonic()
 
-    def start(self, engine_module: str, setup: dict[str, Any], clock_ahead: float) -> None:
-        """`setup` of the engine, whose sockets are here and not where it says."""
+    def start(self, engine_module: str, setup: dict[str, Any], clock_offset: float) -> None:
+        """Start the engine with `setup`, but with sockets of this machine."""
         for name in ("input_address", "output_address", "socket_directory"):
             setup.pop(name)
-        self._child = ChildProcess(engine_module, {**setup, "clock_ahead": clock_ahead})
+        self._child = ChildProcess(engine_module, {**setup, "clock_offset": clock_offset})
         context: Context = zmq.Context()
         self._outputs = bind_receiver(context, self._child.output_address)
         self._inputs = connect_sender(context, self._child.input_address, linger_ms=0)
 
-    def give(self, frames: list[bytes]) -> None:
+    def send(self, frames: list[bytes]) -> None:
         for frame in frames:
             self._inputs.send(frame)
 
-    def take(self) -> tuple[list[bytes], int | None]:
-        """Frames of the engine, and its exit status once it has ended and said all."""
+    def receive(self) -> tuple[list[bytes], int | None]:
+        """Return frames of the engine; after the last one its exit status."""
         status = self._child.popen.poll()
         frames: list[bytes] = []
-        wait = TAKE_MS if status is None else 0
-        while len(frames) < MOST_FRAMES and self._outputs.poll(0 if frames else wait):
+        wait = RECEIVE_MS if status is None else 0
+        while len(frames) < MAX_FRAMES and self._outputs.poll(0 if frames else wait):
             frames.append(self._outputs.recv())
         if status is not None and not frames:
             self._child.remove()

@@ -1,13 +1,12 @@
-"""A replica on a Ray cluster, as the server sees it: a child process like any engine's, which hands
-the frames on to an actor, under which the engine runs on its node.
+"""Relay to a replica on a Ray cluster: a child process of the server that forwards frames to an
+actor, which runs the engine process on its node.
 
-    python -m llaisys.server.replicas.ray_relay      (started by `start`, never by hand)
+    python -m llaisys.server.replicas.ray_relay      (internal; `start` runs it)
 
     server <- ipc -> relay <- Ray -> actor <- ipc -> engine process
 
-What the frames say is not looked at: heartbeats, loading and failures are the engine's own. When
-the actor, its node or the engine is gone, the relay ends, and the server sees a replica that died;
-when the server is gone, the relay ends and Ray ends the actor, which ends the engine.
+Frames are not decoded. When the actor, its node or the engine dies, the relay exits and the server
+sees a dead replica. When the server dies, the relay exits, Ray ends the actor, and that its engine.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from llaisys.server.replicas.ray_engine import RayEngine
 
 logger = logging.getLogger("llaisys.server.replicas")
 
-MOST_FRAMES = 256  # handed on together
-LAST_WORDS_MS = 10_000
-PLACING = 60.0  # seconds in which the cluster must have room
+MAX_FRAMES = 256  # per remote call
+FINAL_LINGER_MS = 10_000
+PLACEMENT_TIMEOUT = 60.0  # seconds
 
 
 class Relay:
-    """Between the server's two sockets and one actor."""
+    """Forwards frames between the server's two sockets and one actor."""
 
     def __init__(self, setup: EngineSetup, engine_module: str) -> None:
         self._context: Context = zmq.Context()
-        self._outputs = connect_sender(self._context, setup.output_address, LAST_WORDS_MS)
+        self._outputs = connect_sender(self._context, setup.output_address, FINAL_LINGER_MS)
         self._inputs = bind_receiver(self._context, setup.input_address)
         self._setup = setup
         self._engine_module = engine_module
         self._actor: Any
 
     def run(self) -> int:
-        """Until the engine has ended; the exit status."""
+        """Run until the engine ends; return its exit status."""
         ray = import_ray()
         ray.init(log_to_driver=False, logging_level=logging.WARNING, namespace="llaisys")
         try:
@@ -64,35 +63,35 @@ class Relay:
             self._context.destroy(linger=0)
 
     def _place(self, ray: Any) -> Any:
-        """The actor, with an engine process of its own that loads its model."""
+        """Create the actor and start its engine process."""
         config = self._setup.engine_config()
         ranks = config.parallel.tensor_parallel_size
         cpus = max(1, config.n_threads) * ranks
-        actor_class = ray.remote(concurrency_groups={"down": 1, "clock": 1})(RayEngine)
+        actor_class = ray.remote(concurrency_groups={"send": 1, "clock": 1})(RayEngine)
         actor = actor_class.options(num_cpus=cpus, max_restarts=0).remote()
         clock = actor.clock.options(concurrency_group="clock")
-        ready, _ = ray.wait([clock.remote()], timeout=PLACING)
+        ready, _ = ray.wait([clock.remote()], timeout=PLACEMENT_TIMEOUT)
         if not ready:
             has = ray.cluster_resources().get("CPU", 0)
             raise ray.exceptions.RayError(
                 f"the cluster has no room for an engine with {cpus} CPUs: it has {has:g} in all"
             )
-        asked = time.monotonic()
+        sent = time.monotonic()
         theirs = ray.get(clock.remote())
-        ahead = theirs - (asked + time.monotonic()) / 2
-        ray.get(actor.start.remote(self._engine_module, msgspec.to_builtins(self._setup), ahead))
+        offset = theirs - (sent + time.monotonic()) / 2
+        ray.get(actor.start.remote(self._engine_module, msgspec.to_builtins(self._setup), offset))
         return actor
 
     def _forward_to_engine(self) -> None:
         while True:
             frames = [self._inputs.recv()]
-            while len(frames) < MOST_FRAMES and self._inputs.poll(0):
+            while len(frames) < MAX_FRAMES and self._inputs.poll(0):
                 frames.append(self._inputs.recv())
-            self._actor.give.options(concurrency_group="down").remote(frames)
+            self._actor.send.options(concurrency_group="send").remote(frames)
 
     def _forward_to_server(self, ray: Any) -> int:
         while True:
-            frames, status = ray.get(self._actor.take.remote())
+            frames, status = ray.get(self._actor.receive.remote())
             for frame in frames:
                 self._outputs.send(frame)
             if status is not None:
@@ -105,7 +104,7 @@ class Relay:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     stream = sys.stdin.buffer
     given = msgspec.json.decode(stream.readline())
     engine_module = given.pop("engine_module")

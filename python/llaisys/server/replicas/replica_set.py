@@ -1,11 +1,11 @@
-"""Several engines that look like one: what AsyncLLMEngine has instead of a single EngineLink.
+"""A set of engines with the interface of one EngineLink.
 
-    Replica: STARTING -> UP -> DOWN (its process is gone) -> STARTING, after a pause
+    Replica: STARTING -> UP -> DOWN (its process ended) -> STARTING, after a pause
 
-A request lives on one replica. When that one dies before the request has any token, the request is
-sent to another; later, it ends with an error. A replica that dies comes back by itself, after a
-pause that doubles while it keeps dying. Only a set of which no replica was ever up gives up: then
-something is wrong with the model, and not with a process.
+A request runs on one replica. If that dies before the request's first token, another replica gets
+the request; later, the request ends with an error. A dead replica is restarted after a pause, which
+doubles with each death. If a replica dies before any was up, the whole set is dead: the model is
+the likely cause.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from llaisys.server.replicas.router import PrefixRouter, Route
 
 logger = logging.getLogger("llaisys.server")
 
-FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds before a replica that died is started again
-ROUTED_BLOCKS = 4  # of the KV cache, as one for the router
-STEADY_SECONDS = 60.0  # up for so long, a replica's earlier deaths are forgotten
+FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds before a dead replica is restarted
+ROUTED_BLOCKS = 4  # KV blocks per block of the router
+STEADY_SECONDS = 60.0  # uptime that resets a replica's restart pause
 
 FAILED = RequestStatus.FINISHED_ERROR.value
 
 
 @dataclass(slots=True)
-class _Placed:
-    """A request's place. `submit` is there as long as it could go elsewhere."""
+class _RoutedRequest:
+    """A request on a replica. `submit` is None once it cannot be moved to another replica."""
 
     route: Route
-    open: set[str]  # names of the choices that have not ended
+    open: set[str]  # request ids of unfinished choices
     submit: Submit | None
 
 
 class Replica:
-    """One engine process after another."""
+    """One index of the set; its engine process is replaced after each death."""
 
     def __init__(self, index: int, link: EngineLink) -> None:
         self.index = index
@@ -73,8 +73,8 @@ class Replica:
 
 
 class ReplicaSet:
-    """As EngineLink: `on_message` gets what the engines say, `on_death` is called once when all is
-    lost."""
+    """As EngineLink: `on_message` gets the messages of all engines, `on_death` is called once when
+    the whole set is dead."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class ReplicaSet:
         self._on_death = on_death
         self._info: ModelInfo | None = None  # of the first replica that was up
         self._router: PrefixRouter | None = None
-        self._placed: dict[str, _Placed] = {}  # by the prompt's name
-        self._group_of: dict[str, str] = {}  # a choice's name -> its prompt's
+        self._routed: dict[str, _RoutedRequest] = {}  # by group
+        self._group_of: dict[str, str] = {}  # request id of a choice -> group
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._counted = EngineStats()  # by engines that are gone
+        self._past_stats = EngineStats()  # counters of ended engines
         first = self._link(0, process)
         others = [
             self._link(index, EngineProcess(config, replica=index))
@@ -106,7 +106,7 @@ class ReplicaSet:
             self._config,
             process,
             lambda message: self._on_engine_message(self.replicas[index], message),
-            lambda reason: self._lose(self.replicas[index], reason),
+            lambda reason: self._on_replica_death(self.replicas[index], reason),
         )
 
     def start(self) -> None:
@@ -124,17 +124,17 @@ class ReplicaSet:
 
     @property
     def problem(self) -> str | None:
-        """Why no request can be answered now; None: some replica can."""
+        """Why no replica can serve requests; None if one can."""
         if self.dead is not None:
             return self.dead
         problems = [replica.link.problem for replica in self.replicas]
         if self._info is not None and not any(replica.is_up for replica in self.replicas):
-            return problems[0] or "every replica is being started again"
+            return problems[0] or "all replicas are restarting"
         return None if None in problems else problems[0]
 
     @property
     def degraded(self) -> list[int]:
-        """The replicas that do not work although others do."""
+        """Indices of the replicas that are down, once one has been up."""
         return [
             replica.index
             for replica in self.replicas
@@ -144,18 +144,18 @@ class ReplicaSet:
     @property
     def heartbeat(self) -> Heartbeat | None:
         beats = [replica.link.heartbeat for replica in self.replicas]
-        heard = [beat for beat in beats if beat is not None]
-        if not heard:
+        known = [beat for beat in beats if beat is not None]
+        if not known:
             return None
         return msgspec.structs.replace(
-            heard[0],
-            cpu_seconds=sum(beat.cpu_seconds for beat in heard),
-            rss_bytes=sum(beat.rss_bytes for beat in heard),
+            known[0],
+            cpu_seconds=sum(beat.cpu_seconds for beat in known),
+            rss_bytes=sum(beat.rss_bytes for beat in known),
         )
 
     @property
     def stats(self) -> EngineStats:
-        return total([self._counted, *(replica.link.stats for replica in self.replicas)])
+        return total([self._past_stats, *(replica.link.stats for replica in self.replicas)])
 
     # ---- to the engines ------------------------------------------------------------------------
 
@@ -163,14 +163,14 @@ class ReplicaSet:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if isinstance(message, Submit):
-            self._place(message)
+            self._route(message)
         elif isinstance(message, Finish):
             self._finish(message)
-        else:  # of no request
+        else:  # not about a request
             for replica in self.replicas:
                 replica.link.send(message)
 
-    def _place(self, submit: Submit) -> None:
+    def _route(self, submit: Submit) -> None:
         alive = {r.index for r in self.replicas if r.is_up and r.link.problem is None}
         if self._router is None or not alive:
             raise EngineDeadError("no replica is up")
@@ -186,7 +186,7 @@ class ReplicaSet:
         except BaseException:
             self._router.done(route)
             raise
-        self._placed[submit.group] = _Placed(route, set(submit.request_ids), submit)
+        self._routed[submit.group] = _RoutedRequest(route, set(submit.request_ids), submit)
         self._group_of.update(dict.fromkeys(submit.request_ids, submit.group))
 
     def _finish(self, message: Finish) -> None:
@@ -194,25 +194,25 @@ class ReplicaSet:
         for name in message.request_ids:
             group = self._group_of.get(name)
             if group is not None:
-                names.setdefault(self._placed[group].route.replica, []).append(name)
+                names.setdefault(self._routed[group].route.replica, []).append(name)
         for index, own in names.items():
             if self.replicas[index].is_up:
                 self.replicas[index].link.send(Finish(own, message.stopped))
-            if message.stopped:  # not answered
-                self._ended(own)
+            if message.stopped:  # has no reply
+                self._end(own)
 
-    def _ended(self, names: Iterable[str]) -> None:
-        """These choices are over; with the last one of a prompt, its work is."""
+    def _end(self, names: Iterable[str]) -> None:
+        """Remove ended choices; the last one of a prompt also ends its route."""
         assert self._router is not None
         for name in names:
             group = self._group_of.pop(name, None)
             if group is None:
                 continue
-            placed = self._placed[group]
-            placed.open.discard(name)
-            if not placed.open:
-                del self._placed[group]
-                self._router.done(placed.route)
+            request = self._routed[group]
+            request.open.discard(name)
+            if not request.open:
+                del self._routed[group]
+                self._router.done(request.route)
 
     # ---- from the engines ----------------------------------------------------------------------
 
@@ -224,13 +224,13 @@ class ReplicaSet:
             for update in message.updates:
                 group = self._group_of.get(update.request_id)
                 if group is not None and update.token_ids:
-                    self._placed[group].submit = None  # it has begun here
+                    self._routed[group].submit = None  # it has tokens
         self._on_message(message)
         if isinstance(message, Outputs):
-            over = [u.request_id for u in message.updates if RequestStatus(u.status).finished]
-            self._ended(over)
+            ended = [u.request_id for u in message.updates if RequestStatus(u.status).finished]
+            self._end(ended)
         elif isinstance(message, Rejected):
-            self._ended(message.request_ids)
+            self._end(message.request_ids)
 
     def _ready(self, replica: Replica, message: Ready) -> None:
         if self._info is None:
@@ -240,43 +240,43 @@ class ReplicaSet:
             self._router = PrefixRouter(size, max(1, blocks), count)
             self._on_message(message)
         elif message.info.vocab_size != self._info.vocab_size:
-            replica.link.give_up("the model is another one than the other replicas have")
+            replica.link.declare_dead("its model differs from that of the other replicas")
             return
         replica.is_up = True
         replica.up_since = asyncio.get_running_loop().time()
         pid = replica.link.process.popen.pid
         log_event(logger, logging.INFO, "replica up", replica=replica.index, pid=pid)
 
-    def _lose(self, replica: Replica, reason: str) -> None:
-        """Its process is gone or has been given up."""
+    def _on_replica_death(self, replica: Replica, reason: str) -> None:
+        """Handle the death of a replica: move its requests and restart it."""
         was_up, replica.is_up = replica.is_up, False
         log_event(logger, logging.ERROR, "replica down", replica=replica.index, reason=reason)
         if self._info is None:
-            self.give_up(reason)
+            self.declare_dead(reason)
             return
         stats = replica.link.stats
         replica.link.stats = EngineStats()
-        self._counted = total([self._counted, without_gauges(stats)])
+        self._past_stats = total([self._past_stats, without_gauges(stats)])
         if was_up:
             assert self._router is not None
-            self._router.forget(replica.index)
+            self._router.clear(replica.index)
             self._move_requests(replica, reason)
         task = asyncio.create_task(self._restart(replica))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _move_requests(self, replica: Replica, reason: str) -> None:
-        """To another replica those that have not begun; the others end, with one error each."""
-        lost = [g for g, placed in self._placed.items() if placed.route.replica == replica.index]
+        """Move requests without tokens to other replicas; end the others with an error."""
+        lost = [g for g, r in self._routed.items() if r.route.replica == replica.index]
         error = f"replica {replica.index} has died: {reason}"
         for group in lost:
-            placed = self._placed[group]
-            names, submit = sorted(placed.open), placed.submit
-            self._ended(names)
+            request = self._routed[group]
+            names, submit = sorted(request.open), request.submit
+            self._end(names)
             try:
                 if submit is None or len(names) != len(submit.request_ids):
                     raise EngineDeadError(error)
-                self._place(submit)
+                self._route(submit)
             except EngineDeadError:
                 failed = [Update(name, [], FAILED, error=error) for name in names]
                 self._on_message(Outputs(failed, self.stats))
@@ -289,18 +289,18 @@ class ReplicaSet:
         replica.pause = min(2 * replica.pause, MAX_PAUSE)
         await replica.link.close()
         replica.restarts += 1
-        log_event(logger, logging.INFO, "replica starts again", replica=replica.index)
+        log_event(logger, logging.INFO, "replica restarts", replica=replica.index)
         process = EngineProcess(self._config, replica=replica.index)
         replica.link = self._link(replica.index, process)
         replica.link.start()
 
-    def give_up(self, reason: str) -> None:
-        """End the whole set: what it serves cannot be used."""
+    def declare_dead(self, reason: str) -> None:
+        """End the whole set."""
         if self.dead is not None or self._closing:
             return
         self.dead = reason
         for replica in self.replicas:
-            replica.link.give_up(reason, logged=True)
+            replica.link.declare_dead(reason, logged=True)
         self._on_death(reason)
 
 
@@ -321,7 +321,7 @@ def without_gauges(stats: EngineStats) -> EngineStats:
 
 
 def total(parts: Sequence[EngineStats]) -> EngineStats:
-    """The counters of several engines as those of one."""
+    """Return the stats of several engines combined."""
     summed = EngineStats()
     drafts = sum(part.spec_decode_num_drafts for part in parts)
     for name in EngineStats.__struct_fields__:

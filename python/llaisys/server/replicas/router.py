@@ -1,11 +1,10 @@
-"""Which replica takes a prompt: the one that would have the least to do with it. What a replica has
-computed already is no work, so a prompt goes where the longest beginning of it is known, unless
-that one has so much more to do that another is done earlier all the same.
+"""Prefix-aware routing: a prompt goes to the replica with the least work, not counting cached
+prefix tokens. So it goes to the longest cached prefix unless that replica is much busier.
 
-What a replica has computed is not asked but remembered: the blocks of the prompts that were sent to
-it, as many as its KV cache holds, the latest ones. A wrong guess costs time and nothing else.
+The cached blocks of a replica are estimated from the prompts routed to it, an LRU list of the size
+of its KV cache. A wrong estimate costs time only.
 
-Pure bookkeeping: no process, no clock. `scripts/simulate_router.py` runs it on made-up traffic.
+No process and no clock are involved. `scripts/simulate_router.py` runs it on synthetic traffic.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-MAX_BLOCKS = 512  # of a prompt that are looked at; what follows them does not change the choice
-EXPECTED_TOKENS = 256  # of an answer, when a request allows more
-ANSWER_COST = 4  # work of a token that is generated; one of a prompt has 1
+MAX_BLOCKS = 512  # compared blocks of a prompt
+EXPECTED_TOKENS = 256  # upper bound of the assumed answer length
+ANSWER_COST = 4  # work of a generated token, in prompt tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +23,18 @@ class Route:
     """A request on its replica, until `done`."""
 
     replica: int
-    work: int  # in tokens of a prompt
-    known: int  # tokens of the prompt that the replica is believed to have
+    work: int  # in prompt tokens
+    cached: int  # prompt tokens that the replica is assumed to have cached
 
 
 class PrefixRouter:
-    """A block is what is compared at once; the larger, the cheaper a choice and the coarser."""
+    """Compares prompts block by block: larger blocks are cheaper and coarser."""
 
     def __init__(self, block_size: int, blocks_per_replica: int, replicas: int) -> None:
-        self.load = [0] * replicas  # the work of open requests
+        self.load = [0] * replicas  # work of open requests, by replica
         self._block_size = block_size
         self._capacity = blocks_per_replica
-        self._known: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+        self._cached: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
 
     def assign(
         self,
@@ -45,18 +44,18 @@ class PrefixRouter:
         choices: int,
         alive: Collection[int],
     ) -> Route:
-        """Chooses one of `alive`, which are not none, and counts the request as its work."""
+        """Choose one of `alive` (not empty) and add the request to its load."""
         keys = self._keys(prompt, salt)
-        known = {replica: self._matched(replica, keys) for replica in alive}
+        cached = {replica: self._matched(replica, keys) for replica in alive}
         replica = min(
             alive,
             key=lambda index: (
-                self.load[index] - known[index] * self._block_size,
-                -known[index],
+                self.load[index] - cached[index] * self._block_size,
+                -cached[index],
                 index,
             ),
         )
-        tokens = known[replica] * self._block_size
+        tokens = cached[replica] * self._block_size
         answer = EXPECTED_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_TOKENS)
         route = Route(replica, len(prompt) - tokens + ANSWER_COST * choices * answer, tokens)
         self._remember(replica, keys)
@@ -66,13 +65,13 @@ class PrefixRouter:
     def done(self, route: Route) -> None:
         self.load[route.replica] -= route.work
 
-    def forget(self, replica: int) -> None:
-        """Its process has ended, and with it all that it had computed. The routes that lead to it
-        must be `done` all the same."""
-        self._known[replica].clear()
+    def clear(self, replica: int) -> None:
+        """Clear the cached blocks of a replica whose process ended. Its routes must still be
+        `done`."""
+        self._cached[replica].clear()
 
     def _keys(self, prompt: Sequence[int], salt: str) -> list[int]:
-        """A hash for every full block, chained: it stands for the whole beginning."""
+        """Return a chained hash for every full block; it identifies the whole prefix."""
         size, key, keys = self._block_size, hash(salt), []
         for start in range(0, min(len(prompt) // size, MAX_BLOCKS) * size, size):
             key = hash((key, *prompt[start : start + size]))
@@ -80,17 +79,17 @@ class PrefixRouter:
         return keys
 
     def _matched(self, replica: int, keys: list[int]) -> int:
-        known = self._known[replica]
+        cached = self._cached[replica]
         for count, key in enumerate(keys):
-            if key not in known:
+            if key not in cached:
                 return count
         return len(keys)
 
     def _remember(self, replica: int, keys: list[int]) -> None:
-        """The last block is the first to be forgotten, as in the engine's own cache."""
-        known = self._known[replica]
+        """Add the blocks of a prompt. Its last block is evicted first, as in the engine's cache."""
+        cached = self._cached[replica]
         for key in reversed(keys):
-            known.pop(key, None)
-            known[key] = None
-        while len(known) > self._capacity:
-            known.popitem(last=False)
+            cached.pop(key, None)
+            cached[key] = None
+        while len(cached) > self._capacity:
+            cached.popitem(last=False)

@@ -22,7 +22,7 @@ from llaisys.server.responses.items import references, resolved
 from llaisys.server.responses.schemas import ResponsesRequest
 from llaisys.server.service import Service, service_of
 from llaisys.server.sessions.file import SessionLimitError
-from llaisys.server.sessions.responses import Place, ResponseStore
+from llaisys.server.sessions.responses import ResponsePosition, ResponseStore
 
 logger = logging.getLogger("llaisys.server")
 
@@ -74,10 +74,12 @@ async def with_referred(service: Service, owner: str, body: ResponsesRequest) ->
     return await service.body_pool.run(body.with_items, resolved(body.items, known))
 
 
-async def previous(service: Service, owner: str, response_id: str | None) -> Place | None:
+async def previous(
+    service: Service, owner: str, response_id: str | None
+) -> ResponsePosition | None:
     if response_id is None:
         return None
-    found = await service.responses.place(owner, response_id)
+    found = await service.responses.position(owner, response_id)
     if found is None:
         raise ApiError(
             400,
@@ -96,7 +98,7 @@ class ResponseTurn:
         store: ResponseStore,
         owner: str,
         answer: ResponsesAnswer,
-        before: Place | None,
+        before: ResponsePosition | None,
         new: list[dict[str, Any]],
         request_id: str,
     ) -> None:
@@ -113,7 +115,7 @@ class ResponseTurn:
             return
         said = self.answer.reader.answer.to_message()
         try:
-            await self.store.keep(self.owner, response, self.before, [*self.new, said], model)
+            await self.store.store(self.owner, response, self.before, [*self.new, said], model)
         except SessionLimitError as error:  # others were faster: the answer itself is not lost
             logger.warning(
                 "request %s: response %s is not kept: %s", self.request_id, response["id"], error

@@ -1,4 +1,4 @@
-"""The file that keeps the sessions: SQLite, opened by one process, which holds `FileLock` on it."""
+"""The SQLite file of the sessions. One process opens it and holds a `FileLock`."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ CREATE TABLE IF NOT EXISTS responses (
 );
 CREATE INDEX IF NOT EXISTS responses_of_sessions ON responses (owner, session);
 """
-# What each owner's rows take, kept by the database itself for as long as it is open: it follows
-# every transaction, and the sessions that are deleted with their messages. They are ASCII.
-ROW_BYTES = 256  # of the bookkeeping of a row, its index included
-ROWS = {"messages": "message", "responses": "body"}  # table -> the column with its text
-SHARES = "CREATE TEMP TABLE shares (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL);" + "".join(
+# Bytes stored per owner, in a temporary table that triggers keep up to date within each
+# transaction, cascaded deletes included. Texts are ASCII, so length() counts bytes.
+ROW_BYTES = 256  # overhead of a row, index included
+ROWS = {"messages": "message", "responses": "body"}  # table -> text column
+USAGE = "CREATE TEMP TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL);" + "".join(
     f"""
-INSERT INTO shares
+INSERT INTO usage
     SELECT owner, sum(length({text}) + {ROW_BYTES}) FROM {table} WHERE true GROUP BY owner
     ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
 CREATE TEMP TRIGGER {table}_grow AFTER INSERT ON main.{table} BEGIN
-    INSERT INTO shares VALUES (new.owner, length(new.{text}) + {ROW_BYTES})
+    INSERT INTO usage VALUES (new.owner, length(new.{text}) + {ROW_BYTES})
         ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 CREATE TEMP TRIGGER {table}_shrink AFTER DELETE ON main.{table} BEGIN
-    UPDATE shares SET bytes = bytes - length(old.{text}) - {ROW_BYTES} WHERE owner = old.owner;
+    UPDATE usage SET bytes = bytes - length(old.{text}) - {ROW_BYTES} WHERE owner = old.owner;
 END;
 """
     for table, text in ROWS.items()
 )
 VERSION = 1
-ANOTHER = "name another with --session-file"
+USE_ANOTHER = "use another with --session-file"
 MAX_WAITING = 64  # transactions
 
 
 class SessionLimitError(LlaisysError, ValueError):
-    """There is no room for another session or message; `code` says of which kind."""
+    """A storage limit is reached; `code` is the error code for the client."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -66,11 +66,11 @@ class SessionLimitError(LlaisysError, ValueError):
 
 
 class SessionStorageError(LlaisysError, RuntimeError):
-    """The file could not be read or written (a full disk, a damaged page); nothing was changed."""
+    """The file could not be read or written (full disk, damaged page); nothing was changed."""
 
 
 class SessionFile:
-    """Runs transactions in a thread, one after the other; a failed one changes nothing."""
+    """Runs transactions in one thread, serially; a failed one changes nothing."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class SessionFile:
         max_bytes: int,
         max_owner_bytes: int | None,
     ) -> None:
-        """Opens and checks the whole file. InvalidInputError when it cannot be used: no permission,
-        damaged, of another release, or held by another process."""
+        """Open and check the file. Raises InvalidInputError when it is unusable: no permission,
+        damaged, of another release, or in use by another process."""
         self.max_bytes = max_bytes
-        self.max_owner_bytes = max_owner_bytes  # of one owner's messages; None: no own limit
+        self.max_owner_bytes = max_owner_bytes  # per owner; None: no limit per owner
         self._lock = threading.Lock()
         self._pool = BoundedThreadPool("database", 1, MAX_WAITING)
         self._file_lock: FileLock | None = None
         if path != ":memory:":
-            path = Path(path).resolve()  # a link to the file is the same file
+            path = Path(path).resolve()  # symbolic links share one lock
             self._file_lock = _make_file(path)
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
@@ -99,7 +99,7 @@ class SessionFile:
             if self._file_lock is not None:
                 self._file_lock.release()
             if isinstance(error, sqlite3.Error):
-                raise refuse_file(path, f": {error}; {ANOTHER}") from error
+                raise file_error(path, f": {error}; {USE_ANOTHER}") from error
             raise
 
     def _prepare(self, path: Path | str) -> None:
@@ -107,14 +107,14 @@ class SessionFile:
         problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             what = problem.splitlines()[-1]
-            raise refuse_file(path, f" is damaged ({what}); {ANOTHER}")
+            raise file_error(path, f" is damaged ({what}); {USE_ANOTHER}")
         found = db.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, VERSION):
-            raise refuse_file(path, f": its version is {found}, this release reads {VERSION}")
+            raise file_error(path, f": its version is {found}, this release reads {VERSION}")
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA temp_store = MEMORY")
-        db.executescript(SCHEMA + SHARES)
+        db.executescript(SCHEMA + USAGE)
         db.execute(f"PRAGMA user_version = {VERSION}")
         db.commit()
         self._page_size = db.execute("PRAGMA page_size").fetchone()[0]
@@ -131,7 +131,7 @@ class SessionFile:
         return await self._pool.run(self._locked, work)
 
     async def last_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """`transaction`, never refused: for what has been generated, which would be lost."""
+        """Like `transaction`, but never rejected: for generated output, which would be lost."""
         return await self._pool.finish(self._locked, work)
 
     def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -145,7 +145,7 @@ class SessionFile:
                 raise SessionStorageError(str(error)) from error
 
     def check_bytes(self, db: sqlite3.Connection, owner: str, messages: Sequence[str]) -> None:
-        """Free pages inside the file count as room."""
+        """Raise SessionLimitError if `messages` exceed a limit. Free pages count as free."""
         pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
         )
@@ -154,7 +154,7 @@ class SessionFile:
             raise self._full()
         if self.max_owner_bytes is None:
             return
-        row = db.execute("SELECT bytes FROM shares WHERE owner = ?", (owner,)).fetchone()
+        row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
         if (row[0] if row else 0) + more + ROW_BYTES * len(messages) > self.max_owner_bytes:
             raise SessionLimitError(
                 f"the sessions of one key may fill {self.max_owner_bytes} bytes, and this is more: "
@@ -169,19 +169,19 @@ class SessionFile:
         )
 
 
-def refuse_file(path: Path | str, what: str) -> InvalidInputError:
+def file_error(path: Path | str, what: str) -> InvalidInputError:
     return InvalidInputError(f"session file {path}{what}", field="session_file", value=str(path))
 
 
 def _make_file(path: Path) -> FileLock:
-    """An empty file where there is none, for its owner's eyes only; and the lock on it."""
+    """Create the file if missing, with mode 0600, and lock it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         lock = FileLock(path.with_name(path.name + ".lock"))
         holder = lock.acquire()
     except OSError as error:
-        raise refuse_file(path, f": {error.strerror}; {ANOTHER}") from error
+        raise file_error(path, f": {error.strerror}; {USE_ANOTHER}") from error
     if holder is not None:
-        raise refuse_file(path, f" is in use by {holder}; {ANOTHER}")
+        raise file_error(path, f" is in use by {holder}; {USE_ANOTHER}")
     return lock

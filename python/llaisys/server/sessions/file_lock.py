@@ -1,4 +1,4 @@
-"""A lock that one process at a time can hold, and that ends with the process, however it ends."""
+"""A lock file for one process at a time; the kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 class FileLock:
-    """`flock` on a file of its own. SQLite has locks of its own on the database, which closing any
-    other descriptor of the same file would drop. The file stays; it holds the holder's pid."""
+    """`flock` on a separate file with the pid of the holder: closing another descriptor of the
+    database file would release SQLite's own locks. The file is not removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> str | None:
-        """None: held from now on. Otherwise who holds it, in words. Never waits; OSError where the
-        file cannot be made or its filesystem has no locks."""
-        # Not inherited: the lock ends with this process even if a child outlives it.
+        """Acquire without waiting. Returns None on success, else a description of the holder.
+        Raises OSError if the file cannot be created or the filesystem has no locks."""
+        # O_CLOEXEC: a child that outlives this process must not keep the lock.
         descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,7 +35,7 @@ class FileLock:
         return None
 
     def release(self) -> None:
-        """Harmless when it is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)

@@ -1,9 +1,9 @@
-"""Responses that are kept, and the conversations that they belong to.
+"""Stored responses of /v1/responses and the sessions that they belong to.
 
-A response is a place in a session: its history is the first `position` messages of that. One that
-follows the last of a session goes on with it; one that follows an earlier place begins a session of
-its own, with a copy of what was before. Clients keep responses without being asked to (OpenAI's
-default), so where there is no room the oldest of these sessions make some.
+A response is a position in a session: its history is the first `position` messages. A response
+that follows the last one of a session extends the session; one that follows an earlier position
+starts a new session with a copy of the history. OpenAI's clients store responses by default, so
+when storage is full the oldest of these sessions are deleted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from llaisys.server.sessions.store import (
     read_messages,
 )
 
-PREFIX = "resp_"  # of responses, and of the sessions that they began
+PREFIX = "resp_"  # of response ids, and of the sessions that responses start
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a response ends: behind the first `position` messages of a session."""
+class ResponsePosition:
+    """The end of a response: after the first `position` messages of a session."""
 
     session: str
     position: int
@@ -51,21 +51,21 @@ class ResponseStore:
 
         return await self._sessions.file.transaction(read)
 
-    async def place(self, owner: str, response_id: str) -> Place | None:
-        """What a response that follows this one begins with; None: there is no such response."""
+    async def position(self, owner: str, response_id: str) -> ResponsePosition | None:
+        """Return the position and history of a response; None if there is no such response."""
 
-        def read(db: sqlite3.Connection) -> Place | None:
+        def read(db: sqlite3.Connection) -> ResponsePosition | None:
             query = "SELECT session, position FROM responses WHERE owner = ? AND id = ?"
             row = db.execute(query, (owner, response_id)).fetchone()
             if row is None:
                 return None
             messages = read_messages(db, owner, row[0])[: row[1]]
-            return Place(row[0], row[1], tuple(messages))
+            return ResponsePosition(row[0], row[1], tuple(messages))
 
         return await self._sessions.file.transaction(read)
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        """And its session with the last response of that."""
+        """Delete a response, and its session with its last response. False if there is none."""
 
         def write(db: sqlite3.Connection) -> bool:
             query = "DELETE FROM responses WHERE owner = ? AND id = ? RETURNING session"
@@ -81,27 +81,27 @@ class ResponseStore:
         return await self._sessions.file.transaction(write)
 
     async def make_room(self, owner: str, messages: Sequence[Message]) -> None:
-        """SessionLimitError now, not after the answer, when there is none for these."""
+        """Free storage for `messages` before generation. Raises SessionLimitError."""
         rows = encoded(messages)
         await self._sessions.file.transaction(lambda db: self._make_room(db, owner, rows, None))
 
-    async def keep(
+    async def store(
         self,
         owner: str,
         response: dict[str, Any],
-        before: Place | None,
+        before: ResponsePosition | None,
         new: Sequence[Message],
         model: str,
     ) -> None:
-        """Keep a response with what it added to the conversation. SessionLimitError: no room."""
+        """Store a response and its new messages. Raises SessionLimitError when storage is full."""
         name, body = response["id"], json.dumps(response)
 
         def write(db: sqlite3.Connection) -> None:
             session, start = name, 0
             added: Sequence[Message] = new
             if before is not None:
-                goes_on = count_messages(db, owner, before.session) == before.position
-                if goes_on and exists_in(db, owner, before.session):
+                is_last = count_messages(db, owner, before.session) == before.position
+                if is_last and exists_in(db, owner, before.session):
                     session, start = before.session, before.position
                 else:
                     added = [*before.messages, *new]
@@ -121,10 +121,10 @@ class ResponseStore:
         await self._sessions.file.last_transaction(write)
 
     def _make_room(
-        self, db: sqlite3.Connection, owner: str, rows: Sequence[str], kept: str | None
+        self, db: sqlite3.Connection, owner: str, rows: Sequence[str], excluded: str | None
     ) -> None:
-        """Delete sessions of this owner's responses, the oldest first, until there is room for
-        another session and these rows; not the one that is `kept`."""
+        """Delete the oldest sessions of this owner's responses, except `excluded`, until another
+        session with these rows fits."""
         while True:
             try:
                 self._sessions.check_count(db, owner)
@@ -135,7 +135,7 @@ class ResponseStore:
                     "SELECT id FROM sessions s WHERE owner = ? AND id != ? AND EXISTS (SELECT 1 "
                     "FROM responses r WHERE r.owner = s.owner AND r.session = s.id) "
                     "AND substr(id, 1, 5) = ? ORDER BY updated, id LIMIT 1",
-                    (owner, kept or "", PREFIX),
+                    (owner, excluded or "", PREFIX),
                 ).fetchone()
                 if oldest is None:
                     raise

@@ -1,4 +1,4 @@
-"""/v1/sessions: list, make or import, export, replace, rename, delete; of the caller's own."""
+"""/v1/sessions: list, create or import, export, replace, rename and delete own sessions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def not_found() -> ApiError:
 
 @router.get("")
 async def list_sessions(request: Request) -> dict[str, Any]:
-    """All sessions, the latest one first."""
+    """List all sessions, latest first."""
     found = await service_of(request).sessions.list_all(owner_of(request))
     return {"object": "list", "data": [info.to_dict() for info in found]}
 
 
 @router.post("", status_code=201)
 async def create_session(request: Request, body: SessionRequest) -> dict[str, Any]:
-    """An empty session, or one with the `messages` of an export."""
+    """Create an empty session, or import the `messages` of an export."""
     service = service_of(request)
     messages = plain_messages(body.messages or ())
     check_count("messages", len(messages), service.config.limits.max_messages, "messages")
@@ -54,7 +54,7 @@ async def create_session(request: Request, body: SessionRequest) -> dict[str, An
 
 @router.get("/{session_id}")
 async def export_session(request: Request, session_id: SessionName) -> dict[str, Any]:
-    """A session with all its messages."""
+    """Export a session with all its messages."""
     found = await service_of(request).sessions.get(owner_of(request), session_id)
     if found is None:
         raise not_found()
@@ -66,7 +66,7 @@ async def export_session(request: Request, session_id: SessionName) -> dict[str,
 async def replace_session(
     request: Request, session_id: SessionName, body: SessionContent
 ) -> dict[str, Any]:
-    """Exactly these messages, in a session that may be new: the copy of a client that edits."""
+    """Replace the messages of a session, or create it: for clients that edit their own copy."""
     service = service_of(request)
     messages = plain_messages(body.messages)
     check_count("messages", len(messages), service.config.limits.max_messages, "messages")

@@ -1,8 +1,8 @@
-"""Conversations that outlive a request and a restart: one row a message, in a `SessionFile`.
+"""Conversations on disk: one row per message in a `SessionFile`.
 
-A session belongs to the owner that made it (a hash of the API key, see `security`); the id is only
-unique within an owner, so that nobody can find out, or reach, what another has. What a session
-stores is text; its KV is found again through the engine's prefix cache.
+A session belongs to an owner (a hash of the API key, see `security`). Ids are unique per owner
+only, so an owner can neither detect nor access the sessions of another. Sessions store text; the
+engine's prefix cache finds their KV blocks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SessionInfo:
 
 
 class SessionStore:
-    """Every method is one transaction, run in a thread; a failed one changes nothing."""
+    """Every method is one transaction in a thread; a failed one changes nothing."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class SessionStore:
         max_bytes: int = 1 << 30,
         max_owner_bytes: int | None = None,
     ) -> None:
-        """Opens the file, and fails as that does."""
+        """Open the file; raises as `SessionFile` does."""
         self.file = SessionFile(path, max_bytes, max_owner_bytes)
-        self.max_sessions = max_sessions  # of one owner
+        self.max_sessions = max_sessions  # per owner
 
     def close(self) -> None:
         self.file.close()
 
     async def list_all(self, owner: str) -> list[SessionInfo]:
-        """The latest one first."""
+        """Return the sessions of an owner, latest first."""
         return await self.file.transaction(
             lambda db: [
                 SessionInfo(*row)
@@ -76,7 +76,7 @@ class SessionStore:
         )
 
     async def get(self, owner: str, session_id: str) -> tuple[SessionInfo, list[Message]] | None:
-        """Head and messages; None when the owner has no such session."""
+        """Return info and messages; None when the owner has no such session."""
 
         def read(db: sqlite3.Connection) -> tuple[SessionInfo, list[Message]] | None:
             row = db.execute(
@@ -99,7 +99,7 @@ class SessionStore:
         title: str = "",
         messages: Sequence[Message] = (),
     ) -> str:
-        """The new session's id. ValueError when the id is taken or there are too many."""
+        """Create a session and return its id. Raises ValueError for a taken id or too many."""
         name = session_id or f"sess-{uuid.uuid4().hex}"
 
         def write(db: sqlite3.Connection) -> str:
@@ -112,8 +112,7 @@ class SessionStore:
     async def replace(
         self, owner: str, session_id: str, title: str, messages: Sequence[Message]
     ) -> None:
-        """A session has this title and these messages, whatever it had; it is made if there is
-        none."""
+        """Replace title and messages of a session; create it if missing."""
 
         def write(db: sqlite3.Connection) -> None:
             if exists_in(db, owner, session_id):
@@ -130,7 +129,7 @@ class SessionStore:
         await self.file.transaction(write)
 
     async def model_of(self, owner: str, session_id: str) -> str | None:
-        """The model that answered last; None: no such session, or nobody has."""
+        """Return the model that answered last; None for no session or no answer."""
 
         def read(db: sqlite3.Connection) -> str | None:
             query = "SELECT model FROM sessions WHERE owner = ? AND id = ?"
@@ -163,8 +162,8 @@ class SessionStore:
     async def open_turn(
         self, owner: str, session_id: str, new: Sequence[Message]
     ) -> tuple[bool, list[Message]]:
-        """Whether the session exists, and its messages; one that does not has none, and begins with
-        `append`. SessionLimitError now, not after the answer, when there is no room for `new`."""
+        """Return whether the session exists, and its messages; `append` creates a missing one.
+        Raises SessionLimitError when `new` does not fit, before an answer is generated."""
 
         def read(db: sqlite3.Connection) -> tuple[bool, list[Message]]:
             exists = exists_in(db, owner, session_id)
@@ -184,9 +183,9 @@ class SessionStore:
         messages: Sequence[Message],
         model: str,
     ) -> bool:
-        """Add a turn behind the first `position` messages of a session that `exists`, or begin it.
-        False, and nothing is changed, when the session is not so any more. However many wait for
-        the database, it is not refused: its answer exists."""
+        """Append a turn after the first `position` messages of a session, or create the session if
+        it did not exist. False, and nothing is changed, when the session has changed since. Never
+        rejected for a full database queue."""
 
         def write(db: sqlite3.Connection) -> bool:
             if exists_in(db, owner, session_id) != exists:
@@ -209,7 +208,7 @@ class SessionStore:
         count = db.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0]
         if count >= self.max_sessions:
             raise SessionLimitError(
-                f"there are {count} sessions; at most {self.max_sessions} are kept: delete some",
+                f"there are {count} sessions; at most {self.max_sessions} are allowed: delete some",
                 "too_many_sessions",
             )
 
@@ -262,5 +261,5 @@ def read_messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[M
 
 
 def encoded(messages: Sequence[Message]) -> list[str]:
-    """As they are stored, in ASCII."""
+    """Return the messages as stored: JSON in ASCII."""
     return [json.dumps(message) for message in messages]

@@ -1,4 +1,4 @@
-"""Turns of sessions that are being answered: one at a time each, stored when they are complete."""
+"""Open turns of sessions: one at a time per session, stored when complete."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from llaisys.common.types import CompletionOutput
 from llaisys.server.errors import ApiError
 from llaisys.server.sessions.store import SessionStore
 
-INLINE_CHARS = 4096  # of an answer that is read on the loop
+INLINE_CHARS = 4096  # longest answer that is parsed on the event loop
 
 
 class SessionTurns:
-    """The open turns of all sessions. This process is the only one that writes the store, so what
-    is open here is all that is open."""
+    """The open turns of all sessions; complete, because only this process writes the store."""
 
     def __init__(self, store: SessionStore) -> None:
         self.store = store
@@ -27,8 +26,8 @@ class SessionTurns:
     async def begin(
         self, owner: str, session_id: str | None, messages: list[dict[str, Any]]
     ) -> AsyncIterator[SessionTurn | None]:
-        """The next turn of a session, with `messages` behind its history; None without a session.
-        ApiError 409 while another one is open."""
+        """Open the next turn of a session: its history followed by `messages`. Yields None without
+        a session. Raises ApiError 409 while another turn is open."""
         if session_id is None:
             yield None
             return
@@ -40,8 +39,8 @@ class SessionTurns:
             turn.leave()
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        """Delete a session, and with it the turn that is open: that one will not be stored, so that
-        a session does not come back. False when there is neither."""
+        """Delete a session. An open turn will not be stored, so it does not recreate the session.
+        False when there is neither."""
         turn = self._open.get((owner, session_id))
         if turn is None:
             return await self.store.delete(owner, session_id)
@@ -53,8 +52,8 @@ class SessionTurns:
     async def replace(
         self, owner: str, session_id: str, title: str, messages: list[dict[str, Any]]
     ) -> None:
-        """Give a session other contents. The turn that is open was an answer to the earlier ones:
-        it will not be stored."""
+        """Replace the contents of a session. An open turn, based on the old contents, will not be
+        stored."""
         turn = self._open.get((owner, session_id))
         if turn is None:
             return await self.store.replace(owner, session_id, title, messages)
@@ -75,21 +74,21 @@ class SessionTurns:
 
 
 class SessionTurn:
-    """New messages behind a session's history. A turn that is cancelled or fails leaves the session
-    as it was."""
+    """New messages after a session's history. A cancelled or failed turn does not change the
+    session."""
 
     def __init__(
         self, turns: SessionTurns, key: tuple[str, str], new: list[dict[str, Any]]
     ) -> None:
         self.key = key  # owner, session id
-        self.messages = new  # with the history before them, after `load`
-        self.deleted = False  # what it was behind is gone: deleted or replaced while it was open
-        self.storing = asyncio.Lock()  # held to store the turn, and to delete the session under it
+        self.messages = new  # after `load` with the history before them
+        self.deleted = False  # the session was deleted or replaced while the turn was open
+        self.storing = asyncio.Lock()  # serialises storing the turn and deleting the session
         self.new_reader: Callable[[], AnswerReader] = AnswerReader
         self._turns = turns
         self._new = new
         self._exists = False
-        self._kept = False
+        self._kept_open = False
         turns.add(self)
 
     @property
@@ -100,24 +99,24 @@ class SessionTurn:
         self._exists, history = await self._turns.store.open_turn(*self.key, self._new)
         self.messages = [*history, *self._new]
 
-    def keep(self) -> None:
-        """The turn outlives its `with` block; `close` ends it."""
-        self._kept = True
+    def keep_open(self) -> None:
+        """Keep the turn open after its `with` block; `close` ends it."""
+        self._kept_open = True
 
     def leave(self) -> None:
-        if not self._kept:
+        if not self._kept_open:
             self.close()
 
     def close(self) -> None:
-        """Harmless when it is closed already."""
+        """Close the turn; may be called more than once."""
         self._turns.remove(self)
 
     def _read(self, text: str) -> dict[str, Any]:
         return self.new_reader().read(text).to_message()
 
     async def finish(self, output: CompletionOutput, model: str) -> None:
-        """Store the turn if it came to its end. ApiError 409 when the session was deleted or
-        changed meanwhile: the client must not believe that the turn was kept."""
+        """Store the turn if its answer is complete. Raises ApiError 409 when the session was
+        deleted or changed in the meantime, so that the client knows the turn was not stored."""
         if output.finish_reason not in ("stop", "length"):
             return
         if len(output.text) > INLINE_CHARS:
@@ -133,7 +132,7 @@ class SessionTurn:
             raise ApiError(
                 409,
                 "the session was deleted or changed while this request was answered; the answer "
-                "was not kept",
+                "was not stored",
                 param="session_id",
                 code="session_changed",
             )

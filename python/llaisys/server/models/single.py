@@ -1,4 +1,4 @@
-"""The usual case: one model, loaded when the server starts; when it dies, the server ends."""
+"""A server with one model, loaded at start; the server ends when its engine dies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def nothing() -> None:
     pass
 
 
-class OneModel:
-    """The same face as `ModelDirectory`."""
+class SingleModel:
+    """The interface of `ModelManager` for one model."""
 
     has_several = False
 
     def __init__(self, service: Service) -> None:
         self.first = service
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name in self.first.model_names
 
     @property
@@ -35,7 +35,7 @@ class OneModel:
         return self.first, nothing
 
     def cards(self) -> list[dict[str, Any]]:
-        """Of every name that `model` may have."""
+        """Return a model object for every served name."""
         return [self.card(name) for name in self.first.model_names]
 
     def card(self, name: str) -> dict[str, Any]:

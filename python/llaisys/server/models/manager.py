@@ -1,13 +1,11 @@
-"""Several models within one budget of memory: loaded when a request names them, unloaded when the
-room is needed or nobody has asked for a while.
+"""Several models within one memory budget: loaded on demand, unloaded when idle or for another one.
 
     lease -> (wait for the load) -> the request runs -> release
 
-One load at a time, in the order of the requests, so that two models that do not fit together take
-turns instead of pushing each other out half-way. Room is made by unloading what is idle, the
-longest unused first; when all are in use, one that has had its time takes no more requests, and
-goes when those it has are answered. A request never ends because of an unload. What is wrong with a
-model is answered to those who ask for it, and to nobody else.
+One load at a time, in request order, so that models that do not fit together alternate. Memory is
+freed by unloading idle models, least recently used first. When all are in use, the longest loaded
+one that has had its minimum residency is drained: it accepts no new requests and is unloaded after
+its last one. An unload never ends a request. A failed load fails only the requests for that model.
 """
 
 from __future__ import annotations
@@ -23,26 +21,26 @@ from llaisys.common.logs import log_event
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import ApiError
-from llaisys.server.models.one import OneModel
 from llaisys.server.models.served import ServedModel, State
+from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, unknown_model
 
 logger = logging.getLogger("llaisys.server")
 
-LEAST_STAY = 2.0  # seconds in memory, or three times its load, before it must make room while used
-LOOK_SECONDS = 1.0  # between two looks at who has been idle for too long
+MIN_RESIDENCY = 2.0  # seconds (or 3 load times) before a model in use may be drained
+POLL_SECONDS = 1.0  # interval of idle checks
 RETRY_SECONDS = 5
 
-EngineMaker = Callable[[Service], AsyncLLMEngine]
-Ended = Callable[[Service, AsyncLLMEngine], None]
+EngineFactory = Callable[[Service], AsyncLLMEngine]
+EngineEndCallback = Callable[[Service, AsyncLLMEngine], None]
 
 
 def make_engine(service: Service) -> AsyncLLMEngine:
-    return AsyncLLMEngine(service.config, EngineProcess(service.config, ask_first=True))
+    return AsyncLLMEngine(service.config, EngineProcess(service.config, wait_for_memory=True))
 
 
-class ModelDirectory:
-    """Lives on one event loop."""
+class ModelManager:
+    """Not thread-safe: used on one event loop."""
 
     has_several = True
 
@@ -54,12 +52,12 @@ class ModelDirectory:
         load_timeout: float,
         *,
         max_waiting: int = 256,
-        on_engine_end: Ended = lambda service, engine: None,
-        make: EngineMaker = make_engine,
+        on_engine_end: EngineEndCallback = lambda service, engine: None,
+        make: EngineFactory = make_engine,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`budget`: bytes of all engines together. `keep_alive`: seconds, 0: for ever.
-        `load_timeout`: seconds that a request waits for its model at most."""
+        """`budget`: bytes of all engines together. `keep_alive`: seconds until an idle model is
+        unloaded, 0: never. `load_timeout`: longest wait of a request for its model, in seconds."""
         self.models = [ServedModel(service) for service in services]
         self.budget = budget
         self.keep_alive = keep_alive
@@ -70,13 +68,13 @@ class ModelDirectory:
         self._make = make
         self._clock = clock
         self._on_engine_end = on_engine_end
-        self._load_lock = asyncio.Lock()  # first come, first served
-        self._changed = asyncio.Event()  # a user less, a model less: there may be room
-        self._blocked = 0  # requests that wait for any model
+        self._load_lock = asyncio.Lock()  # FIFO
+        self._changed = asyncio.Event()  # memory may have become available
+        self._blocked = 0  # requests that wait for a load
         self._tasks: set[asyncio.Task[None]] = set()
-        self._drops: set[asyncio.Task[None]] = set()  # those of them that end an engine
+        self._closings: set[asyncio.Task[None]] = set()  # the subset that closes engines
 
-    # ---- what the routes use -------------------------------------------------------------------
+    # ---- interface of the routes ---------------------------------------------------------------
 
     @property
     def first(self) -> Service:
@@ -88,10 +86,10 @@ class ModelDirectory:
 
     @property
     def reserved(self) -> int:
-        """Bytes of the budget that are given out."""
+        """Reserved bytes of the budget."""
         return sum(model.reserved for model in self.models)
 
-    def knows(self, name: str) -> bool:
+    def has_model(self, name: str) -> bool:
         return name in self._by_name
 
     def find(self, name: str | None) -> ServedModel:
@@ -109,8 +107,8 @@ class ModelDirectory:
         return self.find(name).card(name)
 
     async def lease(self, name: str | None) -> tuple[Service, Callable[[], None]]:
-        """The service of a model that is loaded, and what to call when it is not needed any more.
-        ApiError 503 when it cannot be loaded, or not in time."""
+        """Load a model if needed; return its service and a function that ends the lease. Raises
+        ApiError 503 when it cannot be loaded in time."""
         model = self.find(name)
         if model.state is not State.READY:
             await self._wait_for(model)
@@ -125,21 +123,21 @@ class ModelDirectory:
                 model.users -= 1
                 model.last_used = self._clock()
                 if model.service.engine_or_none is engine and engine.dead is None:
-                    model.failures = 0  # it works: the next failure is another matter
+                    model.failures = 0  # it works
                 self._changed.set()
 
         return model.service, release
 
-    # ---- life ----------------------------------------------------------------------------------
+    # ---- start and close -----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """The first model is loaded at once: it is the one of those who do not name any."""
+        """Load the first model, the default of requests without a model name."""
         self._spawn(self._unload_idle())
         self._begin_load(self.models[0])
 
     async def close(self) -> None:
         self.closing = True
-        for task in self._tasks - self._drops:  # engines that are on their way out are let go
+        for task in self._tasks - self._closings:  # finish closing engines
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         engines = [model.detach() for model in self.models]
@@ -148,8 +146,8 @@ class ModelDirectory:
     # ---- waiting -------------------------------------------------------------------------------
 
     async def _wait_for(self, model: ServedModel) -> None:
-        """Until the model is ready. Whoever waits is counted, so that what was loaded for it stays
-        until it has had its turn."""
+        """Wait until the model is ready. Waiting requests are counted: a model loaded for them is
+        not idle."""
         if self._blocked >= self.max_waiting:
             raise ApiError(
                 503,
@@ -177,11 +175,11 @@ class ModelDirectory:
         if self.closing:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         if model.state is State.UNLOADING:
-            await model.settled.wait()
+            await model.unload_ended.wait()
             return
         pause = model.retry_at - self._clock()
         if model.state is State.FAILED and pause > 0:
-            raise self._refusal(model, pause)
+            raise self._load_error(model, pause)
         task = self._begin_load(model)
         model.waiting += 1
         try:
@@ -189,14 +187,15 @@ class ModelDirectory:
         finally:
             model.waiting -= 1
         if model.state is State.FAILED:
-            raise self._refusal(model, model.retry_at - self._clock())
+            raise self._load_error(model, model.retry_at - self._clock())
 
-    def _refusal(self, model: ServedModel, pause: float) -> ApiError:
-        """The reason is in the log: it may name files. What a client may know is said."""
-        told = f": {model.told}" if model.told else ", or has ended"
+    def _load_error(self, model: ServedModel, pause: float) -> ApiError:
+        """The response to requests for a failed model. The log has the reason, which may contain
+        paths; the response has `public_error` only."""
+        reason = f": {model.public_error}" if model.public_error else ", or has ended"
         return ApiError(
             503,
-            f"the model {model.name} could not be loaded{told}",
+            f"the model {model.name} could not be loaded{reason}",
             code="model_unavailable",
             retry_after=max(1, math.ceil(pause)),
         )
@@ -204,25 +203,25 @@ class ModelDirectory:
     # ---- loading -------------------------------------------------------------------------------
 
     def _begin_load(self, model: ServedModel) -> asyncio.Task[None]:
-        """The task that loads it: the one under way, or a new one."""
+        """Return the task that loads the model, started if there is none."""
         if model.task is None or model.task.done():
             model.task = self._spawn(self._load(model))
         return model.task
 
     async def _load(self, model: ServedModel) -> None:
-        """Leaves it READY or FAILED; UNLOADED when there was no room in time."""
+        """Load a model. Leaves it READY, FAILED, or UNLOADED when memory was not freed in time."""
         model.state = State.LOADING
         async with self._load_lock:
             began = self._clock()
             try:
-                if model.ending is not None:
-                    await asyncio.shield(model.ending)
-                await self._make_room(model, model.first_need(self.budget, self.reserved))
+                if model.cleanup is not None:
+                    await asyncio.shield(model.cleanup)
+                await self._reserve(model, model.initial_bytes(self.budget, self.reserved))
                 engine = await asyncio.to_thread(self._make, model.service)
                 model.attach(engine)
                 await self._open(model, engine)
                 model.service.model_loaded()
-                engine.on_death.append(lambda reason: self._on_death(model, engine, reason))
+                engine.on_death.append(lambda reason: self._on_engine_death(model, engine, reason))
                 model.succeeded(self._clock(), self._clock() - began)
                 log_event(
                     logger,
@@ -233,17 +232,17 @@ class ModelDirectory:
                     estimated_bytes=model.estimate,
                     reserved_bytes=self.reserved,
                 )
-            except NoRoom:
-                await self._drop(model)
+            except MemoryTimeout:
+                await self._close_engine(model)
                 model.state = State.UNLOADED
-                log_event(logger, logging.WARNING, "no room for a model", model=model.name)
+                log_event(logger, logging.WARNING, "no memory for a model", model=model.name)
             except asyncio.CancelledError:
-                await self._drop(model)
+                await self._close_engine(model)
                 raise
             except Exception as error:
-                await self._drop(model)
-                told = str(error) if isinstance(error, TooLarge) else None
-                model.failed(str(error), self._clock(), told)
+                await self._close_engine(model)
+                public = str(error) if isinstance(error, ModelTooLarge) else None
+                model.failed(str(error), self._clock(), public)
                 expected = isinstance(error, LoadError)
                 log_event(
                     logger, logging.ERROR, "model not loaded", model=model.name, reason=str(error)
@@ -252,51 +251,51 @@ class ModelDirectory:
                     logger.error("unexpected", exc_info=error)
 
     async def _open(self, model: ServedModel, engine: AsyncLLMEngine) -> None:
-        """The engine says what it needs, gets it, and loads."""
+        """Start the engine, reserve the memory of its estimate, and let it load."""
         await engine.start()
-        await engine.opened.wait()
-        if engine.needs is None:
+        await engine.estimated.wait()
+        if engine.memory_estimate is None:
             raise LoadError(engine.dead or "the engine ended")
-        model.estimate = engine.needs.total
-        await self._make_room(model, model.estimate)
+        model.estimate = engine.memory_estimate.total
+        await self._reserve(model, model.estimate)
         engine.load()
         await engine.ready.wait()
         if not engine.is_ready:
             raise LoadError(engine.dead or "the engine ended")
 
-    async def _make_room(self, model: ServedModel, wanted: int) -> None:
-        """Reserve `wanted` bytes for a model; unloads others, or waits until they can be. Raises
-        NoRoom when that takes too long, and TooLarge at once when nothing would help."""
-        if wanted > self.budget:
-            raise TooLarge(f"it needs {wanted} bytes; the budget is {self.budget}")
+    async def _reserve(self, model: ServedModel, size: int) -> None:
+        """Reserve `size` bytes for a model; unload others, waiting until they can be. Raises
+        MemoryTimeout after `load_timeout`, ModelTooLarge if `size` exceeds the budget."""
+        if size > self.budget:
+            raise ModelTooLarge(f"it needs {size} bytes; the budget is {self.budget}")
         try:
             async with asyncio.timeout(self.load_timeout):
-                await self._unload_others(model, wanted)
+                await self._unload_others(model, size)
         except TimeoutError:
-            raise NoRoom from None
-        model.reserved = wanted
+            raise MemoryTimeout from None
+        model.reserved = size
 
-    async def _unload_others(self, model: ServedModel, wanted: int) -> None:
-        while self.reserved - model.reserved + wanted > self.budget:
+    async def _unload_others(self, model: ServedModel, size: int) -> None:
+        while self.reserved - model.reserved + size > self.budget:
             self._changed.clear()
             idle = [other for other in self.models if other.is_idle and other is not model]
             if idle:
                 await self._unload(min(idle, key=lambda other: other.last_used))
                 continue
-            victim, pause = self._next_to_go(model)
+            victim, pause = self._next_to_drain(model)
             if victim is not None:
-                await self._retire(victim)
+                await self._drain(victim)
             else:
                 await self._wait_changed(pause)
 
-    def _next_to_go(self, model: ServedModel) -> tuple[ServedModel | None, float | None]:
-        """The longest loaded of those in use that have had their time; or the seconds until the
-        first of them has (None: whenever something changes)."""
+    def _next_to_drain(self, model: ServedModel) -> tuple[ServedModel | None, float | None]:
+        """Return (model, None): the longest loaded model past its minimum residency; else (None,
+        seconds until the first one is; None: wait for a change)."""
         now, waits = self._clock(), []
         for other in self.models:
             if other.state is State.READY and other is not model:
-                stay = max(LEAST_STAY, 3 * other.load_seconds)
-                waits.append((other.loaded_at + stay - now, other))
+                residency = max(MIN_RESIDENCY, 3 * other.load_seconds)
+                waits.append((other.loaded_at + residency - now, other))
         if not waits:
             return None, None
         pause, oldest = min(waits, key=lambda row: row[0])
@@ -311,42 +310,42 @@ class ModelDirectory:
 
     # ---- unloading -----------------------------------------------------------------------------
 
-    async def _retire(self, model: ServedModel) -> None:
-        """Takes no more requests, and is unloaded when those it has are answered. Given up half-way
-        it goes on as before."""
+    async def _drain(self, model: ServedModel) -> None:
+        """Stop new requests to a model and unload it after its last one. When cancelled before,
+        the model is READY again."""
         model.state = State.UNLOADING
-        model.settled.clear()
+        model.unload_ended.clear()
         try:
             while model.users or model.waiting or model.service.admission.open:
                 self._changed.clear()
-                await self._wait_changed(LOOK_SECONDS)
-            if model.state is State.UNLOADING:  # it may have died meanwhile
+                await self._wait_changed(POLL_SECONDS)
+            if model.state is State.UNLOADING:  # the engine may have died
                 await self._unload(model)
         except BaseException:
             if model.state is State.UNLOADING and model.service.engine_or_none is not None:
                 model.state = State.READY
             raise
         finally:
-            model.settled.set()
+            model.unload_ended.set()
 
     async def _unload(self, model: ServedModel) -> None:
         model.state = State.UNLOADING
-        model.settled.clear()
+        model.unload_ended.clear()
         resident = model.resident
-        await asyncio.shield(self._begin_drop(model))
+        await asyncio.shield(self._start_closing(model))
         model.num_unloads += 1
         model.state = State.UNLOADED
-        model.settled.set()
+        model.unload_ended.set()
         log_event(logger, logging.INFO, "model unloaded", model=model.name, resident_bytes=resident)
 
-    def _begin_drop(self, model: ServedModel) -> asyncio.Task[None]:
-        task = self._spawn(self._drop(model))
-        self._drops.add(task)
-        task.add_done_callback(self._drops.discard)
+    def _start_closing(self, model: ServedModel) -> asyncio.Task[None]:
+        task = self._spawn(self._close_engine(model))
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
         return task
 
-    async def _drop(self, model: ServedModel) -> None:
-        """End its engine, if there is one, and give its memory back."""
+    async def _close_engine(self, model: ServedModel) -> None:
+        """Close the model's engine, if any, and release its reservation."""
         engine = model.detach()
         if engine is not None:
             self._on_engine_end(model.service, engine)
@@ -354,22 +353,22 @@ class ModelDirectory:
         model.reserved = 0
         self._changed.set()
 
-    def _on_death(self, model: ServedModel, engine: AsyncLLMEngine, reason: str) -> None:
-        """The engine of a loaded model ended by itself: its requests have been told."""
+    def _on_engine_death(self, model: ServedModel, engine: AsyncLLMEngine, reason: str) -> None:
+        """Called when the engine of a loaded model dies; its requests have already failed."""
         if self.closing or model.service.engine_or_none is not engine:
             return
         model.failed(reason, self._clock())
         log_event(logger, logging.ERROR, "model ended", model=model.name, reason=reason)
-        model.settled.set()
-        model.ending = self._begin_drop(model)
+        model.unload_ended.set()
+        model.cleanup = self._start_closing(model)
 
     async def _unload_idle(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             await self.unload_idle_once()
 
     async def unload_idle_once(self) -> None:
-        """What nobody has used for `keep_alive` seconds goes."""
+        """Unload models idle for `keep_alive` seconds."""
         if not self.keep_alive:
             return
         for model in self.models:
@@ -383,16 +382,16 @@ class ModelDirectory:
         return task
 
 
-Models = OneModel | ModelDirectory
+Models = SingleModel | ModelManager
 
 
-class NoRoom(Exception):
-    """The others were in use for too long."""
+class MemoryTimeout(Exception):
+    """Memory was not freed in time: other models were in use."""
 
 
 class LoadError(Exception):
-    """Why a model is not there; for the log."""
+    """Why a load failed; for the log."""
 
 
-class TooLarge(LoadError):
-    """It would not fit if it were alone. The text is numbers, which clients may see."""
+class ModelTooLarge(LoadError):
+    """The model exceeds the whole budget. Its text has only numbers and is sent to clients."""

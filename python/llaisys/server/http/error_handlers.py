@@ -1,4 +1,4 @@
-"""From exceptions to answers: which status, which words, and nothing that is not the client's."""
+"""Convert exceptions to error responses: status, message, and no internals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llaisys.server.errors import (
     internal_error,
 )
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.http.security import error_object, note_refusal
+from llaisys.server.http.security import error_object, record_error
 from llaisys.server.openai.fields import ALIASES, HINTS, REFUSED, UNSUPPORTED, unknown_text
 from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 
@@ -31,13 +31,13 @@ logger = logging.getLogger("llaisys.server")
 
 API_PATH = re.compile(r"/v1/[a-z0-9_/-]{1,64}")
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
-# What somebody may have meant by a choice, and what no key or name of a person looks like.
+# A plausible value of a choice field that cannot be a secret or a name.
 WORD = re.compile(r"(?=.{1,24}$)[A-Za-z]+([_-][A-Za-z]+)*[0-9]{0,3}")
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
-MAX_SHOWN = 300
-MAX_VALUE = 60  # characters of a value that an answer repeats
+MAX_MESSAGE = 300  # characters
+MAX_VALUE = 60  # characters of a repeated value
 
-# pydantic's kinds of error -> what the value must be, from the error's context
+# pydantic error type -> what the value must be, formatted with the error's context
 RULES = {
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
@@ -60,12 +60,12 @@ RULES = {
 }
 
 
-def error_of(error: BaseException, request_id: str) -> ApiError:
-    """The answer to an exception; what is not on purpose is a 500 without words."""
+def to_api_error(error: BaseException, request_id: str) -> ApiError:
+    """Return the response to an exception; unexpected ones are a 500 without details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidInputError):
-        return ApiError(400, str(error)[: 4 * MAX_SHOWN], param=error.field, code=error.code)
+        return ApiError(400, str(error)[: 4 * MAX_MESSAGE], param=error.field, code=error.code)
     if isinstance(error, SessionLimitError):
         return ApiError(400, str(error), param="session_id", code=error.code)
     if isinstance(error, SessionStorageError):
@@ -86,8 +86,8 @@ def error_of(error: BaseException, request_id: str) -> ApiError:
 
 
 def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
-    """The most telling of what pydantic found; a union reports every one of its members. `known`:
-    the body's fields."""
+    """Return the most specific of pydantic's errors (a union reports one per member). `known`: the
+    fields of the body, for suggestions."""
 
     def weight(error: Any) -> tuple[bool, int]:
         return not str(error["type"]).endswith("_type"), len(error["loc"])
@@ -110,34 +110,34 @@ def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiErr
         return ApiError(400, text, param=path, code="unknown_field")
     ours = worst.get("ctx", {}).get("error")
     if isinstance(ours, InvalidInputError):
-        if ours.field is None:  # it follows the path
-            text = f"{path or 'body'} {ours}"[:MAX_SHOWN]
+        if ours.field is None:  # its text follows the path
+            text = f"{path or 'body'} {ours}"[:MAX_MESSAGE]
             return ApiError(400, text, param=path or None, code=ours.code)
         return ApiError(400, error_message(ours), param=ours.field, code=ours.code)
-    return ApiError(400, f"{path or 'body'}{fault_text(worst)}"[:MAX_SHOWN], param=path or None)
+    return ApiError(400, f"{path or 'body'}{problem_text(worst)}"[:MAX_MESSAGE], param=path or None)
 
 
 def error_message(error: InvalidInputError) -> str:
-    """A refusal of a sampling field, with the value as `shown` shows it."""
+    """Return the message of an InvalidInputError, with the value as `format_value` shows it."""
     if error.limit is None or type(error.value) in (int, float):
-        return str(error)[:MAX_SHOWN]
-    value = shown(error.value, error.is_choice)
-    return f"{error.field} is {value}; it must be {error.limit}"[:MAX_SHOWN]
+        return str(error)[:MAX_MESSAGE]
+    value = format_value(error.value, error.is_choice)
+    return f"{error.field} is {value}; it must be {error.limit}"[:MAX_MESSAGE]
 
 
 def path_of(loc: Sequence[str | int]) -> str:
-    """`messages[0].content` from pydantic's location, less the names of types in it."""
+    """Return `messages[0].content` from pydantic's location, without its type names."""
     path = ""
     for part in loc:
-        if isinstance(part, int) or part.isdigit():  # a place in a list, or a token id
+        if isinstance(part, int) or part.isdigit():  # a list index or a token id
             path += f"[{part}]"
         elif FIELD.fullmatch(part) and part not in TYPE_NAMES:
             path += f".{part}" if path else part
     return path
 
 
-def fault_text(error: Any) -> str:
-    """What was sent and what would have been right; follows the field's name."""
+def problem_text(error: Any) -> str:
+    """Return the rest of the message after the field name: the value and its limit."""
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         unit = "characters" if isinstance(value, str) else "items"
@@ -148,14 +148,14 @@ def fault_text(error: Any) -> str:
         return " is missing"
     if kind in RULES:
         is_choice = kind == "literal_error"
-        return f" is {shown(value, is_choice)}; it must be {RULES[kind].format(**context)}"
-    return f" is {shown(value)}; it must be another value"
+        return f" is {format_value(value, is_choice)}; it must be {RULES[kind].format(**context)}"
+    return f" is {format_value(value)}; it must be another value"
 
 
-def shown(value: Any, is_choice: bool = False) -> str:
-    """A value in an answer: numbers as they were sent; of texts, lists and objects the kind only
-    (no answer repeats a client's text). `is_choice`: a field that takes one of a few words; what
-    is a word there is shown."""
+def format_value(value: Any, is_choice: bool = False) -> str:
+    """Return a value for a message: numbers as sent, only the type of strings, lists and objects
+    (no response repeats a client's text). `is_choice`: a field with a few allowed words, where a
+    word is shown."""
     if is_choice and isinstance(value, str) and WORD.fullmatch(value):
         return json.dumps(value)
     for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object")):
@@ -166,16 +166,16 @@ def shown(value: Any, is_choice: bool = False) -> str:
 
 
 def respond(request: Request, error: ApiError) -> Response:
-    note_refusal(request.scope, error)
+    record_error(request.scope, error)
     body = json_bytes(error_object(request.scope, error))
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the routes one of ours."""
+    """Register handlers that return every error in the API's error format."""
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return respond(request, error_of(error, request.scope["state"]["request_id"]))
+        return respond(request, to_api_error(error, request.scope["state"]["request_id"]))
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -189,7 +189,7 @@ def install(app: FastAPI) -> None:
         return response
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        return respond(request, internal_error())  # `RequestContext` logs it
+        return respond(request, internal_error())  # logged by `RequestContext`
 
     app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(RequestValidationError, on_invalid)
@@ -209,17 +209,17 @@ def install(app: FastAPI) -> None:
 
 def http_text(error: HTTPException, path: str, routes: Sequence[str]) -> str:
     if error.status_code == 404:
-        known = API_PATH.fullmatch(path)  # any other path may hold anything
+        known = API_PATH.fullmatch(path)  # other paths are not repeated
         text = f"there is no route {path} on this server" if known else "there is no such route"
         near = next((route for route in routes if path.endswith(route.removeprefix("/v1"))), None)
         return f"{text}; did you mean {near}? The API's base URL ends in /v1" if near else text
     if error.status_code == 405:
         return "this route does not have this method"
-    return str(error.detail)[:MAX_SHOWN]
+    return str(error.detail)[:MAX_MESSAGE]
 
 
 def routes_of(app: FastAPI) -> list[str]:
-    """The routes of the API that a client may have meant, the longest first."""
+    """Return the /v1 routes for suggestions, longest first."""
     included = [getattr(route, "original_router", app) for route in app.routes]
     paths = {getattr(route, "path", "") for router in included for route in router.routes}
     return sorted((p for p in paths if p.startswith("/v1/") and "{" not in p), key=len)[::-1]

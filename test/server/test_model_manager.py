@@ -13,11 +13,11 @@ import pytest
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import ModelInfo
 from llaisys.server.config import ModelLimits, ServerConfig
-from llaisys.server.engine_client.messages import EngineStats, Needs
+from llaisys.server.engine_client.messages import EngineStats, MemoryEstimate
 from llaisys.server.errors import ApiError
-from llaisys.server.models.directory import ModelDirectory
+from llaisys.server.models.manager import ModelManager
 from llaisys.server.models.served import State
-from llaisys.server.service import Service, Shared
+from llaisys.server.service import Service, SharedState
 from llaisys.server.sessions.store import SessionStore
 
 MIB = 1 << 20
@@ -34,9 +34,9 @@ class FakeEngine:
 
     def __init__(self, fault: str | None = None, size: int = SIZE) -> None:
         self.fault = fault
-        self.needs: Needs | None = None
+        self.memory_estimate: MemoryEstimate | None = None
         self.size = size
-        self.opened, self.ready = asyncio.Event(), asyncio.Event()
+        self.estimated, self.ready = asyncio.Event(), asyncio.Event()
         self.dead: str | None = None
         self.on_death: list[Callable[[str], None]] = []
         self.stats, self.usage, self.loading = EngineStats(num_steps=1), (1.0, 300 * MIB), None
@@ -49,8 +49,8 @@ class FakeEngine:
         if self.fault is not None:
             self.dead = self.fault
         else:
-            self.needs = Needs(self.size, 0, 0)
-        self.opened.set()
+            self.memory_estimate = MemoryEstimate(self.size, 0, 0)
+        self.estimated.set()
 
     @property
     def is_ready(self) -> bool:
@@ -81,13 +81,13 @@ class Scene:
         self.faults: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
         FakeEngine.living = FakeEngine.most = 0
-        shared = Shared(ServerConfig(), SessionStore(":memory:"))
+        shared = SharedState(ServerConfig(), SessionStore(":memory:"))
         services = []
         for name in self.engines:
             service = Service(shared, ServerConfig(served_model_names=(name,)))
             services.append(service)
         settings: dict[str, Any] = {"budget": BUDGET, "keep_alive": 60.0, "load_timeout": 30.0}
-        self.directory = ModelDirectory(
+        self.manager = ModelManager(
             services, **{**settings, **options}, make=self.make, clock=lambda: self.now
         )
 
@@ -98,11 +98,11 @@ class Scene:
         return self.engines[name][-1]
 
     def state(self, name: str) -> State:
-        return self.directory.find(name).state
+        return self.manager.find(name).state
 
     async def ask(self, name: str, seconds: float = 0.0) -> None:
         """A request that takes so long; the model must be there all the time."""
-        service, release = await self.directory.lease(name)
+        service, release = await self.manager.lease(name)
         engine: Any = service.engine
         await asyncio.sleep(seconds)
         assert service.engine_or_none is engine and not engine.closed
@@ -125,8 +125,8 @@ def test_models_are_loaded_when_they_are_asked_for_and_the_longest_unused_goes(
         await scene.ask("c")  # b is the one that nobody used for longest
         assert scene.state("b") is State.UNLOADED
         assert scene.state("a") is scene.state("c") is State.READY
-        assert scene.directory.reserved == 2 * SIZE
-        await scene.directory.close()
+        assert scene.manager.reserved == 2 * SIZE
+        await scene.manager.close()
         assert FakeEngine.living == 0
 
     run(work())
@@ -137,14 +137,14 @@ def test_requests_to_all_of_them_in_any_order_are_answered_within_the_budget(
 ) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
-        scene.directory._clock = asyncio.get_running_loop().time
+        scene.manager._clock = asyncio.get_running_loop().time
         asks = [scene.ask("abc"[i * 7 % 3], 0.01 * (i % 4)) for i in range(60)]
         await asyncio.gather(*asks)
         assert FakeEngine.most <= 3  # two that are loaded, one that asks
-        assert scene.directory.reserved <= BUDGET
+        assert scene.manager.reserved <= BUDGET
         loads = sum(len(engines) for engines in scene.engines.values())
         assert loads <= 9  # in turns: not a load for every request
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -154,7 +154,7 @@ def test_one_load_serves_everybody_who_waits_for_it(tmp_path: Path) -> None:
         scene = Scene(tmp_path)
         await asyncio.gather(*[scene.ask("b") for _ in range(50)])
         assert len(scene.engines["b"]) == 1
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -162,7 +162,7 @@ def test_one_load_serves_everybody_who_waits_for_it(tmp_path: Path) -> None:
 def test_a_request_in_flight_is_never_ended_by_another_model(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
-        (_, free_a), (_, free_b) = [await scene.directory.lease(name) for name in "ab"]
+        (_, free_a), (_, free_b) = [await scene.manager.lease(name) for name in "ab"]
         waiting = asyncio.create_task(scene.ask("c"))
         await asyncio.sleep(0.02)
         assert not waiting.done() and scene.state("a") is State.READY  # it has not had its time
@@ -172,7 +172,7 @@ def test_a_request_in_flight_is_never_ended_by_another_model(tmp_path: Path) -> 
         await waiting
         assert scene.state("b") is State.UNLOADED and scene.state("a") is State.READY
         free_a()
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -182,7 +182,7 @@ def test_a_model_that_is_always_in_use_makes_room_after_its_time(tmp_path: Path)
 
     async def work() -> None:
         scene = Scene(tmp_path, budget=SIZE)
-        _, free_a = await scene.directory.lease("a")
+        _, free_a = await scene.manager.lease("a")
         scene.now += 100  # longer than it may stay while others wait
         second = asyncio.create_task(scene.ask("b"))
         await asyncio.sleep(0.02)
@@ -193,7 +193,7 @@ def test_a_model_that_is_always_in_use_makes_room_after_its_time(tmp_path: Path)
         free_a()
         await asyncio.gather(second, third)
         assert [len(engines) for engines in scene.engines.values()] == [2, 1, 0]
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -218,8 +218,8 @@ def test_a_model_that_cannot_be_loaded_is_its_own_503(tmp_path: Path) -> None:
         scene.now += 2
         del scene.faults["b"]
         await scene.ask("b")  # it is there again
-        assert scene.directory.reserved <= BUDGET
-        await scene.directory.close()
+        assert scene.manager.reserved <= BUDGET
+        await scene.manager.close()
         assert FakeEngine.living == 0
 
     run(work())
@@ -240,7 +240,7 @@ def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Pa
             assert caught.value.code == "model_unavailable"
             numbers = f"it needs {BUDGET + 1} bytes; the budget is {BUDGET}"
             assert numbers in caught.value.message
-            assert scene.directory.find("c").problem == numbers
+            assert scene.manager.find("c").problem == numbers
             assert scene.state("a") is State.READY and len(scene.engines["c"]) == asked
         await scene.ask("b")
         scene.now += 100
@@ -248,11 +248,11 @@ def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Pa
             await scene.ask("c")
         assert len(scene.engines["c"]) == 2 and scene.state("b") is State.READY
         scene.sizes["c"] = SIZE  # other files
-        await scene.directory.unload_idle_once()
+        await scene.manager.unload_idle_once()
         scene.now += 100
         await scene.ask("c")
         assert scene.state("c") is State.READY
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -263,7 +263,7 @@ def test_a_budget_that_holds_no_engine_is_told_at_once(tmp_path: Path) -> None:
         with pytest.raises(ApiError, match=f"it needs {128 * MIB} bytes; the budget is"):
             await scene.ask("a")
         assert scene.engines["a"] == []
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
     with pytest.raises(InvalidInputError, match=f"memory_budget.*{128 * MIB}"):
@@ -277,11 +277,11 @@ def test_an_engine_that_dies_is_loaded_again_and_its_memory_is_free(tmp_path: Pa
         scene.engines["a"][0].die()
         assert scene.state("a") is State.FAILED
         await asyncio.gather(scene.ask("b"), scene.ask("c"))
-        assert scene.directory.reserved == 2 * SIZE
+        assert scene.manager.reserved == 2 * SIZE
         scene.now += 1
         await scene.ask("a")
         assert len(scene.engines["a"]) == 2
-        await scene.directory.close()
+        await scene.manager.close()
         assert FakeEngine.living == 0
 
     run(work())
@@ -303,11 +303,11 @@ def test_the_pause_after_a_death_grows_until_a_request_was_answered(tmp_path: Pa
             assert await pause_after_death() == 1
         pauses = []
         for _ in range(3):  # it dies under the first request every time
-            _, release = await scene.directory.lease("a")
+            _, release = await scene.manager.lease("a")
             pauses.append(await pause_after_death())
             release()
         assert pauses == [2, 4, 8]
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -315,14 +315,14 @@ def test_the_pause_after_a_death_grows_until_a_request_was_answered(tmp_path: Pa
 def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=0.05, max_waiting=2)
-        leases = [await scene.directory.lease(name) for name in "ab"]
+        leases = [await scene.manager.lease(name) for name in "ab"]
         results = await asyncio.gather(*[scene.ask("c") for _ in range(3)], return_exceptions=True)
         codes = sorted(error.code or "" for error in results if isinstance(error, ApiError))
         assert codes == ["model_load_timeout", "model_load_timeout", "models_busy"]
         for _, release in leases:
             release()
         await scene.ask("c")
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -330,7 +330,7 @@ def test_nobody_waits_for_ever(tmp_path: Path) -> None:
 def test_a_drain_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=0.1, budget=SIZE)
-        _, release = await scene.directory.lease("a")
+        _, release = await scene.manager.lease("a")
         scene.now += 100
         with pytest.raises(ApiError):
             await scene.ask("b")
@@ -338,7 +338,7 @@ def test_a_drain_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         assert scene.state("a") is State.READY  # as before
         await scene.ask("a")
         release()
-        await scene.directory.close()
+        await scene.manager.close()
 
     run(work())
 
@@ -347,18 +347,18 @@ def test_what_nobody_uses_is_unloaded_after_a_while(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, keep_alive=60.0)
         await scene.ask("a")
-        _, release = await scene.directory.lease("b")
+        _, release = await scene.manager.lease("b")
         scene.now += 61
-        await scene.directory.unload_idle_once()
+        await scene.manager.unload_idle_once()
         assert scene.state("a") is State.UNLOADED and scene.state("b") is State.READY
         release()
         scene.now += 60
-        await scene.directory.unload_idle_once()
+        await scene.manager.unload_idle_once()
         assert scene.state("b") is State.READY  # since it was released
         scene.now += 1
-        await scene.directory.unload_idle_once()
-        assert scene.state("b") is State.UNLOADED and scene.directory.reserved == 0
-        await scene.directory.close()
+        await scene.manager.unload_idle_once()
+        assert scene.state("b") is State.UNLOADED and scene.manager.reserved == 0
+        await scene.manager.close()
 
     run(work())
 
