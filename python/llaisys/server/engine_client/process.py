@@ -240,8 +240,8 @@ def serve_engine(setup: EngineSetup) -> int:
         clock.loading = None
         clock.stats = EngineStats.at_start(core.model_info)
         outputs.send(encode(Ready.of(core.model_info)))
-        ahead = setup.clock_offset
-        EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps, ahead).run()
+        offset = setup.clock_offset
+        EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps, offset).run()
         status = 0
     except ShutdownBeforeLoad:
         status = 0
