@@ -170,7 +170,8 @@ def test_keys_names_and_leaks(server: ServerProcess, client: httpx.Client, path:
     body = {"input": "x", "text_1": "x", "text_2": "y", "query": "x", "documents": ["y"]}
     with server.client() as nobody:
         assert nobody.post(path, json=body).status_code == 401
-    wrong = client.post(path, json={**body, "model": CANARY, CANARY: CANARY, "options": CANARY})
+    wrong = {"model": CANARY, CANARY: CANARY, "options": CANARY, "user": [CANARY]}
+    wrong = client.post(path, json={**body, **wrong})
     assert wrong.status_code == 400 and not TELLING.search(wrong.text.replace(CANARY, "", 1))
     fields = {
         EMBEDDINGS: {"input": "x"},

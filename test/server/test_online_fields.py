@@ -91,11 +91,14 @@ def test_extra_keys_of_messages_are_named_by_their_path(
         assert error["param"].startswith("messages[0].") and error["code"] == "unknown_field"
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one(client: httpx.Client) -> None:
-    error = error_of(client.post(CHAT, json=chat(Temperature=1)), 400)
-    assert error["message"] == "unknown field 'Temperature'; did you mean 'temperature'?"
-    error = error_of(client.post(CHAT, json=chat(stream=True, stream_options={"usage_": 1})), 400)
-    assert error["param"] == "stream_options.usage_" and "stream_options.usage_" in error["message"]
+def test_strict_fields_refuses_an_unknown_name_with_the_nearest_one(strict: ServerProcess) -> None:
+    with strict.client() as there:
+        error = error_of(there.post(CHAT, json=chat(Temperature=1)), 400)
+        assert error["message"] == "unknown field 'Temperature'; did you mean 'temperature'?"
+        body = chat(stream=True, stream_options={"usage_": 1})
+        error = error_of(there.post(CHAT, json=body), 400)
+        assert error["param"] == "stream_options.usage_"
+        assert "stream_options.usage_" in error["message"]
 
 
 @pytest.mark.parametrize(

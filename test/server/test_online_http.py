@@ -269,12 +269,41 @@ def test_foreign_hosts_and_origins_are_turned_away(client: httpx.Client) -> None
     assert client.get("/health", headers={"Host": "rebound.example"}).status_code == 403
     assert client.get("/health", headers={"Host": "localhost:9"}).status_code == 200
     assert client.get("/health", headers={"Host": "10.1.2.3"}).status_code == 200
-    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
-        error_of(client.post(CHAT, json=chat(), headers={"Origin": origin}), 403)
+    for origin in (
+        *("https://evil.example", "null", "http://127.0.0.1.evil.example"),
+        *("http://localhost.evil.example:3000", "http://localhost:3000.evil.example"),
+        *("http://evil.example/http://localhost:3000", "file://localhost"),
+    ):
+        response = client.post(CHAT, json=chat(), headers={"Origin": origin})
+        assert "access-control-allow-origin" not in response.headers
+        error_of(response, 403)
     own = str(client.base_url).rstrip("/")
-    response = client.post(CHAT, json=chat(), headers={"Origin": own})
+    assert client.post(CHAT, json=chat(), headers={"Origin": own}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "https://localhost", "http://127.0.0.1:1", "http://[::1]:5"]
+)
+def test_pages_of_this_machine_are_allowed_and_preflights_need_no_key(
+    client: httpx.Client, server: ServerProcess, origin: str
+) -> None:
+    response = client.post(CHAT, json=chat(), headers={"Origin": origin})
     assert response.status_code == 200
-    assert "access-control-allow-origin" not in response.headers
+    assert response.headers["access-control-allow-origin"] == origin
+    assert "x-llaisys-ignored-fields" in response.headers["access-control-expose-headers"]
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "PUT",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    with server.client() as anonymous:
+        preflight = anonymous.options(CHAT, headers=asked)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == origin
+        # The request itself does need one; the page may read why it was refused.
+        refused = anonymous.post(CHAT, json=chat(), headers={"Origin": origin})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == origin
 
 
 def test_log_lines_say_who_what_and_how_long(client: httpx.Client, server: ServerProcess) -> None:

@@ -25,8 +25,8 @@ from server_helpers import ServerProcess
         ("lora", [{"id": 0, "scale": 1}]),
         ("use_beam_search", True),
         ("suffix", "x"),
-        ("no_such_field", 1),
-        ("Temperature", 1),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("modalities", ["text", "audio"]),
     ],
 )
 def test_fields_that_are_not_there_are_refused_by_name(
@@ -355,7 +355,8 @@ def test_a_refused_request_is_logged_with_its_reason(
             return [tuple(event.get(name) for name in names) for event in requests]
 
         server.wait_for(lambda wanted=wanted: wanted in logged(), f"{wanted} in the log")
-    odd = client.post(CHAT, json=chat(**{"my secret field": 1}))
+    strict = {"x-llaisys-strict-fields": "1"}
+    odd = client.post(CHAT, json=chat(**{"my secret field": 1}), headers=strict)
     assert odd.json()["error"]["param"] == "my secret field"
     assert not any("nobody" in line or "secret" in line for line in server.log)
     fine = client.get("/v1/models")

@@ -205,7 +205,8 @@ def error_requests() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
     said = [{"role": "user", "content": CANARY}]
     for fields in (
         {"n": 0}, {"temperature": CANARY}, {"stop": 5}, {"logit_bias": {CANARY: 1}}, {"model": 5},
-        {"max_tokens": 1 << 40}, {"tools": [{"type": CANARY}]}, {"response_format": CANARY},
+        {"max_tokens": 1 << 40}, {"response_format": CANARY},
+        {"tools": [{"type": CANARY}], "tool_choice": {"type": CANARY}},
         {"chat_template": CANARY}, {"session_id": CANARY + "/"}, {"messages": [{"role": CANARY}]},
         {"messages": [{"role": "user", "content": {"text": CANARY}}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": CANARY}]}]},

@@ -247,7 +247,8 @@ def test_prompts_with_tools_can_be_tokenised(client: httpx.Client) -> None:
     [
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": 7}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": 7}}]},
@@ -290,13 +291,23 @@ def test_reasoning_apart_from_the_answer(client: httpx.Client) -> None:
 
 
 def test_reasoning_can_be_left_out(client: httpx.Client) -> None:
-    message = answer(client, ask("THINK", include_reasoning=False))["message"]
-    assert "reasoning_content" not in message and message["content"] == "Three."
+    for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        message = answer(client, ask("THINK", **fields))["message"]
+        assert "reasoning_content" not in message and message["content"] == "Three."
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}],
+    [
+        {"reasoning_effort": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"enable_thinking": False},
+        {"thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"enabled": False}},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning_effort": "none", "enable_thinking": True},  # the effort comes first
+    ],
 )
 def test_reasoning_is_switched_off_in_the_template(
     client: httpx.Client, fields: dict[str, Any]
@@ -306,9 +317,18 @@ def test_reasoning_is_switched_off_in_the_template(
     assert ids == plain + len("<\n\n>\n\n")  # the marks are a token each
 
 
-@pytest.mark.parametrize("name", ["thinking_budget", "thinking_token_budget"])
-def test_a_budget_closes_the_reasoning(client: httpx.Client, name: str) -> None:
-    response = client.post(CHAT, json=ask("LONG", **{name: 21})).json()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking_budget": 21},
+        {"thinking_token_budget": 21},
+        {"thinking_budget_tokens": 21},
+        {"reasoning": {"max_tokens": 21}},
+        {"thinking": {"type": "enabled", "budget_tokens": 21}},
+    ],
+)
+def test_a_budget_closes_the_reasoning(client: httpx.Client, fields: dict[str, Any]) -> None:
+    response = client.post(CHAT, json=ask("LONG", **fields)).json()
     message = response["choices"][0]["message"]
     assert message["reasoning_content"] == ("hm " * 7)[:20].strip()  # after a line break
     assert message["content"].startswith("hm hm")  # the script goes on

@@ -139,10 +139,13 @@ class ChatStyle:
         found: dict[str, Any] = {}
         if "reasoning_effort" in self.variables and effort != "none":
             found["reasoning_effort"] = effort
-        for switch in SWITCHES:
-            if switch in self.variables and self.markers is not None:
-                found[switch] = effort != "none"
-        return found
+        return found | self.switch_variables(effort != "none")
+
+    def switch_variables(self, on: bool) -> dict[str, Any]:
+        """The template's variables that turn reasoning on or off; none where it has no switch."""
+        if self.markers is None:
+            return {}
+        return {switch: on for switch in SWITCHES if switch in self.variables}
 
 
 def _markers_of(tokenizer: Any, text: str, parser: str) -> ReasoningMarkers | None:

@@ -203,12 +203,18 @@ class InputProcessor:
         behind = prompt[::-1]
         return -1 if end in behind[: behind.index(start)] else int(end)
 
+    @property
+    def limits_reasoning(self) -> bool:
+        """Whether a thinking_budget can be kept: the end of reasoning is a token of the model."""
+        end = None if self.tokenizer is None else self.tokenizer.token_id(self.reasoning_markers[1])
+        return end is not None and end < self.info.vocab_size
+
     def _thinking_tokens(self) -> tuple[int, ...]:
         """The token that opens reasoning (-1: there is none), the one that closes it, and the line
         breaks that follow."""
         tokenizer = self._needs_tokenizer("thinking_budget", "thinking_budget")
         start, end = (tokenizer.token_id(mark) for mark in self.reasoning_markers)
-        if end is None or end >= self.info.vocab_size:
+        if not self.limits_reasoning:
             raise InvalidInputError(
                 f"thinking_budget needs a model that reasons; this one has no token for "
                 f"{self.reasoning_markers[1]}",

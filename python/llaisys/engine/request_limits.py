@@ -31,7 +31,11 @@ def total_tokens_limit(
     if num_prompt >= limit:
         what = "max_model_len" if max_model_len <= limit else "the KV cache"
         more = " beside a new token" if request.sampling.generates else ""
-        most = f"at most {limit - 1}, as {what} holds{more}"
+        length = min(max_model_len, pool)
+        most = (
+            f"at most {limit - 1}, as {what} holds{more}: the maximum context length is {length} "
+            "tokens"
+        )
         raise invalid_count("prompt", num_prompt, "tokens", most, code=CONTEXT_LENGTH_EXCEEDED)
     if context_shift:
         return num_prompt + (max_model_len if max_tokens is None else max_tokens)

@@ -12,7 +12,14 @@ from llaisys.server.embeddings import routes as embedding_routes
 from llaisys.server.errors import ApiError, ErrorShape
 from llaisys.server.http import error_handlers
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.http.security import BodyBudget, BodyGuard, HostGuard, KeyGuard, RequestContext
+from llaisys.server.http.security import (
+    LOCAL_ORIGIN,
+    BodyBudget,
+    BodyGuard,
+    HostGuard,
+    KeyGuard,
+    RequestContext,
+)
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
 from llaisys.server.metrics import CONTENT_TYPE
@@ -20,7 +27,7 @@ from llaisys.server.models.manager import Models
 from llaisys.server.models.single import SingleModel
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
-from llaisys.server.openai.fields import IGNORED_HEADER
+from llaisys.server.openai.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.responses import routes as responses_routes
 from llaisys.server.service import VERSION, SharedState
 from llaisys.server.sessions import routes as session_routes
@@ -73,21 +80,25 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
     def is_public(method: str, path: str) -> bool:
         return path in PUBLIC or webui.has(method, path)
 
-    def count(method: str, route: str, status: int) -> None:
+    def count(method: str, route: str, status: int, notes: FieldNotes | None) -> None:
         shared.metrics.http_requests.labels(method, route, str(status)).inc()
+        for kind, number in notes.counts.items() if notes is not None else ():
+            shared.metrics.ignored_fields.labels(route, kind.value).inc(number)
 
     guarded: ASGIApp = BodyGuard(
         app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_total_body_bytes)
     )
     guarded = KeyGuard(guarded, shared.keys, is_public)
-    if config.allowed_origins:
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=["*"],  # OpenAI's JavaScript client sends X-Stainless-* headers
-            expose_headers=["X-Request-Id", "Retry-After", IGNORED_HEADER],
-        )
+    # Around the keys: a browser sends a preflight without one.
+    guarded = CORSMiddleware(
+        guarded,
+        allow_origins=config.allowed_origins,
+        allow_origin_regex=LOCAL_ORIGIN.pattern,
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["*"],  # OpenAI's JavaScript client sends X-Stainless-* headers
+        allow_private_network=True,
+        expose_headers=["X-Request-Id", "Retry-After", IGNORED_HEADER],
+    )
     guarded = HostGuard(guarded, (*config.allowed_hosts, config.host), config.allowed_origins)
     return RequestContext(guarded, count, error_shape)
 

@@ -206,7 +206,8 @@ class ServerConfig:
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = option(
         (), Names(), "Allowed CORS origin; repeatable", flag="--allowed-origin",
-        group="security", common=True, metavar="ORIGIN", more="`*`: any.",
+        group="security", common=True, metavar="ORIGIN",
+        more="Pages on localhost are always allowed. `*`: any.",
     )  # fmt: skip
     ssl_certfile: str | None = option(
         None, Text(), "TLS certificate", group="security", common=True, metavar="FILE"
@@ -230,9 +231,9 @@ class ServerConfig:
         aliases=("--no-webui",),
     )  # fmt: skip
     strict_fields: bool = option(
-        False, Switch(), "Reject request fields that have no effect", group="server",
-        more="Otherwise fields such as `metadata` and `store` are ignored, and other names of a "
-        "field, such as `n_predict`, are accepted.",
+        False, Switch(), "Reject unknown request fields and tools", group="server",
+        more="Otherwise they are ignored and named in `x-llaisys-ignored-fields`, and other names "
+        "of a field, such as `n_predict`, are accepted.",
     )  # fmt: skip
     drain_timeout: float = option(
         30.0, Number(0), "Time for open requests after SIGTERM", group="server",

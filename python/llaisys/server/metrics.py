@@ -79,6 +79,12 @@ class Metrics:
             ["method", "route", "status"],
             registry=self.registry,
         )
+        self.ignored_fields = Counter(
+            PREFIX + "ignored_fields",
+            "Fields and tools of requests that were ignored, each name once a request.",
+            ["route", "kind"],
+            registry=self.registry,
+        )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.finished = counter("request_success", "Finished sequences.", "finished_reason")

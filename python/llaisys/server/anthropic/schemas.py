@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored
 from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
 
 CacheControl = dict[str, Any] | None  # a hint: prefixes are found without it
@@ -18,10 +19,9 @@ NAME = Field(max_length=128)
 
 
 class BlockSchema(Schema):
-    """A block of a message; what clients keep there for themselves is a hint."""
+    """A block of a message."""
 
     path = "messages[].content[]."
-    takes_any = True
 
 
 class TextBlock(BlockSchema):
@@ -29,6 +29,10 @@ class TextBlock(BlockSchema):
     text: Text
     cache_control: CacheControl = None
     citations: list[Any] | None = None
+
+
+class SystemBlock(TextBlock):
+    path = "system[]."
 
 
 class ThinkingBlock(BlockSchema):
@@ -64,6 +68,34 @@ class UnreadableBlock(BlockSchema):
     cache_control: CacheControl = None
 
 
+class ServerToolBlock(BlockSchema):
+    """A call of a tool that Anthropic's servers run, or its result: dropped like those tools."""
+
+    type: Literal[
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+    ]
+
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        """The type alone, which is one of the above: it is the union's discriminator."""
+        if notes.strict:
+            limit = "a block of another type: this server does not have these tools"
+            raise InvalidInputError(
+                f"is of a tool that Anthropic runs; it must be {limit}", code=UNSUPPORTED
+            )
+        kind = data.get("type")
+        notes.ignore(f"{cls.path}type={kind}", Ignored.TOOL)
+        return {"type": kind}
+
+
 class ToolResultBlock(BlockSchema):
     type: Literal["tool_result"]
     tool_use_id: Text = NAME
@@ -85,17 +117,22 @@ Block = Annotated[
     | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
+    | ServerToolBlock
     | UnreadableBlock,
     Field(discriminator="type"),
 ]
 
 
 class InputMessage(Schema):
+    path = "messages[]."
+
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], Field(fail_fast=True)]
 
 
 class ToolDefinition(Schema):
+    path = "tools[]."
+
     name: Text = NAME
     description: Text | None = None
     input_schema: dict[str, Any] | None = None
@@ -103,43 +140,59 @@ class ToolDefinition(Schema):
     strict: bool | None = None
     cache_control: CacheControl = None
     eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
     input_examples: list[Any] | None = None
     allowed_callers: list[Any] | None = None
 
 
 class ToolChoice(Schema):
+    path = "tool_choice."
+
     type: Literal["auto", "any", "tool", "none"]
     name: Text | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Schema):
+    path = "thinking."
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1)
     display: Text | None = None
 
 
 class OutputFormat(Schema):
+    path = "output_format."
+
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Schema):
+    path = "output_config."
+
     effort: Text | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(Schema):
+    path = "metadata."
+
     user_id: Text | None = Field(None, max_length=1024)
 
 
 class CountTokensRequest(ProtocolRequest):
     """What makes the prompt."""
 
+    tool_types = frozenset({"custom"})
+    own_names: ClassVar[Mapping[str, str]] = {
+        "thinking": "thinking",
+        "thinking_budget": "thinking.budget_tokens",
+        "reasoning_effort": "output_config.effort",
+    }
+
     model: ModelName = None
     messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)]
-    system: Text | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    system: Text | Annotated[list[SystemBlock], Field(fail_fast=True)] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -158,7 +211,7 @@ class CountTokensRequest(ProtocolRequest):
         format = self.output_format
         if self.output_config is not None:
             format = self.output_config.format or format
-            if self.output_config.effort is not None and "reasoning_effort" not in chat:
+            if self.output_config.effort is not None and chat.get("thinking") is not False:
                 chat["reasoning_effort"] = REASONING_EFFORTS.get(
                     self.output_config.effort, self.output_config.effort
                 )
@@ -232,10 +285,11 @@ REASONING_EFFORTS = {"max": "high", "xhigh": "high"}
 def thinking_fields(thinking: Thinking) -> dict[str, Any]:
     """Whether and how long to reason before the answer."""
     if thinking.type == "disabled":
-        return {"reasoning_effort": "none"}
-    if thinking.budget_tokens is None:
-        return {}
-    return {"thinking_token_budget": thinking.budget_tokens}
+        return {"thinking": False}
+    fields: dict[str, Any] = {"thinking": True} if thinking.type == "enabled" else {}
+    if thinking.budget_tokens is not None:
+        fields["thinking_budget"] = thinking.budget_tokens
+    return fields
 
 
 def chat_tool(tool: ToolDefinition) -> dict[str, Any]:

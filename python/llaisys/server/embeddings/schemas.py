@@ -81,7 +81,6 @@ class ScoreRequest(PoolingRequest):
 
 class RerankDocument(Schema):
     path = "documents[]."
-    takes_any = True
 
     text: Text
 

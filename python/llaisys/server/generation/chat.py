@@ -6,11 +6,12 @@ Each adapter translates its body to OpenAI's chat request and continues from the
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.responses import Response
-from pydantic import PrivateAttr, ValidationError, model_validator
+from pydantic import PrivateAttr, ValidationError, ValidationInfo, model_validator
 
 from llaisys.chat.constraint import call_constraint
 from llaisys.chat.reader import AnswerReader
@@ -25,7 +26,7 @@ from llaisys.server.generation.history import Recent, answer_room, common_length
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
 from llaisys.server.http.error_handlers import validation_error
-from llaisys.server.openai.fields import note_ignored
+from llaisys.server.openai.fields import FieldNotes, Ignored
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     Schema,
@@ -40,17 +41,19 @@ class ProtocolRequest(Schema):
     """A body of another chat API. `chat` is its translation to OpenAI's, made during validation,
     which runs in a thread for large bodies."""
 
+    own_names: ClassVar[Mapping[str, str]] = {}  # field of the chat -> its name here
     _chat: ChatCompletionRequest = PrivateAttr()
 
     @model_validator(mode="after")
-    def translate(self) -> ProtocolRequest:
-        self.set_chat()
+    def translate(self, info: ValidationInfo) -> ProtocolRequest:
+        self.set_chat(info.context)
         return self
 
-    def set_chat(self) -> None:
+    def set_chat(self, notes: FieldNotes | None = None) -> None:
         """Translate the current fields. Raises InvalidInputError."""
         try:
-            self._chat = ChatCompletionRequest.model_validate(self.to_chat())
+            self._chat = ChatCompletionRequest.model_validate(self.to_chat(), context=notes)
+            self._chat.set_own_names(self.own_names)
         except ValidationError as error:
             problem = validation_error(error.errors(include_url=False))
             raise InvalidInputError(
@@ -107,13 +110,13 @@ async def open_chat(
         options["add_generation_prompt"] = body.add_generation_prompt
     engine = job.service.engine
     style, tokenizer, tools = engine.style, engine.tokenizer, body.tool_set
-    reasoning = ReasoningOptions.of(body, style)
+    reasoning = ReasoningOptions.of(body, style, engine.inputs.limits_reasoning)
     if reasoning.variables:
         options["variables"] = reasoning.variables
     if reasoning.budget is not None:
         params = params.clone(thinking_budget=reasoning.budget)
-    if reasoning.is_ignored:
-        note_ignored(job.request.scope, "reasoning_effort")
+    if reasoning.ignored is not None:
+        job.notes.ignore(reasoning.ignored, Ignored.REASONING)
     options["tools"] = tools
     num_dropped = 0
     if drops:
@@ -130,8 +133,7 @@ async def open_chat(
         params = constrain_to_tools(params, tools, style, opened, tokenizer)
     job.visible_ids = style.visible_ids(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
-    keep_reasoning = body.include_reasoning is not False
-    return Chat(job, params, prompt, tools, opened, keep_reasoning, num_dropped > 0)
+    return Chat(job, params, prompt, tools, opened, body.shows_reasoning, num_dropped > 0)
 
 
 def constrain_to_tools(
@@ -161,21 +163,34 @@ class ReasoningOptions:
 
     variables: dict[str, Any]
     budget: int | None = None  # None: that of the sampling parameters
-    is_ignored: bool = False  # the model does not support it
+    ignored: str | None = None  # the field, if it has no effect on this model
 
     @classmethod
-    def of(cls, body: ChatCompletionRequest, style: ChatStyle) -> ReasoningOptions:
-        """Map `reasoning_effort` to template variables; if the template has none, `none` becomes a
-        budget of 0 tokens. `chat_template_kwargs` take precedence."""
+    def of(
+        cls, body: ChatCompletionRequest, style: ChatStyle, limits_reasoning: bool
+    ) -> ReasoningOptions:
+        """Map the effort or the switch to template variables; if the template has none, off becomes
+        a budget of 0 tokens. `chat_template_kwargs` take precedence. `limits_reasoning`: the model
+        supports a budget."""
         own = body.chat_template_kwargs or {}
-        if body.reasoning_effort is None:
+        effort, switch = body.effort, body.reasoning_switch
+        if effort is None and switch is not None:
+            name, on = switch
+            variables = style.switch_variables(on)
+        elif effort is not None:
+            name, on = effort[0], effort[1] != "none"
+            variables = style.effort_variables(effort[1])
+        else:
             return cls(own)
-        variables = style.effort_variables(body.reasoning_effort)
-        if variables or style.markers is None:
-            return cls(variables | own, is_ignored=not variables)
-        if body.reasoning_effort == "none" and body.thinking_budget is None:
-            return cls(own, budget=0)
-        return cls(own, is_ignored=True)
+        if variables:
+            return cls(variables | own)
+        if style.markers is None or (on and effort is not None):
+            return cls(own, ignored=name)
+        if on:  # it reasons anyway
+            return cls(own)
+        if body.budget is not None:
+            return cls(own, ignored=name)
+        return cls(own, budget=0) if limits_reasoning else cls(own, ignored=name)
 
 
 def _drops_old_turns(job: Job, body: ChatCompletionRequest) -> bool:

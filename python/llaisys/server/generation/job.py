@@ -22,6 +22,7 @@ from llaisys.server.generation.prompts import PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import body_response, join_chunks
+from llaisys.server.openai.fields import FieldNotes, Ignored
 from llaisys.server.openai.schemas import SamplingFields
 from llaisys.server.service import Service, service_for
 
@@ -65,6 +66,12 @@ class Job:
         return cls(service, request, body, prompt_name, name, state["owner"], state["request_id"])
 
     @property
+    def notes(self) -> FieldNotes:
+        """The request's ignored fields."""
+        found: FieldNotes = self.request.scope["state"]["field_notes"]
+        return found
+
+    @property
     def max_model_len(self) -> int:
         return self.service.info.max_model_len
 
@@ -83,7 +90,11 @@ class Job:
             body.name_tokens(engine.tokenizer)
             return to_sampling()
 
-        return await engine.texts.run(body.text_chars, check)
+        params = await engine.texts.run(body.text_chars, check)
+        if body.budget is not None and not self.notes.strict and not engine.inputs.limits_reasoning:
+            self.notes.ignore(body.budget[0], Ignored.REASONING)
+            params = params.clone(thinking_budget=None)
+        return params
 
     async def run(
         self, prompts: list[list[int]], params: SamplingParams, answer: Answer

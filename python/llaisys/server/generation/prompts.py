@@ -43,7 +43,7 @@ class PromptLimit:
     def check_tokens(self, count: int) -> None:
         """Raise ApiError with count and limit, also as fields of the error object."""
         try:
-            check_prompt_tokens(self.name, count, self.max_tokens)
+            check_prompt_tokens(self.name, count, self.max_tokens, self.max_model_len)
         except InvalidInputError as error:
             numbers = {"n_prompt_tokens": count, "n_ctx": self.max_model_len}
             raise ApiError(

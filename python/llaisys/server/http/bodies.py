@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from llaisys.server.errors import ApiError
 from llaisys.server.http.error_handlers import validation_error
-from llaisys.server.openai.fields import FieldNotes
+from llaisys.server.openai.fields import STRICT_HEADER, FieldNotes, asks_for_strict
 
 INLINE_BYTES = 16 << 10  # smaller bodies are parsed on the event loop
 SLICE_BYTES = 256 << 10  # scanned per call; other threads run in between
@@ -139,7 +139,10 @@ class CheckedRoute(APIRoute):
             body = b"".join([chunk async for chunk in request.stream() if chunk])
             service = request.app.state.models.first
             parsed: BaseModel | None = None  # None: FastAPI reports the missing body
-            notes = FieldNotes(service.config.strict_fields)
+            strict = service.config.strict_fields or asks_for_strict(
+                request.headers.get(STRICT_HEADER)
+            )
+            notes = request.scope["state"]["field_notes"] = FieldNotes(strict)
             if len(body) > INLINE_BYTES:
                 parsed = await service.body_pool.run(
                     parse_body, schema, body, service.max_items, notes
@@ -148,7 +151,6 @@ class CheckedRoute(APIRoute):
                 parsed = parse_body(schema, body, service.max_items, notes)
             del body
             request.scope["state"]["body_parsed"]()
-            request.scope["state"]["ignored_fields"] = notes.header
             if parsed is not None and plain is not None and is_json(request):
                 return await plain(request, parsed)
             return await handle(ParsedRequest(request, parsed))

@@ -24,7 +24,7 @@ from llaisys.server.errors import (
 )
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, record_error
-from llaisys.server.openai.fields import ALIASES, HINTS, REFUSED, UNSUPPORTED, unknown_text
+from llaisys.server.openai.fields import refusal
 from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
@@ -101,13 +101,8 @@ def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiErr
     if kind == "extra_forbidden":
         name, inside = str(loc[-1])[:100], path_of(loc[:-1])
         path = f"{inside}.{name}" if inside else name
-        if name in REFUSED:
-            return ApiError(400, f"{path} {REFUSED[name][0]}", param=path, code=UNSUPPORTED)
-        if name in HINTS or name in ALIASES:
-            text = f"{path} is not a field of this server, and it was started with --strict-fields"
-            return ApiError(400, text, param=path, code=UNSUPPORTED)
-        text = unknown_text(path, name, () if inside else known)
-        return ApiError(400, text, param=path, code="unknown_field")
+        error = refusal(path, name, () if inside else known)
+        return ApiError(400, str(error), param=path, code=error.code)
     ours = worst.get("ctx", {}).get("error")
     if isinstance(ours, InvalidInputError):
         if ours.field is None:  # its text follows the path

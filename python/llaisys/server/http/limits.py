@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
-from llaisys.common.validation import check_count, check_int
+from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
+from llaisys.common.validation import check_int, invalid_count
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError
 
@@ -141,8 +141,16 @@ CHARS_PER_TOKEN = 64
 def check_prompt_chars(name: str, chars: int, max_model_len: int) -> None:
     """Reject a text that cannot fit the context before it is tokenised."""
     most = CHARS_PER_TOKEN * max_model_len
-    check_count(name, chars, most, "characters", code=CONTEXT_LENGTH_EXCEEDED)
+    if chars > most:
+        raise too_long(name, chars, "characters", most, max_model_len)
 
 
-def check_prompt_tokens(name: str, count: int, most: int) -> None:
-    check_count(name, count, most, "tokens", code=CONTEXT_LENGTH_EXCEEDED)
+def check_prompt_tokens(name: str, count: int, most: int, max_model_len: int) -> None:
+    if count > most:
+        raise too_long(name, count, "tokens", most, max_model_len)
+
+
+def too_long(name: str, count: int, unit: str, most: int, max_model_len: int) -> InvalidInputError:
+    """Clients recognise the error by "maximum context length is"."""
+    limit = f"at most {most}: this model's maximum context length is {max_model_len} tokens"
+    return invalid_count(name, count, unit, limit, code=CONTEXT_LENGTH_EXCEEDED)

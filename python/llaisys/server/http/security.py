@@ -22,7 +22,7 @@ from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, ErrorShape, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.keys.ring import ANONYMOUS, KeyRing
-from llaisys.server.openai.fields import IGNORED_HEADER
+from llaisys.server.openai.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.thread_pool import current_owner
 
 logger = logging.getLogger("llaisys.server")
@@ -35,6 +35,8 @@ MAX_LOGGED_ORIGINS = 8
 # Ollama's clients send no Content-Type, or curl's default. `HostGuard` stops forms of web pages.
 UNTYPED = ("", "application/x-www-form-urlencoded")
 UNTYPED_PATHS = ("/api/",)
+# Pages that this machine serves: allowed without --allowed-origin.
+LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 API_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -90,11 +92,11 @@ class RequestContext:
     def __init__(
         self,
         app: ASGIApp,
-        on_done: Callable[[str, str, int], None],
+        on_done: Callable[[str, str, int, FieldNotes | None], None],
         shape_of: Callable[[str], ErrorShape] = lambda path: ApiError.body,
     ) -> None:
         self.app = app
-        self.on_done = on_done  # (method, route, status)
+        self.on_done = on_done  # (method, route, status, ignored fields)
         self.shape_of = shape_of  # path -> error format of its API
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,8 +121,9 @@ class RequestContext:
                 present = {key for key, _ in headers}
                 headers += [pair for pair in API_HEADERS if pair[0] not in present]
                 headers.append((b"x-request-id", request_id.encode()))
-                if ignored := state.get("ignored_fields"):
-                    headers.append((IGNORED_HEADER.encode(), ignored.encode()))
+                notes: FieldNotes | None = state.get("field_notes")
+                if notes is not None and notes.ignored:
+                    headers.append((IGNORED_HEADER.encode(), notes.header.encode()))
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -139,7 +142,18 @@ class RequestContext:
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        self.on_done(scope["method"], route, status or 499)
+        notes: FieldNotes | None = scope["state"].get("field_notes")
+        self.on_done(scope["method"], route, status or 499, notes)
+        if notes is not None and notes.counts:
+            log_event(
+                logger,
+                logging.DEBUG,
+                "ignored fields",
+                request_id=request_id,
+                route=route,
+                fields=notes.header,
+                count=notes.counts.total(),
+            )
         log_event(
             logger,
             logging.INFO,
@@ -158,7 +172,7 @@ class RequestContext:
 
 class HostGuard:
     """Against DNS rebinding and cross-site requests: the Host must be an IP address, localhost or
-    a configured name, and an Origin must be our own or an allowed one."""
+    a configured name, and an Origin must be our own, one of this machine or an allowed one."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...], origins: tuple[str, ...]) -> None:
         self.app = app
@@ -188,7 +202,7 @@ class HostGuard:
         if origin is None:
             return
         origin = origin.lower()
-        if "*" in self.origins or origin in self.origins:
+        if "*" in self.origins or origin in self.origins or LOCAL_ORIGIN.fullmatch(origin):
             return
         if origin.partition("://")[2] != host:  # a proxy may have changed the scheme
             self._hint(origin, scope["state"]["request_id"])

@@ -24,7 +24,7 @@ from llaisys.server.openai.schemas import (
     TokenId,
     refuse_together,
 )
-from llaisys.server.openai.tool_schemas import ToolDefinition
+from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS, ToolDefinition
 
 # llama.cpp's names of links that we have, and of those that do nothing unless they are switched on.
 LINKS = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
@@ -38,12 +38,9 @@ Prompt = Text | Annotated[list[Piece], Field(fail_fast=True, min_length=1)]
 
 
 class LlamaFields(Schema):
-    """A body of this door: its own names are no aliases, so it is never strict."""
+    """A body of llama.cpp's protocol, whose names are the aliases and hints of others."""
 
-    @classmethod
-    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
-        lenient = FieldNotes(ignored=notes.ignored)
-        return super().prepare(data, lenient)
+    own_aliases: ClassVar[bool] = True
 
 
 class LlamaSampling(LlamaFields, SamplingFields):
@@ -130,7 +127,6 @@ class InputExtra(Schema):
     """Another text of the project."""
 
     path: ClassVar[str] = "input_extra[]."
-    takes_any: ClassVar[bool] = True
 
     text: Text
     filename: Text | None = None
@@ -160,8 +156,7 @@ def known_links(names: Any) -> list[Any]:
 
 
 class ApplyTemplateRequest(LlamaFields):
-    path: ClassVar[str] = ""
-    takes_any: ClassVar[bool] = True
+    tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 
     model: ModelName = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]

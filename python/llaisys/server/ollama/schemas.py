@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,7 +14,15 @@ from llaisys.common.options import Integer
 from llaisys.common.validation import MAX_INT, check_int, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.fields import (
+    NEVER,
+    UNSUPPORTED,
+    FieldNotes,
+    Ignored,
+    refusal,
+    sift_object,
+    unsupported,
+)
 from llaisys.server.openai.schemas import CompletionRequest, Schema, Text
 
 Number = float | int
@@ -36,12 +45,14 @@ HINTS = frozenset(
     "repeat_last_n penalize_newline mirostat_tau mirostat_eta draft_num_predict".split()
 )
 # Those that would change the answer, and the values that mean "not used".
+OPTIONS = frozenset({*SAMPLING, "num_predict", "seed", "stop", "mirostat", "tfs_z"})
+CALL_NAMES = frozenset({"id", "type", "function"})
+FUNCTION_NAMES = frozenset({"name", "arguments", "index", "description"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "tfs_z": (1,)}
 
 
 class OllamaMessage(Schema):
     path = "messages[]."
-    takes_any = True
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
@@ -51,9 +62,18 @@ class OllamaMessage(Schema):
     tool_name: Text | None = Field(None, max_length=256)
     tool_call_id: Text | None = Field(None, max_length=256)
 
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        if isinstance(data.get("tool_calls"), list):
+            calls = [with_known_call(call, notes) for call in data["tool_calls"]]
+            data = {**data, "tool_calls": calls}
+        return super().prepare(data, notes)
+
 
 class OllamaRequest(ProtocolRequest):
     """What /api/chat and /api/generate share. Answers are streamed unless `stream` is false."""
+
+    own_names: ClassVar[Mapping[str, str]] = {"thinking": "think", "reasoning_effort": "think"}
 
     model: Text = Field(max_length=1024)
     stream: bool | None = None
@@ -65,6 +85,10 @@ class OllamaRequest(ProtocolRequest):
     top_logprobs: Literal[0] | None = None
     truncate: bool | None = None  # prompts are never cut; one that is too long is refused
     shift: bool | None = None
+
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        return super().prepare(with_known_options(data, notes), notes)
 
     def shared_fields(self) -> dict[str, Any]:
         fields = sampling_fields(self.options or {})
@@ -78,6 +102,8 @@ class OllamaRequest(ProtocolRequest):
             fields["reasoning_effort"] = "none"
         elif isinstance(self.think, str):
             fields["reasoning_effort"] = self.think
+        elif self.think:
+            fields["thinking"] = True
         return fields
 
 
@@ -132,12 +158,16 @@ class VectorRequest(Schema):
     options: dict[str, Any] | None = None
     keep_alive: Text | Number | None = None
 
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        return super().prepare(with_known_options(data, notes), notes)
+
     @property
     def name(self) -> str:
         return self.model.removesuffix(":latest")
 
     def completion(self) -> CompletionRequest:
-        """What the request says beside its texts. Raises InvalidInputError for unknown options."""
+        """The request without its texts. Raises InvalidInputError for options of a bad value."""
         sampling_fields(self.options or {})
         return CompletionRequest(model=self.name, prompt="", max_tokens=0)
 
@@ -220,11 +250,39 @@ def chat_call(call: dict[str, Any], path: str) -> dict[str, Any]:
     }
 
 
+def with_known_call(call: Any, notes: FieldNotes) -> Any:
+    """A call of a history without unknown fields; those are noted."""
+    found = sift_object(call, CALL_NAMES, notes, "messages[].tool_calls[]")
+    if isinstance(found, dict) and "function" in found:
+        path = "messages[].tool_calls[].function"
+        found["function"] = sift_object(found["function"], FUNCTION_NAMES, notes, path)
+    return found
+
+
+def with_known_options(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+    """The body without options that have no effect; those are noted. Raises InvalidInputError for
+    an unknown option in strict mode."""
+    given = data.get("options")
+    if not isinstance(given, dict):
+        return data
+    kept: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in OPTIONS:
+            kept[name] = value
+        elif name in HINTS:
+            notes.ignore(f"options.{name}", Ignored.HINT)
+        elif notes.strict:
+            raise refusal(f"options.{name}"[:100], name, OPTIONS)
+        else:
+            notes.ignore(f"options.{name}")
+    return {**data, "options": kept}
+
+
 def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` in OpenAI's names. Raises InvalidInputError for one that nobody knows."""
+    """`options` in OpenAI's names. Raises InvalidInputError for a bad value."""
     fields: dict[str, Any] = {}
     for name, value in options.items():
-        if value is None or name in HINTS:
+        if value is None:
             continue
         if name in SAMPLING:
             fields[SAMPLING[name]] = value
@@ -237,15 +295,6 @@ def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
         elif name == "stop":
             texts = [value] if isinstance(value, str) else value
             fields["stop"] = [text for text in texts if text] if isinstance(texts, list) else texts
-        elif name in NEUTRAL:
-            if value not in NEUTRAL[name]:
-                raise InvalidInputError(
-                    f"options.{name} is not supported by this server",
-                    field=f"options.{name}",
-                    code=UNSUPPORTED,
-                )
-        else:
-            raise InvalidInputError(
-                "options has a name that is not known", field="options", code="unknown_field"
-            )
+        elif name in NEUTRAL and value not in NEUTRAL[name]:
+            raise unsupported(f"options.{name}", NEVER)
     return fields

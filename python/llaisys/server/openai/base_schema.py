@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.openai.fields import FieldNotes, sift
+from llaisys.server.openai.dropped_tools import drop_tools
+from llaisys.server.openai.fields import FieldNotes, Reasons, sift
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_FIELDS = 128
@@ -25,7 +27,9 @@ class Schema(BaseModel):
     )
 
     path: ClassVar[str] = ""  # of the object in a body, before its fields' names
-    takes_any: ClassVar[bool] = False  # names that nobody knows are hints here
+    refused: ClassVar[Reasons | None] = None  # fields of this protocol that are not supported
+    own_aliases: ClassVar[bool] = False  # see `fields.sift`
+    tool_types: ClassVar[frozenset[str] | None] = None  # of `tools`; others are dropped
 
     @model_validator(mode="before")
     @classmethod
@@ -43,7 +47,22 @@ class Schema(BaseModel):
     @classmethod
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
         """The fields to validate."""
-        return sift(data, cls.model_fields, notes, cls.path, cls.takes_any)
+        if cls.tool_types is not None:
+            data = drop_tools(data, cls.tool_types, notes)
+        return sift(
+            data,
+            names_of(cls),
+            notes,
+            cls.path,
+            refused=cls.refused,
+            own_aliases=cls.own_aliases,
+        )
+
+
+@cache
+def names_of(schema: type[Schema]) -> frozenset[str]:
+    """The names of a schema's fields in a body."""
+    return frozenset(about.alias or name for name, about in schema.model_fields.items())
 
 
 # JSON can spell halves of characters that no other layer could encode; they become U+FFFD.

@@ -1,25 +1,33 @@
-"""Names that clients send and that no schema has.
+"""Fields of request bodies that no schema has: one rule for every protocol.
 
-What would change the answer is in `REFUSED`: any value but a neutral one is a 400 that says so.
-What is only a hint is in `HINTS`: it is left out and named in the response header `IGNORED_HEADER`.
-Other names of fields that we have are in `ALIASES`. A name that nobody knows is a 400. A server
-with `--strict-fields` refuses hints and aliases, too.
+A field that a schema does not have is ignored: it is left out, named in the response header
+`IGNORED_HEADER` and in the debug log, and counted. Exceptions:
+
+- `REFUSED`, and `MEDIA` at any depth: fields that change the answer and that this server cannot
+  honour. Any value but a neutral one is a 400.
+- `ALIASES`: other names of fields that a schema has.
+
+In strict mode (`--strict-fields`, or `STRICT_HEADER` on a request) unknown fields, hints and
+aliases are a 400, too.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, MutableMapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import invalid_value
 
 IGNORED_HEADER = "x-llaisys-ignored-fields"
+STRICT_HEADER = "x-llaisys-strict-fields"  # of a request: 1 or true
 MAX_NAMED = 32  # names in the header
-_SHOWN_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+_SHOWN_NAME = re.compile(r"[A-Za-z0-9_.=\[\]-]{1,64}")
 
 UNSUPPORTED = "unsupported"  # the code of what is refused by name
 NOT_YET = "is not supported by this server yet"
@@ -30,20 +38,13 @@ CHATS_ONLY = "is a field of chats"
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tools": (CHATS_ONLY, (None, [])),
     "tool_choice": (CHATS_ONLY, (None, "none", "auto")),
-    "parallel_tool_calls": (CHATS_ONLY, (None,)),
-    "reasoning_effort": (CHATS_ONLY, (None,)),
-    "include_reasoning": (CHATS_ONLY, (None, True)),
     "functions": (f"{NEVER}; use tools", (None, [])),
     "function_call": (f"{NEVER}; use tool_choice", (None, "none")),
     "suffix": ("is a field of completions", (None, "")),
-    "audio": (NEVER, (None,)),
     "modalities": (NEVER, (None, ["text"])),
-    "web_search_options": (NEVER, (None,)),
-    "moderation": (NEVER, (None,)),
     "chat_template": ("is not taken from requests", (None,)),
     "documents": (NEVER, (None, [])),
     "use_beam_search": (NEVER, (None, False)),
-    "length_penalty": (NEVER, (None, 1, 1.0)),
     "truncate_prompt_tokens": ("is not supported: prompts are never cut", (None,)),
     "truncation_side": ("is not supported: prompts are never cut", (None,)),
     "prompt_embeds": (NEVER, (None,)),
@@ -58,10 +59,23 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "t_max_predict_ms": (NEVER, (None, 0, -1)),
     "post_sampling_probs": (f"{NEVER}; n_probs are the model's own", (None, False)),
     "lora": (NEVER, (None, [])),
-    # parts of a message
-    "refusal": (NEVER, (None,)),
 }
 
+TEXT_ONLY = "is not supported: this is a text model"
+NO_MEDIA: tuple[Any, ...] = (None, [], {}, "")
+# Refused in every object of a body, like `REFUSED`: parts of the conversation that are not text.
+MEDIA: dict[str, tuple[str, tuple[Any, ...]]] = {
+    **{
+        name: (TEXT_ONLY, NO_MEDIA)
+        for name in (
+            *("audio", "input_audio", "audio_url", "file", "files", "input_file"),
+            *("image", "images", "image_url", "image_urls", "image_data", "input_image"),
+            *("video", "videos", "video_url", "multimodal_data"),
+        )
+    },
+    "refusal": (NEVER, (None, "")),
+}
+REFUSED_AT_TOP = REFUSED | MEDIA
 
 # Hint -> the values that say nothing: those are neither listed nor refused by `--strict-fields`.
 HINTS: dict[str, tuple[Any, ...]] = {
@@ -75,7 +89,23 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "verbosity": (None,),
     "annotations": (None, []),  # of a message
+    "moderation": (None,),
+    "web_search_options": (None,),  # a built-in tool, dropped like those in `tools`
+    "client_metadata": (None, {}),  # Codex
+    # OpenAI, of chats: hints elsewhere
+    "parallel_tool_calls": (None,),
+    "reasoning_effort": (None,),
+    "reasoning": (None,),
+    "thinking": (None,),
+    "enable_thinking": (None,),
+    "include_reasoning": (None, True),
+    # Anthropic
+    "context_management": (None, {}),
+    "defer_loading": (None, False),  # of a tool: all tools are in the prompt
     # vLLM
+    "length_penalty": (None, 1, 1.0),  # of beam search, which is refused
+    "guided_decoding_backend": (None,),
+    "guided_whitespace_pattern": (None,),
     "mm_processor_kwargs": (None,),
     "media_io_kwargs": (None,),
     # llama.cpp: where and how fast, not what
@@ -122,24 +152,35 @@ ALIASES = {
     "cache_prompt": "reuse_prefix",
     "typ_p": "typical_p",
     "thinking_token_budget": "thinking_budget",
+    "thinking_budget_tokens": "thinking_budget",
     "max_reasoning_tokens": "thinking_budget",
 }
 
+Reasons = Mapping[str, tuple[str, tuple[Any, ...]]]  # as REFUSED
 
-def is_neutral(name: str, value: Any) -> bool:
-    """Whether a field's value means that it is not used; 0 and False are not the same."""
-    neutral = REFUSED[name][1] if name in REFUSED else HINTS[name]
-    return any(type(value) is type(item) and value == item for item in neutral)
+
+class Ignored(StrEnum):
+    """Why something was ignored; the label of the metric."""
+
+    UNKNOWN = "unknown"  # no schema has this name
+    HINT = "hint"  # a field of another server or protocol, without effect here
+    TOOL = "tool"  # a tool of a type that this server does not have
+    REASONING = "reasoning"  # the model does not reason, or not in a way that can be set
 
 
 @dataclass(slots=True)
 class FieldNotes:
-    """What became of one body's fields; the context of its validation."""
+    """The ignored fields of one request; the context of its body's validation."""
 
     strict: bool = False
-    ignored: dict[str, None] = field(default_factory=dict)  # paths, in their order
+    ignored: dict[str, None] = field(default_factory=dict)  # paths, in order, MAX_NAMED at most
+    counts: Counter[Ignored] = field(default_factory=Counter)
 
-    def ignore(self, path: str) -> None:
+    def ignore(self, path: str, kind: Ignored = Ignored.UNKNOWN) -> None:
+        """Note a field by its path. A path that a header cannot show is counted only."""
+        if path in self.ignored:
+            return
+        self.counts[kind] += 1
         if _SHOWN_NAME.fullmatch(path) and len(self.ignored) < MAX_NAMED:
             self.ignored[path] = None
 
@@ -148,35 +189,51 @@ class FieldNotes:
         return ", ".join(self.ignored)
 
 
-def note_ignored(scope: MutableMapping[str, Any], name: str) -> None:
-    """Name a field in the header that turned out to be a hint after its body was checked."""
-    before = scope["state"].get("ignored_fields")
-    scope["state"]["ignored_fields"] = f"{before}, {name}" if before else name
+def asks_for_strict(header: str | None) -> bool:
+    """The meaning of a request's `STRICT_HEADER`."""
+    return header is not None and header.strip().lower() in ("1", "true")
+
+
+def is_among(value: Any, neutral: Iterable[Any]) -> bool:
+    """Whether a value is one of the neutral ones; 0 and False differ."""
+    return any(type(value) is type(item) and value == item for item in neutral)
 
 
 def sift(
-    data: dict[str, Any], known: Iterable[str], notes: FieldNotes, prefix: str, takes_any: bool
+    data: dict[str, Any],
+    known: Collection[str],
+    notes: FieldNotes,
+    prefix: str,
+    *,
+    refused: Reasons | None = None,
+    own_aliases: bool = False,
 ) -> dict[str, Any]:
-    """The fields to validate: those of the schema, and what must be refused. `prefix`: of the
-    object's path; `takes_any`: any name that is neither known nor refused is a hint."""
-    known, kept, others = set(known), {}, {}
+    """The fields of an object that its schema validates; the others are noted.
+
+    What must be refused stays among them, for the schema to refuse. `prefix`: of the object's
+    path; `refused`: further fields, which are refused here; `own_aliases`: hints and aliases are
+    names of this protocol, so strict mode takes them."""
+    kept: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    reasons = MEDIA if prefix else REFUSED_AT_TOP
     for name, value in data.items():
         if name in known:
             kept[name] = value
-        elif name in REFUSED:
-            if not is_neutral(name, value):
+        elif refused is not None and name in refused:
+            if not is_among(value, refused[name][1]):
+                raise unsupported(prefix + name, refused[name][0])
+        elif name in reasons:
+            if not is_among(value, reasons[name][1]):
                 kept[name] = value
-        elif name in HINTS and is_neutral(name, value):
+        elif name in HINTS and is_among(value, HINTS[name]):
             pass
-        elif notes.strict:
+        elif notes.strict and not (own_aliases and (name in HINTS or name in ALIASES)):
             kept[name] = value
         elif ALIASES.get(name) in known:
             if value is not None:
                 others[name] = value
-        elif name in HINTS or takes_any:
-            notes.ignore(prefix + name)
         else:
-            kept[name] = value
+            notes.ignore(prefix + name, Ignored.HINT if name in HINTS else Ignored.UNKNOWN)
     for name, value in others.items():
         meant = ALIASES[name]
         if kept.get(meant) is None:
@@ -186,6 +243,35 @@ def sift(
     if not prefix:
         check_window(data, notes)
     return kept
+
+
+def sift_object(given: Any, known: Collection[str], notes: FieldNotes, path: str) -> Any:
+    """`sift` for an object without a schema. Anything but an object is returned as it is. Raises
+    InvalidInputError for what a schema would refuse."""
+    if not isinstance(given, dict):
+        return given
+    kept = sift(given, known, notes, f"{path}.")
+    for name in kept:
+        if name not in known:
+            raise refusal(f"{path}.{name}", name, known)
+    return kept
+
+
+def refusal(path: str, name: str, known: Iterable[str]) -> InvalidInputError:
+    """The error for a field that stayed although the object does not have it."""
+    if name in REFUSED_AT_TOP:
+        return unsupported(path, REFUSED_AT_TOP[name][0])
+    if name in HINTS or name in ALIASES:
+        return unsupported(
+            path,
+            "is not a field of this server, and unknown fields are refused (--strict-fields or "
+            f"the header {STRICT_HEADER})",
+        )
+    return InvalidInputError(unknown_text(path, name, known), field=path, code="unknown_field")
+
+
+def unsupported(path: str, why: str) -> InvalidInputError:
+    return InvalidInputError(f"{path} {why}", field=path, code=UNSUPPORTED)
 
 
 def _contradiction(name: str, meant: str) -> InvalidInputError:
@@ -206,6 +292,6 @@ def check_window(data: dict[str, Any], notes: FieldNotes) -> None:
 
 
 def unknown_text(path: str, name: str, known: Iterable[str]) -> str:
-    """The refusal of a name that nobody knows, with the nearest one that there is."""
+    """The text for an unknown field, with the nearest known name."""
     near = difflib.get_close_matches(name.lower(), list(known), 1, 0.8)
     return f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
@@ -39,9 +39,14 @@ from llaisys.server.openai.field_kinds import (
     TopNSigma,
     TopP,
 )
-from llaisys.server.openai.fields import FieldNotes
-from llaisys.server.openai.structured import STRUCTURED_FIELDS, structured_of
+from llaisys.server.openai.fields import FieldNotes, Ignored
+from llaisys.server.openai.structured import (
+    STRUCTURED_FIELDS,
+    structured_of,
+    with_known_format,
+)
 from llaisys.server.openai.tool_schemas import (
+    FUNCTION_TOOLS,
     CallOfTool,
     NamedChoice,
     ToolDefinition,
@@ -57,6 +62,8 @@ RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
 class StreamOptions(Schema):
+    path: ClassVar[str] = "stream_options."
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM: usage so far in every chunk
     include_obfuscation: bool | None = None  # padding against listeners; there is none
@@ -86,6 +93,7 @@ TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELD
 SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI's may be negative
 NEW_TOKENS = NewTokens(0, MAX_TOKENS)
 LOGPROBS = FIELDS["logprobs"].kind
+BUDGET = FIELDS["thinking_budget"].kind
 
 
 class SamplingFields(TableFields):
@@ -113,8 +121,14 @@ class SamplingFields(TableFields):
             if notes.strict:
                 raise refuse_together("stream_options", "given", "left out unless stream is true")
             data = {name: value for name, value in data.items() if name != "stream_options"}
-            notes.ignore("stream_options")
-        return super().prepare(data, notes)
+            notes.ignore("stream_options", Ignored.HINT)
+        return super().prepare(with_known_format(data, notes), notes)
+
+    @property
+    def budget(self) -> tuple[str, int] | None:
+        """The field that limits the tokens of reasoning, and its value."""
+        limit = self.thinking_budget
+        return None if limit is None else ("thinking_budget", limit)
 
     @property
     def num_choices(self) -> int:
@@ -172,7 +186,6 @@ OTHER_PARTS = {
 
 class TextPart(Schema):
     path: ClassVar[str] = "messages[].content[]."
-    takes_any: ClassVar[bool] = True
 
     type: Literal["text"]
     text: Text
@@ -190,7 +203,6 @@ class TextPart(Schema):
 
 class ChatMessage(Schema):
     path: ClassVar[str] = "messages[]."
-    takes_any: ClassVar[bool] = True
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
@@ -225,7 +237,30 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return plain
 
 
+class ReasoningField(Schema):
+    """OpenRouter's."""
+
+    path: ClassVar[str] = "reasoning."
+
+    effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
+    max_tokens: Annotated[int | None, Checked("reasoning.max_tokens", BUDGET)] = None
+    enabled: bool | None = None
+    exclude: bool | None = None  # leaves the reasoning out of the answer
+    summary: Text | None = None  # there are none: the reasoning itself is sent
+
+
+class ThinkingField(Schema):
+    """Anthropic's object in a chat, as DeepSeek's and GLM's clients send it."""
+
+    path: ClassVar[str] = "thinking."
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int | None, Checked("thinking.budget_tokens", BUDGET)] = None
+
+
 class ChatCompletionRequest(SamplingFields):
+    tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
+
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", NEW_TOKENS)] = (
@@ -242,9 +277,14 @@ class ChatCompletionRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
     include_reasoning: bool | None = None  # vLLM: False leaves it out of the answer
+    reasoning: ReasoningField | None = None
+    thinking: ThinkingField | bool | None = None
+    enable_thinking: bool | None = None
     # The oldest turns go when the context is too small for all; None: in a session.
     drop_old_turns: bool | None = None
     _tool_set: ToolSet | None = PrivateAttr(None)
+    # What the protocol of the request calls a field of this one, for notices.
+    _own_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def check_tools(self) -> ChatCompletionRequest:
@@ -255,6 +295,50 @@ class ChatCompletionRequest(SamplingFields):
     @property
     def tool_set(self) -> ToolSet | None:
         return self._tool_set
+
+    @property
+    def effort(self) -> tuple[str, str] | None:
+        """The field that says how much to reason, and its value."""
+        if self.reasoning_effort is not None:
+            return self.own_name("reasoning_effort"), self.reasoning_effort
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            return "reasoning.effort", self.reasoning.effort
+        return None
+
+    @property
+    def reasoning_switch(self) -> tuple[str, bool] | None:
+        """The field that turns reasoning on or off, and its value."""
+        if self.enable_thinking is not None:
+            return "enable_thinking", self.enable_thinking
+        if isinstance(self.thinking, bool):
+            return self.own_name("thinking"), self.thinking
+        if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
+            return "thinking", self.thinking.type == "enabled"
+        if self.reasoning is not None and self.reasoning.enabled is not None:
+            return "reasoning.enabled", self.reasoning.enabled
+        return None
+
+    @property
+    def budget(self) -> tuple[str, int] | None:
+        """The field that limits the tokens of reasoning, and its value."""
+        if self.thinking_budget is not None:
+            return self.own_name("thinking_budget"), self.thinking_budget
+        if self.reasoning is not None and self.reasoning.max_tokens is not None:
+            return "reasoning.max_tokens", self.reasoning.max_tokens
+        if isinstance(self.thinking, ThinkingField) and self.thinking.budget_tokens is not None:
+            return "thinking.budget_tokens", self.thinking.budget_tokens
+        return None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        excluded = self.reasoning is not None and bool(self.reasoning.exclude)
+        return self.include_reasoning is not False and not excluded
+
+    def own_name(self, name: str) -> str:
+        return self._own_names.get(name, name)
+
+    def set_own_names(self, names: Mapping[str, str]) -> None:
+        self._own_names = names
 
     def to_sampling(self) -> SamplingParams:
         if self.max_tokens is not None and self.max_completion_tokens not in (
@@ -282,7 +366,8 @@ class ChatCompletionRequest(SamplingFields):
             raise refuse_together("stream", "true", "false with prompt_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(most, logprobs)
+        params = self.sampling_params(most, logprobs)
+        return params if self.budget is None else params.clone(thinking_budget=self.budget[1])
 
 
 TokenPrompt = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
@@ -336,6 +421,8 @@ class CompletionRequest(SamplingFields):
 
 class TokenizeRequest(Schema):
     """vLLM's, or llama.cpp's with `content`, which adds no special tokens unless told to."""
+
+    tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 
     model: ModelName = None
     prompt: Text | None = None

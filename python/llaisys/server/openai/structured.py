@@ -11,9 +11,12 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Kind
 from llaisys.common.structured import FIELD, StructuredOutputs
 from llaisys.common.validation import check_choice, invalid_value
+from llaisys.server.openai.fields import FieldNotes, sift_object
 from llaisys.tokenization.unicode_text import clean_text
 
 TEXT = "text"  # what a response_format that asks for nothing becomes
+FORMAT_NAMES = frozenset({"type", "json_schema", "schema", "name", "description", "strict"})
+SCHEMA_NAMES = frozenset({"name", "description", "schema", "strict"})
 FORMATS = (TEXT, "json_object", "json_schema", "structural_tag")
 
 
@@ -91,6 +94,19 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list):
         return [_clean(item) for item in value]
     return clean_text(value) if isinstance(value, str) else value
+
+
+def with_known_format(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+    """The body with the known fields of its response_format; the others are noted. A structural
+    tag is checked as a whole."""
+    given = data.get("response_format")
+    if not isinstance(given, dict) or given.get("type") == "structural_tag":
+        return data
+    found = sift_object(given, FORMAT_NAMES, notes, "response_format")
+    inner = sift_object(
+        found.get("json_schema"), SCHEMA_NAMES, notes, "response_format.json_schema"
+    )
+    return {**data, "response_format": {**found, "json_schema": inner}}
 
 
 # field of a request -> its kind

@@ -10,12 +10,12 @@ from llaisys.chat.records import Tool
 from llaisys.chat.tools import ToolSet
 from llaisys.server.openai.base_schema import Schema, Text
 
+FUNCTION_TOOLS = frozenset({"function"})  # the types of tools that there are
 MAX_ARGUMENT_CHARS = 256 << 10  # of one call in a history
 
 
 class FunctionDefinition(Schema):
     path: ClassVar[str] = "tools[].function."
-    takes_any: ClassVar[bool] = True
 
     name: Text
     description: Text | None = None
@@ -25,7 +25,6 @@ class FunctionDefinition(Schema):
 
 class ToolDefinition(Schema):
     path: ClassVar[str] = "tools[]."
-    takes_any: ClassVar[bool] = True
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -36,17 +35,20 @@ class ToolDefinition(Schema):
 
 
 class NamedFunction(Schema):
+    path: ClassVar[str] = "tool_choice.function."
+
     name: Text
 
 
 class NamedChoice(Schema):
+    path: ClassVar[str] = "tool_choice."
+
     type: Literal["function"]
     function: NamedFunction
 
 
 class CalledFunction(Schema):
     path: ClassVar[str] = "messages[].tool_calls[].function."
-    takes_any: ClassVar[bool] = True
 
     name: Text = Field(max_length=256)
     arguments: Text | dict[str, Any] | None = Field(None, max_length=MAX_ARGUMENT_CHARS)
@@ -56,7 +58,6 @@ class CallOfTool(Schema):
     """In the history; the arguments are JSON as a text, or an object."""
 
     path: ClassVar[str] = "messages[].tool_calls[]."
-    takes_any: ClassVar[bool] = True
 
     id: Text | None = Field(None, max_length=256)
     type: Literal["function"] = "function"

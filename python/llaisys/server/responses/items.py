@@ -7,14 +7,63 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import invalid_value
-from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored, sift_object
 
 Item = dict[str, Any]
 Message = dict[str, Any]
 
 REFERENCE = "item_reference"
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+PART_NAMES = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
+# Calls of built-in tools in a history: dropped like those tools.
+BUILT_IN_CALLS = frozenset(
+    "web_search_call file_search_call code_interpreter_call image_generation_call "
+    "tool_search_call tool_search_output mcp_list_tools mcp_approval_request "
+    "mcp_approval_response".split()
+)
+# type of an item -> its fields beside `type`, `id` and `status`
+ITEM_NAMES = {
+    "message": ("role", "content", "phase"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("summary", "content", "encrypted_content"),
+    REFERENCE: (),
+}
 ROLES = ("user", "assistant", "system", "developer")
+
+
+def with_known_fields(item: Any, notes: FieldNotes) -> Any:
+    """An item without the fields that its type does not have; those are noted, and so is an item
+    of a built-in tool. Raises InvalidInputError in strict mode."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if not isinstance(kind, str):
+        return item
+    if kind in BUILT_IN_CALLS:
+        if notes.strict:
+            raise unknown_type("input[]")
+        notes.ignore(f"input[].type={kind}", Ignored.TOOL)
+    if kind not in ITEM_NAMES:
+        return item
+    names = frozenset({"type", "id", "status", *ITEM_NAMES[kind]})
+    found = sift_object(item, names, notes, "input[]")
+    for field in ("content", "output"):
+        if kind != "reasoning" and isinstance(found.get(field), list):
+            found[field] = [
+                sift_object(part, PART_NAMES, notes, f"input[].{field}[]")
+                if isinstance(part, dict) and part.get("type") in TEXT_PARTS
+                else part
+                for part in found[field]
+            ]
+    return found
+
+
+def unknown_type(path: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path}.type is of a kind that this server does not have; it must be message, "
+        "function_call, function_call_output, reasoning or item_reference",
+        field=f"{path}.type",
+        code=UNSUPPORTED,
+    )
 
 
 def chat_messages(items: Sequence[Any]) -> list[Message]:
@@ -59,13 +108,8 @@ def chat_messages(items: Sequence[Any]) -> list[Message]:
             text = reasoning_text(item)
             if text:
                 said()["reasoning_content"] = text
-        elif kind != REFERENCE:
-            raise InvalidInputError(
-                f"{path}.type is of a kind that this server does not have; it must be message, "
-                "function_call, function_call_output, reasoning or item_reference",
-                field=f"{path}.type",
-                code=UNSUPPORTED,
-            )
+        elif kind != REFERENCE and kind not in BUILT_IN_CALLS:
+            raise unknown_type(path)
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,8 +11,16 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import check_count, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import UNSUPPORTED
+from llaisys.server.openai.fields import (
+    NEVER,
+    UNSUPPORTED,
+    FieldNotes,
+    Ignored,
+    Reasons,
+    sift_object,
+)
 from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
+from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
 from llaisys.server.responses import items
 
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
@@ -19,10 +28,14 @@ MAX_METADATA = 16  # OpenAI's
 
 # What a request may ask to have included although it is not there, or is there anyway.
 INCLUDED = frozenset({"reasoning.encrypted_content"})
+LOGPROBS = "message.output_text.logprobs"  # refused: the answer would lack what was asked for
+TOOL_NAMES = frozenset({"type", "name", "description", "parameters", "strict"})
 REASONING_EFFORTS = {"minimal": "low", "xhigh": "high"}
 
 
 class TextFormat(Schema):
+    path = "text.format."
+
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = Field(None, max_length=128)
     description: Text | None = None
@@ -31,11 +44,15 @@ class TextFormat(Schema):
 
 
 class TextOptions(Schema):
+    path = "text."
+
     format: TextFormat | None = None
     verbosity: Text | None = None  # a hint
 
 
 class Reasoning(Schema):
+    path = "reasoning."
+
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Text | None = None  # there are none: the reasoning itself is sent
     generate_summary: Text | None = None
@@ -43,13 +60,22 @@ class Reasoning(Schema):
 
 
 class StreamOptions(Schema):
-    include_obfuscation: Literal[False] | None = None
+    path = "stream_options."
+
+    include_obfuscation: bool | None = None  # padding against listeners; there is none
 
 
 MetadataText = Annotated[Text, Field(max_length=512)]
 
 
 class ResponsesRequest(ProtocolRequest):
+    tool_types = FUNCTION_TOOLS
+    refused: ClassVar[Reasons | None] = {
+        "conversation": (f"{NEVER}; use previous_response_id", (None,)),
+        "prompt": (NEVER, (None,)),
+    }
+    own_names: ClassVar[Mapping[str, str]] = {"reasoning_effort": "reasoning.effort"}
+
     input: Text | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
     model: ModelName = None
     instructions: Text | None = None
@@ -77,6 +103,19 @@ class ResponsesRequest(ProtocolRequest):
     safety_identifier: Text | None = None
     max_tool_calls: int | None = None  # of tools that a server has; here there are none
     top_logprobs: Literal[0] | None = None
+
+    @classmethod
+    def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
+        given = data.get("input")
+        if isinstance(given, list):
+            data = {**data, "input": [items.with_known_fields(item, notes) for item in given]}
+        data = super().prepare(data, notes)
+        if isinstance(data.get("tools"), list):
+            tools = [sift_object(tool, TOOL_NAMES, notes, "tools[]") for tool in data["tools"]]
+            data["tools"] = tools
+        if not notes.strict and isinstance(data.get("include"), list):
+            data["include"] = with_known_parts(data["include"], notes)
+        return data
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -161,6 +200,17 @@ class ResponsesRequest(ProtocolRequest):
         return fields
 
 
+def with_known_parts(include: list[Any], notes: FieldNotes) -> list[Any]:
+    """`include` without the parts of tools that this server does not have; those are noted."""
+    kept = []
+    for number, name in enumerate(include):
+        if isinstance(name, str) and name not in INCLUDED and name != LOGPROBS:
+            notes.ignore(f"include[{number}]", Ignored.UNKNOWN)
+        else:
+            kept.append(name)
+    return kept
+
+
 def chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise InvalidInputError(
@@ -168,6 +218,6 @@ def chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
             field=f"{path}.type",
             code=UNSUPPORTED,
         )
-    names = ("name", "description", "parameters", "strict")
+    names = TOOL_NAMES - {"type"}
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}
