@@ -94,7 +94,7 @@ def hostile(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_strange_grammar_is_kept_or_refused_in_time(llm: LLM, seed: int) -> None:
+def test_random_grammar_is_accepted_or_rejected_in_time(llm: LLM, seed: int) -> None:
     form = hostile(seed)
     start = time.monotonic()
     try:
@@ -108,14 +108,14 @@ def test_a_strange_grammar_is_kept_or_refused_in_time(llm: LLM, seed: int) -> No
     assert llm.generate(["x"], fine)[0].outputs[0].text == "fine"
 
 
-def test_intersections_of_counted_repetitions_are_refused(llm: LLM) -> None:
+def test_intersections_of_counted_repetitions_are_rejected(llm: LLM) -> None:
     """A set of states for each of many counted repetitions."""
     form = {"grammar": "start: A\nA: " + " & ".join(f"/(.{{0,{900 + i}}}a.*)/" for i in range(12))}
     with pytest.raises(InvalidInputError, match=r"structured_outputs\.grammar cannot be used"):
         llm.generate(["x"], SamplingParams(structured_outputs=form, max_tokens=5))
 
 
-def test_the_limits_are_what_the_documentation_says() -> None:
+def test_limits_match_the_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "structured_output.md"
     text = page.read_text()
     assert f"{matching.COMPILE_SECONDS:g} s of CPU time (at a low priority), 512 MiB" in text

@@ -108,7 +108,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-def test_whatever_comes_is_answered_or_closed(server: ServerProcess) -> None:
+def test_malformed_requests_are_answered_or_closed(server: ServerProcess) -> None:
     deadline, seed, seen = time.monotonic() + SECONDS, 0, set()
     while seed < LEAST or time.monotonic() < deadline:
         data, step = mutated(seed)

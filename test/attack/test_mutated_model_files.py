@@ -125,7 +125,7 @@ CASES: list[tuple[str, Callable[[bytes, random.Random, int], bytes]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(("target", "mutate"), CASES)
-def test_a_mutated_file_opens_or_is_refused(
+def test_mutated_file_opens_or_is_rejected(
     tmp_path: Path, target: str, mutate: Callable[[bytes, random.Random, int], bytes], seed: int
 ) -> None:
     path = write_model(tmp_path, target)

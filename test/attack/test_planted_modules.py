@@ -104,7 +104,7 @@ def loose_trap(tmp_path_factory: pytest.TempPathFactory) -> Trap:
 
 
 @pytest.mark.parametrize("way", ["llaisys", "python -P -m llaisys"])
-def test_generate_and_chat_run_nothing_of_the_folder(trap: Trap, way: str) -> None:
+def test_generate_and_chat_import_nothing_from_the_folder(trap: Trap, way: str) -> None:
     done = trap.run(way, "generate", "hello", "--model", ".", "--max-tokens", "2")
     trap.check(done)
     assert done.returncode == 0, done.stderr
@@ -115,7 +115,7 @@ def test_generate_and_chat_run_nothing_of_the_folder(trap: Trap, way: str) -> No
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("way", ["llaisys", "python -m llaisys"])
-def test_nor_with_an_unsafe_path(loose_trap: Trap, way: str, path: str) -> None:
+def test_unsafe_path_imports_nothing_from_the_folder(loose_trap: Trap, way: str, path: str) -> None:
     done = loose_trap.run(
         way, "generate", "hello", "--model", ".", "--max-tokens", "2", path=path
     )  # fmt: skip
@@ -123,7 +123,7 @@ def test_nor_with_an_unsafe_path(loose_trap: Trap, way: str, path: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_pip_is_the_installed_one(trap: Trap, loose_trap: Trap, tmp_path: Path) -> None:
+def test_pip_is_the_installed_module(trap: Trap, loose_trap: Trap, tmp_path: Path) -> None:
     """There is no index to download from: pip says so, and it is pip that does."""
     for folder, path in ((trap, ""), (loose_trap, ".:"), (loose_trap, "relative")):
         done = folder.run("llaisys", "pull", "pypi:no-such-model", path=path)
@@ -131,7 +131,7 @@ def test_pip_is_the_installed_one(trap: Trap, loose_trap: Trap, tmp_path: Path) 
         assert done.returncode == 1 and "No matching distribution" in done.stderr, done.stderr
 
 
-def test_the_command_and_the_environment_of_a_child_are_safe_each_by_itself(trap: Trap) -> None:
+def test_child_command_and_environment_are_each_safe(trap: Trap) -> None:
     """Two locks on one door: neither may be lost behind the other."""
     plain = [sys.executable, "-m", "json.tool", "--help"]
     for command, env in (
@@ -166,7 +166,7 @@ def served(trap: Trap, *command: str, path: str) -> Iterator[ServerProcess]:
         (["-m", "llaisys.server"], "relative:{package}"),
     ],
 )
-def test_the_server_and_its_engine_run_nothing_of_the_folder(
+def test_server_and_engine_import_nothing_from_the_folder(
     trap: Trap, loose_trap: Trap, way: list[str], path: str
 ) -> None:
     folder = trap if path == "{package}" else loose_trap

@@ -37,11 +37,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("one", SHAPES, ids=lambda one: f"{one.file}-{one.check.__name__}")
-def test_what_llama_cpp_tests_look_at(client: httpx.Client, one: Shape) -> None:
+def test_llama_cpp_server_test_shapes(client: httpx.Client, one: Shape) -> None:
     one.check(client)
 
 
-def test_the_document_has_the_same_sums() -> None:
+def test_document_has_the_same_counts() -> None:
     assert llama_cpp_chat_shapes.CHAT
     held: Counter[str] = Counter()
     for one in SHAPES:

@@ -63,7 +63,7 @@ def refused(api: Api, response: httpx.Response, status: int) -> str:
 
 
 @every_api
-def test_a_key_is_needed_and_either_header_may_have_it(server: ServerProcess, api: Api) -> None:
+def test_requires_a_key_in_either_header(server: ServerProcess, api: Api) -> None:
     with server.client() as client:
         refused(api, client.post(api.path, json=api.of(2)), 401)
         for headers in (
@@ -77,7 +77,7 @@ def test_a_key_is_needed_and_either_header_may_have_it(server: ServerProcess, ap
 
 
 @every_api
-def test_what_is_wrong_is_named_in_the_format_of_the_api(client: httpx.Client, api: Api) -> None:
+def test_errors_use_the_format_of_the_api(client: httpx.Client, api: Api) -> None:
     assert "nope" in refused(api, client.post(api.path, json=api.of(2, model="nope")), 404)
     assert "context" not in api.body
     said = refused(api, client.post(api.path, content=b"{", headers=JSON), 400)
@@ -93,7 +93,7 @@ JSON = {"Content-Type": "application/json"}
 PLAIN = {"Content-Type": "text/plain"}
 
 
-def test_ollamas_clients_may_name_no_type_but_a_page_may_not_use_that(client: httpx.Client) -> None:
+def test_ollama_accepts_missing_content_type_except_from_web_pages(client: httpx.Client) -> None:
     body = json.dumps({"model": "fake", "messages": SAID, "options": {"num_predict": 2}})
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     for headers in ({}, form):
@@ -155,7 +155,7 @@ def wrong_bodies() -> list[tuple[str, Any]]:
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
-def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerProcess) -> None:
+def test_errors_do_not_leak_client_text(client: httpx.Client, server: ServerProcess) -> None:
     for path, body in wrong_bodies():
         response = client.post(path, json=body)
         assert 400 <= response.status_code < 500, (path, body, response.text)
@@ -165,7 +165,7 @@ def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerPr
     assert not any(CANARY in line for line in server.log)
 
 
-def test_an_empty_name_of_a_model_is_none(client: httpx.Client) -> None:
+def test_empty_model_name_means_default(client: httpx.Client) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "x", "max_tokens": 1},
         "/v1/chat/completions": {"messages": SAID, "max_tokens": 1},
@@ -181,7 +181,7 @@ def test_an_empty_name_of_a_model_is_none(client: httpx.Client) -> None:
         assert client.post(path, json={**body, "model": " "}).status_code == 404, path
 
 
-def test_errors_have_the_format_of_their_api(client: httpx.Client) -> None:
+def test_router_errors_use_the_format_of_their_api(client: httpx.Client) -> None:
     anthropic = client.post("/v1/messages", json={"messages": SAID, "model": "x"}).json()
     assert anthropic["type"] == "error" and anthropic["error"]["type"] == "not_found_error"
     assert set(anthropic) == {"type", "error", "request_id"}
@@ -210,7 +210,7 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
 
 @every_api
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_server_refuses_and_a_hang_up_makes_room(
+def test_full_server_rejects_until_a_client_disconnects(
     gated: Gated, api: Api, stream: bool
 ) -> None:
     server, gate = gated.server, gated.gate
@@ -232,7 +232,7 @@ def test_a_full_server_refuses_and_a_hang_up_makes_room(
 
 @every_api
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_step_has_a_status_and_the_next_request_is_served(
+def test_failed_step_returns_500_and_next_request_succeeds(
     gated: Gated, api: Api, stream: bool
 ) -> None:
     gated.server.wait_idle()  # no step of an earlier request may be the one that fails
@@ -255,7 +255,7 @@ def raw_post(server: ServerProcess, path: str, body: dict[str, Any]) -> socket.s
 
 
 @every_api
-def test_a_stream_that_fails_on_its_way_ends_in_an_error(gated: Gated, api: Api) -> None:
+def test_failed_stream_ends_with_error_event(gated: Gated, api: Api) -> None:
     with (
         gated.server.client() as client,
         client.stream("POST", api.path, json=api.of(1000, stream=True)) as response,
@@ -272,9 +272,7 @@ def test_a_stream_that_fails_on_its_way_ends_in_an_error(gated: Gated, api: Api)
     gated.server.wait_idle()
 
 
-def test_the_request_line_and_the_metrics_cover_every_api(
-    server: ServerProcess, client: httpx.Client
-) -> None:
+def test_log_and_metrics_cover_every_api(server: ServerProcess, client: httpx.Client) -> None:
     for api in APIS.values():
         before = server.metric("request_success_total", KEYS[0])
         answer = client.post(api.path, json=api.of(2, stream=False))

@@ -47,7 +47,7 @@ def text_of(response: dict[str, Any]) -> str:
     )
 
 
-def test_a_response_follows_the_one_before_and_only_its_owner_can(
+def test_previous_response_continues_for_its_owner_only(
     server: ServerProcess, client: httpx.Client
 ) -> None:
     first = create(client, input="Hi", instructions="Be brief.")
@@ -73,14 +73,14 @@ def test_a_response_follows_the_one_before_and_only_its_owner_can(
     assert client.get(f"{PATH}/{first['id']}").json() == first
 
 
-def test_what_is_not_to_be_stored_is_not(client: httpx.Client) -> None:
+def test_store_false_stores_nothing(client: httpx.Client) -> None:
     response = create(client, input="Hi", store=False)
     assert response["store"] is False
     assert client.get(f"{PATH}/{response['id']}").status_code == 404
     create(client, 400, input="x", previous_response_id=response["id"])
 
 
-def test_a_deleted_response_is_gone_and_its_session_with_the_last(client: httpx.Client) -> None:
+def test_deleting_the_last_response_deletes_its_session(client: httpx.Client) -> None:
     first = create(client, input="Hi")
     second = create(client, input="Hi", previous_response_id=first["id"])
     for response in (first, second):
@@ -89,7 +89,7 @@ def test_a_deleted_response_is_gone_and_its_session_with_the_last(client: httpx.
     assert client.get(f"/v1/sessions/{first['id']}").status_code == 404
 
 
-def test_a_reference_stands_for_the_item_that_was_kept(client: httpx.Client) -> None:
+def test_item_reference_resolves_to_stored_item(client: httpx.Client) -> None:
     first = create(client, input=ASK_COUNT)
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": ASK_COUNT}]},
@@ -101,7 +101,7 @@ def test_a_reference_stands_for_the_item_that_was_kept(client: httpx.Client) -> 
     assert stored[1] == {"role": "assistant", "content": COUNT}
 
 
-def test_the_events_of_a_stream_are_numbered_and_end_in_what_is_kept(
+def test_stream_events_are_numbered_and_end_with_stored_response(
     client: httpx.Client,
 ) -> None:
     body = {"input": ASK_COUNT, "stream": True, "max_output_tokens": 10, "metadata": {"k": "v"}}
@@ -128,7 +128,7 @@ def call(name: str) -> dict[str, Any]:
     return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"}
 
 
-def test_what_the_assistant_said_in_a_row_is_one_message() -> None:
+def test_consecutive_assistant_items_become_one_message() -> None:
     output = {"type": "function_call_output", "call_id": "a", "output": "1"}
     messages = chat_messages(
         [
@@ -166,7 +166,7 @@ def test_what_the_assistant_said_in_a_row_is_one_message() -> None:
         (5, "input[0]"),
     ],
 )
-def test_an_item_that_is_wrong_is_named(item: Any, field: str) -> None:
+def test_invalid_item_is_named(item: Any, field: str) -> None:
     with pytest.raises(InvalidInputError) as error:
         chat_messages([item])
     assert error.value.field is not None and error.value.field.endswith(field)
@@ -184,9 +184,7 @@ async def keep(store: ResponseStore, name: str, text: str, before: Any = None) -
 
 
 @pytest.mark.parametrize("limit", ["sessions", "bytes"])
-def test_the_oldest_responses_make_room_and_chats_of_others_do_not(
-    tmp_path: Path, limit: str
-) -> None:
+def test_oldest_responses_are_evicted_but_not_sessions(tmp_path: Path, limit: str) -> None:
     async def run() -> None:
         many = {"max_sessions": 4} if limit == "sessions" else {"max_owner_bytes": 20_000}
         sessions = SessionStore(tmp_path / "s.db", **many)
@@ -211,7 +209,7 @@ def test_the_oldest_responses_make_room_and_chats_of_others_do_not(
     asyncio.run(run())
 
 
-def test_two_that_follow_the_same_response_do_not_mix(tmp_path: Path) -> None:
+def test_two_continuations_of_one_response_are_separate(tmp_path: Path) -> None:
     async def run() -> None:
         sessions = SessionStore(tmp_path / "s.db")
         store = ResponseStore(sessions)

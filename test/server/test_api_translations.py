@@ -34,7 +34,7 @@ def refusal(kind: Any, **fields: Any) -> str:
 # ---- Anthropic -----------------------------------------------------------------------------------
 
 
-def test_anthropics_sampling_fields_have_openais_names() -> None:
+def test_anthropic_sampling_fields_map_to_openai() -> None:
     chat = anthropic(
         max_tokens=9, temperature=0.5, top_k=3, top_p=0.9, stop_sequences=["a", ""], stream=True,
         metadata={"user_id": "u"}, system=[{"type": "text", "text": "s"}], service_tier="auto",
@@ -45,12 +45,12 @@ def test_anthropics_sampling_fields_have_openais_names() -> None:
     assert "continue_final_message" not in chat
 
 
-def test_the_beginning_of_an_answer_is_continued() -> None:
+def test_assistant_prefill_is_continued() -> None:
     chat = anthropic(messages=[*SAID, {"role": "assistant", "content": "Well,"}])
     assert chat["continue_final_message"] is True
 
 
-def test_the_content_of_a_message_is_text_or_a_list_of_blocks() -> None:
+def test_message_content_is_text_or_blocks() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     assert anthropic(messages=[{"role": "user", "content": parts}])["messages"] == [
         {"role": "user", "content": "a\nb"}
@@ -61,7 +61,7 @@ def test_the_content_of_a_message_is_text_or_a_list_of_blocks() -> None:
         assert "messages[0].content[0]" in text and "text model" in text
 
 
-def test_a_stream_of_anthropics_has_blocks_that_open_and_close() -> None:
+def test_anthropic_stream_opens_and_closes_blocks() -> None:
     answer = AnthropicAnswer(AnswerReader(), "m", 7, "r")
     output = CompletionOutput(0, "hello", finish_reason="stop", stop_reason="END")
     first = StreamOutput("r", 0, "hel", [1], None, None, None, None)
@@ -83,7 +83,7 @@ def whole(output: CompletionOutput) -> Any:
     return RequestOutput("r", None, [1] * 7, [output], Usage(7, 2, 2))
 
 
-def test_an_answer_that_says_nothing_still_has_a_block() -> None:
+def test_empty_answer_has_a_block() -> None:
     answer = AnthropicAnswer(AnswerReader(), "m", 7, "r")
     end = StreamOutput("r", 0, "", [], "stop", None, None, whole(CompletionOutput(0)))
     kinds = [event.split(b"\n")[0] for event in answer.chunks(0, end)]
@@ -93,7 +93,7 @@ def test_an_answer_that_says_nothing_still_has_a_block() -> None:
 # ---- Ollama --------------------------------------------------------------------------------------
 
 
-def test_ollamas_options_are_sampling_fields_hints_or_refused() -> None:
+def test_ollama_options_are_mapped_ignored_or_rejected() -> None:
     options = {
         "num_predict": 5, "temperature": 0, "repeat_penalty": 1.1, "seed": 3, "stop": "x",
         "num_ctx": 4096, "num_gpu": 99, "mirostat": 0, "top_k": None,
@@ -110,12 +110,12 @@ def test_ollamas_options_are_sampling_fields_hints_or_refused() -> None:
     assert set(ollama(options={"nonsense": 1})) == set(ollama())
 
 
-def test_ollama_streams_unless_it_is_told_not_to() -> None:
+def test_ollama_streams_by_default() -> None:
     assert ollama()["stream"] is True and ollama(stream=False)["stream"] is False
     assert ollama(model="m:latest")["model"] == "m" and ollama(model="m:8b")["model"] == "m:8b"
 
 
-def test_a_prompt_of_generate_is_a_message() -> None:
+def test_ollama_generate_prompt_becomes_a_message() -> None:
     body = GenerateRequest.model_validate({"model": "m", "prompt": "p", "system": "s"})
     assert body.to_chat()["messages"] == [
         {"role": "system", "content": "s"},

@@ -46,7 +46,7 @@ def options(url: str, **fields: Any) -> ServeOptions:
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_closed_loop_counts_every_token_once(server: ServerProcess, chat: bool) -> None:
+def test_closed_loop_counts_every_token_once(server: ServerProcess, chat: bool) -> None:
     before = server.metric("generation_tokens_total", KEY)
     result = run_serve(options(server.url, chat=chat, concurrency=5))
     report = result.report
@@ -61,7 +61,7 @@ def test_a_closed_loop_counts_every_token_once(server: ServerProcess, chat: bool
     assert server.metric("num_requests_running", KEY) == 0
 
 
-def test_an_open_loop_does_not_wait_and_reports_who_was_refused(server: ServerProcess) -> None:
+def test_open_loop_does_not_wait_and_reports_rejections(server: ServerProcess) -> None:
     """Nobody is waited for, so more come than there are places."""
     result = run_serve(options(server.url, rate=2000.0, requests=60, new_tokens=30))
     report = result.report
@@ -70,7 +70,7 @@ def test_an_open_loop_does_not_wait_and_reports_who_was_refused(server: ServerPr
     assert report["concurrency"] > 8
 
 
-def test_the_command_prints_a_table_and_json(server: ServerProcess) -> None:
+def test_command_prints_table_and_json(server: ServerProcess) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "llaisys", "bench", "serve", "--url", f"{server.url}/v1"]
         command += ["--requests", "3", "--new-tokens", "4", "--prompt-tokens", "60"]
@@ -148,7 +148,7 @@ def chunked(data: bytes) -> bytes:
     return HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + framed + LAST_CHUNK
 
 
-def test_a_server_that_knows_standard_fields_only_gets_no_others() -> None:
+def test_sends_only_standard_fields_to_other_servers() -> None:
     bodies: list[dict[str, Any]] = []
 
     def answer(body: dict[str, Any]) -> bytes:
@@ -184,7 +184,7 @@ def test_a_server_that_knows_standard_fields_only_gets_no_others() -> None:
         (b"", "the connection was closed"),
     ],
 )
-def test_answers_that_are_not_whole_are_errors_with_a_reason(answer: bytes, reason: str) -> None:
+def test_incomplete_responses_are_errors_with_reason(answer: bytes, reason: str) -> None:
     asked = 0
 
     def turn_bad(_: dict[str, Any]) -> bytes:
@@ -200,7 +200,7 @@ def test_answers_that_are_not_whole_are_errors_with_a_reason(answer: bytes, reas
     assert all(reason in text for text in result.reasons), result.reasons
 
 
-def test_nobody_there_is_told_plainly() -> None:
+def test_unreachable_server_is_reported() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -208,7 +208,7 @@ def test_nobody_there_is_told_plainly() -> None:
         run_serve(options(url))
 
 
-def test_a_server_that_never_answers_ends_by_itself() -> None:
+def test_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(BenchError, match=r"not complete after 0\.3 s"):

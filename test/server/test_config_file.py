@@ -28,7 +28,7 @@ def config(tmp_path: Path, text: str, *words: str) -> ServerConfig:
     return config_from_args(parser().parse_args(["--config", str(file), *words]))
 
 
-def test_options_of_every_kind_are_read(tmp_path: Path) -> None:
+def test_reads_options_of_every_kind(tmp_path: Path) -> None:
     found = config(
         tmp_path,
         """
@@ -64,7 +64,7 @@ def test_options_of_every_kind_are_read(tmp_path: Path) -> None:
     assert found.health.dead_after == 30.0
 
 
-def test_the_command_line_wins(tmp_path: Path) -> None:
+def test_command_line_overrides_file(tmp_path: Path) -> None:
     text = 'model = "other"\nport = 1\nmax_queued = 1\nallowed_host = ["a"]\nlog_level = "error"'
     words = ("mock", "--port", "2", "--max-queued", "2", "--allowed-host", "b")
     found = config(tmp_path, text, *words)
@@ -72,11 +72,11 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     assert found.allowed_hosts == ("b",) and found.log_level == "error"
 
 
-def test_a_file_of_nothing_is_as_if_there_were_none(tmp_path: Path) -> None:
+def test_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert config(tmp_path, "") == config_from_args(parser().parse_args([]))
 
 
-def test_models_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
+def test_models_from_file_or_command_line(tmp_path: Path) -> None:
     tables = "max_num_seqs = 4\n[models.one]\nmodel = 'mock'\n[models.two]\nmodel = 'mock'\n"
     found = config(tmp_path, tables)
     assert [entry.names for entry in found.models] == [("one",), ("two",)]
@@ -86,7 +86,7 @@ def test_models_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert [entry.names for entry in several.models] == [("mock",), ("org/two",)]
 
 
-def test_every_flag_has_a_name_that_the_file_may_use(tmp_path: Path) -> None:
+def test_every_flag_has_a_name_in_the_file(tmp_path: Path) -> None:
     """Each is known: what is rejected is the value, never the name."""
     names = spellings([MODEL, *serve_rows()])
     assert {"model", "models", "host", "threads", "n_threads", "top_k", "keep_alive"} <= set(names)
@@ -117,21 +117,19 @@ def test_every_flag_has_a_name_that_the_file_may_use(tmp_path: Path) -> None:
         ("[models.a]\nmax_modl_len = 3", "[models.a]: unknown option 'max_modl_len'; did you mean"),
     ],
 )
-def test_a_fault_names_the_file_the_key_and_the_nearest_name(
-    tmp_path: Path, text: str, told: str
-) -> None:
+def test_error_names_file_key_and_nearest_name(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         config(tmp_path, text)
     assert told in str(caught.value)
     assert str(tmp_path / "serve.toml") in str(caught.value)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_missing_file() -> None:
     with pytest.raises(InvalidInputError, match="No such file"):
         config_from_args(parser().parse_args(["--config", "/nowhere/serve.toml"]))
 
 
-def test_a_server_runs_from_a_file(tmp_path: Path) -> None:
+def test_server_runs_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     values: dict[str, Any] = {"api_key": "k", "max_model_len": 64, "served_model_name": ["m"]}
     file.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items()))

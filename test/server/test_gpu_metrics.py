@@ -49,7 +49,7 @@ class FakeNvml:
     ("visible", "device_id", "asked"),
     [(None, 1, 1), ("1,0", 1, 0), ("GPU-4f, GPU-5a", 1, b"GPU-5a"), ("0", 0, 0)],
 )
-def test_the_gpu_is_the_one_that_cuda_counts(monkeypatch, visible, device_id, asked):
+def test_gpu_index_follows_cuda_visible_devices(monkeypatch, visible, device_id, asked):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -57,7 +57,7 @@ def test_the_gpu_is_the_one_that_cuda_counts(monkeypatch, visible, device_id, as
     assert NvmlDevice(device_id, library).utilization() == 0.37 and library.asked == [asked]
 
 
-def test_what_nvml_does_not_say_is_not_known(monkeypatch):
+def test_missing_nvml_values_are_unknown(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert NvmlDevice(0, FakeNvml(code=3)).utilization() is None
     assert NvmlDevice(5, FakeNvml()).utilization() is None
@@ -65,13 +65,13 @@ def test_what_nvml_does_not_say_is_not_known(monkeypatch):
     assert NvmlDevice(0).utilization() is None
 
 
-def test_a_look_has_memory_and_use(monkeypatch):
+def test_sample_has_memory_and_utilization(monkeypatch):
     monkeypatch.setattr(device, "device_memory", lambda name, number: (3 * GIB, 10 * GIB))
     monkeypatch.setattr(device, "NvmlDevice", lambda number: NvmlDevice(number, FakeNvml()))
     assert GpuMonitor("cuda", 1).read() == GpuUsage(1, 7 * GIB, 10 * GIB, 0.37)
 
 
-def test_an_engine_on_the_cpu_has_no_gpu():
+def test_cpu_engine_has_no_gpu():
     engine = make_engine()
     assert engine.core.executor.gpu_usage() == []
     engine.close()
@@ -87,7 +87,7 @@ class Model:
         return self
 
 
-def test_metrics_name_the_gpu_and_say_nothing_on_a_cpu():
+def test_metrics_label_the_gpu_and_are_absent_on_cpu():
     model = Model("m", EngineStats(gpus=[GpuUsage(0, 7, 10, 0.5), GpuUsage(1, 8, 10)]))
     registry = CollectorRegistry()
     registry.register(GpuCollector([Model("cpu"), model]))
@@ -99,7 +99,7 @@ def test_metrics_name_the_gpu_and_say_nothing_on_a_cpu():
     assert "gpu" not in generate_latest(registry).decode()
 
 
-def test_the_gpus_of_replicas_stand_side_by_side():
+def test_gpus_of_replicas_are_concatenated():
     one, other = EngineStats(gpus=[GpuUsage(0, 1, 2)]), EngineStats(gpus=[GpuUsage(1, 3, 4)])
     assert total([one, other]).gpus == [GpuUsage(0, 1, 2), GpuUsage(1, 3, 4)]
     assert without_gauges(one).gpus == []

@@ -59,7 +59,7 @@ def made(engine: Engine, snippets: list[Snippet], num_new: int = 0, room: int = 
 
 
 @pytest.mark.parametrize("marks", FIM_MARKERS)
-def test_each_family_has_its_marks(marks: tuple[str, str, str]) -> None:
+def test_each_family_has_its_fim_tokens(marks: tuple[str, str, str]) -> None:
     tokenizer = Marked(*marks)
     found = made(Engine(tokenizer), [Snippet("n.h", "int n;")])
     first, second, third = marks
@@ -67,7 +67,7 @@ def test_each_family_has_its_marks(marks: tuple[str, str, str]) -> None:
     assert found.ends == ()
 
 
-def test_a_model_without_them_refuses_by_name() -> None:
+def test_model_without_fim_tokens_is_rejected() -> None:
     for engine in (
         Engine(Marked(*FIM_MARKERS[0][:2])),
         Engine(Marked(*FIM_MARKERS[0]), vocab_size=302),
@@ -77,7 +77,7 @@ def test_a_model_without_them_refuses_by_name() -> None:
         assert caught.value.param == "suffix" and caught.value.code == "no_infill"
 
 
-def test_the_last_snippets_that_fit_are_taken_and_the_rest_must_fit() -> None:
+def test_uses_last_snippets_that_fit() -> None:
     tokenizer = Marked(*FIM_MARKERS[0], FILE_MARKERS[0])
     engine = Engine(tokenizer)
     snippets = [Snippet("a", "x" * 20), Snippet("b", "y" * 10), Snippet("c", "z")]
@@ -95,7 +95,7 @@ def test_the_last_snippets_that_fit_are_taken_and_the_rest_must_fit() -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_an_answer_ends_where_another_file_begins() -> None:
+def test_answer_stops_at_another_file() -> None:
     infill = Infill([1], (7, 8))
     assert infill.with_stop_tokens(SamplingParams(stop_token_ids=[5])).stop_token_ids == (5, 7, 8)
     assert infill.with_stop_tokens(SamplingParams(ignore_eos=True)).stop_token_ids == ()

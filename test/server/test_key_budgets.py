@@ -40,7 +40,7 @@ def refusal(budget: KeyBudget, prompt_tokens: int = 1) -> ApiError:
 # ---- one key, a clock of our own -----------------------------------------------------------------
 
 
-def test_requests_a_minute_and_the_second_of_the_next(clock: Clock) -> None:
+def test_requests_per_minute_and_retry_after(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", requests_per_minute=3), clock)
     for pause in (0.0, 10.0, 20.0):  # at 1000, 1010 and 1030
         clock.now += pause
@@ -56,7 +56,7 @@ def test_requests_a_minute_and_the_second_of_the_next(clock: Clock) -> None:
     assert budget.num_requests == 4
 
 
-def test_a_client_that_waits_as_told_gets_in_and_not_a_second_sooner(clock: Clock) -> None:
+def test_retry_after_is_exact(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", requests_per_minute=1), clock)
     for start in (0.0, 0.25, 7.9):
         clock.now += start
@@ -70,7 +70,7 @@ def test_a_client_that_waits_as_told_gets_in_and_not_a_second_sooner(clock: Cloc
     budget.begin(1)
 
 
-def test_tokens_a_minute_of_prompts_and_answers(clock: Clock) -> None:
+def test_tokens_per_minute_of_prompts_and_answers(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", tokens_per_minute=100), clock)
     budget.begin(40)
     clock.now = 1010.0
@@ -85,7 +85,7 @@ def test_tokens_a_minute_of_prompts_and_answers(clock: Clock) -> None:
     assert budget.prompt_tokens == 110 and budget.generation_tokens == 30
 
 
-def test_an_answer_beyond_the_limit_is_paid_by_the_next_request(clock: Clock) -> None:
+def test_answer_over_the_limit_delays_the_next_request(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", tokens_per_minute=10), clock)
     budget.begin(5)
     budget.spend(95)
@@ -94,13 +94,13 @@ def test_an_answer_beyond_the_limit_is_paid_by_the_next_request(clock: Clock) ->
     budget.begin(10)
 
 
-def test_a_prompt_that_never_fits_is_told_so(clock: Clock) -> None:
+def test_prompt_over_the_limit_is_rejected_for_good(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", tokens_per_minute=10), clock)
     with pytest.raises(InvalidInputError, match="prompt has 11 tokens; it must have at most 10"):
         budget.begin(11)
 
 
-def test_a_refused_request_costs_nothing(clock: Clock) -> None:
+def test_rejected_request_is_not_counted(clock: Clock) -> None:
     key = ApiKey("k", "a", requests_per_minute=2, tokens_per_minute=10)
     budget = KeyBudget(key, clock)
     budget.begin(8)
@@ -111,7 +111,7 @@ def test_a_refused_request_costs_nothing(clock: Clock) -> None:
     assert budget.num_requests == 2
 
 
-def test_sequences_that_are_open_at_once(clock: Clock) -> None:
+def test_concurrent_sequences(clock: Clock) -> None:
     budget = KeyBudget(ApiKey("k", "a", max_concurrent=3), clock)
     with budget.reserve(2, retry_after=4):
         with pytest.raises(ApiError) as caught, budget.reserve(2, retry_after=4):
@@ -124,7 +124,7 @@ def test_sequences_that_are_open_at_once(clock: Clock) -> None:
         pass
 
 
-def test_other_keys_are_untouched(clock: Clock) -> None:
+def test_limits_of_keys_are_independent(clock: Clock) -> None:
     ring = KeyRing(named_keys([ApiKey("one", "a", requests_per_minute=1), "two"]), clock)
     owners = [ring.owner(f"Bearer {key}") for key in ("one", "two")]
     first, second = (ring.budget(owner or "") for owner in owners)
@@ -135,7 +135,7 @@ def test_other_keys_are_untouched(clock: Clock) -> None:
     assert [ring.name(owner or "") for owner in owners] == ["a", "key2"]
 
 
-def test_a_window_keeps_few_entries_and_its_sum(clock: Clock) -> None:
+def test_window_merges_entries_and_keeps_the_sum(clock: Clock) -> None:
     window = SlidingWindow()
     for number in range(20_000):
         window.add(number * 0.01, 1)
@@ -153,12 +153,12 @@ def write(tmp_path: Path, *lines: str) -> Path:
     return file
 
 
-def test_a_file_of_plain_keys_is_read_as_ever(tmp_path: Path) -> None:
+def test_reads_plain_key_file(tmp_path: Path) -> None:
     keys = named_keys(read_key_file(write(tmp_path, "one", "", "  two ", "one")))
     assert keys == (ApiKey("one", "key1", from_file=True), ApiKey("two", "key2", from_file=True))
 
 
-def test_names_and_budgets_are_read(tmp_path: Path) -> None:
+def test_reads_names_and_budgets(tmp_path: Path) -> None:
     line = {"key": "k", "name": "team-a", "requests_per_minute": 5, "max_concurrent": 2}
     (key,) = read_key_file(write(tmp_path, "# ours", json.dumps(line)))
     assert (key.name, key.requests_per_minute, key.max_concurrent) == ("team-a", 5, 2)
@@ -177,7 +177,7 @@ def test_names_and_budgets_are_read(tmp_path: Path) -> None:
         ("schlüssel", "ASCII"),
     ],
 )
-def test_a_fault_names_the_line_and_never_the_key(tmp_path: Path, line: str, told: str) -> None:
+def test_error_names_the_line_and_never_the_key(tmp_path: Path, line: str, told: str) -> None:
     file = write(tmp_path, "# a comment", line)
     with pytest.raises(InvalidInputError) as caught:
         read_key_file(file)
@@ -186,17 +186,17 @@ def test_a_fault_names_the_line_and_never_the_key(tmp_path: Path, line: str, tol
     assert "sekret" not in str(caught.value)
 
 
-def test_a_file_without_keys_does_not_open_the_server(tmp_path: Path) -> None:
+def test_key_file_without_keys_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no key in it"):
         read_key_file(write(tmp_path, "# nobody"))
 
 
-def test_two_keys_cannot_have_one_name() -> None:
+def test_duplicate_key_names_are_rejected() -> None:
     with pytest.raises(InvalidInputError, match="two API keys are named a"):
         ServerConfig(api_keys=(ApiKey("one", "a"), ApiKey("two", "a")))
 
 
-def test_what_was_used_survives_reading_the_file_again(clock: Clock) -> None:
+def test_usage_survives_key_file_reload(clock: Clock) -> None:
     ring = KeyRing(named_keys([ApiKey("one", "a", requests_per_minute=1), "gone"]), clock)
     owner = ring.owner("Bearer one") or ""
     ring.budget(owner).begin(1)
@@ -211,7 +211,7 @@ def test_what_was_used_survives_reading_the_file_again(clock: Clock) -> None:
 ASK = {"prompt": "hello", "max_tokens": 2, "temperature": 0}
 
 
-def test_budgets_names_and_hangup_through_http(tmp_path: Path) -> None:
+def test_budgets_names_and_sighup_over_http(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         json.dumps({"key": "sekret-a", "name": "team-a", "requests_per_minute": 2}),

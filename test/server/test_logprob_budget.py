@@ -17,7 +17,7 @@ from llaisys.server.http.limits import LogprobBudget
 TEXT = "/v1/completions"
 
 
-def test_what_is_held_is_given_back_and_one_request_may_fill_the_context() -> None:
+def test_reservation_is_released_and_one_request_may_fill_the_context() -> None:
     budget = LogprobBudget(100)
     with budget.reserve(60), budget.reserve(40):
         with pytest.raises(ApiError) as now, budget.reserve(1):
@@ -43,7 +43,7 @@ def server(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield process.wait_ready()
 
 
-def test_too_many_logprobs_are_refused_before_anything_is_generated(server: ServerProcess) -> None:
+def test_too_many_logprobs_are_rejected_before_generation(server: ServerProcess) -> None:
     with server.client() as client:
         whole = {**LONG, "max_tokens": 10**6, "logprobs": 20, "n": 2}
         error = error_of(client.post(TEXT, json=whole), 400)
@@ -57,7 +57,7 @@ def test_too_many_logprobs_are_refused_before_anything_is_generated(server: Serv
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_those_of_open_requests_count_together(
+def test_open_requests_share_the_logprob_budget(
     server: ServerProcess, gate: Gate, stream: bool
 ) -> None:
     body = {**LONG, "logprobs": 20, "stream": stream}

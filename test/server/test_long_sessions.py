@@ -39,7 +39,7 @@ def count(text: str) -> int:
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 7, 50, 200])
 @pytest.mark.parametrize("most", [30, 100, 333, 2000])
-def test_what_is_left_fits_begins_with_a_question_and_has_the_system_message(turns, most):
+def test_remaining_turns_fit_and_keep_the_system_message(turns, most):
     messages = conversation(turns)
     seen: list[Any] = []
 
@@ -59,7 +59,7 @@ def test_what_is_left_fits_begins_with_a_question_and_has_the_system_message(tur
         assert len(ids) > most // 3
 
 
-def test_the_work_follows_the_context_and_not_the_conversation():
+def test_cost_depends_on_context_not_conversation_length():
     counted = []
 
     def counting(text: str) -> int:
@@ -70,7 +70,7 @@ def test_the_work_follows_the_context_and_not_the_conversation():
     assert len(counted) < 40
 
 
-def test_turns_go_several_at_once_so_that_beginnings_stay_equal():
+def test_turns_are_dropped_in_groups_to_keep_prefixes_equal():
     beginnings = set()
     for turns in range(100, 140):
         _, dropped = Recent(conversation(turns), 1, 1500).render(render, count)
@@ -78,7 +78,7 @@ def test_turns_go_several_at_once_so_that_beginnings_stay_equal():
     assert len(beginnings) <= 14
 
 
-def test_an_answer_has_room():
+def test_leaves_room_for_the_answer():
     assert answer_room(None, 2048) == 512
     assert answer_room(100, 2048) == 100
     assert answer_room(2000, 2048) == 1024
@@ -99,7 +99,7 @@ def client(server: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_session_of_200_turns_keeps_answering(client: httpx.Client):
+def test_session_of_200_turns_keeps_answering(client: httpx.Client):
     system = {"role": "system", "content": "be brief"}
     truncated, slowest = [], 0.0
     for turn in range(200):
@@ -118,7 +118,7 @@ def test_a_session_of_200_turns_keeps_answering(client: httpx.Client):
     assert slowest < 5
 
 
-def test_the_last_chunk_of_a_stream_says_that_turns_were_left_out(client: httpx.Client):
+def test_last_stream_chunk_reports_dropped_turns(client: httpx.Client):
     def ask(messages: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
         body = chat(messages=messages, stream=True, **fields)
         with client.stream("POST", CHAT, json=body) as response:
@@ -130,7 +130,7 @@ def test_the_last_chunk_of_a_stream_says_that_turns_were_left_out(client: httpx.
     assert "context_truncated" not in ask(conversation(1))[-1]
 
 
-def test_what_is_left_is_what_the_model_answers(client: httpx.Client):
+def test_dropped_turns_give_the_same_answer_as_a_shorter_chat(client: httpx.Client):
     messages = conversation(150)
     room = answer_room(6, CONTEXT)
     ids, dropped = Recent(messages, 1, CONTEXT - room).render(render, count)
@@ -140,7 +140,7 @@ def test_what_is_left_is_what_the_model_answers(client: httpx.Client):
     assert answer["choices"][0]["message"]["content"] == TOKENIZER.decode_tokens(reply(text, 6))
 
 
-def test_new_messages_that_do_not_fit_are_refused_as_ever(client: httpx.Client):
+def test_new_messages_that_do_not_fit_are_rejected(client: httpx.Client):
     huge = [{"role": "user", "content": "y" * 2100}]
     for fields in ({"session_id": "fresh"}, {"drop_old_turns": True}):
         error = error_of(client.post(CHAT, json=chat(messages=huge, **fields)), 400)
@@ -149,7 +149,7 @@ def test_new_messages_that_do_not_fit_are_refused_as_ever(client: httpx.Client):
     assert error["code"] == "context_length_exceeded"  # who does not ask for it gets the truth
 
 
-def test_a_chat_goes_on_beyond_its_context_and_keeps_its_system_message(client: httpx.Client):
+def test_context_shift_keeps_the_system_message(client: httpx.Client):
     body = chat(messages=conversation(2), max_tokens=3300, ignore_eos=True, return_token_ids=True)
     answer = client.post(CHAT, json=body).json()
     assert answer["usage"]["completion_tokens"] == 3300
@@ -174,7 +174,7 @@ def ask(
     return client.post(RESPONSES, json={**body, "previous_response_id": before})
 
 
-def test_a_chain_of_responses_outgrows_the_context_and_keeps_answering(client: httpx.Client):
+def test_response_chain_continues_beyond_the_context(client: httpx.Client):
     before, truncated = None, []
     for turn in range(12):
         response = ask(client, f"question {turn} " + "z" * 300, before)
@@ -205,7 +205,7 @@ def test_a_chain_of_responses_outgrows_the_context_and_keeps_answering(client: h
     assert events[-1]["response"]["context_truncated"] is True
 
 
-def test_items_that_are_too_many_are_left_out_where_that_is_asked_for(client: httpx.Client):
+def test_truncation_auto_drops_old_items(client: httpx.Client):
     items = [{"role": m["role"], "content": m["content"]} for m in conversation(150)]
     body = {"input": items, "max_output_tokens": 4}
     refused = error_of(client.post(RESPONSES, json=body), 400)

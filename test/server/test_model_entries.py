@@ -10,7 +10,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.server.models.entries import entries_of, read_models_file
 
 
-def test_a_file_names_models_and_their_options(tmp_path: Path) -> None:
+def test_file_names_models_and_options(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(
         '[models.small]\nmodel = "mock"\naliases = ["s"]\nmax_model_len = 64\n[models.mock]\n'
@@ -32,7 +32,7 @@ def test_a_file_names_models_and_their_options(tmp_path: Path) -> None:
         ("[models", "--models"),
     ],
 )
-def test_a_fault_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_error_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "models.toml"
     file.write_text(text)
     with pytest.raises(InvalidInputError) as caught:
@@ -40,7 +40,7 @@ def test_a_fault_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> N
     assert told in str(caught.value) and ("two models" in told or str(file) in str(caught.value))
 
 
-def test_models_by_place_are_called_by_their_last_name(tmp_path: Path) -> None:
+def test_model_paths_are_named_by_file_name(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     first, second = entries_of([str(tmp_path / "one"), "org/two"], {})
     assert (first.names, second.names) == (("one",), ("org/two",))

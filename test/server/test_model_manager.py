@@ -113,7 +113,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-def test_models_are_loaded_when_they_are_asked_for_and_the_longest_unused_goes(
+def test_loads_on_demand_and_unloads_least_recently_used(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -132,7 +132,7 @@ def test_models_are_loaded_when_they_are_asked_for_and_the_longest_unused_goes(
     run(work())
 
 
-def test_requests_to_all_of_them_in_any_order_are_answered_within_the_budget(
+def test_random_requests_are_answered_within_the_budget(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -149,7 +149,7 @@ def test_requests_to_all_of_them_in_any_order_are_answered_within_the_budget(
     run(work())
 
 
-def test_one_load_serves_everybody_who_waits_for_it(tmp_path: Path) -> None:
+def test_one_load_serves_all_waiting_requests(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
         await asyncio.gather(*[scene.ask("b") for _ in range(50)])
@@ -159,7 +159,7 @@ def test_one_load_serves_everybody_who_waits_for_it(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_request_in_flight_is_never_ended_by_another_model(tmp_path: Path) -> None:
+def test_unload_never_ends_a_running_request(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
         (_, free_a), (_, free_b) = [await scene.manager.lease(name) for name in "ab"]
@@ -177,7 +177,7 @@ def test_a_request_in_flight_is_never_ended_by_another_model(tmp_path: Path) -> 
     run(work())
 
 
-def test_a_model_that_is_always_in_use_makes_room_after_its_time(tmp_path: Path) -> None:
+def test_busy_model_is_drained_after_its_residency(tmp_path: Path) -> None:
     """Its requests are answered, new ones wait until it is their turn again."""
 
     async def work() -> None:
@@ -198,7 +198,7 @@ def test_a_model_that_is_always_in_use_makes_room_after_its_time(tmp_path: Path)
     run(work())
 
 
-def test_a_model_that_cannot_be_loaded_is_its_own_503(tmp_path: Path) -> None:
+def test_failed_load_is_a_503_for_that_model_only(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
         scene.faults["b"] = "there is no such file /secret/path"
@@ -225,7 +225,7 @@ def test_a_model_that_cannot_be_loaded_is_its_own_503(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Path) -> None:
+def test_model_over_the_budget_unloads_no_other(tmp_path: Path) -> None:
     """It is refused at once with the numbers. After a pause it is asked again what it needs, where
     that takes nobody's place, and loaded once it fits."""
 
@@ -257,7 +257,7 @@ def test_a_model_that_is_larger_than_the_budget_takes_nobodys_place(tmp_path: Pa
     run(work())
 
 
-def test_a_budget_that_holds_no_engine_is_told_at_once(tmp_path: Path) -> None:
+def test_budget_below_a_bare_engine_is_rejected_at_once(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, budget=100 * MIB, load_timeout=1e6)
         with pytest.raises(ApiError, match=f"it needs {128 * MIB} bytes; the budget is"):
@@ -270,7 +270,7 @@ def test_a_budget_that_holds_no_engine_is_told_at_once(tmp_path: Path) -> None:
         ModelLimits(memory_budget=100 * MIB)
 
 
-def test_an_engine_that_dies_is_loaded_again_and_its_memory_is_free(tmp_path: Path) -> None:
+def test_dead_engine_is_reloaded_and_its_memory_released(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
         await scene.ask("a")
@@ -287,7 +287,7 @@ def test_an_engine_that_dies_is_loaded_again_and_its_memory_is_free(tmp_path: Pa
     run(work())
 
 
-def test_the_pause_after_a_death_grows_until_a_request_was_answered(tmp_path: Path) -> None:
+def test_retry_pause_grows_until_a_request_succeeds(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
 
@@ -312,7 +312,7 @@ def test_the_pause_after_a_death_grows_until_a_request_was_answered(tmp_path: Pa
     run(work())
 
 
-def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+def test_waiting_requests_time_out(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=0.05, max_waiting=2)
         leases = [await scene.manager.lease(name) for name in "ab"]
@@ -327,7 +327,7 @@ def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_drain_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+def test_drain_times_out(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=0.1, budget=SIZE)
         _, release = await scene.manager.lease("a")
@@ -343,7 +343,7 @@ def test_a_drain_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     run(work())
 
 
-def test_what_nobody_uses_is_unloaded_after_a_while(tmp_path: Path) -> None:
+def test_idle_models_are_unloaded(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, keep_alive=60.0)
         await scene.ask("a")
@@ -363,7 +363,7 @@ def test_what_nobody_uses_is_unloaded_after_a_while(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_model_that_is_not_here_is_a_404(tmp_path: Path) -> None:
+def test_unknown_model_is_a_404(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     with pytest.raises(ApiError) as caught:
         run(scene.ask("d"))

@@ -266,7 +266,7 @@ def test_cancel_route_ends_running_and_queued_requests(server: ServerProcess, st
     server.wait_idle()
 
 
-def test_hanging_up_stops_the_work_wherever_it_is(server: ServerProcess) -> None:
+def test_disconnect_stops_the_request_in_every_state(server: ServerProcess) -> None:
     """Streaming or not, running or queued, FIN or RST: nothing is left."""
     aborted = server.metric("request_success_total")
     connections = [raw_request(server, {**LONG, "stream": bool(i % 2)}) for i in range(8)]

@@ -37,7 +37,7 @@ def counts(value: Any) -> tuple[int, int, int]:
 
 
 @given(value=JSON, size=st.integers(1, 40), ascii=st.booleans())
-def test_only_what_is_outside_strings_is_counted(value: Any, size: int, ascii: bool) -> None:
+def test_counts_only_outside_strings(value: Any, size: int, ascii: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies, "SLICE_BYTES", size)
@@ -55,7 +55,7 @@ def test_only_what_is_outside_strings_is_counted(value: Any, size: int, ascii: b
         b"{" + b",".join(b'"f%d":1' % number for number in range(70_000)) + b"}",
     ],
 )
-def test_what_is_too_much_is_refused_before_it_is_parsed(
+def test_oversized_structure_is_rejected_before_parsing(
     monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     monkeypatch.setattr(bodies, "read_json", lambda body: pytest.fail("it was parsed"))
@@ -64,12 +64,12 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(
     assert (caught.value.status, caught.value.code) == (400, "too_many_items")
 
 
-def test_marks_inside_texts_do_not_count() -> None:
+def test_brackets_inside_strings_do_not_count() -> None:
     text = '[{,:\\"' * 400_000
     check_structure(json.dumps({"prompt": text}).encode(), 256 << 10)
 
 
-def test_bodies_are_utf_8(client: httpx.Client) -> None:
+def test_bodies_must_be_utf_8(client: httpx.Client) -> None:
     """Others could hide from the count; JSON between systems is UTF-8 (RFC 8259)."""
     headers = {"content-type": "application/json"}
     for name in ("utf-16", "utf-32", "utf-16-le"):
@@ -80,7 +80,7 @@ def test_bodies_are_utf_8(client: httpx.Client) -> None:
     assert answer.status_code == 200
 
 
-def test_template_variables_are_small(client: httpx.Client) -> None:
+def test_large_template_variables_are_rejected(client: httpx.Client) -> None:
     small, large = {"x": ["a" * 100] * 10}, {"x": ["a" * 100] * 200}
     assert client.post(CHAT, json=chat(chat_template_kwargs=small)).status_code == 200
     error = error_of(client.post(CHAT, json=chat(chat_template_kwargs=large)), 400)

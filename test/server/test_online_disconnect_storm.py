@@ -177,9 +177,7 @@ class Survivors:
         raise AssertionError
 
 
-def test_two_hundred_clients_vanish_and_the_others_do_not_notice(
-    server: ServerProcess, gate: Gate
-) -> None:
+def test_200_disconnects_do_not_affect_other_clients(server: ServerProcess, gate: Gate) -> None:
     survivors = Survivors(server)
     for body, text in zip(survivors.bodies, survivors.quiet, strict=True):
         seed = body["seed"] if body["temperature"] else None

@@ -44,7 +44,7 @@ def vectors(answer: dict[str, Any]) -> list[list[float]]:
     ["abc", ["abc", "x"], [97, 98, 99], [[97, 98, 99], [120]]],
     ids=["text", "texts", "ids", "lists"],
 )
-def test_every_form_of_input(client: httpx.Client, given: Any) -> None:
+def test_every_input_format(client: httpx.Client, given: Any) -> None:
     answer = post(client, EMBEDDINGS, model="fake", input=given)
     texts = ["abc", "x"][: len(answer["data"])]
     np.testing.assert_allclose(vectors(answer), [unit(text) for text in texts], atol=1e-6)
@@ -54,7 +54,7 @@ def test_every_form_of_input(client: httpx.Client, given: Any) -> None:
     assert answer["data"][0]["object"] == "embedding"
 
 
-def test_base64_is_the_same_numbers(client: httpx.Client) -> None:
+def test_base64_equals_float_format(client: httpx.Client) -> None:
     floats = vectors(post(client, EMBEDDINGS, input=["abc", "x"]))
     for fields in ({}, {"dimensions": 3}):
         answer = post(client, EMBEDDINGS, input=["abc"], encoding_format="base64", **fields)
@@ -73,7 +73,7 @@ def test_pooling_dimensions_and_length(client: httpx.Client) -> None:
     np.testing.assert_allclose(plain, hidden_of(ord("c")), atol=1e-6)
 
 
-def test_many_texts_come_in_their_order(client: httpx.Client) -> None:
+def test_many_texts_keep_their_order(client: httpx.Client) -> None:
     """More than are in the engine at once."""
     texts = [f"text {number}" for number in range(150)]
     answer = post(client, EMBEDDINGS, input=texts, pooling="mean")
@@ -81,14 +81,14 @@ def test_many_texts_come_in_their_order(client: httpx.Client) -> None:
     np.testing.assert_allclose(vectors(answer), wanted, atol=1e-6)
 
 
-def test_openais_client_reads_them(server: ServerProcess) -> None:
+def test_openai_client(server: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[0]) as client:
         found = client.embeddings.create(model="fake", input=["abc", "x"])  # asks for base64
         np.testing.assert_allclose(found.data[1].embedding, unit("x"), atol=1e-6)
         assert found.usage.prompt_tokens == 4
 
 
-def test_scores_of_one_with_each_and_of_pairs(client: httpx.Client) -> None:
+def test_scores_one_to_many_and_pairs(client: httpx.Client) -> None:
     answer = post(client, "/v1/score", model="fake", text_1="abc", text_2=["abc", "abx"])
     scores = [entry["score"] for entry in answer["data"]]
     assert scores == pytest.approx([1.0, float(unit("abc") @ unit("abx"))], abs=1e-6)
@@ -99,7 +99,7 @@ def test_scores_of_one_with_each_and_of_pairs(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
-def test_documents_in_falling_order(client: httpx.Client, path: str) -> None:
+def test_rerank_sorts_by_score(client: httpx.Client, path: str) -> None:
     texts = ["aq", "ac", "ax", "ab"]
     wanted = sorted(range(4), key=lambda i: -float(unit("zc") @ unit(texts[i])))
     documents = [texts[0], {"text": texts[1], "title": "ignored"}, *texts[2:]]
@@ -113,7 +113,7 @@ def test_documents_in_falling_order(client: httpx.Client, path: str) -> None:
     assert few["results"] == kept[:2]
 
 
-def test_ollamas_routes(client: httpx.Client) -> None:
+def test_ollama_routes(client: httpx.Client) -> None:
     answer = post(client, "/api/embed", model="fake:latest", input=["abc", "x"])
     np.testing.assert_allclose(answer["embeddings"], [unit("abc"), unit("x")], atol=1e-6)
     assert answer["prompt_eval_count"] == 4 and answer["total_duration"] > 0
@@ -159,14 +159,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "text"), REFUSED)
-def test_what_is_wrong_is_named_with_its_value_and_its_limit(
+def test_errors_have_field_value_and_limit(
     client: httpx.Client, path: str, body: dict[str, Any], text: str
 ) -> None:
     assert error_of(client.post(path, json=body), 400)["message"].startswith(text)
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, "/v1/score", "/v1/rerank", "/api/embed"])
-def test_keys_names_and_leaks(server: ServerProcess, client: httpx.Client, path: str) -> None:
+def test_keys_model_names_and_leaks(server: ServerProcess, client: httpx.Client, path: str) -> None:
     body = {"input": "x", "text_1": "x", "text_2": "y", "query": "x", "documents": ["y"]}
     with server.client() as nobody:
         assert nobody.post(path, json=body).status_code == 401
@@ -194,13 +194,13 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProc
         yield server.wait_ready(), gate
 
 
-def test_the_servers_own_pooling(gated: tuple[ServerProcess, Gate]) -> None:
+def test_configured_pooling(gated: tuple[ServerProcess, Gate]) -> None:
     with gated[0].client() as client:
         (mean,) = vectors(post(client, EMBEDDINGS, input="abc"))
         np.testing.assert_allclose(mean, unit("abc", "mean"), atol=1e-6)
 
 
-def test_a_fault_of_the_engine_is_a_500_and_the_next_request_works(
+def test_engine_error_is_a_500_and_next_request_succeeds(
     gated: tuple[ServerProcess, Gate],
 ) -> None:
     server, gate = gated

@@ -190,7 +190,7 @@ def test_raising_forward(tmp_path: Path) -> None:
         scene.close()
 
 
-def test_one_failed_step_ends_its_own_requests_and_no_others(tmp_path: Path) -> None:
+def test_failed_step_ends_only_its_requests(tmp_path: Path) -> None:
     """Those that waited run as if nothing had happened."""
     scene = Scene(tmp_path, "--drain-timeout", "0.5")
     try:
@@ -211,7 +211,7 @@ def test_one_failed_step_ends_its_own_requests_and_no_others(tmp_path: Path) -> 
         scene.close()
 
 
-def test_the_server_gives_up_after_three_failed_steps_in_a_row(tmp_path: Path) -> None:
+def test_server_exits_after_three_consecutive_failed_steps(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with (
         ServerProcess(env=gate.env, session_file=tmp_path / "s.db") as server,
@@ -243,7 +243,7 @@ def test_hanging_step(tmp_path: Path) -> None:
         scene.close()
 
 
-def test_a_stopped_engine_that_comes_back_in_time_is_forgiven(tmp_path: Path) -> None:
+def test_engine_resumed_in_time_recovers(tmp_path: Path) -> None:
     with (
         ServerProcess("--engine-dead-after", "30", session_file=tmp_path / "s.db") as server,
         server.wait_ready().client() as client,
@@ -259,7 +259,7 @@ def test_a_stopped_engine_that_comes_back_in_time_is_forgiven(tmp_path: Path) ->
         assert server.stop() == 0
 
 
-def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(tmp_path: Path) -> None:
+def test_stopped_server_does_not_declare_engine_dead(tmp_path: Path) -> None:
     """What came while it slept is answered as if it had not."""
     with ServerProcess("--engine-dead-after", "1", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
@@ -289,7 +289,7 @@ def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(tmp_path: Pa
         assert server.stop() == 0
 
 
-def test_failed_steps_have_a_status_and_are_counted(tmp_path: Path) -> None:
+def test_failed_steps_return_500_and_are_counted(tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     with (
         ServerProcess(env={FAULT_FILE: str(fault)}, session_file=tmp_path / "s.db") as server,
@@ -308,7 +308,7 @@ def test_failed_steps_have_a_status_and_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_with_nothing_left_to_draw_fails_alone(tmp_path: Path, stream: bool) -> None:
+def test_request_without_sampleable_tokens_fails_alone(tmp_path: Path, stream: bool) -> None:
     """One failed step would be the end of this server."""
     env = {STEP_SECONDS: "0.005"}
     other = {**LONG, "max_tokens": 300, "return_token_ids": True}
@@ -336,7 +336,7 @@ def test_a_request_with_nothing_left_to_draw_fails_alone(tmp_path: Path, stream:
         assert server.stop() == 0
 
 
-def test_no_orphan_when_the_server_is_killed(tmp_path: Path) -> None:
+def test_engine_ends_when_the_server_is_killed(tmp_path: Path) -> None:
     before = socket_directories()
     with ServerProcess(env={STEP_SECONDS: "0.005"}, session_file=tmp_path / "s.db") as server:
         pid = server.wait_ready().engine_pid

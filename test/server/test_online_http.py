@@ -17,7 +17,7 @@ from wire_helpers import sse_events
 # ---- plain answers -------------------------------------------------------------------------------
 
 
-def test_chat_gives_what_the_engine_gives_without_a_server(client: httpx.Client) -> None:
+def test_chat_equals_offline_engine(client: httpx.Client) -> None:
     response = client.post(CHAT, json=chat(return_token_ids=True))
     assert response.status_code == 200
     body = response.json()
@@ -29,7 +29,7 @@ def test_chat_gives_what_the_engine_gives_without_a_server(client: httpx.Client)
     assert body["usage"]["completion_tokens"] == 6
 
 
-def test_cached_prompt_tokens_are_reported_and_can_be_refused(client: httpx.Client) -> None:
+def test_reports_cached_prompt_tokens_and_reuse_can_be_disabled(client: httpx.Client) -> None:
     body = chat(messages=[{"role": "user", "content": "cached " * 20}])
     client.post(CHAT, json=body)
 
@@ -54,7 +54,7 @@ def test_completions_with_several_prompts_choices_and_echo(client: httpx.Client)
     assert [c["text"] for c in again["choices"]] == [c["text"] for c in answer["choices"]]
 
 
-def test_completions_take_token_ids(client: httpx.Client) -> None:
+def test_completions_accept_token_ids(client: httpx.Client) -> None:
     body = {"prompt": [104, 105], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
     answer = client.post("/v1/completions", json=body).json()
     assert answer["choices"][0]["token_ids"] == expected_tokens([104, 105], 4)
@@ -83,9 +83,7 @@ def test_logprobs_of_chat_and_of_completions(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a", "é漢"])
-def test_completion_logprobs_where_tokens_are_parts_of_characters(
-    client: httpx.Client, prompt: str
-) -> None:
+def test_completion_logprobs_of_partial_characters(client: httpx.Client, prompt: str) -> None:
     """Every token has its entry and its place, streamed or whole; no two names are the same."""
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": 40, "seed": 3, "ignore_eos": True}
     body["logprobs"] = 4
@@ -115,7 +113,7 @@ def test_completion_logprobs_where_tokens_are_parts_of_characters(
     assert streamed["tokens"] == logprobs["tokens"] and streamed["text_offset"] == places
 
 
-def test_streams_end_in_a_finish_chunk_and_done(client: httpx.Client) -> None:
+def test_streams_end_with_finish_chunk_and_done(client: httpx.Client) -> None:
     body = chat(n=3, seed=1, temperature=1, stream=True, stream_options={"include_usage": True})
     with client.stream("POST", CHAT, json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -133,7 +131,7 @@ def test_streams_end_in_a_finish_chunk_and_done(client: httpx.Client) -> None:
         assert text == whole["choices"][index]["message"]["content"]
 
 
-def test_completion_stream_with_echo_is_the_whole_text(client: httpx.Client) -> None:
+def test_completion_stream_with_echo_has_the_whole_text(client: httpx.Client) -> None:
     body = {"prompt": ["ab", "cd"], "max_tokens": 5, "temperature": 0, "echo": True}
     whole = [c["text"] for c in client.post("/v1/completions", json=body).json()["choices"]]
     texts = ["", ""]
@@ -145,7 +143,7 @@ def test_completion_stream_with_echo_is_the_whole_text(client: httpx.Client) -> 
     assert texts == whole
 
 
-def test_negative_seeds_and_strings_as_bias_keys_are_openai(client: httpx.Client) -> None:
+def test_accepts_negative_seeds_and_string_bias_keys(client: httpx.Client) -> None:
     body = chat(seed=-(1 << 63), temperature=1, logit_bias={"104": -100, "105": 5.5})
     answers = [client.post(CHAT, json=body).json()["choices"][0]["message"] for _ in range(2)]
     assert answers[0] == answers[1]
@@ -184,7 +182,7 @@ def test_status_routes(client: httpx.Client) -> None:
     error_of(client.get(CHAT), 405)
 
 
-def test_metrics_have_the_names_that_dashboards_know(client: httpx.Client) -> None:
+def test_metrics_have_vllm_names(client: httpx.Client) -> None:
     with client.stream("POST", CHAT, json=chat(stream=True, max_tokens=20)) as response:
         assert list(sse_events(response))[-1] == "[DONE]"
     text = client.get("/metrics").text
@@ -221,7 +219,7 @@ def test_metrics_have_the_names_that_dashboards_know(client: httpx.Client) -> No
     assert 'finished_reason="length"' in text
 
 
-def test_request_id_goes_in_and_out(client: httpx.Client) -> None:
+def test_request_id_is_echoed(client: httpx.Client) -> None:
     response = client.post(CHAT, json=chat(), headers={"X-Request-Id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
     response = client.post(CHAT, json=chat(), headers={"X-Request-Id": "a b" + "c" * 200})
@@ -232,7 +230,7 @@ def test_request_id_goes_in_and_out(client: httpx.Client) -> None:
 # ---- keys, owners, doors -------------------------------------------------------------------------
 
 
-def test_every_route_but_health_and_the_ui_needs_a_key(server: ServerProcess) -> None:
+def test_every_route_except_health_and_ui_requires_a_key(server: ServerProcess) -> None:
     with server.client(KEYS[0]) as client:
         routes = client.get("/openapi.json").json()["paths"]
     assert len(routes) >= 13
@@ -262,7 +260,7 @@ def test_web_ui_has_a_strict_policy(server: ServerProcess) -> None:
         assert again.status_code == 304
 
 
-def test_foreign_hosts_and_origins_are_turned_away(client: httpx.Client) -> None:
+def test_foreign_hosts_and_origins_are_rejected(client: httpx.Client) -> None:
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", ""):
         response = client.post(CHAT, json=chat(), headers={"Host": host})
         assert response.status_code in (400, 403), host
@@ -306,7 +304,7 @@ def test_pages_of_this_machine_are_allowed_and_preflights_need_no_key(
         assert refused.headers["access-control-allow-origin"] == origin
 
 
-def test_log_lines_say_who_what_and_how_long(client: httpx.Client, server: ServerProcess) -> None:
+def test_log_lines_have_key_route_and_latency(client: httpx.Client, server: ServerProcess) -> None:
     client.post(CHAT, json=chat(), headers={"X-Request-Id": "log-me"})
 
     def found() -> list[dict[str, Any]]:
@@ -332,7 +330,7 @@ def test_openai_client_sees_typed_errors(server: ServerProcess) -> None:
         bad.models.list()
 
 
-def test_many_clients_at_once_lose_and_mix_nothing(server: ServerProcess) -> None:
+def test_concurrent_clients_get_their_own_answers(server: ServerProcess) -> None:
     """More clients than the engine runs at once; each has its own expected answer."""
     limits = httpx.Limits(max_connections=64)
     with server.client(KEYS[0], limits=limits) as client, ThreadPoolExecutor(32) as pool:
@@ -347,7 +345,7 @@ def test_many_clients_at_once_lose_and_mix_nothing(server: ServerProcess) -> Non
     server.wait_idle(KEYS[0])
 
 
-def test_the_model_card_shows_what_is_used_when_nothing_is_sent(client: httpx.Client) -> None:
+def test_model_card_shows_sampling_defaults(client: httpx.Client) -> None:
     card = client.get("/v1/models").json()["data"][0]
     assert card["default_sampling_params"] == {
         "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,

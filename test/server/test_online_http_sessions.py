@@ -20,7 +20,7 @@ from server_helpers import Gate, ServerProcess
 from wire_helpers import sse_events
 
 
-def test_a_session_continues_on_the_server(client: httpx.Client) -> None:
+def test_session_continues_on_the_server(client: httpx.Client) -> None:
     first = client.post(CHAT, json=chat(session_id="talk")).json()
     assert first["session_id"] == "talk"
     answer = first["choices"][0]["message"]["content"]
@@ -36,7 +36,7 @@ def test_a_session_continues_on_the_server(client: httpx.Client) -> None:
     assert exported["num_messages"] == 4 and exported["model"] == "fake"
 
 
-def test_a_stream_that_is_over_with_its_first_part_is_kept_too(client: httpx.Client) -> None:
+def test_single_delta_stream_is_stored(client: httpx.Client) -> None:
     for turn in range(3):
         body = chat(session_id="short", stream=True, max_tokens=1)
         with client.stream("POST", CHAT, json=body) as response:
@@ -59,7 +59,7 @@ def test_sessions_can_be_listed_imported_renamed_and_deleted(client: httpx.Clien
     error_of(client.patch(f"/v1/sessions/{name}", json={"title": "u"}), 404)
 
 
-def test_a_session_is_replaced_whole_or_not_at_all(client: httpx.Client) -> None:
+def test_session_replacement_is_atomic(client: httpx.Client) -> None:
     first = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     other = [{"role": "user", "content": "three"}]
     path = "/v1/sessions/mirror"
@@ -75,7 +75,7 @@ def test_a_session_is_replaced_whole_or_not_at_all(client: httpx.Client) -> None
     client.delete(path)
 
 
-def test_a_session_belongs_to_its_key(client: httpx.Client, server: ServerProcess) -> None:
+def test_session_belongs_to_its_key(client: httpx.Client, server: ServerProcess) -> None:
     client.post(CHAT, json=chat(session_id="private"))
     with server.client(KEYS[1]) as other:
         assert other.get("/v1/sessions/private").status_code == 404
@@ -87,7 +87,7 @@ def test_a_session_belongs_to_its_key(client: httpx.Client, server: ServerProces
     assert client.get("/v1/sessions/private").json()["num_messages"] == 2
 
 
-def test_refused_turns_leave_a_session_as_it_was(client: httpx.Client) -> None:
+def test_rejected_turns_do_not_change_a_session(client: httpx.Client) -> None:
     client.post(CHAT, json=chat(session_id="firm"))
     long = [{"role": "user", "content": "x" * 5000}]
     error_of(client.post(CHAT, json=chat(session_id="firm", messages=long)), 400)
@@ -109,7 +109,7 @@ def test_session_survives_a_restart(tmp_path: Path) -> None:
         assert second.stop() == 0
 
 
-def test_only_one_turn_of_a_session_at_a_time(tmp_path: Path) -> None:
+def test_second_turn_of_a_session_is_a_409(tmp_path: Path) -> None:
     slow = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
     with ServerProcess(env=slow, session_file=tmp_path / "s.db") as server:
         server.wait_ready()
@@ -179,7 +179,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldServer]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("made", ["by its first turn", "before it"])
-def test_a_session_deleted_during_its_first_turn_stays_deleted(
+def test_session_deleted_during_its_first_turn_stays_deleted(
     held: HeldServer, stream: bool, made: str
 ) -> None:
     def delete(client: httpx.Client) -> None:
@@ -198,7 +198,7 @@ def test_a_session_deleted_during_its_first_turn_stays_deleted(
         client.delete("/v1/sessions/gone")
 
 
-def test_a_session_replaced_during_a_turn_keeps_what_it_was_given(held: HeldServer) -> None:
+def test_session_replaced_during_a_turn_keeps_the_replacement(held: HeldServer) -> None:
     other = [{"role": "user", "content": "mine"}]
 
     def replace(client: httpx.Client) -> None:
@@ -211,7 +211,7 @@ def test_a_session_replaced_during_a_turn_keeps_what_it_was_given(held: HeldServ
         client.delete("/v1/sessions/changing")
 
 
-def test_a_turn_that_could_not_be_stored_is_not_said_to_be(held: HeldServer) -> None:
+def test_turn_that_cannot_be_stored_is_an_error(held: HeldServer) -> None:
     def change(client: httpx.Client) -> None:
         """What a program that does not know our lock may do."""
         with sqlite3.connect(held.file) as db:
@@ -237,18 +237,18 @@ def refused_start(session_file: Path) -> str:
     return done.stderr
 
 
-def test_a_second_server_on_a_session_file_says_who_has_it(held: HeldServer) -> None:
+def test_second_server_on_a_session_file_names_the_holder(held: HeldServer) -> None:
     said = refused_start(held.file)
     assert f"is in use by process {held.process.process.pid}" in said and "--session-file" in said
 
 
-def test_a_damaged_session_file_is_told_at_the_start(tmp_path: Path) -> None:
+def test_damaged_session_file_is_rejected_at_start(tmp_path: Path) -> None:
     file = tmp_path / "sessions.db"
     file.write_bytes(b"this is no database " * 500)
     assert f"session file {file}: file is not a database" in refused_start(file)
 
 
-def test_the_session_file_has_a_size_that_it_does_not_pass(tmp_path: Path) -> None:
+def test_session_file_size_is_limited(tmp_path: Path) -> None:
     file = tmp_path / "sessions.db"
     long = [{"role": "user", "content": "x" * 90_000}]
     with ServerProcess("--max-session-bytes", str(1 << 20), session_file=file) as server:
@@ -268,7 +268,7 @@ def test_the_session_file_has_a_size_that_it_does_not_pass(tmp_path: Path) -> No
     assert file.stat().st_size <= 1 << 20
 
 
-def test_one_of_several_keys_leaves_half_of_the_session_file_to_the_others(tmp_path: Path) -> None:
+def test_one_key_may_fill_half_of_the_session_file(tmp_path: Path) -> None:
     options = ("--api-key", "one", "--api-key", "two", "--max-session-bytes", str(1 << 20))
     body = {"messages": [{"role": "user", "content": "x" * 50_000}]}
     with ServerProcess(*options, session_file=tmp_path / "s.db") as server:

@@ -103,7 +103,7 @@ def test_overload_is_429_with_retry_after_and_the_queue_times_out(
     assert client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 
-def test_nobody_cancels_the_requests_of_another_key(server: ServerProcess) -> None:
+def test_key_cannot_cancel_requests_of_another_key(server: ServerProcess) -> None:
     with ThreadPoolExecutor(1) as pool, server.client(KEY) as mine, server.client(OTHER) as other:
         answer = pool.submit(mine.post, PATH, json=LONG, headers={"X-Request-Id": "shared-id"})
         server.wait_for(lambda: server.metric("num_requests_running", KEY) == 1, "the request")
@@ -116,18 +116,18 @@ def test_nobody_cancels_the_requests_of_another_key(server: ServerProcess) -> No
         assert answer.result(30).json()["choices"][0]["finish_reason"] == "abort"
 
 
-def test_n_beyond_the_servers_capacity_is_400(client: httpx.Client) -> None:
+def test_n_above_capacity_is_400(client: httpx.Client) -> None:
     response = client.post(PATH, json={"prompt": "x", "n": 5})
     assert response.status_code == 400 and "4" in response.json()["error"]["message"]
 
 
-def test_prompt_token_cap(client: httpx.Client) -> None:
+def test_prompt_token_limit(client: httpx.Client) -> None:
     response = client.post(PATH, json={"prompt": "x" * 1001})
     assert response.status_code == 400 and "1000" in response.json()["error"]["message"]
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_admission_counts_and_gives_back() -> None:
+def test_admission_counts_and_releases() -> None:
     admission = Admission(Limits(max_queued=1), max_num_seqs=2, max_per_key=2)
     with admission.admit("a", 2):
         with pytest.raises(ApiError) as refused:
@@ -145,7 +145,7 @@ def test_admission_counts_and_gives_back() -> None:
     assert refused.value.status == 503
 
 
-def test_session_cap(client: httpx.Client) -> None:
+def test_session_limit(client: httpx.Client) -> None:
     names = [client.post("/v1/sessions", json={}).json()["id"] for _ in range(3)]
     response = client.post("/v1/sessions", json={})
     assert response.status_code == 400 and "3" in response.json()["error"]["message"]
@@ -155,7 +155,7 @@ def test_session_cap(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_session_too_many_is_refused_before_anything_is_generated(
+def test_session_over_the_limit_is_rejected_before_generation(
     server: ServerProcess, client: httpx.Client, stream: bool
 ) -> None:
     for known in client.get("/v1/sessions").json()["data"]:
@@ -185,7 +185,7 @@ def test_large_bodies_are_413(server: ServerProcess, client: httpx.Client) -> No
         assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
 
 
-def test_large_heads_are_431(server: ServerProcess, client: httpx.Client) -> None:
+def test_large_headers_are_431(server: ServerProcess, client: httpx.Client) -> None:
     response = client.get("/health", headers={"X-Long": "x" * 3000})
     assert response.status_code == 200
     answer = exchange(server, b"GET /health HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
@@ -196,13 +196,13 @@ def test_large_heads_are_431(server: ServerProcess, client: httpx.Client) -> Non
     assert exchange(server, url).startswith(b"HTTP/1.1 431")
 
 
-def test_pipelined_requests_are_not_one_large_head(server: ServerProcess) -> None:
+def test_pipelined_requests_are_not_one_large_header(server: ServerProcess) -> None:
     one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert exchange(server, one * 200 + last).count(b"HTTP/1.1 200") == 201
 
 
-def test_a_stream_that_never_began_is_released_too() -> None:
+def test_stream_that_never_started_is_released() -> None:
     """Its generator has no `finally` to run; its request must give back its places all the same."""
     closed: list[str] = []
 
@@ -223,7 +223,7 @@ def test_a_stream_that_never_began_is_released_too() -> None:
     assert closed == ["release"]
 
 
-def test_what_is_not_http_is_400(server: ServerProcess) -> None:
+def test_invalid_http_is_400(server: ServerProcess) -> None:
     for junk in (b"\x16\x03\x01\x02\x00\x01\x00", b"HELO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         assert exchange(server, junk).startswith((b"HTTP/1.1 400", b"HTTP/1.1 408"))
     smuggle = HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -248,7 +248,7 @@ def test_cors_is_an_allow_list(client: httpx.Client, server: ServerProcess) -> N
     assert client.get("/health", headers={"Host": "llm.example"}).status_code == 200
 
 
-def test_a_preflight_of_openais_javascript_client_is_let_through(server: ServerProcess) -> None:
+def test_preflight_of_openai_javascript_client_is_allowed(server: ServerProcess) -> None:
     own = ("arch", "lang", "os", "package-version", "retry-count", "runtime", "timeout")
     names = ["authorization", "content-type", *(f"x-stainless-{name}" for name in own)]
     asked = {
@@ -292,7 +292,7 @@ def test_tls(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def test_a_connection_too_many_gets_a_503_and_the_others_do_not_notice(tmp_path: Path) -> None:
+def test_connection_over_the_limit_gets_503(tmp_path: Path) -> None:
     with ServerProcess("--max-connections", "3", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
         held = [server.connect() for _ in range(2)]

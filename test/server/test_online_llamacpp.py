@@ -34,7 +34,7 @@ def events_of(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dic
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
 @pytest.mark.parametrize("return_tokens", [False, True])
-def test_a_completion_has_its_text_its_counts_and_its_times(
+def test_completion_has_text_counts_and_timings(
     client: httpx.Client, path: str, return_tokens: bool
 ) -> None:
     body = complete(client, path, return_tokens=return_tokens)
@@ -48,7 +48,7 @@ def test_a_completion_has_its_text_its_counts_and_its_times(
     assert body["generation_settings"]["n_predict"] == 6 and body["tokens_evaluated"] == 3
 
 
-def test_a_stream_is_the_whole_answer_and_ends_with_its_facts(client: httpx.Client) -> None:
+def test_stream_equals_whole_answer_and_ends_with_stats(client: httpx.Client) -> None:
     whole = complete(client, seed=42)
     body = {"prompt": "abc", "temperature": 0, "n_predict": 6, "ignore_eos": True, "seed": 42}
     events = events_of(client, "/completion", body)
@@ -62,22 +62,20 @@ def test_a_stream_is_the_whole_answer_and_ends_with_its_facts(client: httpx.Clie
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_predict": -1}])
-def test_without_a_number_the_context_is_filled(
-    client: httpx.Client, fields: dict[str, Any]
-) -> None:
+def test_default_n_predict_fills_the_context(client: httpx.Client, fields: dict[str, Any]) -> None:
     response = client.post("/completion", json={"prompt": "abc", "ignore_eos": True, **fields})
     body = response.json()
     assert body["tokens_predicted"] == CONTEXT - 3 and body["truncated"] is True
     assert body["timings"]["predicted_n"] == CONTEXT - 3
 
 
-def test_the_same_seed_gives_the_same_and_another_something_else(client: httpx.Client) -> None:
+def test_seed_determines_the_output(client: httpx.Client) -> None:
     texts = [complete(client, temperature=1, seed=seed)["content"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert complete(client, temperature=1, seed=1, cache_prompt=False)["content"] == texts[0]
 
 
-def test_prompts_as_tokens_as_texts_mixed_and_several(client: httpx.Client) -> None:
+def test_prompt_formats(client: httpx.Client) -> None:
     tokens = client.post("/tokenize", json={"content": "abc"}).json()["tokens"]
     assert tokens == [97, 98, 99]
     text = complete(client)["content"]
@@ -93,14 +91,14 @@ def test_prompts_as_tokens_as_texts_mixed_and_several(client: httpx.Client) -> N
     assert "511" in error_of(client.post("/completion", json={"prompt": [512]}), 400)["message"]
 
 
-def test_only_the_fields_that_were_asked_for(client: httpx.Client) -> None:
+def test_response_fields_selects_fields(client: httpx.Client) -> None:
     wanted = ["content", "generation_settings/n_predict", "prompt", "no/such"]
     body = complete(client, response_fields=wanted)
     assert set(body) == set(wanted[:3]) and body["generation_settings/n_predict"] == 6
     assert "generation_settings" in complete(client, response_fields=[])
 
 
-def test_probabilities_of_each_token(client: httpx.Client) -> None:
+def test_n_probs_returns_token_probabilities(client: httpx.Client) -> None:
     def check(entries: list[dict[str, Any]], count: int) -> None:
         assert len(entries) == count
         for entry in entries:
@@ -121,9 +119,7 @@ def test_probabilities_of_each_token(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("as_object", [False, True])
-def test_a_bias_by_token_or_by_text_in_either_shape(
-    client: httpx.Client, named: bool, as_object: bool
-) -> None:
+def test_logit_bias_by_token_or_text(client: httpx.Client, named: bool, as_object: bool) -> None:
     plain = complete(client, n_predict=60, return_tokens=True)["tokens"]
     token = next(token for token in plain if 33 <= token <= 126 and not chr(token).isdigit())
     key: Any = chr(token) if named else token
@@ -132,7 +128,7 @@ def test_a_bias_by_token_or_by_text_in_either_shape(
     assert token not in tokens
 
 
-def test_fields_of_its_page_are_taken(client: httpx.Client) -> None:
+def test_accepts_fields_of_the_llama_cpp_page(client: httpx.Client) -> None:
     """What llama.cpp's own web page sends with every request."""
     body = {
         "samplers": ["dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "temperature"],
@@ -154,7 +150,7 @@ def test_fields_of_its_page_are_taken(client: httpx.Client) -> None:
         assert field in error_of(response, 400)["param"]
 
 
-def test_a_model_that_cannot_fill_in_the_middle_says_so(client: httpx.Client) -> None:
+def test_infill_without_fim_tokens_is_rejected(client: httpx.Client) -> None:
     for path, body, field in (
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_prefix"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
@@ -167,7 +163,7 @@ def test_a_model_that_cannot_fill_in_the_middle_says_so(client: httpx.Client) ->
     assert error_of(client.post("/v1/completions", json=body), 400)["param"] == "suffix"
 
 
-def test_a_time_limit_and_texts_with_media_that_are_none(client: httpx.Client) -> None:
+def test_t_max_predict_ms_and_prompt_objects(client: httpx.Client) -> None:
     plain = complete(client)["content"]
     assert complete(client, t_max_predict_ms=10**9, t_max_prompt_ms=5)["content"] == plain
     assert complete(client, t_max_predict_ms=-1, post_sampling_probs=False)["content"] == plain
@@ -183,14 +179,14 @@ def test_a_time_limit_and_texts_with_media_that_are_none(client: httpx.Client) -
         assert error_of(client.post("/completion", json=fields), 400)["param"] == param
 
 
-def test_stop_words_and_their_names(client: httpx.Client) -> None:
+def test_stop_words(client: httpx.Client) -> None:
     text = complete(client, n_predict=40)["content"]
     body = complete(client, n_predict=40, stop=[text[10:12]])
     assert body["stop_type"] == "word" and body["stopping_word"] == text[10:12]
     assert body["content"] == text[: text.index(text[10:12])]
 
 
-def test_a_prompt_that_is_too_long_says_both_numbers(client: httpx.Client) -> None:
+def test_too_long_prompt_reports_length_and_context(client: httpx.Client) -> None:
     for path, body in (
         ("/completion", {"prompt": "x" * 3000}),
         ("/v1/completions", {"prompt": "x" * 3000, "stream": True}),
@@ -207,7 +203,7 @@ def test_a_prompt_that_is_too_long_says_both_numbers(client: httpx.Client) -> No
 # ---- what is served ------------------------------------------------------------------------------
 
 
-def test_props_say_what_is_served_and_no_path(client: httpx.Client) -> None:
+def test_props_describe_the_model_without_paths(client: httpx.Client) -> None:
     body = client.get("/props").json()
     assert body["default_generation_settings"]["n_ctx"] == CONTEXT and body["total_slots"] > 0
     assert body["default_generation_settings"]["params"]["temperature"] == 0.8
@@ -217,7 +213,7 @@ def test_props_say_what_is_served_and_no_path(client: httpx.Client) -> None:
     assert client.post("/props", json={}).status_code == 405
 
 
-def test_slots_show_how_many_run_and_nothing_of_them(tmp_path: Any) -> None:
+def test_slots_show_counts_but_no_content(tmp_path: Any) -> None:
     gate = Gate(tmp_path)
     with ServerProcess("--max-num-seqs", "2", env=gate.env) as server:
         server.wait_ready()
@@ -241,7 +237,7 @@ def test_slots_show_how_many_run_and_nothing_of_them(tmp_path: Any) -> None:
             server.wait_for(lambda: busy() == 0, "free slots")
 
 
-def test_a_chat_as_text(client: httpx.Client) -> None:
+def test_apply_template(client: httpx.Client) -> None:
     messages = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi there"}]
     body = client.post("/apply-template", json={"messages": messages}).json()
     assert body["prompt"] == "[system]Be.[user]Hi there[assistant]"
@@ -252,7 +248,7 @@ def test_a_chat_as_text(client: httpx.Client) -> None:
         error_of(client.post("/apply-template", json={"messages": wrong}), 400)
 
 
-def test_tokens_of_a_content_with_and_without_pieces(client: httpx.Client) -> None:
+def test_tokenize_with_and_without_pieces(client: httpx.Client) -> None:
     content = "What is 媽?"
     tokens = client.post("/tokenize", json={"content": content}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": tokens}).json()["content"] == content
@@ -267,7 +263,7 @@ def test_tokens_of_a_content_with_and_without_pieces(client: httpx.Client) -> No
     error_of(client.post("/tokenize", json={"content": "x", "prompt": "x"}), 400)
 
 
-def test_the_tokenizer_says_what_it_is(client: httpx.Client) -> None:
+def test_tokenizer_metadata(client: httpx.Client) -> None:
     body = client.get("/tokenizer_info").json()
     assert body["model_max_length"] == CONTEXT and body["vocab_size"] == 512
     assert body["tokenizer_class"]
@@ -285,7 +281,7 @@ def test_routes_without_v1(client: httpx.Client, server: ServerProcess) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_answers_have_a_fingerprint_and_times(client: httpx.Client) -> None:
+def test_responses_have_fingerprint_and_timings(client: httpx.Client) -> None:
     for path, body in ((CHAT, chat()), ("/v1/completions", {"prompt": "a", "max_tokens": 6})):
         answer = client.post(path, json=body).json()
         assert answer["system_fingerprint"].startswith("b")
@@ -294,7 +290,7 @@ def test_answers_have_a_fingerprint_and_times(client: httpx.Client) -> None:
     assert len(prints) == 1
 
 
-def test_the_first_chunk_has_the_role_and_no_content(client: httpx.Client) -> None:
+def test_first_chunk_has_role_and_null_content(client: httpx.Client) -> None:
     events = events_of(client, CHAT, chat())
     first, *middle, last = events
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
@@ -305,7 +301,7 @@ def test_the_first_chunk_has_the_role_and_no_content(client: httpx.Client) -> No
     assert "content" not in last["choices"][0]["delta"] and last["timings"]["predicted_n"] == 6
 
 
-def test_times_in_every_chunk_or_in_the_last(client: httpx.Client) -> None:
+def test_timings_per_token_or_in_last_chunk(client: httpx.Client) -> None:
     usage = {"stream_options": {"include_usage": True}}
     first, *chunks = events_of(client, CHAT, chat(timings_per_token=True, **usage))
     assert "timings" not in first
@@ -321,11 +317,11 @@ def test_times_in_every_chunk_or_in_the_last(client: httpx.Client) -> None:
     [None, "string", [123], [{}], [{"role": 123}], [{"role": "system", "content": 123}],
      [{"role": "system", "content": "test"}, {}]],
 )  # fmt: skip
-def test_messages_that_are_none(client: httpx.Client, messages: Any) -> None:
+def test_invalid_messages(client: httpx.Client, messages: Any) -> None:
     error_of(client.post("/chat/completions", json={"messages": messages}), 400)
 
 
-def test_a_stream_of_completion_that_fails_says_so_and_ends(tmp_path: Any) -> None:
+def test_failed_completion_stream_ends_with_error(tmp_path: Any) -> None:
     gate = Gate(tmp_path)
     with ServerProcess(env=gate.env) as server:
         server.wait_ready()
@@ -341,7 +337,7 @@ def test_a_stream_of_completion_that_fails_says_so_and_ends(tmp_path: Any) -> No
         server.wait_idle()
 
 
-def test_metrics_under_llama_cpps_names(client: httpx.Client) -> None:
+def test_metrics_with_llama_cpp_names(client: httpx.Client) -> None:
     def metrics() -> dict[str, float]:
         answer = client.get("/metrics")
         assert int(answer.headers["Process-Start-Time-Unix"]) > 0
@@ -365,7 +361,7 @@ def test_metrics_under_llama_cpps_names(client: httpx.Client) -> None:
     assert all(after[f"llamacpp:{name}"] >= 0 for name in gauges.split())
 
 
-def test_tools_are_a_part_of_the_prompt(client: httpx.Client) -> None:
+def test_apply_template_includes_tools(client: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     assert "look_up" in client.post("/apply-template", json=body).json()["prompt"]

@@ -47,7 +47,7 @@ async def stream_tokens(pool: ConnectionPool, number: int) -> list[int]:
     return [token for choice in choices for token in choice.get("token_ids", [])]
 
 
-def test_five_hundred_clients_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
+def test_500_clients_complete_without_leaks(tmp_path: Path) -> None:
     wanted = offline_answers()
 
     async def wave(url: str) -> list[list[int]]:

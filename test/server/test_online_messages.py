@@ -69,20 +69,20 @@ def test_token_updates_cross_the_wire() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x00", b"\xc1" * 9, b"cos\nsystem\n(S'id'\ntR.", b"\x80"])
-def test_garbage_on_the_channel_is_an_error_and_nothing_else(frame: bytes) -> None:
+def test_invalid_frames_are_decode_errors(frame: bytes) -> None:
     for decode in (decode_to_engine, decode_from_engine):
         with pytest.raises(msgspec.MsgspecError):
             decode(frame)
 
 
-def test_messages_refuse_unknown_fields() -> None:
+def test_messages_reject_unknown_fields() -> None:
     frame = msgspec.msgpack.encode({"type": "finish", "request_ids": ["a"], "evil": 1})
     with pytest.raises(msgspec.ValidationError):
         decode_to_engine(frame)
     assert decode_to_engine(encode(Finish(["a"]))) == Finish(["a"])
 
 
-def test_parts_that_were_not_fetched_are_put_together() -> None:
+def test_unfetched_deltas_are_merged() -> None:
     parts = deque(
         [
             StreamOutput("r", 0, "a", [1]),
@@ -95,7 +95,7 @@ def test_parts_that_were_not_fetched_are_put_together() -> None:
     assert merge_deltas(parts).text == "c" and not parts
 
 
-def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:
+def test_submit_is_one_frame_per_prompt() -> None:
     """The prompt crosses once, not once per choice."""
     info = ModelInfo("m", "mock", 512, 2048, (0,), 10, 16)
     entry = InputProcessor(info).process(list(range(1, 400)), SamplingParams(n=64))
@@ -109,7 +109,7 @@ def test_submit_is_one_frame_per_prompt_whatever_n_is() -> None:
     assert time.monotonic() - requests[0].arrival_time < 60
 
 
-def test_an_engine_that_talks_without_a_pause_lets_others_have_their_turn(tmp_path: Path) -> None:
+def test_continuous_engine_messages_do_not_starve_tasks(tmp_path: Path) -> None:
     """However many frames wait already: /health and everybody's text must not wait for all."""
     frames, address = 200, f"ipc://{tmp_path}/out"
     heard, seen = [], []

@@ -50,7 +50,7 @@ def answers(client: httpx.Client) -> list[Any]:
 
 @pytest.mark.parametrize("change", [truncate, overwrite, Path.unlink])
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-def test_answers_go_on_when_the_files_of_the_model_change(
+def test_changed_model_files_do_not_affect_a_loaded_model(
     tmp_path: Path, kind: str, change: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "model"

@@ -34,7 +34,7 @@ def wanted(body: dict[str, Any]) -> list[int]:
 # ---- the KV pool ---------------------------------------------------------------------------------
 
 
-def test_what_can_never_fit_is_refused_before_it_waits(tmp_path: Path) -> None:
+def test_request_over_the_kv_cache_is_rejected_at_once(tmp_path: Path) -> None:
     """The pool, the context by its characters before anything is tokenised, the messages."""
     with (
         ServerProcess("--num-kv-blocks", "8", session_file=tmp_path / "s.db") as server,
@@ -50,7 +50,7 @@ def test_what_can_never_fit_is_refused_before_it_waits(tmp_path: Path) -> None:
         assert client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 
-def test_a_pool_of_eight_blocks_serves_64_requests_at_once_exactly(tmp_path: Path) -> None:
+def test_eight_blocks_serve_64_requests_with_exact_results(tmp_path: Path) -> None:
     """Each needs three or four blocks in the end, so they push each other out all the time; their
     text is that of a pool in which everybody fits."""
     bodies = [
@@ -95,7 +95,7 @@ SEATS, QUEUE = 4, 8
 CLIENTS = 10 * (SEATS + QUEUE)
 
 
-def test_ten_times_the_load_is_refused_at_once_and_exactly_to_the_surplus(tmp_path: Path) -> None:
+def test_tenfold_load_rejects_exactly_the_surplus(tmp_path: Path) -> None:
     """The engine stands still until everybody else has been sent away: a refusal waits for nobody,
     and not one of those who were let in is lost."""
     gate = Gate(tmp_path)

@@ -45,7 +45,7 @@ def body(max_tokens: int = 20, **fields: Any) -> dict[str, Any]:
     return {"prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **fields}
 
 
-def test_lower_values_are_answered_first_and_take_the_seat(
+def test_lower_priority_values_run_first_and_preempt(
     server: ServerProcess, client: httpx.Client, gate: Gate
 ) -> None:
     asks = [("first", 0), ("later", 5), ("equal", 0), ("urgent", -3)]
@@ -72,7 +72,7 @@ def test_lower_values_are_answered_first_and_take_the_seat(
     assert ended() == ["urgent", "first", "equal", "later"]
 
 
-def test_a_timeout_ends_what_waits_and_what_has_not_begun_is_a_504(
+def test_timeout_of_a_waiting_request_is_a_504(
     server: ServerProcess, client: httpx.Client, gate: Gate
 ) -> None:
     gate.order("wait")
@@ -91,7 +91,9 @@ def test_a_timeout_ends_what_waits_and_what_has_not_begun_is_a_504(
         assert running.result(60).json()["usage"]["completion_tokens"] == 2
 
 
-def test_a_timeout_ends_what_runs_with_what_it_has(client: httpx.Client, gate: Gate) -> None:
+def test_timeout_of_a_running_request_returns_partial_output(
+    client: httpx.Client, gate: Gate
+) -> None:
     for timeout in (0.5, 2.0, 8.0, 30.0):  # until the machine has begun within it
         gate.open()
         sent = time.monotonic()
@@ -117,7 +119,7 @@ def test_a_timeout_ends_what_runs_with_what_it_has(client: httpx.Client, gate: G
     [("priority", 1001), ("priority", -1001), ("priority", 0.5), ("priority", "high"),
      ("timeout", 0), ("timeout", -1), ("timeout", "soon")],
 )  # fmt: skip
-def test_values_that_are_refused(client: httpx.Client, field: str, value: Any) -> None:
+def test_invalid_priorities_and_timeouts(client: httpx.Client, field: str, value: Any) -> None:
     for path, fields in ((PATH, body()), ("/v1/chat/completions", chat())):
         error = error_of(client.post(path, json={**fields, field: value}), 400)
         assert error["param"] == field and field in error["message"]

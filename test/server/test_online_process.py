@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-def test_sigterm_drains_and_a_second_one_aborts(tmp_path: Path) -> None:
+def test_sigterm_drains_and_second_sigterm_aborts(tmp_path: Path) -> None:
     with ServerProcess(env={STEP_SECONDS: "0.01"}, session_file=tmp_path / "s.db") as server:
         server.wait_ready()
         pid, before = server.engine_pid, socket_directories()
@@ -67,7 +67,7 @@ def test_only_one_port_listens_and_it_is_local(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("command", [("llaisys.server",), ("llaisys", "serve")])
-def test_a_taken_port_and_a_missing_model_are_told_plainly(
+def test_port_in_use_and_missing_model_are_reported(
     server: ServerProcess, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:

@@ -51,7 +51,7 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n"
 @pytest.mark.parametrize("offer", [b"", H2C, WEBSOCKET], ids=["none", "h2c", "websocket"])
 @pytest.mark.parametrize("framing", [LENGTH, CHUNKED], ids=["length", "chunked"])
 @pytest.mark.parametrize("step", [1, 7, 100_000], ids=["by 1", "by 7", "at once"])
-def test_a_body_arrives_whatever_else_is_offered(
+def test_upgrade_offer_does_not_lose_the_body(
     server: ServerProcess, offer: bytes, framing: bytes, step: int
 ) -> None:
     """And the next request behind it, in the same piece."""
@@ -67,7 +67,7 @@ def test_a_body_arrives_whatever_else_is_offered(
 
 
 @pytest.mark.parametrize("offer", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
-def test_a_request_without_a_body_may_offer_too(server: ServerProcess, offer: bytes) -> None:
+def test_upgrade_offer_without_a_body(server: ServerProcess, offer: bytes) -> None:
     first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n"
     with server.connect() as connection:
         connection.sendall(first + first + NEXT % KEYS[0].encode())
@@ -75,7 +75,7 @@ def test_a_request_without_a_body_may_offer_too(server: ServerProcess, offer: by
     assert received.count(b"HTTP/1.1 200") == 3, received
 
 
-def test_a_body_is_no_request_of_its_own(server: ServerProcess) -> None:
+def test_body_is_not_parsed_as_a_request(server: ServerProcess) -> None:
     """Bytes that an offer makes the parser skip must not be taken for the next request."""
     inner = NEXT % KEYS[0].encode()
     first = head(H2C, b"Content-Length: %d\r\n" % len(inner)) + inner
@@ -101,7 +101,7 @@ def test_trailers_are_not_headers(server: ServerProcess, offer: bytes) -> None:
         assert b"trailed" not in received
 
 
-def test_what_is_no_http_is_logged_as_refused(server: ServerProcess) -> None:
+def test_invalid_http_is_logged(server: ServerProcess) -> None:
     with server.connect() as connection:
         connection.sendall(b"\x16\x03\x01 not http at all\r\n\r\n")
         assert read_to_end(connection).startswith(b"HTTP/1.1 400")
@@ -114,7 +114,7 @@ def test_what_is_no_http_is_logged_as_refused(server: ServerProcess) -> None:
     assert not any("not http" in line for line in server.log)
 
 
-def test_bodies_on_their_way_share_one_budget(tmp_path: Path) -> None:
+def test_bodies_being_received_share_one_budget(tmp_path: Path) -> None:
     """Eight large bodies that do not end fit; the next is refused, small ones go on."""
     options = ("--max-total-body-bytes", "7600000", "--max-body-bytes", "2000000")
     with ServerProcess(*options, session_file=tmp_path / "s.db") as server:

@@ -82,7 +82,7 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-def test_requests_are_shared_and_answers_are_the_same(server: ServerProcess) -> None:
+def test_requests_are_distributed_and_results_are_equal(server: ServerProcess) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = ask_all(pool, server, 8, 30)
         server.wait_for(
@@ -98,7 +98,7 @@ def test_requests_are_shared_and_answers_are_the_same(server: ServerProcess) -> 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_replica_that_dies_takes_its_own_requests_only_and_comes_back(how: int) -> None:
+def test_dead_replica_fails_only_its_requests_and_restarts(how: int) -> None:
     with ServerProcess(*TWO, "--engine-dead-after", "1", env=STEP) as server:
         server.wait_ready()
         wait_up(server)
@@ -133,7 +133,7 @@ def test_a_replica_that_dies_takes_its_own_requests_only_and_comes_back(how: int
         server.wait_idle()
 
 
-def test_requests_without_a_token_are_answered_by_another_replica(tmp_path: Path) -> None:
+def test_requests_without_tokens_move_to_another_replica(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with ServerProcess(*TWO, env=gate.env) as server, ThreadPoolExecutor(6) as pool:
         server.wait_ready()
@@ -149,7 +149,7 @@ def test_requests_without_a_token_are_answered_by_another_replica(tmp_path: Path
             assert answer.result() == reply(prompt, 5)
 
 
-def test_no_replica_is_a_503_until_one_is_back(server: ServerProcess) -> None:
+def test_503_while_no_replica_is_up(server: ServerProcess) -> None:
     for pid in pids(server).values():
         os.kill(pid, signal.SIGKILL)
     with server.client() as client:
@@ -160,7 +160,7 @@ def test_no_replica_is_a_503_until_one_is_back(server: ServerProcess) -> None:
     assert ask(server, "again", 4) == reply("again", 4)
 
 
-def test_a_cancelled_request_frees_its_replica(server: ServerProcess) -> None:
+def test_cancelled_request_releases_its_route(server: ServerProcess) -> None:
     with server.client() as client:
         body = {"prompt": "long", "max_tokens": 500, "stream": True, "ignore_eos": True}
         headers = {"X-Request-Id": "the-long-one"}
@@ -172,19 +172,19 @@ def test_a_cancelled_request_frees_its_replica(server: ServerProcess) -> None:
     server.wait_idle()
 
 
-def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
+def test_unloadable_model_ends_the_server() -> None:
     with ServerProcess("/no/such/model", *TWO, real=True) as server:
         assert server.process.wait(60) == 1
         assert any("no/such/model" in line for line in server.log)
 
 
-def test_a_stopped_server_leaves_no_replica_behind(server: ServerProcess) -> None:
+def test_stopped_server_ends_all_replicas(server: ServerProcess) -> None:
     children = pids(server)
     assert server.stop() == 0
     assert not any(alive(pid) for pid in children.values())
 
 
-def test_the_number_is_checked() -> None:
+def test_data_parallel_size_is_validated() -> None:
     with ServerProcess("--data-parallel-size", "0") as server:
         assert server.process.wait(30) == 1
         assert any("data_parallel_size is 0" in line for line in server.log)
@@ -197,7 +197,7 @@ def test_the_number_is_checked() -> None:
         ({"models": (ModelEntry(("a",), EngineConfig.of(model="mock")),)}, "several models"),
     ],
 )
-def test_replicas_on_a_cluster_say_what_they_need(options: dict[str, Any], message: str) -> None:
+def test_ray_replicas_require_threads(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         ServerConfig(data_parallel_backend="ray", **options)
     with pytest.raises(InvalidInputError, match="data_parallel_backend is 'k8s'"):

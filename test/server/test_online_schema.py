@@ -107,24 +107,24 @@ WITH_BODY = sorted(route for route in ROUTES if route.startswith(("POST", "PATCH
 
 
 @pytest.mark.parametrize("route", sorted(ROUTES))
-def test_data_of_the_right_shape(operations: dict[str, Any], route: str) -> None:
+def test_valid_data(operations: dict[str, Any], route: str) -> None:
     assert set(operations) >= ROUTES
     run_cases(operations[route], GenerationMode.POSITIVE)
 
 
 @pytest.mark.parametrize("route", [r for r in WITH_BODY if "cancel" not in r])
-def test_data_of_the_wrong_shape_is_refused(operations: dict[str, Any], route: str) -> None:
+def test_invalid_data_is_rejected(operations: dict[str, Any], route: str) -> None:
     run_cases(operations[route], GenerationMode.NEGATIVE)
 
 
-def test_the_server_is_alive_after_all_that(server: ServerProcess) -> None:
+def test_server_is_alive_afterwards(server: ServerProcess) -> None:
     with server.client() as client:
         assert client.get("/health").status_code == 200
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
     server.wait_idle()
 
 
-def test_every_request_schema_is_closed(server: ServerProcess) -> None:
+def test_every_request_schema_forbids_extra_fields(server: ServerProcess) -> None:
     """No request object of ours swallows a field that it does not know."""
     with server.client() as client:
         schemas = client.get("/openapi.json").json()["components"]["schemas"]

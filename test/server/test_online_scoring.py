@@ -23,7 +23,7 @@ def complete(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-def test_echo_with_logprobs_has_an_entry_for_each_token_of_the_text(client: httpx.Client) -> None:
+def test_echo_with_logprobs_has_an_entry_per_token(client: httpx.Client) -> None:
     answer = complete(client, prompt="héy", echo=True, logprobs=2, max_tokens=3)
     choice = answer["choices"][0]
     logprobs = choice["logprobs"]
@@ -37,7 +37,7 @@ def test_echo_with_logprobs_has_an_entry_for_each_token_of_the_text(client: http
 
 
 @pytest.mark.parametrize("prompt", ["abc", [97, 98, 99]])
-def test_no_new_tokens_gives_the_prompt_and_nothing_else(client: httpx.Client, prompt: Any) -> None:
+def test_max_tokens_zero_returns_the_prompt_only(client: httpx.Client, prompt: Any) -> None:
     answer = complete(client, prompt=prompt, echo=True, logprobs=0, max_tokens=0)
     choice = answer["choices"][0]
     assert choice["text"] == "abc" and choice["finish_reason"] == "length"
@@ -49,7 +49,7 @@ def test_no_new_tokens_gives_the_prompt_and_nothing_else(client: httpx.Client, p
     assert response.json()["choices"][0]["message"]["content"] == ""
 
 
-def test_a_prompt_that_fills_the_context_can_be_scored(client: httpx.Client) -> None:
+def test_prompt_that_fills_the_context_can_be_scored(client: httpx.Client) -> None:
     answer = complete(client, prompt="x" * CONTEXT, echo=True, logprobs=0, max_tokens=0)
     assert len(answer["choices"][0]["logprobs"]["tokens"]) == CONTEXT
     body = {"prompt": "x" * CONTEXT, "echo": True, "logprobs": 0, "max_tokens": 1}
@@ -58,7 +58,7 @@ def test_a_prompt_that_fills_the_context_can_be_scored(client: httpx.Client) -> 
     assert str(CONTEXT) in error_of(client.post(COMPLETIONS, json=body), 400)["message"]
 
 
-def test_prompt_logprobs_as_vllm_writes_them(client: httpx.Client) -> None:
+def test_prompt_logprobs_in_vllm_format(client: httpx.Client) -> None:
     choice = complete(client, prompt="ab", prompt_logprobs=2, max_tokens=1)["choices"][0]
     first, second = choice["prompt_logprobs"]
     assert first is None and choice["logprobs"] is None
@@ -69,7 +69,7 @@ def test_prompt_logprobs_as_vllm_writes_them(client: httpx.Client) -> None:
     assert "prompt_logprobs" not in client.post(CHAT, json=chat()).json()
 
 
-def test_a_stream_begins_with_the_echo_and_its_logprobs(client: httpx.Client) -> None:
+def test_stream_starts_with_echo_and_logprobs(client: httpx.Client) -> None:
     body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 4, "temperature": 0}
     whole = complete(client, **body)["choices"][0]
     columns: dict[str, list[Any]] = {}
@@ -96,7 +96,7 @@ def test_logprobs_of_named_tokens_need_logprobs(client: httpx.Client) -> None:
     assert "511" in error_of(client.post(COMPLETIONS, json=body), 400)["message"]
 
 
-def test_the_loglikelihood_request_of_lm_eval(client: httpx.Client) -> None:
+def test_lm_eval_loglikelihood_request(client: httpx.Client) -> None:
     """Token ids, one token more than it needs, and the shape that it reads."""
     contexts = [[97, 98], [99]]
     continuations = [[100, 101], [102, 103, 104]]
@@ -115,7 +115,7 @@ def test_the_loglikelihood_request_of_lm_eval(client: httpx.Client) -> None:
         )
 
 
-def test_the_openai_client_scores(server: ServerProcess) -> None:
+def test_openai_client_scores(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[0], max_retries=0)
     answer = client.completions.create(
         model="fake", prompt="abc", echo=True, logprobs=1, max_tokens=0, temperature=0
@@ -124,7 +124,7 @@ def test_the_openai_client_scores(server: ServerProcess) -> None:
     assert logprobs is not None and logprobs.tokens == ["a", "b", "c"]
 
 
-def test_scoring_leaves_others_alone_and_prefixes_usable(client: httpx.Client) -> None:
+def test_scoring_does_not_affect_other_requests_or_prefix_caching(client: httpx.Client) -> None:
     prompt = "the same beginning of a prompt, " * 4
     before = complete(client, prompt=prompt, max_tokens=8, return_token_ids=True)
     complete(client, prompt=prompt, echo=True, logprobs=0, max_tokens=0)

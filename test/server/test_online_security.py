@@ -49,7 +49,7 @@ CUT_OFF = 32 << 20  # bytes; the kernel takes some megabytes before a closed doo
     ],
     ids=["chunks", "length", "trailers", "one trailer", "chunk extension", "one header"],
 )
-def test_what_has_no_end_is_cut_off_and_costs_no_memory(
+def test_endless_requests_are_cut_off_without_memory_growth(
     server: ServerProcess, start: bytes, piece: bytes, status: int
 ) -> None:
     before, sent = resident(server.process.pid), 0
@@ -81,7 +81,7 @@ JUNK_IDS = [*JUNK, "-1", "512", "1.5", *[str(1 << bits) for bits in (31, 63, 64)
 
 
 @pytest.mark.parametrize("value", JUNK_IDS)
-def test_ids_that_are_no_tokens_are_refused_everywhere(client: httpx.Client, value: str) -> None:
+def test_invalid_token_ids_are_rejected_everywhere(client: httpx.Client, value: str) -> None:
     for path, body in (
         (COMPLETIONS, '{"prompt": [1, %s]}'),
         (COMPLETIONS, '{"prompt": [[1], [%s]]}'),
@@ -95,7 +95,7 @@ def test_ids_that_are_no_tokens_are_refused_everywhere(client: httpx.Client, val
 
 
 @pytest.mark.parametrize("bias", [*JUNK, "101", "-101", str(1 << 64)])
-def test_biases_that_are_no_numbers_are_refused(client: httpx.Client, bias: str) -> None:
+def test_non_numeric_biases_are_rejected(client: httpx.Client, bias: str) -> None:
     content = f'{{"prompt": "x", "logit_bias": {{"5": {bias}}}}}'
     error = error_of(client.post(COMPLETIONS, content=content, headers=JSON), 400)
     assert "logit_bias" in error["message"]
@@ -116,9 +116,7 @@ def test_biases_that_are_no_numbers_are_refused(client: httpx.Client, bias: str)
         (CHAT, "cache_salt", 1024, lambda length: "s" * length),
     ],
 )
-def test_caps_hold_at_their_edge(
-    client: httpx.Client, path: str, field: str, cap: int, make: Any
-) -> None:
+def test_limits_are_exact(client: httpx.Client, path: str, field: str, cap: int, make: Any) -> None:
     """As much as is allowed is served; one more, and any amount more, is refused by name."""
     base = chat(max_tokens=1) if path == CHAT else {"prompt": "x", "max_tokens": 1}
     if field == "top_logprobs":
@@ -141,7 +139,7 @@ OTHER_PATHS = """
 """.split()
 
 
-def test_no_method_and_no_spelling_of_a_route_opens_it_without_a_key(
+def test_no_method_or_path_spelling_bypasses_the_key(
     server: ServerProcess, client: httpx.Client
 ) -> None:
     paths = client.get("/openapi.json").json()["paths"]
@@ -163,7 +161,7 @@ def test_no_method_and_no_spelling_of_a_route_opens_it_without_a_key(
                 assert status(method, path) == 401, (method, path)
 
 
-def test_a_public_address_without_a_key_is_warned_about(tmp_path: Path) -> None:
+def test_public_address_without_key_logs_a_warning(tmp_path: Path) -> None:
     def warnings(*options: str) -> list[str]:
         session = tmp_path / "s.db"
         with ServerProcess("--host", "0.0.0.0", *options, session_file=session) as server:
@@ -231,7 +229,7 @@ def error_requests() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
     yield "POST", CHAT, json.dumps(chat()), {**JSON, "Origin": f"https://{CANARY}.example"}
 
 
-def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerProcess) -> None:
+def test_errors_do_not_leak_client_text(client: httpx.Client, server: ServerProcess) -> None:
     statuses = set()
     for method, path, body, headers in error_requests():
         response = client.request(method, path, content=body, headers=headers)
@@ -243,7 +241,7 @@ def test_no_error_tells_more_than_it_must(client: httpx.Client, server: ServerPr
     assert not any(CANARY in line for line in server.log)
 
 
-def test_a_bug_is_a_500_without_words() -> None:
+def test_internal_error_is_a_500_without_details() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError(f"{CANARY} at 0x7f00deadbeef in /root/model")
 
@@ -258,9 +256,7 @@ def test_a_bug_is_a_500_without_words() -> None:
     assert not TELLING.search(response.text)
 
 
-def test_no_status_route_shows_what_is_being_asked(
-    client: httpx.Client, server: ServerProcess
-) -> None:
+def test_status_routes_show_no_request_content(client: httpx.Client, server: ServerProcess) -> None:
     running = raw_request(
         server, {**LONG, "prompt": CANARY, "user": CANARY}, Authorization=f"Bearer {KEYS[0]}"
     )
@@ -271,7 +267,7 @@ def test_no_status_route_shows_what_is_being_asked(
     server.wait_idle(KEYS[0])
 
 
-def test_what_a_client_sent_cannot_look_like_another_field_or_line_of_the_log() -> None:
+def test_client_text_cannot_forge_log_fields_or_lines() -> None:
     fields = {
         "path": "/v1/models",
         "user": "me status=200",

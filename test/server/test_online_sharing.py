@@ -39,7 +39,7 @@ def cached_tokens(server: ServerProcess, key: str, **fields: Any) -> int:
     return count
 
 
-def test_a_key_does_not_see_what_another_has_asked(server: ServerProcess) -> None:
+def test_prefix_cache_is_private_to_a_key(server: ServerProcess) -> None:
     assert cached_tokens(server, KEY) == 0
     assert cached_tokens(server, KEY) > 0
     hits = server.metric("prefix_cache_hits_total", KEY)
@@ -49,7 +49,7 @@ def test_a_key_does_not_see_what_another_has_asked(server: ServerProcess) -> Non
     assert cached_tokens(server, OTHER, cache_salt="x") > 0
 
 
-def test_keys_that_share_the_prefix_cache_see_each_others_prompts(tmp_path: Path) -> None:
+def test_shared_prefix_cache_is_visible_across_keys(tmp_path: Path) -> None:
     options = ("--api-key", KEY, "--api-key", OTHER, "--share-prefix-cache")
     with ServerProcess(*options, session_file=tmp_path / "s.db") as shared:
         shared.wait_ready()
@@ -76,7 +76,7 @@ def test_prefixes_are_private_when_there_are_keys(
     assert config.has_private_prefixes is private
 
 
-def test_one_of_several_keys_cannot_take_all_places() -> None:
+def test_one_key_cannot_take_the_whole_capacity() -> None:
     several = ServerConfig(api_keys=("a", "b"))
     assert several.max_per_key == (256 + 256) // 2
     assert ServerConfig(api_keys=("a",)).max_per_key == 0
@@ -85,7 +85,7 @@ def test_one_of_several_keys_cannot_take_all_places() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
-def test_a_call_of_many_choices_lets_others_through(server: ServerProcess, key: str) -> None:
+def test_request_with_many_choices_does_not_starve_others(server: ServerProcess, key: str) -> None:
     """A second call of the same key as well as one of another key."""
     with (
         server.client(KEY) as greedy,
@@ -102,7 +102,7 @@ def test_a_call_of_many_choices_lets_others_through(server: ServerProcess, key: 
     server.wait_idle(KEY)
 
 
-def test_the_clients_request_id_is_in_the_logs_of_both_processes(server: ServerProcess) -> None:
+def test_request_id_is_in_the_logs_of_both_processes(server: ServerProcess) -> None:
     with server.client(KEY) as client:
         headers = {"X-Request-Id": "trace-77"}
         assert client.post(PATH, json={"prompt": "x", "n": 2}, headers=headers).status_code == 200
@@ -113,7 +113,7 @@ def test_the_clients_request_id_is_in_the_logs_of_both_processes(server: ServerP
     server.wait_for(lambda: loggers() >= {"llaisys.server", "llaisys.engine"}, "the log lines")
 
 
-def test_the_time_of_each_stage_is_in_the_metrics(server: ServerProcess) -> None:
+def test_stage_times_are_in_the_metrics(server: ServerProcess) -> None:
     def stages() -> set[str]:
         with server.client(KEY) as client:
             client.post(PATH, json={"prompt": "x", "max_tokens": 2})
@@ -124,7 +124,7 @@ def test_the_time_of_each_stage_is_in_the_metrics(server: ServerProcess) -> None
     server.wait_for(lambda: stages() == set(STAGES), "the stages")
 
 
-def test_one_request_id_may_be_used_twice_at_once(server: ServerProcess) -> None:
+def test_request_id_may_be_used_concurrently(server: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 30, "n": 2, "ignore_eos": True}
     with server.client(KEY) as client, ThreadPoolExecutor(6) as pool:
         answers = [

@@ -52,7 +52,7 @@ def log_of(server: ServerProcess, name: str, message: str = "request") -> list[d
 # ---- readers -------------------------------------------------------------------------------------
 
 
-def test_readers_that_take_nothing_are_dropped_and_their_work_ends(
+def test_clients_that_do_not_read_are_disconnected_and_cancelled(
     server: ServerProcess, client: httpx.Client
 ) -> None:
     """Nothing at all, or a byte now and then; streamed or whole; and nothing piles up."""
@@ -89,7 +89,7 @@ def test_readers_that_take_nothing_are_dropped_and_their_work_ends(
     assert sizes[-1] - sizes[0] < 16 << 20, sizes
 
 
-def test_a_steady_reader_however_slow_gets_everything(server: ServerProcess) -> None:
+def test_slow_steady_reader_gets_everything(server: ServerProcess) -> None:
     """Slower than the engine writes, for longer than the timeout."""
     body = {**WIDE, "n": 1, "max_tokens": 600, "return_token_ids": True}
     connection = ask(server, body, Connection="close")
@@ -108,7 +108,7 @@ def test_a_steady_reader_however_slow_gets_everything(server: ServerProcess) -> 
     assert tokens == expected_tokens(FakeTokenizer().encode("long"), 600, stops=())
 
 
-def test_nobody_waits_for_a_reader_that_takes_nothing(tmp_path: Any) -> None:
+def test_client_that_does_not_read_delays_no_other(tmp_path: Any) -> None:
     """With a minute to go until it is dropped, everybody else is served behind its back."""
     with ServerProcess("--max-num-seqs", "64", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
@@ -168,7 +168,7 @@ ENDLESS: dict[str, tuple[bytes, bytes, bytes]] = {
 }  # fmt: skip
 
 
-def test_requests_that_never_end_are_cut_off(server: ServerProcess, client: httpx.Client) -> None:
+def test_endless_requests_time_out(server: ServerProcess, client: httpx.Client) -> None:
     client.get("/health")  # its connection is kept
     start = time.monotonic()
     open_ones: list[tuple[str, socket.socket]] = []
@@ -217,7 +217,7 @@ def trickle(connection: socket.socket, piece: bytes) -> tuple[bytes, bool]:
         return received, True
 
 
-def test_bytes_behind_a_request_do_not_end_it(server: ServerProcess) -> None:
+def test_pipelined_bytes_do_not_end_a_request(server: ServerProcess) -> None:
     """Its own time has nothing to do with how long the next head may take."""
     body = {**LONG, "max_tokens": round(1.5 * HEAD_SECONDS / 0.005)}  # steps of 5 ms
     with server.connect() as connection:
@@ -228,7 +228,9 @@ def test_bytes_behind_a_request_do_not_end_it(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "half-close"])
-def test_pipelined_requests_end_with_their_client(server: ServerProcess, how: str) -> None:
+def test_pipelined_requests_end_when_the_client_disconnects(
+    server: ServerProcess, how: str
+) -> None:
     """The second request must not hide that the client of the first has gone."""
     body, key = {**LONG, "prompt": "first"}, f"Bearer {KEY}"
     names = [f"{how}-1", f"{how}-2"]

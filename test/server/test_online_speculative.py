@@ -5,7 +5,7 @@ from __future__ import annotations
 from server_helpers import ServerProcess
 
 
-def test_drafts_are_switched_on_by_a_flag_and_counted() -> None:
+def test_speculative_config_enables_drafts_and_metrics() -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
     with ServerProcess("--speculative-config", config) as process:
         server = process.wait_ready()
@@ -24,7 +24,7 @@ def test_drafts_are_switched_on_by_a_flag_and_counted() -> None:
         assert 'spec_decode_num_accepted_tokens_per_pos_total{model_name="' in text
 
 
-def test_a_bad_configuration_is_refused_at_the_start() -> None:
+def test_invalid_speculative_config_is_rejected_at_start() -> None:
     with ServerProcess("--speculative-config", '{"method": "medusa"}') as process:
         assert process.process.wait(60) != 0
         assert any("method is 'medusa'" in line for line in process.log), process.log

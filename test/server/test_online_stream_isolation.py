@@ -71,7 +71,7 @@ def test_eight_streams_do_not_mix(server: ServerProcess) -> None:
     server.wait_idle()
 
 
-def test_five_hundred_streams_at_once_lose_nothing(server: ServerProcess) -> None:
+def test_500_concurrent_streams_are_complete(server: ServerProcess) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
             clients = [  # each has 20: what a client does for one grows with those that it has

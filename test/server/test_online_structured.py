@@ -100,7 +100,9 @@ def is_right(text: str) -> bool:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_every_name_of_it_is_kept(client: httpx.Client, fields: Any, is_good: Any) -> None:
+def test_every_structured_output_field_is_enforced(
+    client: httpx.Client, fields: Any, is_good: Any
+) -> None:
     assert is_good(text_of(client.post(CHAT, json=body(**fields))))
     completion = {"prompt": "go", "max_tokens": 200, "seed": 2, **fields}
     assert is_good(text_of(client.post("/v1/completions", json=completion)))
@@ -117,7 +119,7 @@ def test_openai_client_parses_and_streams(server: ServerProcess) -> None:
     assert is_right(text) and text == whole.choices[0].message.content
 
 
-def test_strict_is_the_difference_for_keywords_that_cannot_be_kept(client: httpx.Client) -> None:
+def test_strict_rejects_unsupported_schema_keywords(client: httpx.Client) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
     for strict in (True, False, None):
         wanted = {"name": "a", "schema": schema, "strict": strict}
@@ -143,7 +145,7 @@ def test_strict_is_the_difference_for_keywords_that_cannot_be_kept(client: httpx
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_a_400_with_its_name(
+def test_invalid_structured_output_is_a_400_with_its_field(
     client: httpx.Client, fields: Any, param: str
 ) -> None:
     for stream in (False, True):
@@ -152,7 +154,7 @@ def test_what_cannot_be_meant_is_a_400_with_its_name(
         assert response.json()["error"]["param"] == param
 
 
-def test_a_hostile_grammar_is_refused_and_costs_nobody_else_a_step(client: httpx.Client) -> None:
+def test_hostile_grammar_is_rejected_without_delaying_others(client: httpx.Client) -> None:
     """While they are looked at, another stream goes on and /health answers."""
     plain = body(max_tokens=400, ignore_eos=True, stream=True)
     gaps: list[float] = []
@@ -201,7 +203,7 @@ def test_a_hostile_grammar_is_refused_and_costs_nobody_else_a_step(client: httpx
     assert set(statuses) == {200}
 
 
-def test_cancelling_while_a_grammar_is_compiled_leaves_nothing_behind(
+def test_cancel_during_grammar_compilation_leaks_nothing(
     client: httpx.Client, server: ServerProcess
 ) -> None:
     with pytest.raises(httpx.ReadTimeout):

@@ -55,7 +55,7 @@ def rendered(client: httpx.Client, messages: list[dict[str, str]], **fields: Any
 
 
 @pytest.mark.parametrize("payload", INJECTIONS)
-def test_what_a_client_writes_is_text(client: httpx.Client, payload: str) -> None:
+def test_client_text_is_never_template_code(client: httpx.Client, payload: str) -> None:
     begin, end = CHATML_TOKENS[1:]
     wanted = f"{begin}user\n{payload}{end}\n{begin}assistant\n"
     messages = [{"role": "user", "content": payload}]
@@ -73,7 +73,7 @@ def test_what_a_client_writes_is_text(client: httpx.Client, payload: str) -> Non
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_templates_are_not_taken_from_requests(client: httpx.Client, path: str) -> None:
+def test_templates_in_requests_are_rejected(client: httpx.Client, path: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     for value in INJECTIONS:
         error = error_of(
@@ -82,7 +82,7 @@ def test_templates_are_not_taken_from_requests(client: httpx.Client, path: str) 
         assert error["param"] == "chat_template"
 
 
-def test_an_expensive_template_is_stopped_and_others_are_served_meanwhile(
+def test_expensive_template_is_stopped_without_delaying_others(
     server: ServerProcess, client: httpx.Client
 ) -> None:
     """Completions and chats of others, though the template has half a second each time."""

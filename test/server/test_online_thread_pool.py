@@ -17,7 +17,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.thread_pool import BoundedThreadPool, current_owner
 
 
-def test_a_lane_refuses_what_would_wait_too_long_and_forgets_what_was_given_up() -> None:
+def test_full_pool_rejects_and_cancelled_jobs_are_removed() -> None:
     async def use() -> None:
         pool, gate, ran = BoundedThreadPool("test", 1, 2), threading.Event(), []
 
@@ -47,7 +47,7 @@ def test_a_lane_refuses_what_would_wait_too_long_and_forgets_what_was_given_up()
     asyncio.run(use())
 
 
-def test_a_running_job_that_nobody_waits_for_still_has_its_place() -> None:
+def test_cancelled_running_job_keeps_its_thread() -> None:
     async def use() -> None:
         pool, gate = BoundedThreadPool("test", 1, 0), threading.Event()
         job = asyncio.create_task(pool.run(gate.wait, 30))
@@ -63,7 +63,7 @@ def test_a_running_job_that_nobody_waits_for_still_has_its_place() -> None:
     asyncio.run(use())
 
 
-def test_keys_that_wait_for_a_lane_take_turns_and_none_fills_it_for_another() -> None:
+def test_pool_is_fair_and_limited_per_key() -> None:
     async def use() -> None:
         pool, gate, ran = BoundedThreadPool("test", 1, 4), threading.Event(), []
 
@@ -91,7 +91,7 @@ def test_keys_that_wait_for_a_lane_take_turns_and_none_fills_it_for_another() ->
     asyncio.run(use())
 
 
-def test_the_end_of_an_answered_request_waits_where_another_job_is_refused() -> None:
+def test_finish_waits_where_run_is_rejected() -> None:
     async def use() -> None:
         pool, gate = BoundedThreadPool("test", 1, 0), threading.Event()
         first = asyncio.create_task(pool.run(gate.wait, 30))
@@ -108,7 +108,7 @@ def test_the_end_of_an_answered_request_waits_where_another_job_is_refused() -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_turn_that_was_answered_is_stored_however_many_wait_for_the_database(
+def test_answered_turn_is_stored_despite_a_full_database_queue(
     tmp_path: Path, stream: bool
 ) -> None:
     file, gate = tmp_path / "sessions.db", Gate(tmp_path)
@@ -133,7 +133,7 @@ def test_a_turn_that_was_answered_is_stored_however_many_wait_for_the_database(
         other.close()
 
 
-def test_a_locked_database_holds_up_sessions_only(tmp_path: Path) -> None:
+def test_locked_database_delays_sessions_only(tmp_path: Path) -> None:
     file = tmp_path / "sessions.db"
     long_text = "x " * 1000  # tokenised in a thread
     with ServerProcess(session_file=file) as server, server.wait_ready().client() as client:

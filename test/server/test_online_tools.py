@@ -96,7 +96,7 @@ def joined(parts: list[dict[str, Any]], name: str) -> str:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-def test_a_call_and_its_result(client: httpx.Client) -> None:
+def test_tool_call_and_result(client: httpx.Client) -> None:
     body = ask("What is the weather?", tools=[WEATHER], tool_choice="auto")
     choice = answer(client, body)
     assert choice["finish_reason"] == "tool_calls"
@@ -112,7 +112,7 @@ def test_a_call_and_its_result(client: httpx.Client) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_a_stream_tells_calls_as_openai_does(client: httpx.Client) -> None:
+def test_streamed_tool_calls_match_openai(client: httpx.Client) -> None:
     parts = deltas(client, ask("TWO weather", tools=[WEATHER]))
     assert parts[0] == {"role": "assistant", "content": None}
     assert joined(parts, "content") == "I look."
@@ -131,12 +131,12 @@ def test_a_stream_tells_calls_as_openai_does(client: httpx.Client) -> None:
     assert last["finish_reason"] == "tool_calls"
 
 
-def test_only_one_call_where_no_more_are_wanted(client: httpx.Client) -> None:
+def test_parallel_tool_calls_false_allows_one_call(client: httpx.Client) -> None:
     body = ask("TWO weather", tools=[WEATHER], parallel_tool_calls=False)
     assert len(answer(client, body)["message"]["tool_calls"]) == 1
 
 
-def test_tools_that_are_not_to_be_called(client: httpx.Client) -> None:
+def test_tool_choice_none(client: httpx.Client) -> None:
     for fields in ({"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}, {}):
         choice = answer(client, ask("BARE", **fields))
         assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
@@ -148,9 +148,7 @@ def test_tools_that_are_not_to_be_called(client: httpx.Client) -> None:
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_is_made_whatever_the_model_wants(
-    client: httpx.Client, choice: Any, stream: bool
-) -> None:
+def test_forced_call_is_made(client: httpx.Client, choice: Any, stream: bool) -> None:
     """The model wants to say hello, and has to call: a token that is forbidden becomes another."""
     strict = {"type": "object", "properties": {"days": {"type": "boolean"}}, "required": ["days"]}
     strict["additionalProperties"] = False
@@ -164,26 +162,26 @@ def test_a_forced_call_is_made_whatever_the_model_wants(
     assert json.loads(arguments).keys() == {"days"}
 
 
-def test_a_forced_call_has_no_room_for_another_constraint(client: httpx.Client) -> None:
+def test_forced_call_excludes_other_constraints(client: httpx.Client) -> None:
     fields = {"tools": [WEATHER], "tool_choice": "required"}
     body = ask("weather", **fields, structured_outputs={"regex": "[a-z]+"})
     assert error_of(client.post(CHAT, json=body), 400)["param"] == "tool_choice"
 
 
-def test_a_broken_call_is_text(client: httpx.Client) -> None:
+def test_malformed_call_is_text(client: httpx.Client) -> None:
     choice = answer(client, ask("BROKEN", tools=[WEATHER]))
     assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
     assert choice["message"]["content"] == '<tool_call>\n{"name": weather}\n</tool_call>'
 
 
-def test_a_call_that_is_cut_off_says_length(client: httpx.Client) -> None:
+def test_truncated_call_has_finish_reason_length(client: httpx.Client) -> None:
     choice = answer(client, ask("CUT weather", tools=[WEATHER], max_tokens=60))
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "length"
     assert ARGUMENTS.startswith(call["function"]["arguments"]) and call["function"]["arguments"]
 
 
-def test_choices_logprobs_and_calls_together(client: httpx.Client) -> None:
+def test_choices_logprobs_and_calls(client: httpx.Client) -> None:
     body = ask("BOTH weather", tools=[WEATHER], n=3, logprobs=True, top_logprobs=1)
     whole = client.post(CHAT, json=body).json()
     messages = [choice["message"] for choice in whole["choices"]]
@@ -201,13 +199,13 @@ def test_choices_logprobs_and_calls_together(client: httpx.Client) -> None:
         assert joined(parts, "content") == "So."
 
 
-def test_stop_strings_end_an_answer_wherever_it_is(client: httpx.Client) -> None:
+def test_stop_strings_apply_in_reasoning_and_calls(client: httpx.Client) -> None:
     choice = answer(client, ask("BOTH weather", tools=[WEATHER], stop="want"))
     assert choice["message"]["reasoning_content"] == "They"
     assert choice["finish_reason"] == "stop" and choice["stop_reason"] == "want"
 
 
-def test_a_session_keeps_calls_results_and_reasoning(client: httpx.Client) -> None:
+def test_session_stores_calls_results_and_reasoning(client: httpx.Client) -> None:
     fields = {"tools": [WEATHER], "session_id": "tools-1"}
     choice = answer(client, ask("BOTH weather", **fields))
     call = choice["message"]["tool_calls"][0]
@@ -221,7 +219,7 @@ def test_a_session_keeps_calls_results_and_reasoning(client: httpx.Client) -> No
     assert made.status_code == 201 and made.json()["messages"] == kept
 
 
-def test_what_clients_replay_is_taken(client: httpx.Client) -> None:
+def test_replayed_messages_are_accepted(client: httpx.Client) -> None:
     """Empty lists and texts, arguments as objects, indices of deltas, no ids."""
     call = {"index": 0, "function": {"name": "weather", "arguments": {"city": "Paris"}}}
     body = ask("weather", tools=[WEATHER])
@@ -234,7 +232,7 @@ def test_what_clients_replay_is_taken(client: httpx.Client) -> None:
     assert answer(client, body)["message"]["content"] == "It is sunny."
 
 
-def test_prompts_with_tools_can_be_tokenised(client: httpx.Client) -> None:
+def test_tokenize_prompt_with_tools(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "weather"}]}
     without = client.post("/tokenize", json=body).json()["count"]
     assert (
@@ -277,7 +275,7 @@ def test_what_is_wrong_is_named(client: httpx.Client, fields: dict[str, Any], pa
 # ---- reasoning -----------------------------------------------------------------------------------
 
 
-def test_reasoning_apart_from_the_answer(client: httpx.Client) -> None:
+def test_reasoning_is_separate_from_content(client: httpx.Client) -> None:
     response = client.post(CHAT, json=ask("THINK")).json()
     message = response["choices"][0]["message"]
     assert message["reasoning_content"] == message["reasoning"] == "One, two."
@@ -290,7 +288,7 @@ def test_reasoning_apart_from_the_answer(client: httpx.Client) -> None:
     assert joined(told, "reasoning_content") == "One, two." and joined(told, "content") == "Three."
 
 
-def test_reasoning_can_be_left_out(client: httpx.Client) -> None:
+def test_include_reasoning_false(client: httpx.Client) -> None:
     for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
         message = answer(client, ask("THINK", **fields))["message"]
         assert "reasoning_content" not in message and message["content"] == "Three."
@@ -309,9 +307,7 @@ def test_reasoning_can_be_left_out(client: httpx.Client) -> None:
         {"reasoning_effort": "none", "enable_thinking": True},  # the effort comes first
     ],
 )
-def test_reasoning_is_switched_off_in_the_template(
-    client: httpx.Client, fields: dict[str, Any]
-) -> None:
+def test_template_disables_reasoning(client: httpx.Client, fields: dict[str, Any]) -> None:
     ids = client.post(CHAT, json=ask("hello", **fields)).json()["usage"]["prompt_tokens"]
     plain = client.post(CHAT, json=ask("hello")).json()["usage"]["prompt_tokens"]
     assert ids == plain + len("<\n\n>\n\n")  # the marks are a token each
@@ -327,7 +323,7 @@ def test_reasoning_is_switched_off_in_the_template(
         {"thinking": {"type": "enabled", "budget_tokens": 21}},
     ],
 )
-def test_a_budget_closes_the_reasoning(client: httpx.Client, fields: dict[str, Any]) -> None:
+def test_thinking_budget_ends_reasoning(client: httpx.Client, fields: dict[str, Any]) -> None:
     response = client.post(CHAT, json=ask("LONG", **fields)).json()
     message = response["choices"][0]["message"]
     assert message["reasoning_content"] == ("hm " * 7)[:20].strip()  # after a line break
@@ -335,14 +331,14 @@ def test_a_budget_closes_the_reasoning(client: httpx.Client, fields: dict[str, A
     assert response["usage"]["completion_tokens_details"]["reasoning_tokens"] == 21
 
 
-def test_a_template_that_opens_the_reasoning(think_first: httpx.Client) -> None:
+def test_template_that_opens_reasoning(think_first: httpx.Client) -> None:
     message = answer(think_first, ask("THINK"))["message"]
     assert (message["reasoning_content"], message["content"]) == ("One, two.", "Three.")
     told = deltas(think_first, ask("THINK"))
     assert joined(told, "reasoning_content") == "One, two." and joined(told, "content") == "Three."
 
 
-def test_no_effort_is_no_budget_without_a_switch(think_first: httpx.Client) -> None:
+def test_reasoning_effort_none_sets_budget_zero(think_first: httpx.Client) -> None:
     response = think_first.post(CHAT, json=ask("LONG", reasoning_effort="none"))
     assert "reasoning_content" not in response.json()["choices"][0]["message"]
     assert response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
@@ -350,7 +346,7 @@ def test_no_effort_is_no_budget_without_a_switch(think_first: httpx.Client) -> N
     assert hinted.headers["x-llaisys-ignored-fields"] == "reasoning_effort"
 
 
-def test_a_template_without_tools_calls_them_all_the_same(think_first: httpx.Client) -> None:
+def test_tools_work_with_a_template_without_tools(think_first: httpx.Client) -> None:
     """Calls and results are in the prompt as text, and bare JSON is a call."""
     body = ask("BOTH weather", tools=[WEATHER])
     message = answer(think_first, body)["message"]
@@ -364,7 +360,7 @@ def test_a_template_without_tools_calls_them_all_the_same(think_first: httpx.Cli
 # ---- the client that most users have -------------------------------------------------------------
 
 
-def test_the_openai_client_calls_tools(sdk: openai.OpenAI) -> None:
+def test_openai_client_calls_tools(sdk: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "the weather?"}]
     tools: list[Any] = [WEATHER]
     found = sdk.chat.completions.create(model="scripted", messages=messages, tools=tools)
@@ -376,7 +372,7 @@ def test_the_openai_client_calls_tools(sdk: openai.OpenAI) -> None:
     assert found.choices[0].message.content == "It is sunny."
 
 
-def test_the_openai_client_streams_tools(sdk: openai.OpenAI) -> None:
+def test_openai_client_streams_tools(sdk: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "BOTH weather"}]
     tools: list[Any] = [WEATHER]
     with sdk.chat.completions.stream(model="scripted", messages=messages, tools=tools) as stream:

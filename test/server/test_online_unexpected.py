@@ -27,7 +27,7 @@ from llaisys.server.engine_client.messages import Rejected
 
 @pytest.mark.parametrize("text", [UNTOUCHABLE, PANIC, PANIC + "!" * INLINE_CHARS])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bug_is_a_500_for_the_client_and_in_the_log(
+def test_internal_error_is_a_500_and_logged(
     server: ServerProcess, client: httpx.Client, text: str, stream: bool
 ) -> None:
     """A panic inside a Rust library is no `Exception`; on the loop or beside it."""
@@ -47,7 +47,7 @@ def test_a_bug_is_a_500_for_the_client_and_in_the_log(
     assert client.post(CHAT, json=chat()).status_code == 200
 
 
-def test_hang_ups_are_counted_as_abort(tmp_path: Path) -> None:
+def test_disconnects_are_counted_as_abort(tmp_path: Path) -> None:
     """Whole or streamed, before the first token or after it."""
     gate = Gate(tmp_path)
     with ServerProcess(env=gate.env, session_file=tmp_path / "s.db") as server:
@@ -84,7 +84,7 @@ HIDDEN = "a\nb\rc\u2028d\u2029e\x85f\x9bg\x1b[2Jh\u202ei\u2066j\x00k"
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
-def test_no_text_of_a_client_breaks_a_line_of_the_log(formatter: logging.Formatter) -> None:
+def test_client_text_cannot_break_log_lines(formatter: logging.Formatter) -> None:
     """As a field, in a message, in the text of an exception."""
     try:
         raise ValueError(HIDDEN.replace("\n", ""))
@@ -103,7 +103,7 @@ def test_no_text_of_a_client_breaks_a_line_of_the_log(formatter: logging.Formatt
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), PanicException("a panic")])
-def test_a_message_that_cannot_be_handled_ends_the_engine_and_is_told(
+def test_unhandled_engine_message_kills_the_engine_with_a_reason(
     caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     """Else nobody would listen to the engine any more, and every request would wait for ever."""

@@ -33,9 +33,7 @@ class CountingTokenizer:
     (CHARS_PER_TOKEN * CONTEXT + 1, 0),  # cannot fit, whatever it is
     (CHARS_PER_TOKEN * CONTEXT, CONTEXT + 2 * WINDOW_CHARS),  # does not: seen window by window
 ])  # fmt: skip
-def test_a_text_that_does_not_fit_is_tokenised_no_further_than_it_takes_to_see_that(
-    chars: int, most_seen: int
-) -> None:
+def test_too_long_text_is_tokenised_only_up_to_the_limit(chars: int, most_seen: int) -> None:
     tokenizer, engine = CountingTokenizer(), MagicMock()
     engine.require_tokenizer.return_value = tokenizer
 
@@ -52,7 +50,7 @@ def test_a_text_that_does_not_fit_is_tokenised_no_further_than_it_takes_to_see_t
 SLOW = ChatTemplate("{% for a in range(9999) %}{% for b in range(99) %}{% endfor %}{% endfor %}")
 
 
-def test_a_slow_template_of_the_model_itself_is_rendered_beside_the_loop() -> None:
+def test_slow_model_template_is_rendered_in_a_thread() -> None:
     """It is begun on the loop once, for a moment: nobody knows before."""
     here = threading.get_ident()
     seconds: list[tuple[bool, float]] = []  # on the loop, CPU
@@ -77,7 +75,7 @@ def test_a_slow_template_of_the_model_itself_is_rendered_beside_the_loop() -> No
     assert seconds[0][1] < 0.1 < seconds[1][1]
 
 
-def test_a_quick_template_stays_on_the_loop() -> None:
+def test_fast_template_is_rendered_inline() -> None:
     quick, here = ChatTemplate("{{ messages[0].content }}"), threading.get_ident()
 
     def render() -> tuple[str, int]:

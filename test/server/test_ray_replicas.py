@@ -73,7 +73,7 @@ def up(server: ServerProcess) -> list[float]:
     return [float(line.split()[-1]) for line in lines if line.startswith("llaisys:replica_up{")]
 
 
-def test_replicas_of_a_cluster_answer_as_one_engine_does(server: ServerProcess, model: str) -> None:
+def test_ray_replicas_equal_one_engine(server: ServerProcess, model: str) -> None:
     wait_for(lambda: up(server) == [1.0, 1.0], "both replicas")
     with ServerProcess(model, real=True) as alone:
         alone.wait_ready()
@@ -81,7 +81,7 @@ def test_replicas_of_a_cluster_answer_as_one_engine_does(server: ServerProcess, 
         assert [ask(server, prompt) for prompt in prompts] == [ask(alone, p) for p in prompts]
 
 
-def test_an_engine_that_is_killed_comes_back(server: ServerProcess) -> None:
+def test_killed_engine_restarts(server: ServerProcess) -> None:
     wait_for(lambda: up(server) == [1.0, 1.0], "both replicas")
     expected = ask(server, "hello")
     os.kill(engine_pids()[0], signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_an_engine_that_is_killed_comes_back(server: ServerProcess) -> None:
     wait_for(lambda: up(server) == [1.0, 1.0], "it to be up again", seconds=120)
 
 
-def test_engines_end_with_a_server_that_is_killed(server: ServerProcess) -> None:
+def test_engines_end_when_the_server_is_killed(server: ServerProcess) -> None:
     """The last one."""
     engines = engine_pids()
     assert len(engines) == 2

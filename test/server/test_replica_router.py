@@ -20,7 +20,7 @@ def assign(
     return to.assign(prompt, salt, max_tokens, 1, alive)
 
 
-def test_a_prompt_goes_where_its_beginning_has_been_computed() -> None:
+def test_prompt_goes_to_the_cached_prefix() -> None:
     to = router(3)
     first = assign(to, list(range(40)))
     other = assign(to, list(range(100, 140)))
@@ -32,7 +32,7 @@ def test_a_prompt_goes_where_its_beginning_has_been_computed() -> None:
     assert again.work == 4 + ANSWER_COST
 
 
-def test_only_full_blocks_with_the_same_beginning_and_salt_count() -> None:
+def test_only_full_blocks_with_equal_prefix_and_salt_match() -> None:
     to = router()
     assign(to, list(range(40)), salt="alice")
     assert assign(to, list(range(3)), salt="alice").cached == 0
@@ -41,7 +41,7 @@ def test_only_full_blocks_with_the_same_beginning_and_salt_count() -> None:
     assert assign(to, list(range(42)), salt="alice").cached == 40
 
 
-def test_a_replica_that_would_be_done_later_all_the_same_does_not_get_more() -> None:
+def test_busy_replica_loses_to_an_idle_one() -> None:
     to = router()
     prompt = list(range(400))
     first = assign(to, prompt)
@@ -51,7 +51,7 @@ def test_a_replica_that_would_be_done_later_all_the_same_does_not_get_more() -> 
     assert assign(to, prompt).replica != first.replica
 
 
-def test_of_equals_the_one_that_knows_more_is_taken() -> None:
+def test_ties_go_to_the_longer_cached_prefix() -> None:
     to = router()
     prompt = list(range(40))
     assert assign(to, prompt).replica == 0
@@ -59,7 +59,7 @@ def test_of_equals_the_one_that_knows_more_is_taken() -> None:
     assert assign(to, prompt).replica == 0
 
 
-def test_work_that_is_done_counts_no_more_and_the_dead_get_none() -> None:
+def test_done_work_is_subtracted_and_dead_replicas_are_skipped() -> None:
     to = router(3)
     routes = [assign(to, [i] * 50) for i in range(30)]
     assert all(to.load)
@@ -72,7 +72,7 @@ def test_work_that_is_done_counts_no_more_and_the_dead_get_none() -> None:
     assert to._matched(known.replica, to._keys([0] * 50, "")) == 0
 
 
-def test_what_a_cache_cannot_hold_is_forgotten_the_oldest_first() -> None:
+def test_cached_blocks_are_evicted_in_lru_order() -> None:
     to = router(1, blocks=10)
     assign(to, list(range(0, 20)))
     assign(to, list(range(100, 120)))
@@ -82,7 +82,7 @@ def test_what_a_cache_cannot_hold_is_forgotten_the_oldest_first() -> None:
     assert assign(to, list(range(100, 120))).cached == 0
 
 
-def test_shared_prefixes_are_found_and_load_stays_even() -> None:
+def test_shared_prefixes_are_found_and_load_is_balanced() -> None:
     rng = random.Random(5)
     to = PrefixRouter(16, 2000, 4)
     prefixes = [[rng.randrange(50_000) for _ in range(800)] for _ in range(12)]

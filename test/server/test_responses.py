@@ -47,7 +47,7 @@ def builder(chat: bool, token_ids: bool = False) -> ResponseBuilder:
 
 @pytest.mark.parametrize("count", [None, 0, 1, 63, 64, 65, 1000])
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_body_in_pieces_says_what_it_would_in_one(chat: bool, count: int | None) -> None:
+def test_chunked_body_equals_single_body(chat: bool, count: int | None) -> None:
     logprobs = None if count is None else entries(count)
     outputs = [output(0, logprobs, "a\ud800é"), output(1, logprobs, "")]
     echo = "" if chat else "so"
@@ -71,7 +71,7 @@ def test_a_body_in_pieces_says_what_it_would_in_one(chat: bool, count: int | Non
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_no_call_of_the_encoder_is_long(monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
+def test_encoder_calls_are_short(monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
     sizes = []
     encode = payload._encode
 
@@ -89,7 +89,7 @@ def test_no_call_of_the_encoder_is_long(monkeypatch: pytest.MonkeyPatch, chat: b
     assert max(len(piece) for piece in pieces) < 4 * CHUNK_BYTES
 
 
-def test_a_long_body_is_sent_in_pieces_and_its_length_is_told() -> None:
+def test_long_body_is_sent_in_chunks_with_content_length() -> None:
     pieces = [b"a" * 10, b"b" * 5]
     sent: list[Any] = []
 
@@ -110,7 +110,7 @@ def test_a_long_body_is_sent_in_pieces_and_its_length_is_told() -> None:
     assert not isinstance(body_response(pieces[:1]), LongResponse)
 
 
-def test_a_reader_that_fell_behind_catches_up_in_parts_of_a_few_logprobs() -> None:
+def test_slow_reader_gets_merged_deltas_with_few_logprobs() -> None:
     def parts(logprobs: bool) -> deque[StreamOutput]:
         return deque(
             StreamOutput("r", 0, "x", [97], None, entries(1) if logprobs else None)

@@ -17,7 +17,7 @@ from llaisys.server.http_server import bind
 PROGRAM = (str(HELPERS / "fault_server.py"),)
 
 
-def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.order("load 1 4")
     options = ("--port", "0", "--session-file", str(tmp_path / "s.db"), "--log-level", "error")
@@ -33,7 +33,7 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "%" not in terminal.screen  # the bar is gone when it is over
 
 
-def test_a_log_line_for_each_stage_elsewhere(tmp_path: Path) -> None:
+def test_log_line_per_stage_without_a_terminal(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.order("load 1 4")
     with ServerProcess(env=gate.env) as server:
@@ -49,7 +49,7 @@ def test_a_log_line_for_each_stage_elsewhere(tmp_path: Path) -> None:
         assert "%" not in "".join(server.log)
 
 
-def test_a_model_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+def test_failed_load_is_reported_once(tmp_path: Path) -> None:
     missing = str(tmp_path / "no-model")
     with ServerProcess(missing, real=True) as server:
         assert server.process.wait(60) == 1
@@ -57,7 +57,7 @@ def test_a_model_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     assert len(told) == 1 and missing in told[0]["message"]
 
 
-def test_health_is_red_until_the_model_is_there(tmp_path: Path) -> None:
+def test_health_is_503_until_the_model_is_loaded(tmp_path: Path) -> None:
     """What waits for it (compose files, proxies) must not send too early; /live is for the
     process alone."""
     gate = Gate(tmp_path)
@@ -85,7 +85,7 @@ def test_health_is_red_until_the_model_is_there(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/live", timeout=60).status_code == 200
 
 
-def test_a_port_takes_connections_and_refuses_other_servers_from_the_start() -> None:
+def test_port_accepts_connections_and_is_exclusive_from_start() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         socket.create_connection(("127.0.0.1", port), timeout=30).close()

@@ -31,13 +31,13 @@ from llaisys.server.sessions.store import SessionStore
         {"drain_timeout": math.nan},
     ],
 )
-def test_bad_server_settings_are_named(fields: dict[str, Any]) -> None:
+def test_invalid_server_settings_are_named(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError) as caught:
         ServerConfig(**fields)
     assert caught.value.field in (*fields, "ssl_keyfile")
 
 
-def test_every_limit_is_a_flag_and_reaches_the_config() -> None:
+def test_every_limit_has_a_flag() -> None:
     parser = OptionParser()
     add_arguments(parser)
     shown = {"dead_after": "--engine-dead-after", "step_limit": "--engine-step-limit"}
@@ -57,25 +57,25 @@ def test_every_limit_is_a_flag_and_reaches_the_config() -> None:
 
 @pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit", "max_failed_steps"])
 @pytest.mark.parametrize("value", [0, -1, math.nan])
-def test_bad_health_limits_are_named(name: str, value: float) -> None:
+def test_invalid_health_limits_are_named(name: str, value: float) -> None:
     with pytest.raises(InvalidInputError, match=f"{name} is {value}; it must be a"):
         Health(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "header_timeout", "max_queued"])
-def test_bad_limits_are_named(name: str) -> None:
+def test_invalid_limits_are_named(name: str) -> None:
     with pytest.raises(InvalidInputError, match=name):
         Limits(**{name: -1})
 
 
-def test_session_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_session_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     file.write_bytes(b"this is not SQLite at all, not even close" * 100)
     with pytest.raises(InvalidInputError, match=r"s\.db"):
         SessionStore(file)
 
 
-def test_session_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_session_file_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "s.db", tmp_path):  # below a file; a directory
         with pytest.raises(InvalidInputError, match=r"session file .*: .*--session-file") as caught:
@@ -104,7 +104,7 @@ def test_tls_files_are_checked_before_the_model_is_loaded(tmp_path: Path) -> Non
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 9999, 9999, None),
     ],
 )
-def test_connections_are_fitted_to_the_files_that_may_be_open(
+def test_max_connections_fit_the_open_file_limit(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     limits: tuple[int, int],
@@ -124,7 +124,7 @@ def test_connections_are_fitted_to_the_files_that_may_be_open(
     assert record.levelname == ("INFO" if most == wanted else "WARNING")
 
 
-def test_too_few_files_are_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_low_open_file_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (32, 32))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, values: None)
     with pytest.raises(InvalidInputError, match=r"32 files .*ulimit -n"):

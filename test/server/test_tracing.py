@@ -65,7 +65,7 @@ def collector() -> Iterator[Collector]:
     server.shutdown()
 
 
-def test_a_request_and_its_stages_are_traced_under_the_callers_span(collector: Collector) -> None:
+def test_request_and_stages_are_traced_under_the_callers_span(collector: Collector) -> None:
     with ServerProcess("--otlp-traces-endpoint", collector.url, "--api-key", "sekret") as server:
         server.wait_ready()
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -108,7 +108,7 @@ def test_a_request_and_its_stages_are_traced_under_the_callers_span(collector: C
     assert "sekret" not in str(spans) and "hello" not in str(spans)
 
 
-def test_nothing_is_imported_without_the_option() -> None:
+def test_opentelemetry_is_not_imported_without_the_option() -> None:
     """Of the SDK, that is: other libraries look for the API by themselves."""
     code = "import sys, llaisys.server.lifecycle as _; print('opentelemetry.sdk' in sys.modules)"
     found = subprocess.run(
@@ -120,6 +120,6 @@ def test_nothing_is_imported_without_the_option() -> None:
     assert found.stdout.strip() == "False", found.stderr
 
 
-def test_an_endpoint_that_is_no_url_is_refused() -> None:
+def test_invalid_endpoint_url_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="otlp_traces_endpoint is 'x'; it must be a URL"):
         open_tracer("x")

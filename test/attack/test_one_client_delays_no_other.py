@@ -3,7 +3,7 @@
 The measure is taken by a process of its own, over connections that stay open, and compared with the
 same measure while nothing happens: on a machine that is busy with other things, both are slow.
 
-    pytest -q -s test/attack/test_one_client_is_not_everybody.py
+    pytest -q -s test/attack/test_one_client_delays_no_other.py
 
 prints the table of all abuses at its end.
 """
@@ -167,7 +167,7 @@ ABUSES: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", ABUSES)
-def test_health_answers_while_one_client(
+def test_health_responds_while_one_client(
     server: ServerProcess, quiet: float, table: list[str], name: str
 ) -> None:
     path, body, status = ABUSES[name]

@@ -29,14 +29,14 @@ from server_helpers import ServerProcess
         ("modalities", ["text", "audio"]),
     ],
 )
-def test_fields_that_are_not_there_are_refused_by_name(
+def test_unsupported_fields_are_rejected_by_name(
     client: httpx.Client, field: str, value: Any
 ) -> None:
     error = error_of(client.post(CHAT, json=chat(**{field: value})), 400)
     assert error["param"] == field and field in error["message"]
 
 
-def test_neutral_values_of_refused_fields_pass(client: httpx.Client) -> None:
+def test_neutral_values_of_unsupported_fields_pass(client: httpx.Client) -> None:
     body = chat(
         tools=None,
         tool_choice="none",
@@ -81,9 +81,7 @@ def test_neutral_values_of_refused_fields_pass(client: httpx.Client) -> None:
         ({"session_id": "a/b"}, "session_id"),
     ],
 )
-def test_caps_are_named_with_their_number(
-    client: httpx.Client, fields: dict[str, Any], number: str
-) -> None:
+def test_errors_state_the_limit(client: httpx.Client, fields: dict[str, Any], number: str) -> None:
     assert number in error_of(client.post(CHAT, json=chat(**fields)), 400)["message"]
 
 
@@ -171,14 +169,14 @@ def test_caps_are_named_with_their_number(
         ),
     ],
 )
-def test_errors_have_the_field_the_value_and_the_limit(
+def test_error_message_has_field_value_and_limit(
     client: httpx.Client, fields: dict[str, Any], param: str, message: str
 ) -> None:
     error = error_of(client.post(CHAT, json=chat(**fields)), 400)
     assert error["param"] == param and message in error["message"], error
 
 
-def test_completion_errors_name_a_field_that_is_there(client: httpx.Client) -> None:
+def test_completion_errors_name_a_field_of_the_body(client: httpx.Client) -> None:
     for fields, param, message in (
         ({}, "prompt", "prompt is missing"),
         ({"prompt": ""}, "prompt", "prompt has 0 tokens; it must have at least 1"),
@@ -191,7 +189,7 @@ def test_completion_errors_name_a_field_that_is_there(client: httpx.Client) -> N
         assert error["param"] == param and message in error["message"], error
 
 
-def test_a_prompt_that_is_too_long_is_refused_before_the_next_is_looked_at(
+def test_first_too_long_prompt_is_rejected_before_the_next_is_tokenised(
     client: httpx.Client,
 ) -> None:
     body = {"prompt": ["y" * 3000, UNTOUCHABLE]}
@@ -200,13 +198,13 @@ def test_a_prompt_that_is_too_long_is_refused_before_the_next_is_looked_at(
 
 
 @pytest.mark.parametrize("path", ["/v1/images", "/v1/no/such_route"])
-def test_an_unknown_route_of_the_api_is_named(client: httpx.Client, path: str) -> None:
+def test_unknown_api_route_is_named(client: httpx.Client, path: str) -> None:
     assert path in error_of(client.post(path, json={"input": "x"}), 404)["message"]
     odd = error_of(client.get("/v1/%3Cscript%3E" + "x" * 500), 404)
     assert odd["message"] == "there is no such route"
 
 
-def test_long_texts_leave_the_event_loop_on_every_route(client: httpx.Client) -> None:
+def test_long_texts_run_in_threads_on_every_route(client: httpx.Client) -> None:
     """The tokenizer of the tests' server refuses them there, with a 500."""
     text = "x" * 5000
     answer = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
@@ -222,7 +220,7 @@ def test_long_texts_leave_the_event_loop_on_every_route(client: httpx.Client) ->
     assert client.post("/tokenize", json={"messages": answer}).json()["count"] > 5000
 
 
-def test_completion_caps(client: httpx.Client) -> None:
+def test_completion_limits(client: httpx.Client) -> None:
     def refuse(number: str, **fields: Any) -> None:
         body = {"prompt": "x", **fields}
         error = error_of(client.post("/v1/completions", json=body), 400)
@@ -239,7 +237,7 @@ def test_completion_caps(client: httpx.Client) -> None:
     refuse("0 tokens", prompt="")
 
 
-def test_bodies_that_are_not_requests(client: httpx.Client) -> None:
+def test_invalid_bodies(client: httpx.Client) -> None:
     headers = {"content-type": "application/json"}
     for body in (b"{", b"nonsense", b"[]", b"1", b"null", b'{"messages": NaN}', b"[" * 50_000):
         error_of(client.post(CHAT, content=body, headers=headers), 400)
@@ -252,7 +250,7 @@ def test_bodies_that_are_not_requests(client: httpx.Client) -> None:
     error_of(client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}), 415)
 
 
-def test_a_body_of_nothing_but_mistakes_costs_little(client: httpx.Client) -> None:
+def test_body_of_only_errors_is_cheap(client: httpx.Client) -> None:
     """One mistake is reported, not a hundred thousand."""
     headers = {"content-type": "application/json"}
     for body in (
@@ -267,7 +265,7 @@ def test_a_body_of_nothing_but_mistakes_costs_little(client: httpx.Client) -> No
     assert len(client.post(CHAT, json=wrong).text) < 1000
 
 
-def test_a_lone_surrogate_does_no_harm(client: httpx.Client) -> None:
+def test_lone_surrogates_are_handled(client: httpx.Client) -> None:
     body = b'{"prompt":"a\\ud800b","max_tokens":2}'
     headers = {"content-type": "application/json"}
     response = client.post("/v1/completions", content=body, headers=headers)
@@ -306,7 +304,7 @@ NUMBERS = st.one_of(
     database=None,
 )
 @given(field=st.sampled_from(sorted(NUMERIC)), value=NUMBERS)
-def test_every_number_is_taken_or_refused_by_name(
+def test_every_number_is_accepted_or_rejected_by_name(
     client: httpx.Client, field: str, value: Any
 ) -> None:
     """Junk never reaches the engine, and never makes a 500."""
@@ -330,7 +328,7 @@ def test_every_number_is_taken_or_refused_by_name(
         assert low <= value <= high
 
 
-def test_a_refused_request_is_logged_with_its_reason(
+def test_rejected_request_is_logged_with_its_reason(
     client: httpx.Client, server: ServerProcess
 ) -> None:
     """The routes', the guards' and the framework's: the code and the field, not the words, which

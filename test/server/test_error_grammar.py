@@ -25,7 +25,7 @@ def schemas(base: type[Schema]) -> Iterator[type[Schema]]:
         yield from schemas(schema)
 
 
-def test_every_field_of_every_body_is_refused_in_the_same_words() -> None:
+def test_every_field_error_has_the_same_grammar() -> None:
     found = sorted(set(schemas(Schema)), key=lambda schema: schema.__qualname__)
     too_many = {f"field_{number}": 1 for number in range(MAX_FIELDS + 1)}
     refused = 0
