@@ -27,7 +27,7 @@ int32_t llaisysTensorCreate(const int64_t *shape, int32_t ndim, llaisysDataType_
         // Most are weights that a model packs and lets go at once.
         return give(tensor, "tensor",
                     Tensor::create(shape_from(shape, ndim), dtype, device, device_id,
-                                   device::Lifetime::passing));
+                                   device::Lifetime::temporary));
     });
 }
 

@@ -1,5 +1,6 @@
-// Checks that every operator makes before it writes anything. Each throws LLAISYS_ERROR_INVALID
-// with "operator: argument: got ..., expected ..."; texts are only built on failure.
+// Argument checks of the operators, made before anything is written. Each throws
+// LLAISYS_ERROR_INVALID with "operator: argument: got ..., expected ..."; texts are built on
+// failure only.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -9,7 +10,7 @@
 
 namespace llaisys::ops {
 
-// Names the operator and the device that its tensors must be on.
+// Holds the operator's name and the device that its tensors must be on.
 struct Checks {
     const char *op;
     const device::Stream &stream;
@@ -36,7 +37,7 @@ struct Checks {
     // Every value of `index` (i64 or i32, dense) is in [0, limit).
     void index_range(const char *argument, const Tensor &index, int64_t limit) const;
 
-    // Where the dispatch by device ends: throws LLAISYS_ERROR_UNSUPPORTED.
+    // Final case of the dispatch by device: throws LLAISYS_ERROR_UNSUPPORTED.
     [[noreturn]] void no_kernel() const;
 };
 

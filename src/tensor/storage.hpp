@@ -15,7 +15,7 @@ class Storage {
 public:
     // Zeroed memory.
     Storage(DeviceType device, int device_id, int64_t bytes,
-            device::Lifetime lifetime = device::Lifetime::lasting);
+            device::Lifetime lifetime = device::Lifetime::persistent);
     // [offset, offset + bytes) of a mapped file, used in place.
     Storage(std::shared_ptr<FileMapping> file, uint64_t offset, int64_t bytes);
     ~Storage();

@@ -48,7 +48,7 @@ public:
 
     // Zeroed memory of a device.
     static Tensor create(const Shape &shape, DType dtype, DeviceType device = LLAISYS_DEVICE_CPU,
-                         int device_id = 0, device::Lifetime lifetime = device::Lifetime::lasting);
+                         int device_id = 0, device::Lifetime lifetime = device::Lifetime::persistent);
     // The bytes of a file from offset on, in place; a copy when they are not aligned.
     static Tensor map(const std::string &path, uint64_t offset, const Shape &shape, DType dtype);
     // Dense values inside storage, `offset` bytes from its start, which must have room for them.

@@ -132,11 +132,11 @@ TEST(a_block_apart_leaves_no_hole_between_those_that_last) {
     std::vector<Block> lasting;
     for (int i = 0; i < 6; ++i) {
         const size_t bytes = (size_t(1) << 20) + size_t(i) * 1000;
-        auto *source = static_cast<unsigned char *>(allocate_apart(bytes));
+        auto *source = static_cast<unsigned char *>(allocate_mapping(bytes));
         CHECK(source != nullptr && source[0] == 0 && source[bytes - 1] == 0);
         std::fill(source, source + bytes, static_cast<unsigned char>(255));
         lasting.push_back(take(bytes, static_cast<unsigned char>(i + 1)));
-        release_apart(source, bytes);
+        release_mapping(source, bytes);
         if (i > 0) {
             const Block &before = lasting[size_t(i) - 1];
             CHECK_EQ(lasting.back().memory - before.memory,
@@ -149,7 +149,7 @@ TEST(a_block_apart_leaves_no_hole_between_those_that_last) {
 }
 
 TEST(what_cannot_be_had_is_null) {
-    CHECK(allocate_apart(SIZE_MAX - 4096) == nullptr);
+    CHECK(allocate_mapping(SIZE_MAX - 4096) == nullptr);
     CHECK(allocate_huge(SIZE_MAX - 4096) == nullptr);
     CHECK(allocate_huge(size_t(1) << 60) == nullptr);
 }

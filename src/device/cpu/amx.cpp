@@ -32,8 +32,8 @@ bool is_switched_off() {
 
 #if defined(LLAISYS_HAVE_AMX) && defined(__linux__)
 
-// Leaf 7, EDX: bf16 products, tiles, int8 products. VNNI and bf16 conversion come with every core
-// that has tiles, but are asked for by name.
+// Leaf 7, EDX: bf16 tile products, tiles, int8 tile products. VNNI and bf16 conversion are checked
+// by name, although every core with AMX has them.
 bool machine_has_tiles() {
     constexpr unsigned kWanted = 1u << 22 | 1u << 24 | 1u << 25;
     unsigned eax, ebx, ecx, edx;
@@ -41,7 +41,7 @@ bool machine_has_tiles() {
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 
-// The system saves the state of tiles: bits 17 and 18 of XCR0.
+// Whether the operating system saves tile state: bits 17 and 18 of XCR0.
 bool system_keeps_tiles() {
     constexpr unsigned kTileState = 3u << 17;
     unsigned eax, edx;
@@ -49,7 +49,7 @@ bool system_keeps_tiles() {
     return (eax & kTileState) == kTileState;
 }
 
-// From now on for all threads of the process.
+// Request the tile state for all threads of the process.
 bool is_permitted() {
     constexpr long kRequestPermission = 0x1023; // ARCH_REQ_XCOMP_PERM
     constexpr long kTileData = 18;
@@ -64,7 +64,7 @@ bool find_out() {
 #else
 
 bool find_out() {
-    is_switched_off(); // a wrong value is an error everywhere
+    is_switched_off(); // rejects an invalid value on every machine
     return false;
 }
 

@@ -35,7 +35,7 @@ struct ByteGroup {
 };
 inline ByteGroup load_group(const int8_t *x) { return {x}; }
 
-// Pairs of products are summed in 16 bits, which |w| <= 128 and |x| <= 127 never fill.
+// Pairs of products are summed in 16 bits; |w| <= 128 and |x| <= 127 cannot overflow.
 template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
     int32_t bits;
     __builtin_memcpy(&bits, x.x + 4 * c, sizeof bits);
@@ -69,7 +69,7 @@ inline vf load_i8(const std::byte *p) {
 }
 inline int32_t sum_of_16(const int8_t *p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
-    const __m128i moved = _mm_xor_si128(bytes, _mm_set1_epi8(-128)); // each 128 more, unsigned
+    const __m128i moved = _mm_xor_si128(bytes, _mm_set1_epi8(-128)); // + 128: unsigned bytes
     const __m128i sums = _mm_sad_epu8(moved, _mm_setzero_si128());
     return int32_t(_mm_cvtsi128_si64(sums) + _mm_extract_epi64(sums, 1)) - 16 * 128;
 }

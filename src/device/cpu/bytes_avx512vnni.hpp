@@ -39,7 +39,7 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(bits));
 }
 
-// A sum is kept as the bits of 1.5 * 2^23 + sum, which a fused multiply-add can scale as it is.
+// A sum is stored as the bits of 1.5 * 2^23 + sum, which a fused multiply-add can scale directly.
 constexpr int32_t kSumStart = 0x4b400000;
 constexpr float kSumBase = 0x1.8p23f;
 inline vf float_of_bits(vi sum) { return _mm512_castsi512_ps(sum); }
@@ -61,16 +61,16 @@ inline vf load_i8(const std::byte *p) {
 }
 inline int32_t sum_of_16(const int8_t *p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
-    const __m128i moved = _mm_xor_si128(bytes, _mm_set1_epi8(-128)); // each 128 more, unsigned
+    const __m128i moved = _mm_xor_si128(bytes, _mm_set1_epi8(-128)); // + 128: unsigned bytes
     const __m128i sums = _mm_sad_epu8(moved, _mm_setzero_si128());
     return int32_t(_mm_cvtsi128_si64(sums) + _mm_extract_epi64(sums, 1)) - 16 * 128;
 }
 inline void store_ints(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 constexpr bool kRowsFirst = true;
-constexpr int kQuantRows = 8; // sums fill half of the registers; their totals wait in memory
+constexpr int kQuantRows = 8; // sums fill half of the registers; totals stay in memory
 constexpr int64_t kPackedRows = 12;
-constexpr int64_t quant_height(int64_t m) { // no tile of one where there is another way
+constexpr int64_t quant_height(int64_t m) { // avoids a tile of one row
     constexpr int kHeights[] = {0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 4, 6, 6, 6, 6};
     return m < 16 ? kHeights[m] : 8;
 }

@@ -46,8 +46,8 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
 #endif
 }
 
-// A sum is kept as the bits of 1.5 * 2^23 + sum: reading it is a subtraction, where the instruction
-// that converts takes four times as long, or nothing where a fused multiply-add takes it as it is.
+// A sum is stored as the bits of 1.5 * 2^23 + sum: converting it is a subtraction, four times as
+// fast as the conversion instruction, and free where a fused multiply-add consumes it.
 constexpr int32_t kSumStart = 0x4b400000;
 constexpr float kSumBase = 0x1.8p23f;
 inline vf float_of_bits(vi sum) { return vreinterpretq_f32_s32(sum); }
@@ -59,7 +59,7 @@ template <int n> vi start_sum_less(vi total) {
 }
 inline void hold(vi &a) { asm volatile("" : "+w"(a)); }
 
-// The same way: four bytes as the low bits of 2^23 + value, signed ones moved up by 128 first.
+// Likewise: four bytes as the low bits of 2^23 + value; signed bytes are offset by 128 first.
 inline vf float_bytes(uint8x16_t bytes, float less) {
     const uint8x16_t places = {0, 255, 255, 255, 1, 255, 255, 255,
                                2, 255, 255, 255, 3, 255, 255, 255};

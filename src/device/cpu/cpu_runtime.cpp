@@ -1,4 +1,5 @@
-// The CPU's function table. Work on a stream is done when its call returns, so events are born done.
+// The CPU's function table. Work on a stream is complete when its call returns, so events are
+// always complete.
 #include "device/cpu/cpu_runtime.hpp"
 
 #include "device/cpu/huge_memory.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// Under AddressSanitizer all that is not absurd comes from malloc, which it watches.
+// Under AddressSanitizer allocations of plausible size use malloc, which it instruments.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kHugeFrom = size_t(1) << 30;
 #else
@@ -25,11 +26,11 @@ constexpr size_t kHugeFrom = kHugeMemoryFrom;
 
 int device_count() { return 1; }
 
-// Zeroed. Large blocks are real only where they are touched: a KV cache costs what is used of it.
+// Zeroed memory. Large blocks are committed on first touch: a KV cache costs what is used of it.
 void *allocate(int, size_t bytes, Lifetime lifetime) {
     void *memory = nullptr;
     if (bytes >= kHugeFrom) {
-        memory = lifetime == Lifetime::lasting ? allocate_huge(bytes) : allocate_apart(bytes);
+        memory = lifetime == Lifetime::persistent ? allocate_huge(bytes) : allocate_mapping(bytes);
     } else {
         const size_t size = (bytes == 0 ? 1 : bytes) + kAlignment - 1;
         memory = std::aligned_alloc(kAlignment, size / kAlignment * kAlignment);
@@ -45,7 +46,8 @@ void *allocate(int, size_t bytes, Lifetime lifetime) {
 
 void release(int, void *memory, size_t bytes, Lifetime lifetime) {
     if (bytes >= kHugeFrom) {
-        lifetime == Lifetime::lasting ? release_huge(memory, bytes) : release_apart(memory, bytes);
+        lifetime == Lifetime::persistent ? release_huge(memory, bytes)
+                                         : release_mapping(memory, bytes);
     } else {
         std::free(memory);
     }
@@ -58,7 +60,7 @@ void copy(void *dst, const void *src, size_t bytes, CopyKind, void *) {
 }
 
 void *create_stream(int, int n_threads) {
-    cpu_isa(); // a wrong LLAISYS_CPU_ISA is reported here, not in the middle of a step
+    cpu_isa(); // reports an invalid LLAISYS_CPU_ISA here instead of during a step
     return new ThreadPool(n_threads);
 }
 

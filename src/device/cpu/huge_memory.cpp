@@ -13,19 +13,20 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kSlab = size_t(64) << 20;
-constexpr size_t kLargest = kSlab / 4; // block of a slab; what is larger is mapped by itself
+constexpr size_t kLargest =
+    kSlab / 4; // largest block of a slab; larger blocks have their own mapping
 
-// At the start of a slab, which is aligned to its size: a block finds it by its own address.
+// Header of a slab. A slab is aligned to its size, so a block finds it by its own address.
 struct Slab {
     size_t used = kLine;
     size_t live = 0; // blocks
 };
 
 std::mutex mutex;
-Slab *current = nullptr; // where the next block goes
+Slab *current = nullptr; // slab of the next allocation
 
-// What the kernel maps and drops as one: 4, 16 or 64 KiB. It rounds lengths up to it, and what is
-// dropped too far is the next block.
+// Page size of the kernel: 4, 16 or 64 KiB. madvise rounds lengths up to it, so ranges must end at
+// a page boundary to leave the next block intact.
 size_t page_bytes() {
     static const size_t bytes = size_t(sysconf(_SC_PAGESIZE));
     return bytes;
@@ -33,7 +34,7 @@ size_t page_bytes() {
 
 uintptr_t round_up(uintptr_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// `bytes`, a multiple of the page, mapped at a multiple of `alignment`; null when there is none.
+// Map `bytes`, a multiple of the page size, at a multiple of `alignment`; null on failure.
 void *map_aligned(size_t bytes, size_t alignment) {
     const size_t reserved = bytes + alignment;
     void *memory =
@@ -48,7 +49,7 @@ void *map_aligned(size_t bytes, size_t alignment) {
     }
     munmap(reinterpret_cast<void *>(aligned + bytes), start + reserved - (aligned + bytes));
     memory = reinterpret_cast<void *>(aligned);
-    madvise(memory, bytes, MADV_HUGEPAGE); // a wish: without it everything works on small pages
+    madvise(memory, bytes, MADV_HUGEPAGE); // a hint: small pages work too
     return memory;
 }
 
@@ -85,21 +86,21 @@ void release_in_slab(void *memory, size_t bytes) {
 
 } // namespace
 
-void *allocate_apart(size_t bytes) {
+void *allocate_mapping(size_t bytes) {
     return bytes > SIZE_MAX / 2 ? nullptr : map_aligned(round_up(bytes, page_bytes()), kHugePage);
 }
 
-void release_apart(void *memory, size_t bytes) { munmap(memory, round_up(bytes, page_bytes())); }
+void release_mapping(void *memory, size_t bytes) { munmap(memory, round_up(bytes, page_bytes())); }
 
 void *allocate_huge(size_t bytes) {
-    return bytes <= kLargest ? allocate_in_slab(bytes) : allocate_apart(bytes);
+    return bytes <= kLargest ? allocate_in_slab(bytes) : allocate_mapping(bytes);
 }
 
 void release_huge(void *memory, size_t bytes) {
     if (bytes <= kLargest) {
         release_in_slab(memory, bytes);
     } else {
-        release_apart(memory, bytes);
+        release_mapping(memory, bytes);
     }
 }
 
@@ -109,7 +110,7 @@ void use_small_pages(void *memory, size_t bytes) {
     const uintptr_t last = (address + bytes) / page_bytes() * page_bytes();
     if (bytes >= kHugeMemoryFrom && first < last) {
         madvise(reinterpret_cast<void *>(first), last - first, MADV_NOHUGEPAGE);
-        // What a neighbour on the same huge page has brought along.
+        // Drop what an adjacent block on the same huge page has committed here.
         madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
     }
 }

@@ -1,27 +1,27 @@
-// Zeroed memory on huge pages. Weights are read from end to end at every step; on 4 KiB pages the
-// TLB, not the memory, would be the limit of that. A page is real only once it is touched.
+// Zeroed memory on huge pages. Weights are read completely in every step; with 4 KiB pages the TLB
+// would be the bottleneck. Pages are committed on first touch.
 #pragma once
 
 #include <cstddef>
 
 namespace llaisys::device {
 
-// Blocks of this size and above are worth it.
+// Smallest block that benefits.
 constexpr size_t kHugeMemoryFrom = size_t(64) << 10;
 
-// `bytes` >= kHugeMemoryFrom, aligned to a cache line; null when there is no memory. Blocks of a
-// few megabytes and less lie side by side in slabs, so that they share huge pages; a slab goes back
-// to the system with its last block, and the pages inside a block at once. Any thread may call.
+// Return `bytes` >= kHugeMemoryFrom, aligned to a cache line; null without memory. Blocks of up to
+// a few megabytes are adjacent in slabs, so that they share huge pages. A slab is unmapped with its
+// last block; the pages inside a freed block are returned at once. Thread-safe.
 void *allocate_huge(size_t bytes);
 void release_huge(void *memory, size_t bytes);
 
-// The same in a mapping of its own, for a block that goes before its neighbours would: a hole in a
-// slab splits the huge pages that reach into it, and what lies on them is read more slowly.
-void *allocate_apart(size_t bytes);
-void release_apart(void *memory, size_t bytes);
+// The same in a separate mapping, for short-lived blocks: a hole in a slab would split the huge
+// pages around it.
+void *allocate_mapping(size_t bytes);
+void release_mapping(void *memory, size_t bytes);
 
-// Small pages for a block on which nothing was written yet: the first value then takes one of these,
-// not 2 MiB. Blocks below kHugeMemoryFrom are left alone.
+// Use small pages for a block that has not been written yet, so that its first value commits one
+// small page instead of 2 MiB. Blocks below kHugeMemoryFrom are unchanged.
 void use_small_pages(void *memory, size_t bytes);
 
 } // namespace llaisys::device

@@ -11,7 +11,7 @@ namespace {
 
 constexpr Isa kAll[] = {Isa::portable, Isa::neon, Isa::avx2, Isa::avx512};
 
-// In this build and on this machine.
+// Available in this build and on this machine.
 Isa choose() {
     const char *forced = std::getenv("LLAISYS_CPU_ISA");
     Isa best = Isa::portable;

@@ -6,7 +6,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-// Eight streams of loads, so that the memory system sees enough of them at once.
+// Eight streams of loads keep enough requests in flight.
 inline float probe_read(const float *data, size_t n) {
     constexpr size_t kStep = 8 * size_t(kLanes);
     vf sums[8];
@@ -14,7 +14,7 @@ inline float probe_read(const float *data, size_t n) {
     for (size_t j = 0; j < 8; ++j) {
         sums[j] = zero();
     }
-    // As far as the kernels do; hardware alone does not keep enough lines in flight.
+    // The prefetch distance of the kernels; hardware prefetching alone is not sufficient.
     constexpr size_t kAhead = size_t(kStreamBytes) / sizeof(float);
     for (size_t i = 0; i + kStep <= n; i += kStep) {
         for (size_t line = 0; line < kStep; line += 16) {
@@ -33,9 +33,9 @@ inline float probe_read(const float *data, size_t n) {
     return reduce_add(total);
 }
 
-// Independent chains of multiply-adds: as many as hide the latency of the instruction. A chain goes
-// through the addend, the one operand that every instruction set writes in place, and the loops are
-// unrolled early, so that the chains live in registers.
+// Independent chains of multiply-adds, enough to hide the latency of the instruction. A chain goes
+// through the addend, the operand that every instruction set writes in place. The loops are
+// unrolled early so that the chains stay in registers.
 constexpr int64_t kChains = 12;
 
 inline float probe_f32(int64_t rounds) {
@@ -49,8 +49,9 @@ inline float probe_f32(int64_t rounds) {
     for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kChains; ++i) {
-            if constexpr (kIsa == device::Isa::portable) { // a product and a sum: neither may be
-                chain[i] = fma(chain[i], factor, term);    // the same in every round
+            if constexpr (kIsa ==
+                          device::Isa::portable) {      // a product and a sum: both operands must
+                chain[i] = fma(chain[i], factor, term); // change in every round
             } else {
                 chain[i] = fma(factor, term, chain[i]);
             }

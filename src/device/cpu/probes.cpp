@@ -12,7 +12,7 @@
 
 namespace llaisys {
 
-// Each defined by the file of its instruction set.
+// Each is defined in the file of its instruction set.
 namespace cpu_portable {
 extern const device::ProbeKernels probe_kernels;
 }
@@ -61,7 +61,7 @@ const ProbeKernels &kernels() {
     }
 }
 
-// Keeps a result alive without a store that anybody pays for.
+// Keeps a result alive without a store.
 void keep(float value) {
     static std::atomic<float> sink;
     sink.store(value, std::memory_order_relaxed);
@@ -71,7 +71,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Shortest time of body(chunk) over one chunk a thread.
+// Shortest time of body(chunk) with one chunk per thread.
 template <typename Body> double best_seconds(ThreadPool &pool, int64_t n_chunks, const Body &body) {
     double best = 1e30;
     for (int repeat = 0; repeat < kRepeats; ++repeat) {
@@ -82,7 +82,7 @@ template <typename Body> double best_seconds(ThreadPool &pool, int64_t n_chunks,
     return best;
 }
 
-// What is read must come from memory: twice what the last cache holds.
+// Bytes to read: twice the last-level cache, so that reads come from DRAM.
 size_t cold_bytes() {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     const long last_cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -95,19 +95,19 @@ size_t cold_bytes() {
 double measure_read(ThreadPool &pool) {
     const Runtime &runtime = cpu_runtime();
     const size_t bytes = cold_bytes();
-    float *data = static_cast<float *>(runtime.allocate(0, bytes, Lifetime::passing));
+    float *data = static_cast<float *>(runtime.allocate(0, bytes, Lifetime::temporary));
     const size_t n = bytes / sizeof(float);
-    std::fill(data, data + n, 1.0f); // touched, and not the one shared page of zeros
+    std::fill(data, data + n, 1.0f); // commits pages other than the shared zero page
     const int64_t n_chunks = int64_t(pool.size()) * 16;
     const size_t part = n / size_t(n_chunks);
     const double seconds = best_seconds(pool, n_chunks, [&](int64_t chunk) {
         keep(kernels().read(data + size_t(chunk) * part, part));
     });
-    runtime.release(0, data, bytes, Lifetime::passing);
+    runtime.release(0, data, bytes, Lifetime::temporary);
     return double(part * size_t(n_chunks) * sizeof(float)) / seconds;
 }
 
-// Runs so many rounds and says how many operations one of them is.
+// Runs a number of rounds; returns the operations of one round.
 using Rounds = float (*)(int64_t rounds, int64_t *operations_per_round);
 
 float f32_rounds(int64_t rounds, int64_t *operations) {
@@ -115,7 +115,7 @@ float f32_rounds(int64_t rounds, int64_t *operations) {
     return kernels().f32(rounds);
 }
 
-// Null where the machine has no instruction for it.
+// Null where the machine has no such instruction.
 Rounds rounds_of(Probe probe) {
     switch (probe) {
     case Probe::f32:

@@ -1,4 +1,4 @@
-// Small programs that find this machine's limits, so that kernels can be held against them.
+// Microbenchmarks that measure the limits of this machine, against which kernels are compared.
 #pragma once
 
 #include "device/cpu/thread_pool.hpp"
@@ -9,11 +9,11 @@
 
 namespace llaisys::device {
 
-// The best of several rounds with all threads of the pool; 0 when the machine has no instruction
-// for it. Takes up to a second; read_bandwidth needs 512 MiB of memory.
+// Best of several rounds with all threads of the pool; 0 when the machine has no such instruction.
+// Takes up to a second; read_bandwidth needs 512 MiB of memory.
 double measure(ThreadPool &pool, Probe probe);
 
-// One instruction set's versions. Each returns a value that depends on all its work.
+// The versions of one instruction set. Each returns a value that depends on all its work.
 struct ProbeKernels {
     float (*read)(const float *data, size_t n);
     float (*f32)(int64_t rounds);

@@ -1,5 +1,5 @@
-// The probes for f16 and int8 arithmetic on x86-64, and the answer "none" where there is none. On
-// aarch64 they are in probes_neon_dotprod.cpp.
+// Probes for f16 and int8 arithmetic on x86-64; they report 0 where there is no instruction. The
+// aarch64 versions are in probes_neon_dotprod.cpp.
 #include "device/cpu/probes.hpp"
 
 #if !defined(LLAISYS_HAVE_NEON_DOTPROD)
@@ -51,8 +51,8 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_rounds(int64_t rounds, in
     for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kRoundChains; ++i) {
-            // In place: the compiler would copy each sum around the intrinsic, and the copies take
-            // more of the core than the products do.
+            // In place: around the intrinsic the compiler would copy each sum, which costs more
+            // than the products.
             asm("vpdpbusd %1, %1, %0" : "+v"(chain[i]) : "v"(ones));
         }
     }

@@ -1,4 +1,4 @@
-// The probes for products of tiles: four sums that do not wait for each other.
+// Probes for tile products: four independent accumulators.
 #define LLAISYS_CPU_NS cpu_amx
 #include "device/cpu/tiles_amx.hpp"
 

@@ -1,25 +1,25 @@
-// What is built on the vector abstraction. Included after one simd_<isa>.hpp, which opens its own
-// namespace LLAISYS_CPU_NS: code compiled for an instruction set must never be picked by the linker
-// for the rest of the library, so kernels use no inline function from outside that namespace.
+// Functions built on the vector abstraction. Included after one simd_<isa>.hpp, which opens its own
+// namespace LLAISYS_CPU_NS: the linker must never pick code compiled for an instruction set for the
+// rest of the library, so kernels use no inline function outside that namespace.
 //
-// A simd_<isa>.hpp gives:
+// A simd_<isa>.hpp defines:
 //   kLanes, vf (f32 lanes), vi (i32 lanes)
-//   set1, load / store of f32, f16, bf16, i8 (unaligned; stores round to nearest even; what is stored
-//   as i8 is within 127 of zero after that)
-//   load_aside (or that of this file): the same as load, at the cost of other units of the core
-//   low_halves, high_halves: of the pairs of bf16 that fill a vector, the first or the second
+//   set1, load / store of f32, f16, bf16, i8 (unaligned; stores round to nearest even; values stored as
+//   i8 are within 127 of zero after rounding)
+//   load_aside (default below): load through other execution units
+//   low_halves, high_halves: the first or second of the pairs of bf16 that fill a vector
 //   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
-//   any_greater, any_equal; reduce_add, reduce_max: one fixed order
-//   store_sums (or that of this file): reduce_add of each vector, side by side
+//   any_greater, any_equal; reduce_add, reduce_max: fixed order
+//   store_sums (default below): reduce_add of each vector, adjacent
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
-//   load_transposed, where keys are transposed: lane j of transposed[c] is rows.row(j)[i + c], for kLanes x
-//   kLanes values; byte_of<c> there: byte c of each lane's four, signed
-//   kTileRows: the height of a register tile when there are many rows; kMaxTileRows: up to so many
-//   rows may be one tile; tile_height(m) (or that of this file): of the first of the tiles that m
-//   rows are best cut into; tile_vectors(rows): its width, two or a multiple of it; kDirectTiles:
-//   up to so many tiles widening 16-bit weights in registers costs less than storing them widened
-//   kStreamBytes: how far ahead a stream of weights is fetched
+//   load_transposed (where keys are transposed): lane j of transposed[c] is rows.row(j)[i + c], for
+//   kLanes x kLanes values; byte_of<c>: byte c of each lane's four, signed
+//   kTileRows: height of a register tile for many rows; kMaxTileRows: largest height; tile_height(m)
+//   (default below): height of the first of the tiles that m rows are divided into;
+//   tile_vectors(rows): its width, two or a multiple of it; kDirectTiles: up to this many tiles,
+//   widening 16-bit weights in registers is cheaper than storing them widened
+//   kStreamBytes: prefetch distance of a weight stream
 #pragma once
 
 #include <cstring>
@@ -32,22 +32,22 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 inline vf zero() { return set1(0.0f); }
 
-// What an instruction set may have an overload of its own for.
+// Defaults that an instruction set may overload.
 template <typename T> inline vf load_aside(const T *p) { return load(p); }
 template <int n> inline void store_sums(float *p, const vf (&a)[n]) {
     for (int i = 0; i < n; ++i) {
         p[i] = reduce_add(a[i]);
     }
 }
-template <typename N> constexpr N tile_height(N m) { // nearly equal ones
+template <typename N> constexpr N tile_height(N m) { // nearly equal heights
     const N tiles = (m + kTileRows - 1) / kTileRows;
     return (m + tiles - 1) / tiles;
 }
 
-// kLanes pairs of bf16 as they lie in memory.
+// kLanes pairs of bf16 in memory order.
 inline vf load_raw_pairs(const bf16_t *p) { return load(reinterpret_cast<const float *>(p)); }
 
-// The first n < kLanes values, on any address; the other lanes are zero.
+// The first n < kLanes values at any address; the other lanes are zero.
 template <typename T> inline vf load_some(const T *p, int64_t n) {
     T buffer[kLanes] = {};
     for (int64_t i = 0; i < n; ++i) {

@@ -128,7 +128,7 @@ inline __attribute__((always_inline)) void load_transposed(const Rows &rows, int
 
 constexpr int kMaxTileRows = 7;
 constexpr int kTileRows = 6;
-// 5 and 6 rows keep both pipes busy, and 2 with twice the width; 3 and 4 do not.
+// 5 and 6 rows saturate both FMA pipes, and 2 rows with twice the width; 3 and 4 rows do not.
 constexpr int64_t tile_height(int64_t m) {
     return m <= 6 ? m : m % 6 == 0 || m % 6 == 2 || m % 6 == 5 ? 6 : 5;
 }

@@ -6,7 +6,7 @@
 
 #include <immintrin.h>
 
-#if defined(__GNUC__) && !defined(__clang__) // GCC 12 takes _mm512_undefined_ps at its word
+#if defined(__GNUC__) && !defined(__clang__) // GCC 12 warns about its own _mm512_undefined_ps
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif

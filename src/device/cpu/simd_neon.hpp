@@ -33,7 +33,7 @@ inline vf load(const int8_t *p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
 }
 
-// load of f16 by integer arithmetic: only one of a core's two pipes converts, and not every cycle.
+// Load f16 by integer arithmetic: only one of a core's two pipes converts, and not every cycle.
 inline vf load_aside(const f16_t *p) {
     const int32x4_t bits = vshll_n_s16(vld1_s16(reinterpret_cast<const int16_t *>(p)), 13);
     const uint32x4_t small = vandq_u32(vreinterpretq_u32_s32(bits), vdupq_n_u32(0x8fffffffu));

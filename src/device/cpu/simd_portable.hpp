@@ -1,6 +1,5 @@
-// The vector abstraction in plain C++: four lanes through the compiler's vector types, which every
-// target has. The other simd_*.hpp give the same names on their instruction set; see simd.hpp for
-// what each name means. fma here is a product and a sum, rounded twice.
+// The vector abstraction in plain C++: four lanes through the compiler's vector types. See simd.hpp
+// for the names. fma here is a product and a sum, rounded twice.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -88,7 +87,7 @@ inline float reduce_max(vf a) {
 }
 
 inline vi round_to_int(vf a) {
-    const vf magic = set1(12582912.0f); // 1.5 * 2^23: the sum's last bit is worth one
+    const vf magic = set1(12582912.0f); // 1.5 * 2^23: the last bit of the sum is one
     const vf shifted = a + magic;
     vi bits;
     vi base;
@@ -112,7 +111,7 @@ inline vf power_of_2(vi n) {
     return value;
 }
 
-// Four values of one row of x, each multiplied in turn with a vector of weights.
+// Four values of one row of x, each multiplied with a vector of weights.
 using quad = const float *;
 inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }

@@ -13,14 +13,14 @@ namespace {
 
 constexpr uint64_t kOneEpoch = uint64_t(1) << 32;
 constexpr auto kSpinTime = std::chrono::microseconds(200);
-constexpr int kPausesBeforeYield = 4096; // some 100 microseconds
+constexpr int kPausesBeforeYield = 4096; // about 100 microseconds
 
-std::atomic<int> process_limit{0}; // 0: not set, use the default
+std::atomic<int> process_limit{0}; // 0: default
 std::atomic<int> process_workers{0};
 
 int core_count() { return std::max(1, int(std::thread::hardware_concurrency())); }
 
-// Takes up to `wanted` workers out of what the cap leaves.
+// Claims up to `wanted` workers within the process-wide limit.
 int claim_workers(int wanted) {
     const int set = process_limit.load();
     const int limit = set > 0 ? set - 1 : core_count() * 4;
@@ -40,7 +40,7 @@ uint64_t range_of(uint64_t first, uint64_t end) { return end << 32 | first; }
 uint32_t first_of(uint64_t range) { return uint32_t(range); }
 uint32_t end_of(uint64_t range) { return uint32_t(range >> 32); }
 
-// Takes one chunk off either end of a range; -1 when it is empty.
+// Take one chunk off either end of a range; -1 when it is empty.
 int64_t take_front(std::atomic<uint64_t> &range) {
     uint64_t seen = range.load(std::memory_order_relaxed);
     while (first_of(seen) < end_of(seen)) {
@@ -79,7 +79,7 @@ ThreadPool::ThreadPool(int n_threads) {
         for (int i = 0; i < granted; ++i) {
             workers_.emplace_back([this, i] { work(i + 1); });
         }
-    } catch (const std::exception &error) { // fewer threads than asked for is not a failure
+    } catch (const std::exception &error) { // fewer threads than requested is not a failure
         process_workers.fetch_sub(granted - int(workers_.size()));
         if (workers_.empty() && granted > 0) {
             fail(LLAISYS_ERROR_MEMORY, "no thread could be started: ", error.what());
@@ -104,18 +104,18 @@ void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context
     invoke_ = invoke;
     context_ = context;
     share_out(n_chunks);
-    state_.fetch_add(kOneEpoch); // opens: publishes the fields above to those who join
+    state_.fetch_add(kOneEpoch); // opens the region and publishes the fields above
     if (sleepers_.load() > 0) {
         std::lock_guard<std::mutex> lock(mutex_);
         wake_.notify_all();
     }
     take_chunks(0);
-    state_.fetch_add(kOneEpoch); // closes: nobody can join any more
+    state_.fetch_add(kOneEpoch); // closes the region: no thread can join
     int pauses = 0;
     while (active_of(state_.load(std::memory_order_acquire)) != 0) {
         if (pauses++ < kPausesBeforeYield) {
             pause_briefly();
-        } else { // who is still inside may be waiting for this very core
+        } else { // a worker inside may be waiting for this core
             pauses = kPausesBeforeYield;
             std::this_thread::yield();
         }
@@ -178,10 +178,11 @@ void ThreadPool::wait_for_region(uint64_t seen_epoch) {
     } while (std::chrono::steady_clock::now() < deadline);
 
     std::unique_lock<std::mutex> lock(mutex_);
-    // Counted before the last look at the state; run_region looks the other way round.
+    // Increment sleepers_ before the last check of the state; run_region does both in reverse
+    // order.
     sleepers_.fetch_add(1);
     const uint64_t slept_epoch = epoch_of(state_.load());
-    // A region that is over before this thread is awake wakes it all the same: more are to follow.
+    // Also wake for a region that has ended: more usually follow.
     wake_.wait(lock, [&] { return is_due() || epoch_of(state_.load()) != slept_epoch; });
     sleepers_.fetch_sub(1);
 }

@@ -1,10 +1,9 @@
-// A fork-join pool: the caller and its workers share the chunks of one parallel region at a time.
+// A fork-join thread pool: the caller and its workers execute the chunks of one parallel region.
 //
-// Workers spin for a moment after a region and then sleep. A region never waits for a worker that
-// has not started on it, so a descheduled or sleeping worker costs nothing but its help. Every
-// thread walks through a run of neighbouring chunks of its own, which keeps what it reads one
-// stream, and takes over chunks from the far end of another's run when its own is done. The body
-// must give the same result whichever thread runs a chunk.
+// Workers spin briefly after a region and then sleep. A region never waits for a worker that has
+// not started on it, so a descheduled or sleeping worker does not delay it. Every thread executes a
+// run of adjacent chunks, which keeps its reads sequential, and then steals from the end of the
+// other threads' runs. The body must give the same result whichever thread runs a chunk.
 #pragma once
 
 #include <atomic>
@@ -19,13 +18,13 @@ namespace llaisys::device {
 
 class ThreadPool {
 public:
-    // n_threads counts the caller; 0 means one per core. The process-wide cap may lower it.
+    // n_threads counts the caller; 0 means one per core. The process-wide limit may reduce it.
     explicit ThreadPool(int n_threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool &) = delete;
     ThreadPool &operator=(const ThreadPool &) = delete;
 
-    // Threads that can work on a region, the caller included; thread numbers are below it.
+    // Number of threads of a region, the caller included; thread indices are below it.
     int size() const { return int(workers_.size()) + 1; }
 
     // Runs body(chunk, thread) for every chunk in [0, n_chunks); returns when all are done. The
@@ -48,14 +47,14 @@ public:
             &body);
     }
 
-    // The cap over all pools created afterwards; at least 1.
+    // Limit over all pools created afterwards; at least 1.
     static void set_process_limit(int n_threads);
 
 private:
     using Invoke = void (*)(const void *context, int64_t chunk, int thread);
 
-    // The chunks of one thread that nobody has taken yet: low 32 bits the first of them, high 32
-    // bits the end. Its owner takes from the front, others from the back.
+    // Remaining chunks of one thread: low 32 bits the first, high 32 bits the end. Its owner takes
+    // from the front, other threads steal from the back.
     struct alignas(64) Share {
         std::atomic<uint64_t> range{0};
     };
@@ -64,22 +63,21 @@ private:
     void share_out(int64_t n_chunks);
     void work(int thread);
     void take_chunks(int thread);
-    // Returns when an open region may be there that is not seen_epoch, or the pool stops.
+    // Returns when a region other than seen_epoch may be open, or the pool stops.
     void wait_for_region(uint64_t seen_epoch);
 
-    // High 32 bits: epoch, odd while a region is open. Low 32 bits: workers inside the region.
-    // One word, so that joining (a compare-exchange on it) can only succeed while the region is
-    // open, and once it is closed with nobody inside, no thread touches the fields below. An epoch
-    // comes round after 2^31 regions: a worker that slept through all of them misses one, which
-    // costs its help.
+    // High 32 bits: epoch, odd while a region is open. Low 32 bits: workers inside the region. One
+    // word, so that joining (a compare-exchange) succeeds only while the region is open, and no
+    // thread reads the fields below once it is closed and empty. An epoch repeats after 2^31
+    // regions: a worker that slept through all of them misses one region.
     alignas(64) std::atomic<uint64_t> state_{0};
-    // Of the open region; written before it opens, read only by threads inside it. All shares are
+    // The open region; written before it opens, read only by threads inside it. All shares are
     // empty when it closes.
     alignas(64) std::unique_ptr<Share[]> shares_;
     Invoke invoke_ = nullptr;
     const void *context_ = nullptr;
 
-    // Apart from the above: waiting workers keep reading these.
+    // On separate cache lines: waiting workers poll these.
     alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
     std::mutex mutex_;

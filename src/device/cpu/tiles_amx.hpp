@@ -1,5 +1,5 @@
-// The tiles of AMX. Included by *_amx.cpp, whose namespace LLAISYS_CPU_NS it joins; see tiles.hpp for
-// the names.
+// Tile registers of AMX. Included by *_amx.cpp, whose namespace LLAISYS_CPU_NS it joins; see
+// tiles.hpp for the names.
 #pragma once
 
 #include "device/cpu/tiles.hpp"

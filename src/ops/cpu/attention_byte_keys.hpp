@@ -1,7 +1,7 @@
-// Scores of keys in eight bits as sums of byte products, with keys transposed to [d / 4][entry][4]. A
-// query is rounded to 16 bits and split into two bytes, so that every sum is exact: the shape of a
-// tile does not show in the result. Included after simd_<isa>.hpp and bytes_<isa>.hpp; compiled per
-// instruction set.
+// Attention scores of 8-bit keys as sums of byte products, with keys transposed to [d /
+// 4][entry][4]. A query is rounded to 16 bits and split into two bytes, so that every sum is exact
+// and independent of the tile shape. Included after simd_<isa>.hpp and bytes_<isa>.hpp; compiled
+// per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
@@ -10,21 +10,21 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 constexpr bool kScoresAreScaled = true;
-constexpr int64_t kQueryStep = 16; // columns of a query are padded to a multiple
+constexpr int64_t kQueryStep = 16; // columns of a query are padded to a multiple of this
 constexpr int kQueryBase = 254;    // x = lo - kQueryBase * hi, both within 127 of zero
 
-// Where the parts of a query lie in its row: bytes hi [padded], lo [padded], then these.
+// Layout of a query row: bytes hi [padded], lo [padded], then this struct.
 struct QueryTail {
-    float scale;    // x * scale is the query's value
-    int32_t offset; // the sum of all x, times what is added to the bytes of keys
+    float scale;    // x * scale is the value of the query
+    int32_t offset; // sum of all x, times the offset added to key bytes
 };
 constexpr int64_t padded(int64_t d) { return ops::cpu::round_up(d, kQueryStep); }
 
-// Entries of the tile that n rows take together, in vectors: enough sums to hide the latency.
+// Vectors of entries that n rows process together: enough sums to hide the latency.
 constexpr int byte_vectors(int64_t n) { return n <= 6 ? 4 : 2; }
 static_assert(kTile % (4 * kLanes) == 0 && kMaxTileRows <= 12);
 
-// Steps of the fetch that load_keys and score_rows take for n rows.
+// Prefetch steps of load_keys and score_rows for n rows.
 constexpr int64_t kTransposeSteps = 2;
 inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
 inline int64_t score_steps(int64_t n, int64_t d) {
@@ -114,7 +114,7 @@ inline void byte_rows(int64_t m, Q q, const std::byte *keys, const float *scales
     }
 }
 
-// Quads [i, i + n) of kLanes keys, transposed, from row i of out [d / 4, kTile] on.
+// Quads [i, i + n) of kLanes keys, transposed, to rows i.. of out [d / 4, kTile].
 template <typename Keys>
 inline void transpose_quads(const Keys &keys, int64_t i, int64_t n, std::byte *out) {
     alignas(64) float some[kLanes * kLanes];
@@ -136,13 +136,13 @@ inline void transpose_quads(const Keys &keys, int64_t i, int64_t n, std::byte *o
     }
 }
 
-// keys [padded(d) / 4, kTile, 4] and, behind them, the scales of the tile's entries [kTile]; anything
-// for entries that it has not. The columns from d on meet zeros.
+// keys [padded(d) / 4, kTile, 4] followed by the scales of the tile's entries [kTile]; undefined
+// for absent entries. Columns from d on are multiplied by zeros.
 inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys,
                       TileFetch &fetch) {
     const int8_t *cache = static_cast<const int8_t *>(task.k_cache);
     std::byte *out = reinterpret_cast<std::byte *>(keys);
-    const int64_t quads = (task.d + 3) / 4; // the last may hold a part of the scale
+    const int64_t quads = (task.d + 3) / 4; // the last may include bytes of the scale
     for (int64_t e = 0; e < kTile; e += kLanes) {
         fetch.step(kTransposeSteps);
         const ListedKeys<int8_t> some = {cache, places.offset + e};
@@ -167,12 +167,12 @@ inline void score_rows(const AttentionTask &task, const TilePlaces &, const floa
     }
 }
 
-// 16 bits, and so few that a sum over d columns fits into 32.
+// 16 bits, reduced so that a sum over d columns fits into 32.
 inline void prepare_query(float *row, int64_t d) {
     const int64_t n = padded(d);
     alignas(64) int8_t parts[2][padded(ops::cpu::kMaxByteHead)];
     vf largest = zero();
-    vf nothing = zero(); // NaN once a value is NaN or infinite
+    vf nothing = zero(); // NaN if any value is NaN or infinite
     for_vectors(d, [&](int64_t i, int64_t k) {
         const vf x = load_up_to(row + i, k);
         largest = max_num(max_num(x, sub(zero(), x)), largest);
@@ -190,7 +190,7 @@ inline void prepare_query(float *row, int64_t d) {
         store(parts[0] + i, high);
         store(parts[1] + i, fma(high, set1(float(kQueryBase)), steps));
     });
-    // What the offset of the keys adds to every sum: the product with keys of nothing but the offset.
+    // Contribution of the key offset to every sum.
     alignas(64) int32_t sums[kLanes];
     vi sum[2] = {vi{}, vi{}};
     const vb key = sub_bytes<-kByteOffset>(bytes_of(zero()));

@@ -1,7 +1,8 @@
-// Attention of some rows over one span of a list, tile by tile, with a running maximum per row.
-// A few rows at a time go from scores to sums while a tile is in the first cache. Included after one
-// attention_*_keys.hpp, which gives load_keys, score_rows and kScoresAreScaled; weighted sums are register tiles,
-// strictly along the entries. Compiled per instruction set.
+// Attention of some rows over one span of entries, tile by tile, with an online softmax (running
+// maximum per row). A few rows at a time go from scores to sums while a tile is in L1. Included
+// after one attention_*_keys.hpp, which defines load_keys, score_rows and kScoresAreScaled;
+// weighted sums are register tiles that add along the entries in order. Compiled per instruction
+// set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
@@ -10,14 +11,14 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::AttentionState;
 
-// The buffers of a call, cut out of the task's scratch.
+// Buffers of a call, in the scratch of the task.
 struct AttentionScratch {
-    float *keys;     // [d, kTile], [kTile, d] or bytes, as load_keys leaves them
+    float *keys;     // [d, kTile], [kTile, d] or bytes, as written by load_keys
     float *values;   // [kTile, ldo]
     float *scores;   // [kMaxTileRows, kTile]
-    float *k_scales; // [kTile], in eight bits where keys are floats
+    float *k_scales; // [kTile], 8-bit keys only, where keys are floats
     float *v_scales; // [kTile]
-    float *weights;  // [rows of all heads, kLanes]: each row's l so far, a part in every lane
+    float *weights;  // [rows of all heads, kLanes]: each row's l so far, one partial sum per lane
 
     explicit AttentionScratch(const AttentionTask &task) {
         static_assert(kMaxTileRows <= ops::cpu::kMaxRowTile && kLanes <= 16);
@@ -36,7 +37,7 @@ struct Range {
     bool empty() const { return begin >= end; }
 };
 
-// What a token sees of the tile, counted from the tile's start.
+// Entries of the tile that a token attends to, relative to the tile's start.
 inline Range seen_by(const AttentionTask &task, int64_t token, int64_t tile) {
     return {larger(task.begin[token] - tile, 0), smaller(task.end[token] - tile, kTile)};
 }
@@ -56,14 +57,14 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
     }
 }
 
-// Rows [first, first + n) of the task, one register tile high, all of tokens that see something of
-// the tile.
+// Rows [first, first + n) of the task, one register tile high; each of their tokens attends to some
+// entry of the tile.
 struct RowTile {
     int64_t first;
     int64_t n;
     int64_t tile;
-    Range common; // what all of them see; may be empty
-    bool is_same; // they all see the same
+    Range common; // entries visible to all rows; may be empty
+    bool is_same; // all rows see the same entries
 
     RowTile(const AttentionTask &task, int64_t tile, int64_t first, int64_t n)
         : first(first), n(n), tile(tile), common({0, kTile}), is_same(true) {
@@ -81,7 +82,7 @@ struct RowTile {
     }
 };
 
-// The largest of the row's scores that are seen, or `m` when that is larger. NaN is passed over.
+// Maximum of m and the row's visible scores, ignoring NaN.
 inline float largest_score(float *scores, Range seen, float m) {
     for (int64_t i = 0; i < seen.begin; ++i) {
         scores[i] = -__builtin_inff();
@@ -96,8 +97,8 @@ inline float largest_score(float *scores, Range seen, float m) {
     return reduce_max(best);
 }
 
-// scores = exp(scores - m) * v_scales, where there are any; weights [kLanes] = weights * factor + the
-// sum of what was multiplied with them.
+// scores = exp(scores - m) * v_scales (if any); weights [kLanes] = weights * factor + the sum of
+// the exponentials.
 template <bool is_scaled>
 inline void weigh_row(float *scores, float m, float factor, const float *v_scales, float *weights) {
     vf sum = zero();
@@ -109,10 +110,10 @@ inline void weigh_row(float *scores, float m, float factor, const float *v_scale
     store(weights, fma(load(weights), set1(factor), sum));
 }
 
-constexpr int64_t kWeighSteps = 2; // of the fetch: to weigh a row takes about as long
+constexpr int64_t kWeighSteps = 2; // prefetch steps of the softmax of a row
 
-// Turns the scores into weights relative to the rows' largest score so far and brings what was
-// summed before to the same measure.
+// Converts scores to weights relative to the rows' running maximum and rescales the sums
+// accumulated so far.
 inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch,
                        const AttentionState &state, const RowTile &rows, TileFetch &fetch) {
     alignas(64) float old_m[ops::cpu::kMaxRowTile] = {};
@@ -170,8 +171,8 @@ inline void add_values(const AttentionTask &task, const AttentionScratch &scratc
     }
 }
 
-// The weighted sums. What all rows see is done for all at once; what is before and after it row by
-// row, so that no row meets a value that it does not see.
+// Weighted sums of the values. Entries visible to all rows are processed for all rows at once, the
+// others row by row, so that no row reads a masked value.
 inline void sum_rows(const AttentionTask &task, const AttentionScratch &scratch,
                      const AttentionState &state, const TilePlaces &places, const RowTile &rows,
                      TileFetch &fetch) {
@@ -189,7 +190,7 @@ inline void sum_rows(const AttentionTask &task, const AttentionScratch &scratch,
     }
 }
 
-// The first token from t on for which seeing something of the tile is `wanted`; n_tokens if none.
+// First token from t on for which "attends to the tile" equals `wanted`; n_tokens if none.
 inline int64_t next_token(const AttentionTask &task, int64_t tile, int64_t t, bool wanted) {
     while (t < task.n_tokens && seen_by(task, t, tile).empty() == wanted) {
         ++t;
@@ -197,7 +198,7 @@ inline int64_t next_token(const AttentionTask &task, int64_t tile, int64_t t, bo
     return t;
 }
 
-// Steps of the fetch that a tile takes, all heads together.
+// Prefetch steps of a tile, all heads together.
 inline int64_t fetch_steps(const AttentionTask &task) {
     const int64_t rows = task.n_tokens * task.group;
     const int64_t height = rows <= kMaxTileRows ? rows : tile_height(rows);
@@ -226,7 +227,7 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
             sum_rows(task, scratch, state, places, rows, fetch);
         };
         const int64_t n = (end - token) * task.group;
-        if (n <= kMaxTileRows) { // x is near and its rows are at known places: one tile does it
+        if (n <= kMaxTileRows) { // x is in L1 at known offsets: one tile suffices
             add_rows(0, n);
         } else {
             for_row_tiles(n, add_rows);
@@ -241,7 +242,7 @@ inline void fill(float *p, int64_t n, float value) {
     }
 }
 
-// The task of KV head h alone.
+// The task of KV head h.
 inline AttentionTask head_of(const AttentionTask &task, int64_t h) {
     const auto at = [&](const void *cache, DType dtype) {
         return static_cast<const char *>(cache) + h * task.head_stride * bytes_of(dtype);
@@ -288,12 +289,12 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
     }
 }
 
-// total = total (+) part for n <= 16 rows.
+// Merges part into total for n <= 16 rows.
 inline void merge_rows(const AttentionState &total, const AttentionState &part, int64_t n,
                        int64_t ldo) {
     alignas(64) float old_factor[16];
     alignas(64) float new_factor[16];
-    for (int64_t i = 0; i < n; i += kLanes) { // m is padded, so the last vector may be whole
+    for (int64_t i = 0; i < n; i += kLanes) { // m is padded to whole vectors
         const vf old_m = load(total.m + i);
         const vf new_m = load(part.m + i);
         const vf m = max_num(old_m, new_m);
@@ -303,7 +304,7 @@ inline void merge_rows(const AttentionState &total, const AttentionState &part, 
         store(total.m + i, m);
     }
     for (int64_t r = 0; r < n; ++r) {
-        if (part.l[r] == 0.0f) { // nothing seen: as if the part had not been there
+        if (part.l[r] == 0.0f) { // no visible entry
             continue;
         }
         total.l[r] = total.l[r] * old_factor[r] + part.l[r] * new_factor[r];

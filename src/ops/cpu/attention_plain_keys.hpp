@@ -1,17 +1,17 @@
-// Scores with keys as they lie: lanes run along d and are added up at the end. For short vectors,
-// where transposing the keys would cost more. Compiled per instruction set.
+// Attention scores with keys in cache layout: lanes run along d and are reduced at the end. For
+// short vectors, where transposing the keys costs more. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr bool kScoresAreScaled = false; // by the scales of keys in eight bits
-// Keys that are read together by n rows: so many that the sums fill half of the registers.
+constexpr bool kScoresAreScaled = false; // by the scales of 8-bit keys
+// Keys that n rows read together: the sums fill half of the registers.
 constexpr int64_t kMaxKeys = 4;
 constexpr int keys_together(int64_t n) { return n <= 4 ? int(kMaxKeys) : 2; }
 
-// Steps of the fetch that load_keys and score_rows take for n rows.
+// Prefetch steps of load_keys and score_rows for n rows.
 inline int64_t load_steps() { return 0; }
 inline int64_t score_steps(int64_t n, int64_t) { return kTile / keys_together(n); }
 
@@ -59,8 +59,7 @@ inline __attribute__((always_inline)) void dot_tile(Q q, Keys keys, int64_t d, f
     }
 }
 
-// The same for n <= kMaxTileRows rows and the entries [first, last) of a tile, and perhaps a few
-// around them.
+// The same for n <= kMaxTileRows rows and at least the entries [first, last) of a tile.
 template <int rows = kMaxTileRows, typename Q, typename Keys>
 inline void dot_rows(int64_t n, Q q, const Keys &keys, int64_t d, float *scores, int64_t first,
                      int64_t last, TileFetch &fetch) {

@@ -1,5 +1,5 @@
-// A tile of keys and values in the cache: where its entries lie, how they are fetched and widened.
-// Compiled per instruction set.
+// A tile of keys and values in the KV cache: entry offsets, prefetching and widening. Compiled per
+// instruction set.
 #pragma once
 
 #include "ops/cpu/row_kernels.hpp"
@@ -16,12 +16,12 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t bytes_of(DType dtype) { return traits_of(dtype).block_bytes; }
 
-// Where the entries of one tile lie: offsets in elements from slot 0, for entries [first, last).
+// Offsets of a tile's entries, in elements from slot 0, for entries [first, last).
 struct TilePlaces {
     int64_t tile;
     int64_t first;
     int64_t last;
-    int64_t offset[kTile]; // of entry tile + i; that of `first` for those outside of [first, last)
+    int64_t offset[kTile]; // of entry tile + i; that of `first` outside [first, last)
 
     void find(const AttentionTask &task, int64_t tile_begin, int64_t begin, int64_t end) {
         tile = tile_begin;
@@ -49,9 +49,9 @@ struct TilePlaces {
     }
 };
 
-// Brings the next tile's keys and values of all heads into the second cache while the current tile
-// is computed, at an even pace over `steps` steps: a core has few misses under way at a time, and
-// more of them at once would hold up the arithmetic.
+// Prefetches the next tile's keys and values of all heads into L2 while the current tile is
+// computed, at an even pace over `steps` steps: a core supports few outstanding misses, and a burst
+// would stall the arithmetic.
 class TileFetch {
 public:
     TileFetch(const AttentionTask &task, const TilePlaces &places, int64_t steps) {
@@ -72,7 +72,7 @@ public:
         pace_ = (2 * n * bytes_ + steps - 1) / steps;
     }
 
-    // As much as is due after n steps more.
+    // Prefetch what is due after n more steps.
     void step(int64_t n = 1) {
         due_ += n * pace_;
         while (due_ > 0 && row_ < end_) {
@@ -89,18 +89,18 @@ private:
     const char **row_;
     const char **end_;
     int64_t bytes_; // of a row
-    int64_t due_;   // bytes that should be under way but are not
-    int64_t pace_;  // bytes a step
+    int64_t due_;   // bytes due but not yet prefetched
+    int64_t pace_;  // bytes per step
 };
 
-// For register tiles, which keep a fetch of their own.
+// No prefetch, for register tiles that prefetch themselves.
 struct SharedFetch {
     TileFetch *fetch;
     void step() { fetch->step(); }
     SharedFetch after(int64_t) const { return *this; }
 };
 
-// Where keys lie: anywhere, or at a fixed distance, which saves loading their addresses.
+// Key addresses: arbitrary, or at a fixed stride, which saves loading them.
 template <typename T> struct ListedKeys {
     const T *p;
     const int64_t *offset;
@@ -114,22 +114,22 @@ template <typename T> struct SpacedKeys {
     SpacedKeys from(int64_t j) const { return {row(j), stride}; }
 };
 
-// The same memory as f32: pairs of bf16 and four bytes are transposed like one f32.
+// The same memory as f32: pairs of bf16 and groups of four bytes are transposed like one f32.
 template <typename Keys> struct AsFloats {
     const Keys &keys;
     const float *row(int j) const { return reinterpret_cast<const float *>(keys.row(j)); }
 };
 
-// Few rows take keys and values straight from the cache; many share a widened copy of the tile.
+// Few rows read keys and values directly from the cache; many rows share a widened copy of the
+// tile.
 inline bool is_direct(const AttentionTask &task) {
     return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;
 }
 
-// In eight bits bytes are taken as numbers: the scales of keys multiply scores, those of values
-// multiply weights.
+// 8-bit values are used as integers: key scales multiply scores, value scales multiply weights.
 inline bool has_scales(const AttentionTask &task) { return task.k_dtype == LLAISYS_DTYPE_I8; }
 
-// out[e] = the scale of entry e of the tile; that of the first for those it has not.
+// out[e] = scale of entry e of the tile; that of the first entry for absent ones.
 inline void load_scales(const void *cache, const TilePlaces &places, int64_t d, float *out) {
     const char *scale = static_cast<const char *>(cache) + d;
     for (int64_t e = 0; e < kTile; ++e) {
@@ -147,7 +147,7 @@ inline void scale_rows(float *scores, int64_t n, const float *scales) {
     }
 }
 
-// Calls f(cache) with the cache as what it is.
+// Calls f(cache) with the cache pointer in its element type.
 template <typename F> inline void visit_cache(const void *cache, DType dtype, const F &f) {
     switch (dtype) {
     case LLAISYS_DTYPE_F16:

@@ -1,16 +1,16 @@
-// Scores with keys transposed to [d][entry]: one entry is one lane that adds strictly along d, like an
-// output of linear. For long vectors, where adding up lanes would cost more than transposing.
-// Compiled per instruction set.
+// Attention scores with keys transposed to [d][entry]: one entry is one lane that adds along d in
+// order, like an output of linear. For long vectors, where horizontal sums cost more than
+// transposing. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr bool kScoresAreScaled = false; // by the scales of keys in eight bits
-constexpr int64_t kTransposeSteps = 4; // of the fetch: to transpose kLanes keys takes about as long
+constexpr bool kScoresAreScaled = false; // by the scales of 8-bit keys
+constexpr int64_t kTransposeSteps = 4;   // prefetch steps of transposing kLanes keys
 
-// Steps of the fetch that load_keys and score_rows take for n rows.
+// Prefetch steps of load_keys and score_rows for n rows.
 inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
 inline int64_t score_steps(int64_t n, int64_t d) {
     return kTile / kPanel * tiles_across(n) * (d / 4);
@@ -72,11 +72,11 @@ inline void transpose_keys(const Keys &keys, int64_t d, float *out) {
     }
 }
 
-// keys[i, e - tile] = k of entry e for the tile's entries, anything for those it has not.
+// keys[i, e - tile] = k of entry e for the tile's entries; undefined for absent ones.
 template <typename T>
 void transpose_tile(const AttentionTask &task, const TilePlaces &places, const T *cache,
                     float *keys, TileFetch &fetch) {
-    const bool is_spaced = task.block_size % kLanes == 0; // kLanes entries are within one block
+    const bool is_spaced = task.block_size % kLanes == 0; // kLanes entries lie in one block
     for (int64_t e = 0; e < kTile; e += kLanes) {
         const int64_t *offset = places.offset + e;
         fetch.step(kTransposeSteps);

@@ -8,7 +8,7 @@ namespace llaisys {
 
 #if defined(LLAISYS_HAVE_AVX512VNNI)
 namespace cpu_avx512vnni {
-extern const ops::cpu::ByteAttention byte_attention; // defined by the file of that name
+extern const ops::cpu::ByteAttention byte_attention; // defined in byte_attention_<isa>.cpp
 }
 #endif
 

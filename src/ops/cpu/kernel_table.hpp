@@ -37,7 +37,7 @@ constexpr ops::cpu::Kernels make_table() {
     return table;
 }
 
-// constexpr: no code of this file runs before the table is chosen for the machine.
+// constexpr: no code of this file runs before the table is selected for the machine.
 extern const ops::cpu::Kernels kernels;
 constexpr ops::cpu::Kernels kernels = make_table();
 

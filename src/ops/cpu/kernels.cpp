@@ -4,7 +4,7 @@
 
 namespace llaisys {
 
-// Each defined by the file of its instruction set.
+// Each is defined in the file of its instruction set.
 namespace cpu_portable {
 extern const ops::cpu::Kernels kernels;
 }

@@ -1,8 +1,8 @@
-// The inner loops of the CPU operators, one table of functions per instruction set. Operators check
-// their arguments, cut the work into chunks and call these; a kernel knows plain pointers only.
+// Inner loops of the CPU operators, one function table per instruction set. Operators check their
+// arguments, divide the work into chunks and call these; kernels take plain pointers.
 //
-// Real values reach the kernels as f32: rows in f16 or bf16 are widened piece by piece (rows.hpp),
-// except where the dtype is what the time goes into (weights, KV cache).
+// Kernels read real values as f32: f16 and bf16 rows are widened in small pieces (rows.hpp), except
+// where conversion dominates the cost (weights, KV cache).
 #pragma once
 
 #include "base/dtype.hpp"
@@ -12,14 +12,14 @@
 
 namespace llaisys::ops::cpu {
 
-// A packed weight is panels [ceil(out / 32)][in][32]: the 32 outputs of a panel lie side by side
-// for each k, so that one output is one lane and sums strictly along k. In bf16 the outputs j and
-// j + 16 are neighbours (at 2j and 2j + 1), which makes widening two instructions. Outputs past the
-// last one are zero.
+// A packed weight is panels [ceil(out / 32)][in][32]: the 32 outputs of a panel are adjacent for
+// each k, so that one output is one lane and sums along k in order. In bf16 outputs j and j + 16
+// are adjacent (at 2j and 2j + 1), which makes widening two instructions. Outputs past the last one
+// are zero.
 constexpr int64_t kPanel = 32;
-constexpr int64_t kLinearRows = 240; // rows of one LinearTask at most
+constexpr int64_t kLinearRows = 240; // largest number of rows of a LinearTask
 
-// Where column j of a panel lies in a row of it.
+// Index of column j within a row of a panel.
 inline int64_t panel_index(DType dtype, int64_t j) {
     return dtype == LLAISYS_DTYPE_BF16 ? (j < 16 ? 2 * j : 2 * (j - 16) + 1) : j;
 }
@@ -39,28 +39,28 @@ struct LinearTask {
     int64_t ldo;
 };
 
-// Attention takes the entries of a span of kSpan entries in order, tiles of kTile entries by tiles,
-// then merges the spans in order; both are aligned at multiples from entry 0. Whoever computes a
-// token, alone or among others, does exactly this.
+// Attention processes the entries of a span of kSpan entries in order, in tiles of kTile entries,
+// then merges the spans in order; both are aligned to multiples from entry 0. The order is the same
+// for every batch.
 constexpr int64_t kTile = 64;
 constexpr int64_t kSpan = 512;
 
-// The partial result of the rows of one KV head: softmax(scores) * v = o / l, where weights were
-// taken relative to exp(m). m = -inf, l = 0, o = 0: nothing seen yet.
+// Partial attention result of the rows of one KV head: softmax(scores) * v = o / l, with weights
+// relative to exp(m). m = -inf, l = 0, o = 0: no entry yet.
 struct AttentionState {
     float *m; // [rows rounded up to 16]
     float *l; // [rows]
     float *o; // [rows, ldo], ldo a multiple of kPanel
 
-    // That of another head, `floats` further on.
+    // State of another head, at an offset in floats.
     AttentionState after(int64_t floats) const { return {m + floats, l + floats, o + floats}; }
 };
 
-// Query rows so far apart are multiplied fastest; wider heads take any other distance.
+// Stride of query rows with the fastest code; wider heads use other strides.
 constexpr int64_t kQueryStride = 144;
 
-// Query tokens of one list and the query heads that share one KV head: row t * group + g. Several
-// neighbouring KV heads may be taken together: they lie side by side in the cache.
+// Query tokens of one sequence and the query heads that share one KV head: row t * group + g.
+// Several adjacent KV heads may be processed together.
 struct AttentionTask {
     const float
         *q; // [n_heads, n_tokens * group, ldq], already scaled (and prepared: ByteAttention)
@@ -70,24 +70,24 @@ struct AttentionTask {
     int64_t group;
     int64_t d;
     int64_t ldo;          // d rounded up to whole panels
-    int64_t head_stride;  // elements of the cache from one KV head to the next
-    int64_t state_stride; // floats from the state of one head to that of the next
-    const int32_t *begin; // [n_tokens]: entries seen
+    int64_t head_stride;  // cache elements from one KV head to the next
+    int64_t state_stride; // floats from the state of one head to the next
+    const int32_t *begin; // [n_tokens]: range of visible entries
     const int32_t *end;   // [n_tokens]
-    const void *k_cache;  // the first KV head of slot 0; slots are slot_stride elements apart
+    const void *k_cache;  // first KV head of slot 0; slots are slot_stride elements apart
     const void *v_cache;
     DType k_dtype; // i8: each head's d bytes are followed by their scale; v_dtype is i8 as well
     DType v_dtype;
     int64_t slot_stride;
-    const int32_t *table; // blocks of the list
-    int64_t limit;        // entries from here on are not to be touched
+    const int32_t *table; // block table of the sequence
+    int64_t limit;        // entries from here on must not be read
     int64_t block_size;
     float *scratch; // attention_scratch() floats, of this thread
 };
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-constexpr int64_t kMaxRowTile = 16; // rows of a register tile at most, on any instruction set
+constexpr int64_t kMaxRowTile = 16; // largest height of a register tile on any instruction set
 
 // Scratch of one attention kernel call, in floats; rows over all heads.
 constexpr int64_t attention_key_floats(int64_t d) { return kTile * (d < 5 ? 5 : d); }
@@ -105,7 +105,7 @@ struct Kernels {
     void (*narrow_f16)(f16_t *out, const float *in, int64_t n);
     void (*narrow_bf16)(bf16_t *out, const float *in, int64_t n);
 
-    // A row of a KV cache in eight bits (ops/kv_layer.hpp): returns its scale; the way back.
+    // A row of an 8-bit KV cache (ops/kv_layer.hpp): quantise, returning the scale; dequantise.
     float (*quantise)(int8_t *out, const float *in, int64_t n);
     void (*dequantise)(float *out, const int8_t *in, float scale, int64_t n);
 
@@ -118,10 +118,10 @@ struct Kernels {
 
     // Reductions over n values, in one fixed order.
     float (*sum_squares)(const float *x, int64_t n);
-    float (*max)(const float *x, int64_t n); // NaN is passed over; -inf when nothing is left
+    float (*max)(const float *x, int64_t n); // ignores NaN; -inf without values
     // x = exp(x - max); returns the sum.
     float (*exp_sum)(float *x, float max, int64_t n);
-    // The first index with x == value or x > value; n when there is none.
+    // First index with x == value or x > value; n if none.
     int64_t (*find_equal)(const float *x, float value, int64_t n);
     int64_t (*find_greater)(const float *x, float value, int64_t n);
 
@@ -135,27 +135,27 @@ struct Kernels {
     void (*linear_f16)(const LinearTask &task);
     void (*linear_bf16)(const LinearTask &task);
 
-    // The tiles of entries [first, last), which lie inside one span: writes the states of all heads
-    // anew; `state` is that of the first.
+    // Tiles of the entries [first, last), which lie in one span: overwrites the states of all
+    // heads; `state` is that of the first.
     void (*attention_span)(const AttentionTask &task, const AttentionState &state, int64_t first,
                            int64_t last);
-    // Adds `part`, the state of the entries after those of `total`.
+    // Merges `part`, the state of the entries after those of `total`.
     void (*attention_merge)(const AttentionState &total, const AttentionState &part, int64_t rows,
                             int64_t ldo);
 };
 
-// The table of this process: that of device::cpu_isa().
+// The table of device::cpu_isa().
 const Kernels &kernels();
 
-// For kernels that meet a dtype they have no code for; here, because a file of an instruction set must
-// not hold functions that others share.
+// Throws for a dtype without a kernel. Defined here because a file of an instruction set must not
+// hold shared functions.
 [[noreturn]] void no_rows(DType dtype);
 
-// The table of one instruction set, null when this build or this machine has it not.
+// The table of one instruction set; null when the build or the machine lacks it.
 const Kernels *kernels_of(device::Isa isa);
 
-// For tests: makes kernels() return the table of `isa` from now on; false when there is none.
-// Not to be called while an operator runs.
+// For tests: makes kernels() return the table of `isa`; false if there is none. Must not be called
+// while an operator runs.
 bool use_kernels_of(device::Isa isa);
 
 } // namespace llaisys::ops::cpu

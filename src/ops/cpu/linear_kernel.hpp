@@ -1,6 +1,5 @@
-// Linear over packed panels. Few rows read the weights straight from the panel, widening in
-// registers; many rows widen a block of the panel once and run over it. Compiled per instruction
-// set.
+// Linear over packed panels. Few rows widen the weights in registers; many rows widen a K block of
+// the panel once and reuse it. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/row_kernels.hpp"
@@ -8,7 +7,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kBlockK = 256; // at most: a widened block of a panel is 32 KiB
+constexpr int64_t kBlockK = 256; // largest K block: 32 KiB of a widened panel
 
 inline void widen_block(float *out, const float *in, int64_t k) {
     convert_row(out, in, k * kPanel);
@@ -36,7 +35,7 @@ void write_rows(Out *out, int64_t ldo, const float *acc, const float *bias, int6
     }
 }
 
-// The bias of the columns [first, first + n) as f32, in `wide`; null where there is none.
+// Bias of the columns [first, first + n) as f32, in `wide`; null without a bias.
 inline const float *read_bias(const ops::cpu::LinearTask &task, int64_t first, int64_t n,
                               float *wide) {
     if (task.bias == nullptr) {
@@ -58,7 +57,7 @@ inline const float *read_bias(const ops::cpu::LinearTask &task, int64_t first, i
     return wide;
 }
 
-// Panel number p of the task; acc [m, 32].
+// Panel p of the task; acc [m, 32].
 inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const float *acc) {
     const int64_t first = p * kPanel;
     const int64_t n = task.n - first < kPanel ? task.n - first : kPanel;
@@ -76,11 +75,11 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
     }
 }
 
-// acc [m, 32] += x[:, k...] * one block of a panel, kc of k.
+// acc [m, 32] += x[:, k...] * one K block of a panel, kc values of k.
 template <typename T>
 inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc,
                       float *acc, float *wide) {
-    constexpr int64_t bytes = 4 * kPanel * int64_t(sizeof(T)); // of four k, which are one step
+    constexpr int64_t bytes = 4 * kPanel * int64_t(sizeof(T)); // of four k, one step
     const StridedRows x = {task.x + k, task.ldx};
     const DenseRows<T> packed = {w, kPanel};
     int64_t tiles = 0;
@@ -89,7 +88,7 @@ inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, i
         ++tiles;
         passes += tiles_across(n);
     });
-    if (passes == 1) { // the block goes through the registers once: it is one stream
+    if (passes == 1) { // the block is read once, as a stream
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
         panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(bytes / 64)>{soon});
         return;

@@ -1,15 +1,14 @@
-// Linear with bf16 weights over tile registers, for any number of rows; compiled per instruction set,
+// Linear with bf16 weights in tile registers, for any number of rows; compiled per instruction set,
 // after linear_kernel.hpp.
 //
-// Tile products take bf16 on both sides, so a row of x is rounded to bf16 first. An output adds up step
-// by step of 32 values along k; every row goes this way, one alone as well, so that a row has the same
-// bits in any company.
+// Tile products take bf16 operands, so rows of x are rounded to bf16. An output accumulates in
+// steps of 32 values along k for every row count, so results are batch-invariant.
 //
-// Limit: of up to 32 rows the bandwidth of the weights, of many the tile products, 16 cycles for 16 rows
-// x 32 values x 16 outputs. There a block of k of a strip stays in the first cache while the rows of
-// the task pass by from the second one; sums wait in memory between blocks. Five of the eight tiles
-// are used, for 32 rows x 16 outputs: loads cost more than with 32 x 32, but a core whose other thread
-// uses tiles as well is a quarter faster this way (docs/internals/measurements/performance.md).
+// Bound: the bandwidth of the weights up to 32 rows, tile products for more: 16 cycles for 16 rows
+// x 32 values x 16 outputs. With many rows a K block of a strip stays in L1 while the rows of the
+// task stream from L2; sums stay in memory between blocks. Five of the eight tiles are used, for 32
+// rows x 16 outputs: loads cost more than with 32 x 32, but a core whose sibling thread also uses
+// tiles is a quarter faster (docs/internals/measurements/2026-11-16-xeon-amx.md).
 #pragma once
 
 #include "device/cpu/tiles.hpp"
@@ -23,20 +22,20 @@ using ops::cpu::kTileK;
 using ops::cpu::TileRows;
 using ops::cpu::TileTask;
 
-constexpr int64_t kTileBlockK = 256; // of k, where there are many rows
+constexpr int64_t kTileBlockK = 256; // K block for many rows
 constexpr int64_t kTilePair = 2 * kTileHeight;
 constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kTileBytes = 16 * kTileRowBytes; // of kTileK values of k of a strip
 constexpr int64_t kAccRow = kPanel * int64_t(sizeof(float));
 
-// Tiles 0 and 1 are sums, 2 and 3 rows of x, 4 weights. Fewer than 16 rows are that many.
+// Tiles 0 and 1 are accumulators, 2 and 3 rows of x, 4 weights. Fewer than 16 rows use lower tiles.
 inline TileShapes linear_shapes(int64_t height) {
     const int rows = int(height);
     return {{rows, rows, rows, rows, 16, 0, 0, 0}, {64, 64, 64, 64, 64, 0, 0, 0}};
 }
 
 // acc [32, 16] += rows [row, row + 32) of x, or 16 of them, n columns from k on, times the strip w,
-// while `fetch` steps; at the first column acc holds nothing yet. Rows of acc are kPanel apart.
+// while `fetch` steps; acc is uninitialised at the first column. Rows of acc are kPanel apart.
 template <typename Tiles, bool has_second, typename Fetch>
 void multiply_rows(const TileRows &x, int64_t row, int64_t k, int64_t n, const char *w, float *acc,
                    Fetch &fetch) {
@@ -84,7 +83,7 @@ void multiply_strip(const TileTask &task, int64_t k, int64_t n, const char *w, f
     }
 }
 
-// Up to 32 rows: a strip goes through the registers once, it is one stream.
+// Up to 32 rows: a strip is read once, as a stream.
 template <typename Tiles> void stream_strips(const TileTask &task) {
     alignas(64) float acc[kTilePair * kPanel];
     const int64_t strip_bytes = task.x.k / kTileK * kTileBytes;
@@ -99,7 +98,7 @@ template <typename Tiles> void stream_strips(const TileTask &task) {
     }
 }
 
-// More rows: block of k by block. What is fetched meanwhile is two strips ahead.
+// More rows: one K block after the other; prefetches two strips ahead.
 template <typename Tiles> void block_strips(const TileTask &task) {
     // Sums of a panel: [rows, 32].
     alignas(64) float acc[ops::cpu::kTaskPanels * ops::cpu::kTileTaskRows * kPanel];

@@ -1,5 +1,5 @@
-// A row of activations becomes bytes with a scale for every 32 of them, compiled per instruction set
-// for bytes; included after simd_<isa>.hpp and bytes_<isa>.hpp.
+// Quantises a row of activations to bytes with one scale per 32 values; compiled per instruction
+// set for bytes; included after simd_<isa>.hpp and bytes_<isa>.hpp.
 #pragma once
 
 #include "device/cpu/simd.hpp"
@@ -13,7 +13,7 @@ using ops::cpu::QuantRows;
 
 constexpr int kGroupVectors = int(kQuantGroup) / kLanes;
 
-// The largest of 32 magnitudes; `tainted` becomes NaN where one is NaN or infinite.
+// Largest of 32 magnitudes; `tainted` becomes NaN if one is NaN or infinite.
 inline float group_bound(const float *x, vf *tainted) {
     vf largest = zero();
     for (int v = 0; v < kGroupVectors; ++v) {
@@ -24,7 +24,7 @@ inline float group_bound(const float *x, vf *tainted) {
     return reduce_max(largest);
 }
 
-// 32 values times `inverse` as bytes at q, and what is known of them.
+// 32 values times `inverse` as bytes at q, and their group data.
 inline QuantGroup quantise_group(int8_t *q, const float *x, float inverse, float scale) {
     for (int v = 0; v < kGroupVectors; ++v) {
         store(q + v * kLanes, mul(load(x + v * kLanes), set1(inverse)));
@@ -36,7 +36,7 @@ inline QuantGroup quantise_group(int8_t *q, const float *x, float inverse, float
 }
 
 inline void quantise_row(const QuantRows &out, int64_t row, const float *x) {
-    constexpr int64_t kAtOnce = 16; // so that one group's chain of operations hides another's
+    constexpr int64_t kAtOnce = 16; // groups interleaved to hide latency
     const int64_t groups = out.k / kQuantGroup;
     vf tainted = zero();
     for (int64_t first = 0; first < groups; first += kAtOnce) {

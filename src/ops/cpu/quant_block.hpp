@@ -1,5 +1,5 @@
-// A block of a quantised panel, up to 20 groups of 32 values of k: how its q are read, as they lie or
-// unpacked into bytes, and its scales as f32. Compiled per instruction set for bytes; included after
+// A block of a quantised panel, up to 20 groups of 32 values of k: its q, packed or unpacked into
+// bytes, and its scales as f32. Compiled per instruction set for bytes; included after
 // simd_<isa>.hpp and bytes_<isa>.hpp.
 #pragma once
 
@@ -48,7 +48,7 @@ template <int bits> struct PackedGroups {
     }
 };
 
-// What a tile needs of a block: scales and mins, [groups, 32] each (split: [groups, 2, 32]).
+// Scales and minimums of a block, [groups, 32] each (split: [groups, 2, 32]).
 struct BlockScales {
     alignas(64) float s[kBlockGroups * 2 * kQuantPanel];
     alignas(64) float m[kBlockGroups * 2 * kQuantPanel];
@@ -76,7 +76,7 @@ void unpack_groups(std::byte *out, const Groups &groups, int64_t n_groups) {
     }
 }
 
-// Scales and mins of the groups [group, group + n) of a panel whose headers begin at `header`.
+// Scales and minimums of the groups [group, group + n) of a panel whose headers begin at `header`.
 template <typename Format>
 void read_scales(const std::byte *panel, const std::byte *header, int64_t group, int64_t n,
                  BlockScales *scales) {
@@ -87,7 +87,7 @@ void read_scales(const std::byte *panel, const std::byte *header, int64_t group,
         float *s = scales->s + g * kParts * kQuantPanel;
         float *m = scales->m + g * kParts * kQuantPanel;
         if constexpr (layout.grouped != 0) {
-            constexpr int64_t kGroups = layout.grouped / kQuantGroup; // that share s and z
+            constexpr int64_t kGroups = layout.grouped / kQuantGroup; // groups that share s and z
             const std::byte *front = panel + (group + g) / kGroups * layout.super_bytes();
             const float *wide = reinterpret_cast<const float *>(front);
             convert_row(m, reinterpret_cast<const f16_t *>(wide + kQuantPanel), kQuantPanel);

@@ -1,10 +1,10 @@
-// The product over quantised panels, compiled per instruction set for bytes; included after
+// Linear over quantised panels, compiled per instruction set for bytes; included after
 // simd_<isa>.hpp and bytes_<isa>.hpp.
 //
-// Limit: bytes of the packed weights for one row, byte products for many: 8 of them and 2 operations on
-// floats (3 with mins) for a group of 32 values. A block of up to 20 groups (640 values of k) of a
-// panel is taken at a time: its scales become f32 once, with many rows its q become bytes once, and
-// then register tiles of rows x outputs run over it.
+// Bound: bytes of the packed weights for one row, byte products for many: 8 of them and 2 f32
+// operations (3 with minimums) per group of 32 values. A block of up to 20 groups (640 values of k)
+// of a panel is processed at a time: its scales are converted to f32 once, with many rows its q are
+// unpacked once, and register tiles of rows x outputs run over it.
 #pragma once
 
 #include "device/cpu/simd.hpp"
@@ -13,12 +13,12 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-// Where the sums of a tile come from and go to: from nothing in the first block, and at the end of the
-// last one straight to the results where those are f32, instead of acc [rows, 32].
+// Where the sums of a tile start and end: they start at zero in the first block, and the last block
+// writes f32 results directly instead of acc [rows, 32].
 struct TileEnds {
     float *acc;    // [m, 32]
     bool is_first; // acc has not been written yet
-    float *out;    // [m, 32], rows ldo apart; null: not the end, or other than f32
+    float *out;    // [m, 32], rows ldo apart; null: not the last block, or results are not f32
     int64_t ldo;
     const float *bias; // [32]
 
@@ -28,15 +28,15 @@ struct TileEnds {
     }
 };
 
-// Sums of byte products of one group: low for its first 16 values of k, high for the others where
-// they have a scale of their own.
+// Byte-product sums of one group: low for its first 16 values of k, high for the others where they
+// have their own scale.
 template <int rows, int vectors, bool is_split> struct GroupSums {
     vi low[rows][vectors];
     vi high[is_split ? rows : 1][is_split ? vectors : 1];
 };
 
-// The same with the weights of all vectors at hand: row after row, so that an x is broadcast once and
-// as many sums as there are lie between two uses of one.
+// The same with the weights of all vectors in registers: row by row, so that an x is broadcast once
+// and two uses of a sum are far apart.
 template <int c, int rows, int vectors, bool is_split, typename Groups>
 inline __attribute__((always_inline)) void
 quant_step_by_rows(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
@@ -87,7 +87,7 @@ quant_step(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
             }
         }
     }
-    // Step by step: left alone, the compiler takes row after row, each a chain that waits for itself.
+    // Explicitly interleaved: the compiler would emit one dependent chain per row.
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
@@ -97,8 +97,9 @@ quant_step(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
     }
 }
 
-// What sums of one group are multiplied with. Where sums are kept as the bits of kSumBase + sum, a short
-// scale, whose product with kSumBase is exact, takes one operation, with the very bits of two.
+// Factor of the sums of one group. Where sums are kept as the bits of kSumBase + sum, a scale with
+// few bits, whose product with kSumBase is exact, needs one operation, with bitwise identical
+// results.
 template <bool is_short> struct GroupScale {
     static constexpr bool is_fused = is_short && kSumStart != 0;
     vf scale, base;
@@ -111,9 +112,9 @@ template <bool is_short> struct GroupScale {
     }
 };
 
-// total + the sums of one group, weighted: `weighted` is `low` (all 32 values, or the first 16) times its
-// scale, s and m are the scales and minima of the group at one vector of outputs, `about` is what is known of
-// the row. Whatever made the sums, this is how they are added up.
+// total + the weighted sums of one group: `weighted` is `low` (all 32 values, or the first 16)
+// times its scale, s and m are the scales and minimums of the group at one vector of outputs,
+// `about` the row's group data. All kernels use this function, so results are bitwise identical.
 template <bool is_split, bool has_min>
 inline __attribute__((always_inline)) vf add_group(vf total, vf weighted, vf high, const float *s,
                                                    const float *m, const QuantGroup &about) {
@@ -130,7 +131,7 @@ inline __attribute__((always_inline)) vf add_group(vf total, vf weighted, vf hig
 }
 
 // acc [rows, 32], columns from `vector` on += the block, for `rows` rows from `row` on. `group` is
-// the number of the block's first group in a row of x.
+// the index of the block's first group in a row of x.
 template <int rows, int vectors, int zero_point, bool is_split, bool has_min, bool is_short,
           typename Groups>
 void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups,
@@ -142,7 +143,7 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
-            if (ends.out != nullptr) { // written when the tile is done: by then the line is here
+            if (ends.out != nullptr) { // prefetch the line that the tile writes at its end
                 __builtin_prefetch(ends.out + r * ends.ldo + (vector + v) * kLanes, 1, 3);
             }
             total[r][v] = zero();
@@ -225,13 +226,13 @@ template <typename Format> constexpr int vectors_of(int rows) {
     return vectors < kPanelVectors ? vectors : kPanelVectors;
 }
 
-// `rows` rows over one block; returns what is left to fetch.
+// `rows` rows over one block; returns the remaining prefetch.
 template <typename Format, int rows, typename Groups>
 FarFetch quant_rows(const QuantTask &task, int64_t row, int64_t group, int64_t n_groups,
                     const Groups &groups, const BlockScales &scales, const TileEnds &ends,
                     FarFetch fetch) {
     constexpr QuantLayout layout = Format::layout;
-    // Bytes that were unpacked for kernels with signed weights have the zero taken off.
+    // For kernels with signed weights the zero point is already subtracted from unpacked bytes.
     constexpr int zero = Groups::is_signed ? 0 : layout.bits == 8 ? kByteOffset : layout.zero;
     constexpr int vectors = vectors_of<Format>(rows);
     for (int v = 0; v < kPanelVectors; v += vectors) {
@@ -242,7 +243,7 @@ FarFetch quant_rows(const QuantTask &task, int64_t row, int64_t group, int64_t n
     return fetch;
 }
 
-// The same for `n` rows, one of the heights that quant_height gives.
+// The same for `n` rows, one of the heights of quant_height.
 template <typename Format, int rows = kQuantRows, typename Groups>
 FarFetch quant_some_rows(int64_t n, const QuantTask &task, int64_t row, int64_t group,
                          int64_t n_groups, const Groups &groups, const BlockScales &scales,
@@ -259,13 +260,13 @@ FarFetch quant_some_rows(int64_t n, const QuantTask &task, int64_t row, int64_t 
     return fetch;
 }
 
-// How many of m rows the tile takes that begins at `row`: no more than are left in its block.
+// Rows of the tile that begins at `row`: at most the rest of its row block.
 inline int64_t height_at(int64_t row, int64_t m) {
     const int64_t in_block = ops::cpu::kRowBlock - row % ops::cpu::kRowBlock;
     return quant_height(m - row < in_block ? m - row : in_block);
 }
 
-// Tiles that go over a block, for m rows.
+// Number of tiles over a block for m rows.
 template <typename Format> int64_t passes_of(int64_t m) {
     int64_t passes = 0;
     for (int64_t row = 0, n; row < m; row += n) {
@@ -275,7 +276,7 @@ template <typename Format> int64_t passes_of(int64_t m) {
     return passes;
 }
 
-// All rows of the task over one block, while the bytes [next, end) are fetched.
+// All rows of the task over one block, while the bytes [next, end) are prefetched.
 template <typename Format, typename Groups>
 void quant_block(const QuantTask &task, int64_t group, int64_t n_groups, const Groups &groups,
                  const BlockScales &scales, const TileEnds &ends, const std::byte *next,
@@ -290,7 +291,7 @@ void quant_block(const QuantTask &task, int64_t group, int64_t n_groups, const G
     }
 }
 
-// The ends of panel p's tiles: straight into the results where those are f32 and 32 wide.
+// Destination of panel p's tiles: the results themselves where they are f32 and 32 wide.
 inline TileEnds panel_ends(const ops::cpu::LinearTask &out, int64_t p, float *acc, float *bias) {
     const int64_t first = p * kQuantPanel;
     TileEnds ends = {acc, true, nullptr, out.ldo, nullptr};
@@ -309,7 +310,7 @@ template <typename Format> void quant_linear(const QuantTask &task) {
     BlockScales scales;
     const int64_t groups = task.x.k / kQuantGroup;
     const int64_t blocks = (groups + kBlockGroups - 1) / kBlockGroups;
-    const int64_t block = blocks > 0 ? (groups + blocks - 1) / blocks : 1; // all about as long
+    const int64_t block = blocks > 0 ? (groups + blocks - 1) / blocks : 1; // nearly equal lengths
     const int64_t panels = (task.out.n + kQuantPanel - 1) / kQuantPanel;
     const bool unpack = layout.bits < 8 && task.out.m > kPackedRows;
     for (int64_t i = 0; groups == 0 && i < task.out.m * kQuantPanel; ++i) {

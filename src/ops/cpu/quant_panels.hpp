@@ -1,4 +1,5 @@
-// Quantised weights in memory: panels of 32 outputs like the plain ones, made for products of bytes.
+// Quantised weights in memory: panels of 32 outputs, like the plain ones, laid out for byte
+// products.
 //
 // A weight is s * (q - zero) or s * q - m, where q has 4, 5, 6 or 8 bits and s and m belong to one
 // output and one group of 16 or 32 values along k. A panel is a row of groups of 32 values of k:
@@ -10,10 +11,10 @@
 //   grouped ones:   per 32 or 128 values of k s f32[32], z f16[32], all at the front of the panel; per
 //                   group q; with m = s * z
 //
-// q of 32 values of k and 32 outputs: "quads" of four values along k are what one lane of a byte
-// product takes; quad c of output j is the four bytes (c * 32 + j) * 4 of a part.
+// q of 32 values of k and 32 outputs: one lane of a byte product takes a "quad", four values along
+// k; quad c of output j is the four bytes (c * 32 + j) * 4 of a part.
 //
-//   8 bits:  quads 0..7, 1024 bytes, signed or unsigned as the kernels want them
+//   8 bits:  quads 0..7, 1024 bytes, signed or unsigned as the kernels require
 //   4 bits:  512 bytes, quad c in the low halves and quad c + 4 in the high halves
 //   5 bits:  as 4 bits, then 128 bytes: bit c of byte j * 4 + i is the high bit of quad c
 //   6 bits:  as 4 bits, then 2 x 128 bytes: bits 2c and 2c + 1 of byte j * 4 + i of plane p are the
@@ -29,14 +30,14 @@ namespace llaisys::ops::cpu {
 constexpr int64_t kQuantPanel = 32; // outputs
 constexpr int64_t kQuantGroup = 32; // values of k that share the scale of an activation
 
-// How one format lies in memory; the kernels are compiled for each of these.
+// Memory layout of one format; the kernels are compiled for each.
 struct QuantLayout {
     int bits;      // of q: 4, 5, 6 or 8
     bool is_super; // scales of two levels
     bool has_min;  // s * q - m; otherwise s * (q - zero)
     bool is_split; // groups of 16 values: two scales (and mins) in every 32
-    int zero;      // what q is counted from
-    int grouped;   // values of k of one s and z at the front: 32 or 128; 0: not a grouped format
+    int zero;      // zero point of q
+    int grouped;   // values of k per s and z at the front: 32 or 128; 0: not a grouped format
 
     constexpr int64_t record_k() const { // k is a multiple of it
         return grouped != 0 ? grouped : is_super ? 256 : 32;
@@ -44,14 +45,14 @@ struct QuantLayout {
     constexpr int64_t q_bytes() const { // of 32 values of k and 32 outputs
         return bits == 8 ? 1024 : 512 + 128 * (bits - 4);
     }
-    // What comes before q in every group.
+    // Bytes before q in every group.
     constexpr int64_t group_header() const {
         return grouped != 0 ? 0
                : is_super   ? 32 * (is_split ? 2 : 1) * (has_min ? 2 : 1)
                             : 64 * (has_min ? 2 : 1);
     }
     constexpr int64_t group_bytes() const { return group_header() + q_bytes(); }
-    // What stands at the front of the panel for every record_k values of k.
+    // Bytes at the front of the panel per record_k values of k.
     constexpr int64_t super_bytes() const {
         return grouped != 0 ? 192 : is_super ? 64 * (has_min ? 2 : 1) : 0;
     }

@@ -6,12 +6,12 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-// What the functions of quant_kernel.hpp take as a Format.
+// Format parameter of the functions of quant_kernel.hpp.
 template <const QuantLayout &of> struct LayoutFormat {
     static constexpr QuantLayout layout = of;
 };
 
-// What a product is; another one where tiles take part.
+// The product function; replaced where tiles are used.
 #ifndef LLAISYS_QUANT_PRODUCT
 #define LLAISYS_QUANT_PRODUCT quant_linear
 #endif

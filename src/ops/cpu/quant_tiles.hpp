@@ -1,14 +1,15 @@
-// The product over quantised panels with tile registers, for many rows; compiled per instruction set
-// for bytes, after quant_kernel.hpp.
+// Linear over quantised panels with tile registers, for many rows; compiled per instruction set for
+// bytes, after quant_kernel.hpp.
 //
 // A tile product takes 16 rows x 32 values x 16 outputs, one group of 32, because every group has
-// scales of its own: half of a tile's depth. Its sums go through memory (a few groups at a time stay in
-// the first cache) and are weighted and added up in f32 group by group, exactly as in quant_tile: the
-// sums are whole numbers, so a row has the same bits whichever way it went.
+// its own scale: half of a tile's depth. Its sums go through memory (a few groups at a time stay in
+// L1) and are weighted and accumulated in f32 group by group, exactly as in quant_tile: the sums
+// are integers, so results are bitwise identical to the kernel without tiles.
 //
-// Limit: the f32 arithmetic, two operations for a vector of 16 sums (three with mins), 16 cycles beside
-// the 16 of the tile product (Sapphire Rapids); byte products without tiles take 64 and the same 16.
-// Five of the eight tiles are used: a core whose other thread uses tiles as well is faster so.
+// Bound: the f32 arithmetic, two operations for a vector of 16 sums (three with minimums), 16
+// cycles beside the 16 of the tile product (Sapphire Rapids); byte products without tiles take 64
+// and the same 16. Five of the eight tiles are used: a core whose sibling thread also uses tiles is
+// faster this way.
 #pragma once
 
 #include "device/cpu/tiles.hpp"
@@ -18,17 +19,18 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 static_assert(ops::cpu::kRowBlock == kTileHeight);
 
-constexpr int64_t kSumGroups = 4;                                   // whose sums wait in memory
-constexpr int64_t kSumInts = 2 * kTileHeight * kQuantPanel;         // of one group, in two halves
+constexpr int64_t kSumGroups = 4;                           // groups whose sums are in memory
+constexpr int64_t kSumInts = 2 * kTileHeight * kQuantPanel; // of one group, in two halves
 constexpr int64_t kSumRow = kQuantPanel * int64_t(sizeof(int32_t)); // bytes
 
-// Products of so many rows and more use tiles; fewer were as fast or faster without (docs/internals/measurements/performance.md).
-// Weights of 8 bits need no unpacking there, and two scales in 32 values leave tiles a quarter of their depth.
+// Minimum number of rows for tiles; fewer rows are as fast or faster without
+// (docs/internals/measurements/2026-11-16-xeon-amx.md). 8-bit weights need no unpacking there, and
+// two scales per 32 values leave a quarter of a tile's depth.
 constexpr int64_t min_tile_rows(const QuantLayout &layout) {
     return layout.bits == 8 || layout.is_split ? 64 : 32;
 }
 
-// Tiles 0 and 1 are sums, 2 rows of x, 3 and 4 weights of 16 outputs each.
+// Tiles 0 and 1 are accumulators, 2 rows of x, 3 and 4 weights of 16 outputs each.
 template <bool is_split> constexpr TileShapes quant_shapes() {
     constexpr int x_bytes = is_split ? 16 : 32; // values of k that share a scale
     return {{16, 16, 16, x_bytes / 4, x_bytes / 4, 0, 0, 0}, {64, 64, x_bytes, 64, 64, 0, 0, 0}};
@@ -63,7 +65,7 @@ void multiply_group(const int8_t *x, const int8_t *second, const std::byte *w, i
     }
 }
 
-// The same for 16 rows where the first 16 values of k and the others have sums of their own: those of
+// The same for 16 rows where the first 16 values of k and the others have separate sums: those of
 // the others are the second half.
 template <typename Tiles>
 void multiply_split_group(const int8_t *x, const std::byte *w, int32_t *sums) {
@@ -79,8 +81,8 @@ inline vi load_sum(const int32_t *p) {
     return sum;
 }
 
-// acc [rows, 32] += the sums of n groups, weighted, for up to 16 rows, all in one block. s and m are the
-// scales and minima of the first of the groups, `about` what is known of the rows there.
+// acc [rows, 32] += the weighted sums of n groups, for up to 16 rows, all in one block. s and m are
+// the scales and minimums of the first group, `about` the rows' data there.
 template <typename Format, int n>
 void add_sums(float *__restrict acc, int64_t rows, const int32_t *sums, const float *s,
               const float *m, const QuantGroup *about) {
@@ -118,7 +120,8 @@ void add_some_sums(int64_t n, float *acc, int64_t rows, const int32_t *sums, con
     add_sums<Format, most>(acc, rows, sums, s, m, about);
 }
 
-// acc [m, 32] += all rows of the task times a block of signed bytes, while [next, end) is fetched.
+// acc [m, 32] += all rows of the task times a block of signed bytes, while [next, end) is
+// prefetched.
 template <typename Tiles, typename Format>
 void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const std::byte *bytes,
                  const BlockScales &scales, float *acc, const std::byte *next,
@@ -159,7 +162,7 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
     }
 }
 
-// The q of n groups as signed bytes with nothing to be taken off any more.
+// The q of n groups as signed bytes with the zero point subtracted.
 template <typename Format, typename Groups>
 void unpack_signed(std::byte *out, const Groups &groups, int64_t n_groups) {
     constexpr QuantLayout layout = Format::layout;
@@ -180,7 +183,8 @@ void unpack_signed(std::byte *out, const Groups &groups, int64_t n_groups) {
     }
 }
 
-// quant_linear with tiles for min_tile_rows() rows and more. All 16 rows of the last block of x are read.
+// quant_linear with tiles for min_tile_rows() rows and more. All 16 rows of the last block of x are
+// read.
 template <typename Tiles, typename Format> void quant_linear_tiles(const QuantTask &task) {
     constexpr QuantLayout layout = Format::layout;
     if (task.out.m < min_tile_rows(layout)) {

@@ -6,7 +6,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-// Calls f(i, n) for whole vectors (n = kLanes) and once for what is left (n < kLanes).
+// Calls f(i, n) for whole vectors (n = kLanes) and once for the remainder (n < kLanes).
 template <typename F> inline void for_vectors(int64_t n, const F &f) {
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
@@ -29,7 +29,7 @@ template <typename To, typename From> void convert_row(To *out, const From *in, 
 
 inline float quantise_row(int8_t *out, const float *in, int64_t n) {
     vf largest = zero();
-    vf nothing = zero(); // NaN once a value is NaN or infinite
+    vf nothing = zero(); // NaN if any value is NaN or infinite
     for_vectors(n, [&](int64_t i, int64_t k) {
         const vf x = load_up_to(in + i, k);
         largest = max_num(max_num(x, sub(zero(), x)), largest);
@@ -155,8 +155,8 @@ inline int64_t find_greater(const float *x, float value, int64_t n) {
     return i;
 }
 
-// In double throughout and without calls, so that the compiler makes vectors of it: the angle is
-// exact to 2^-53 of itself, is brought to [-pi/4, pi/4] and goes through two polynomials.
+// In double and without calls, so that the compiler vectorises it: the angle is exact to 2^-53
+// relative, is reduced to [-pi/4, pi/4] and evaluated by two polynomials.
 inline void angles(float *cos, float *sin, int64_t position, const float *inv_freq, int64_t n) {
     constexpr double two_over_pi = 0.63661977236758134308;
     constexpr double half_pi_1 = 1.57079632673412561417; // pi/2 in three parts: the first two have

@@ -1,5 +1,5 @@
-// Rows of real tensors for kernels that know f32 only: conversion in pieces that stay in the first
-// cache, and the split of rows over threads. Nothing here allocates except Scratch.
+// Rows of real tensors for f32 kernels: conversion in chunks that stay in L1, and the split of rows
+// over threads. Only Scratch allocates.
 #pragma once
 
 #include "device/cpu/cpu_runtime.hpp"
@@ -21,7 +21,7 @@ inline int64_t bytes_of_one(DType dtype) {
     case LLAISYS_DTYPE_F16:
     case LLAISYS_DTYPE_BF16:
         return 2;
-    case LLAISYS_DTYPE_I8: // rows of a KV cache in eight bits, which are only ever copied here
+    case LLAISYS_DTYPE_I8: // rows of an 8-bit KV cache, which are only copied
         return 1;
     default:
         no_rows(dtype);
@@ -60,8 +60,8 @@ inline const float *read(const Kernels &kernels, const std::byte *p, DType dtype
     }
 }
 
-// Where a kernel may write n values for p: p itself when it is f32, else the buffer, which
-// `finish` then narrows into p.
+// Where a kernel writes n values of p: p itself if it is f32, else the buffer, which `finish` then
+// narrows into p.
 inline float *target(std::byte *p, DType dtype, float *buffer) {
     return dtype == LLAISYS_DTYPE_F32 ? reinterpret_cast<float *>(p) : buffer;
 }
@@ -98,8 +98,8 @@ inline void convert(const Kernels &kernels, std::byte *out, DType out_dtype, con
     }
 }
 
-// Splits n rows that cost `work` element steps each: calls body(first, last) for parts of them,
-// on several threads only when there is enough to do for a parallel region to pay.
+// Splits n rows of `work` element steps each: calls body(first, last) for ranges of them, on
+// several threads only if there is enough work for a parallel region.
 template <typename Body>
 void for_rows(const device::Stream &stream, int64_t n, int64_t work, const Body &body) {
     constexpr int64_t kWorthwhile = 16384; // element steps of a chunk, a few microseconds
@@ -117,7 +117,7 @@ void for_rows(const device::Stream &stream, int64_t n, int64_t work, const Body 
 }
 
 // Memory that the calling thread keeps between calls: grows, never shrinks. Workers use slices of
-// their caller's, so a region allocates nothing.
+// their caller's scratch, so a region allocates nothing.
 class Scratch {
 public:
     // At least n floats, aligned to 64 bytes; the content is undefined. Valid until the next call.

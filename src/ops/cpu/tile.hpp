@@ -1,6 +1,6 @@
-// The register tile that linear and attention share: a few rows of x times a panel of 32 columns.
-// Every column is one lane that adds strictly along k, so the shape of a tile never shows in the
-// result. Compiled per instruction set.
+// The register tile of linear and attention: a few rows of x times a panel of 32 columns. Every
+// column is one lane that adds along k in order, so results do not depend on the tile shape.
+// Compiled per instruction set.
 #pragma once
 
 #include "device/cpu/simd.hpp"
@@ -18,8 +18,8 @@ inline vf load_high(const f16_t *row, int c) { return load(row + 16 + c); }
 inline vf load_low(const bf16_t *row, int c) { return low_halves(load_raw_pairs(row + 2 * c)); }
 inline vf load_high(const bf16_t *row, int c) { return high_halves(load_raw_pairs(row + 2 * c)); }
 
-// Where the rows of a panel lie: k by k at a fixed distance, or each at its own place (there bf16
-// columns are in their natural order). high_aside is high, by load_aside where that pays.
+// Addresses of the rows of a panel: at a fixed stride, or at individual offsets (with bf16 columns
+// in natural order). high_aside is high, by load_aside where that pays.
 template <typename T> struct DenseRows {
     const T *p;
     int64_t stride;
@@ -42,8 +42,7 @@ template <typename T> struct ListedRows {
     void advance(int k) { offset += k; }
 };
 
-// Where the rows of x lie: any distance apart, or one that the compiler knows, which saves a
-// register a row.
+// Addresses of the rows of x: any stride, or a compile-time stride, which saves a register per row.
 struct StridedRows {
     const float *p;
     int64_t stride;
@@ -56,14 +55,14 @@ template <int stride> struct FixedRows {
     FixedRows from(int64_t r) const { return {row(r)}; }
 };
 
-// What a tile brings nearer while it computes: some cache lines for every four k. `after` is what
-// is left to the next tile, after one of `steps` steps.
+// Prefetch policy of a tile: some cache lines for every four k. `after` is the rest that is left to
+// the next tile after one of `steps` steps.
 struct NoFetch {
     void step() {}
     NoFetch after(int64_t) const { return {}; }
 };
 
-// `lines` lines a step into the first cache: the weights that this very tile will want soon.
+// `lines` lines per step into L1: the weights that this tile needs next.
 template <int lines> struct NearFetch {
     const char *next;
     void step() {
@@ -75,12 +74,12 @@ template <int lines> struct NearFetch {
     NearFetch after(int64_t) const { return *this; }
 };
 
-// [next, end) into the second cache, evenly over the tiles of a block: the block after it.
+// [next, end) into L2, evenly over the tiles of a block: the following block.
 struct FarFetch {
     const char *next;
     const char *end;
-    const char *due; // up to here by now
-    int64_t pace;    // bytes a step
+    const char *due; // prefetched up to here by now
+    int64_t pace;    // bytes per step
     void step() {
         due += pace;
         for (; next < due && next < end; next += 64) {
@@ -98,13 +97,13 @@ template <int rows, int pairs> struct Accumulators {
     vf high[rows][pairs];
 };
 
-// The same x, in a way that the compiler cannot know: it would keep what it broadcast.
+// The same x, opaque to the compiler, which would otherwise keep the broadcast value.
 template <typename T> inline T *again(T *x) {
     asm("" : "+r"(x));
     return x;
 }
 
-// One k, number `k` from where w stands: the products with lane `lane` of each row's x.
+// One k, index `k` relative to w: products with lane `lane` of each row's x.
 template <int lane, int rows, int pairs, typename W>
 inline __attribute__((always_inline)) void
 tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const W &w, int k, int column) {
@@ -113,14 +112,14 @@ tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const W &w, in
         const int c = column + p * kLanes;
         if constexpr (rows <= kTileRows) {
             const vf low = w.low(k, c);
-            // One row is all conversion: a part of it is done by what would be idle.
+            // One row is bound by conversion: part of it uses otherwise idle units.
             const vf high = rows == 1 && p == 0 ? w.high_aside(k, c) : w.high(k, c);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r) {
                 sums.low[r][p] = fma_lane<lane>(low, x[r], sums.low[r][p]);
                 sums.high[r][p] = fma_lane<lane>(high, x[r], sums.high[r][p]);
             }
-        } else { // sums fill the registers but for one of w and one of x
+        } else { // sums fill all registers except one of w and one of x
             const vf low = w.low(k, c);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r) {
@@ -135,7 +134,7 @@ tile_step(Accumulators<rows, pairs> &sums, const quad (&x)[rows], const W &w, in
     }
 }
 
-// What a tile's sums begin with: nothing, or what is in acc already.
+// Initial value of a tile's sums: zero, or the contents of acc.
 enum class Start { zero, sums };
 
 // acc[r, c] (+)= sum over k of x[r, k] * w[k, c] for the columns [column, column + pairs * kLanes)
@@ -184,10 +183,10 @@ void tile(X x, W w, float *acc, int64_t lda, int64_t k, int column, F fetch) {
     }
 }
 
-// How many tiles side by side make a panel, for so many rows.
+// Number of adjacent tiles of a panel for this many rows.
 constexpr int64_t tiles_across(int64_t rows) { return kPanel / (tile_vectors(int(rows)) * kLanes); }
 
-// A whole panel for `n` <= kMaxTileRows rows. Returns what is left to fetch.
+// A whole panel for `n` <= kMaxTileRows rows. Returns the remaining prefetch.
 template <Start start, int rows = kMaxTileRows, typename X, typename W, typename F>
 inline F panel_rows(int64_t n, X x, const W &w, float *acc, int64_t lda, int64_t k, F fetch) {
     if constexpr (rows > 1) {

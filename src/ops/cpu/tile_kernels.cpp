@@ -6,7 +6,7 @@ namespace llaisys {
 
 #if defined(LLAISYS_HAVE_AMX)
 namespace cpu_amx {
-extern const ops::cpu::TileKernels tile_kernels; // defined by the file of that name
+extern const ops::cpu::TileKernels tile_kernels; // defined in tile_kernels_<isa>.cpp
 }
 #endif
 
