@@ -1,4 +1,4 @@
-// The CPU side of add. Arguments have been checked.
+// CPU implementation of add. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/add/op.hpp"

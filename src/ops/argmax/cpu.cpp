@@ -8,19 +8,19 @@ namespace llaisys::ops {
 
 namespace {
 
-// The largest of one row of n values and the first place of it; a row of NaN gives place 0.
+// Largest value of one row of n values and its first index; index 0 for a row of NaN.
 int64_t argmax_row(const cpu::Kernels &kernels, const std::byte *row, DType dtype, int64_t n) {
     float buffer[cpu::kPiece];
     const int64_t step = dtype == LLAISYS_DTYPE_F32 ? n : cpu::kPiece;
     float best = -std::numeric_limits<float>::infinity();
-    int64_t best_at = n; // start of the piece that holds the largest
+    int64_t best_at = n; // start of the chunk with the largest value
     for (int64_t i = 0; i < n; i += step) {
         const int64_t piece = std::min(step, n - i);
         const float *values = cpu::read(kernels, cpu::at(row, dtype, i), dtype, buffer, piece);
         const float largest = kernels.max(values, piece);
         const bool found = largest > best || best_at == n;
         const int64_t place = found ? kernels.find_equal(values, largest, piece) : piece;
-        if (place < piece) { // not so when all of it is NaN
+        if (place < piece) { // false when all values are NaN
             best = largest;
             best_at = i + place;
         }

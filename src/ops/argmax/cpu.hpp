@@ -1,4 +1,4 @@
-// The CPU side of argmax. Arguments have been checked.
+// CPU implementation of argmax. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/argmax/op.hpp"

@@ -6,9 +6,9 @@
 
 namespace llaisys::ops {
 
-// Page-locked memory of the host that gets the results as well, [rows] each, in order with the stream.
+// Pinned host memory that also receives the results, [rows] each, in stream order.
 struct ArgmaxOnHost {
-    int64_t *index = nullptr; // null: nothing goes there
+    int64_t *index = nullptr; // null: no copy
     float *value = nullptr;
 };
 

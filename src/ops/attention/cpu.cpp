@@ -1,7 +1,6 @@
-// Cuts attention into items: some tokens of one list x one KV head, or several when the tokens are
-// few: what is side by side in the cache is then read together. When there are few items and long
-// lists, the spans of an item are shared out too and merged in order afterwards, which gives the
-// same bits.
+// Divides attention into work items: some tokens of one sequence x one KV head, or several adjacent
+// KV heads when there are few tokens. With few items and long sequences the spans of an item are
+// distributed too and merged in order, with bitwise identical results.
 #include "ops/attention/cpu.hpp"
 
 #include "ops/cpu/byte_attention.hpp"
@@ -18,10 +17,10 @@ using cpu::AttentionState;
 using cpu::AttentionTask;
 using cpu::kSpan;
 
-constexpr int64_t kRows = 128; // query rows of an item, about
+constexpr int64_t kRows = 128; // approximate query rows of an item
 static_assert(kMaxQuantisedHead <= cpu::kMaxByteHead);
 
-// Consecutive query tokens of one list and the entries that any of them sees.
+// Consecutive query tokens of one sequence and the union of their visible entries.
 struct Block {
     int64_t first_token;
     int64_t n_tokens;
@@ -32,7 +31,7 @@ struct Block {
     int64_t n_spans() const { return begin >= end ? 0 : (end - 1) / kSpan + 1 - first_span(); }
 };
 
-// One call: shapes, the blocks and where the threads find their memory.
+// One call: shapes, work blocks and scratch of the threads.
 struct Call {
     const Tensor &out;
     const Tensor &q;
@@ -43,10 +42,10 @@ struct Call {
     int64_t kv_heads;
     int64_t group; // query heads of one KV head
     int64_t d;
-    int64_t ldo;                     // d in whole panels
+    int64_t ldo;                     // d rounded up to whole panels
     int64_t max_rows;                // of one KV head in a block
-    int64_t heads;                   // KV heads of an item at most
-    int64_t head_stride;             // elements of the cache from one KV head to the next
+    int64_t heads;                   // largest number of KV heads of an item
+    int64_t head_stride;             // cache elements from one KV head to the next
     const cpu::ByteAttention *bytes; // null: keys are widened
     int64_t head_groups() const { return (kv_heads + heads - 1) / heads; }
     int64_t heads_of(int64_t item) const {
@@ -68,7 +67,7 @@ void check_block(const Call &call, const Block &block) {
     }
 }
 
-// Groups the tokens and checks what they see.
+// Groups the tokens and checks their ranges.
 void make_blocks(const Call &call, std::vector<Block> &blocks) {
     const int32_t *rows = call.lists.q_rows.as<int32_t>();
     const int32_t *begin = call.lists.begin.as<int32_t>();
@@ -102,8 +101,8 @@ void make_blocks(const Call &call, std::vector<Block> &blocks) {
     }
 }
 
-// Memory of one thread, in floats: q, the kernel's scratch, and the states of an item twice. All
-// sizes are multiples of 16, so that every part is aligned to a cache line.
+// Scratch of one thread, in floats: q, the kernel's scratch, and two states of an item. All sizes
+// are multiples of 16, so that every part is aligned to a cache line.
 int64_t head_floats(const Call &call) {
     return call.max_rows * call.ldo + 2 * cpu::round_up(call.max_rows, 16);
 }
@@ -129,7 +128,7 @@ std::byte *head_row(const Call &call, const Tensor &tensor, const Block &block, 
     return cpu::row_of(tensor, block.first_token + t, h * call.group + g);
 }
 
-// Widens and scales the queries of an item into `q` and describes the work on it.
+// Widens and scales the queries of an item into `q` and fills its task.
 AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Block &block,
                         int64_t item, float *q, float *scratch) {
     const int64_t first_head = item % call.head_groups() * call.heads;
@@ -229,7 +228,7 @@ void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block,
     write_out(kernels, call, block, item, total);
 }
 
-// Every span of every item is a chunk of its own; a second region merges them.
+// Every span of every item is a chunk; a second region merges them.
 void run_spans(const device::Stream &stream, const Call &call, const std::vector<Block> &blocks,
                int64_t n_spans, cpu::Scratch &scratch) {
     const cpu::Kernels &kernels = cpu::kernels();
@@ -267,7 +266,7 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
     });
 }
 
-// How many KV heads an item takes: all that its rows leave room for, unless threads would be idle.
+// KV heads per item: as many as its rows leave room for, unless threads would be idle.
 int64_t heads_together(const Call &call, int64_t chunks, int threads) {
     int64_t heads = std::min(call.kv_heads, std::max<int64_t>(1, kRows / call.max_rows));
     while (heads > 1 && (call.kv_heads + heads - 1) / heads * chunks < 4 * int64_t(threads)) {
@@ -282,7 +281,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                    const KvLayer &kv, const AttentionLists &lists, float scale) {
     static thread_local cpu::Scratch scratch;
     static thread_local std::vector<Block> own_blocks;
-    std::vector<Block> &blocks = own_blocks; // a lambda would name the vector of its own thread
+    std::vector<Block> &blocks = own_blocks; // a lambda would refer to its own thread's vector
     const int64_t kv_heads = kv.n_heads;
     const int64_t group = q.size(1) / kv_heads;
     if (q.elements() == 0) {
@@ -320,7 +319,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     const int64_t per_thread = thread_floats(call);
     float *memory = scratch.floats(per_thread * pool.size());
     pool.run(items, [&](int64_t chunk, int thread) {
-        const int64_t item = items - 1 - chunk; // the longest lists of a prompt first
+        const int64_t item = items - 1 - chunk; // longest contexts of a prompt first
         run_item(kernels, call, blocks[size_t(item / call.head_groups())], item,
                  memory + thread * per_thread);
     });

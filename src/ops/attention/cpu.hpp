@@ -1,4 +1,5 @@
-// The CPU side of attention. All but the content of the lists has been checked.
+// CPU implementation of attention. Everything except the contents of the lists is checked by
+// op.cpp.
 #pragma once
 
 #include "ops/attention/op.hpp"

@@ -1,5 +1,5 @@
-// Attention over slot lists: block tables, or cell lists as tables with blocks of one. Contract:
-// llaisysAttention in include/llaisys/ops.h.
+// Paged attention over slot lists: block tables, or cell lists as tables with blocks of one.
+// Contract: llaisysAttention in include/llaisys/ops.h.
 #pragma once
 
 #include "ops/kv_layer.hpp"
@@ -8,37 +8,38 @@
 
 namespace llaisys::ops {
 
-// Which tokens stand together: neighbours of one list, which a GPU takes as one tile. A caller who
-// knows says so; the operator finds out otherwise, which waits for the device.
+// Runs of adjacent tokens of one sequence, which a GPU processes as one tile. A caller that knows
+// them passes them; otherwise the operator computes them, which synchronises with the device.
 struct AttentionRuns {
     bool is_known = false;
-    bool are_all_single = false; // every token is alone in its list
+    bool are_all_single = false; // every token is alone in its sequence
     int64_t n_runs = 0;
     int64_t longest = 0; // tokens of the longest run
     int64_t n_singles = 0;
     Tensor runs; // i32 [n_runs, 2]: first token and number of tokens, at least 2
-    // i32 [n_singles]: the other tokens, begun with in this order; not defined where all are single: in theirs
+    // i32 [n_singles]: the other tokens in processing order; undefined where all are single
+    // (natural order)
     Tensor singles;
 };
 
-// Finds the runs of q_rows [n] (host memory): replaces *runs and *singles, flat, and fills in the
-// numbers of *found.
+// Find the runs of q_rows [n] (host memory): replaces *runs and *singles, flat, and fills the
+// counts of *found.
 void find_attention_runs(const int32_t *q_rows, int64_t n, std::vector<int32_t> *runs,
                          std::vector<int32_t> *singles, AttentionRuns *found);
 
-// Which entries of which list each query token sees; all on the device of the queries.
+// Visible entries of each query token; all tensors are on the device of the queries.
 struct AttentionLists {
     Tensor q_rows; // i32 [n]: row of tables
-    Tensor begin;  // i32 [n]: first entry seen
-    Tensor end;    // i32 [n]: one past the last entry seen
-    Tensor tables; // i32 [rows, width]: block numbers; entries past a list's end are not read
+    Tensor begin;  // i32 [n]: first visible entry
+    Tensor end;    // i32 [n]: one past the last visible entry
+    Tensor tables; // i32 [rows, width]: block tables; entries past a sequence's end are not read
     int32_t block_size = 1;
-    // i32 [1], when defined: the width of the tables, wherever it changes from step to step while
-    // the memory stays (a captured graph). tables then has the largest width.
+    // i32 [1], if defined: width of the tables where it changes from step to step while the memory
+    // stays (a captured graph). tables then has the largest width.
     Tensor width;
     AttentionRuns runs;
-    // Nothing that this operator reads was written by work that may still be running on the stream,
-    // but the queries and each list's last entry: a device may look at the rest before its turn.
+    // All inputs except the queries and each sequence's last entry were complete before the work
+    // queued on the stream: a kernel may read them before its grid dependency is resolved.
     bool are_settled = false;
 };
 

@@ -17,7 +17,7 @@ Tensor heads_of(const Tensor &rows, int64_t d) {
     return rows.view({rows.size(0), rows.size(1) / d, d});
 }
 
-// norm.normed = the normalised residual stream, with nothing waiting any more.
+// norm.normed = the normalised residual stream, with the pending addend applied.
 void normalise(const device::Stream &stream, Residual *residual, const Norm &norm) {
     if (!residual->addend.defined()) {
         return rms_norm(stream, norm.normed, residual->sum, norm.weight, norm.epsilon);
@@ -26,8 +26,8 @@ void normalise(const device::Stream &stream, Residual *residual, const Norm &nor
     residual->addend = Tensor();
 }
 
-// The sum for kernels that know of no addend: on a device that adds products itself, only a sum over
-// ranks waits.
+// Apply the pending addend for kernels without one. On a device that fuses the addition, only an
+// all-reduce leaves an addend.
 const Tensor &settled(const device::Stream &stream, Residual *residual) {
     if (residual->addend.defined()) {
         add(stream, residual->sum, residual->sum, residual->addend);

@@ -1,13 +1,13 @@
-// The steps of a decoder layer, each as large as a device may want to fuse it. Where it does not,
-// they are what they say: a composition of the plain operators.
+// The parts of a decoder layer, each as large as a device may fuse it. Without fusion they are
+// compositions of the plain operators.
 //
-//   attention_input   norm, q/k/v products and biases, norms of heads, rotation, keys and values into the cache
+//   attention_input   norm, q/k/v products and biases, QK norms, RoPE, KV store
 //   attention         ops/attention
 //   add_product       output projection, to the residual stream
 //   mlp_input         norm, gate and up products, swiglu
 //   add_product       down projection, to the residual stream
-//   head              the last norm and the product with the vocabulary, for chosen rows
-//   hidden_rows       the last norm alone, for chosen rows; before head, if at all
+//   head              final norm and vocabulary product, for selected rows
+//   hidden_rows       final norm only, for selected rows; before head, if used
 #pragma once
 
 #include "ops/kv_layer.hpp"
@@ -15,22 +15,22 @@
 
 namespace llaisys::ops {
 
-// The residual stream. A product may still be waiting to be added to it: where a device does not add
-// it with the product itself, the next norm does, in one pass over the rows.
+// The residual stream. A product may be pending: where a device does not add it in the product's
+// epilogue, the next norm adds it in one pass over the rows.
 struct Residual {
     Tensor sum;    // f32 [n, hs]
-    Tensor addend; // real [n, hs]; not defined: nothing waits
+    Tensor addend; // real [n, hs]; undefined: nothing is pending
 };
 
-// How a row of the residual stream is normalised before a product.
+// RMS norm of a residual row before a product.
 struct Norm {
     const Tensor &weight; // [hs] real
     float epsilon;
-    const Tensor &normed; // scratch [n, hs], of the dtype that products want, may be the addend;
+    const Tensor &normed; // scratch [n, hs] in the dtype of the products, may be the addend;
                           // undefined afterwards
 };
 
-// The positions that keys and queries are rotated to and where keys and values go.
+// Positions of the rotary embedding and slots of the KV store.
 struct Placement {
     const Tensor &positions; // i64 [n]
     const Tensor &inv_freq;  // f32 [d / 2]
@@ -38,15 +38,15 @@ struct Placement {
     const KvLayer &kv;
 };
 
-// RMS norms of each query and key head before it is rotated (Qwen3), [d] each; null: none. The
-// epsilon is that of the layer's norm.
+// QK norms: RMS norms of each query and key head before RoPE (Qwen3), [d] each; null: none. They
+// use the epsilon of the layer's norm.
 struct HeadNorms {
     const Tensor *q;
     const Tensor *k;
 };
 
-// q, k, v: their outputs are [n, heads * d], rows may be apart; afterwards q holds the rotated
-// queries and k and v are undefined.
+// q, k, v: their outputs are [n, heads * d] with any row stride; afterwards q holds the rotated
+// queries, and k and v are undefined.
 void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement);
@@ -55,13 +55,13 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
 void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                const LinearPart &gate, const LinearPart &up);
 
-// residual += in * weight^T + bias; bias null: none. scratch: real [n, hs], where the product waits for
-// the next norm. Nothing else may be waiting.
+// residual += in * weight^T + bias; bias null: none. scratch: real [n, hs] for a pending product.
+// No other product may be pending.
 void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,
                  const LinearWeight &weight, const Tensor *bias, const Tensor &scratch);
 
-// out f32 [h, hs]: the normalised rows (i64 [h]) of the residual stream, with which head goes on as if
-// nothing had been. norm.normed is left alone.
+// out f32 [h, hs]: the normalised rows (i64 [h]) of the residual stream. The residual and
+// norm.normed are unchanged.
 void hidden_rows(const device::Stream &stream, const Tensor &out, Residual *residual,
                  const Norm &norm, const Tensor &rows);
 

@@ -1,4 +1,4 @@
-// The CPU side of embedding. Arguments have been checked.
+// CPU implementation of embedding. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/embedding/op.hpp"

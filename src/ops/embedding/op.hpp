@@ -1,4 +1,4 @@
-// Rows of a table. Contract: llaisysEmbedding.
+// Embedding lookup. Contract: llaisysEmbedding.
 #pragma once
 
 #include "device/runtime.hpp"

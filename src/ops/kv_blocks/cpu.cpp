@@ -11,7 +11,7 @@ void kv_blocks_cpu(const device::Stream &stream, KvDirection direction, const Kv
     const size_t bytes = size_t(width * cpu::bytes_of_one(kv.k.dtype()));
     cpu::for_rows(stream, n, 2 * width, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            std::byte *place = host.data + places[i] * host.place_stride;
+            std::byte *place = host.data + places[i] * host.slot_stride_bytes;
             for (const Tensor *cache : {&kv.k, &kv.v}) {
                 std::byte *block = cpu::row_of(*cache, blocks[i] * block_size);
                 if (direction == KvDirection::to_host) {

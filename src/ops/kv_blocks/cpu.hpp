@@ -1,4 +1,4 @@
-// The CPU side of kv_blocks. Arguments have been checked.
+// CPU implementation of kv_blocks. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/kv_blocks/op.hpp"

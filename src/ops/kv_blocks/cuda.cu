@@ -23,13 +23,13 @@ struct Moves {
 // words: of the keys, or of the values, of a block.
 template <typename Word>
 __global__ void kv_blocks_kernel(bool to_host, std::byte *k_cache, std::byte *v_cache,
-                                 std::byte *host, int64_t place_stride, int64_t words,
+                                 std::byte *host, int64_t slot_stride_bytes, int64_t words,
                                  Moves moves) {
     cuda::grid_dependency_wait();
     const int64_t bytes = words * int64_t(sizeof(Word));
     std::byte *cache = blockIdx.y == 0 ? k_cache : v_cache;
     Word *block = reinterpret_cast<Word *>(cache + moves.blocks[blockIdx.x] * bytes);
-    Word *place = reinterpret_cast<Word *>(host + moves.places[blockIdx.x] * place_stride +
+    Word *place = reinterpret_cast<Word *>(host + moves.places[blockIdx.x] * slot_stride_bytes +
                                            blockIdx.y * bytes);
     Word *to = to_host ? place : block;
     const Word *from = to_host ? block : place;
@@ -54,7 +54,7 @@ void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const K
         std::copy_n(places + first, count, moves.places);
         cuda::launch(device::cuda_stream_of(stream), kernel, dim3(unsigned(count), 2), kThreads, 0,
                      true, direction == KvDirection::to_host, kv.k.data(), kv.v.data(), host.data,
-                     host.place_stride, words, moves);
+                     host.slot_stride_bytes, words, moves);
     }
 }
 

@@ -1,4 +1,4 @@
-// Moves whole blocks of slots between the KV cache and host memory, bytes as they are.
+// Copies whole blocks of slots between the KV cache and host memory, unchanged.
 #pragma once
 
 #include "ops/kv_layer.hpp"
@@ -7,17 +7,17 @@ namespace llaisys::ops {
 
 enum class KvDirection { to_host, from_host };
 
-// Where blocks lie outside of the cache. Place p of a layer: the keys of block_size slots, then
-// their values, from data + p * place_stride on.
+// Host slots for blocks. Host slot p of a layer: the keys of block_size slots, then their values,
+// from data + p * slot_stride_bytes on.
 struct KvHost {
-    std::byte *data;      // of Runtime::allocate_host of the stream's device
-    int64_t place_stride; // bytes: a number of blocks
+    std::byte *data;      // from Runtime::allocate_host of the stream's device
+    int64_t slot_stride_bytes; // bytes from one host slot to the next
     int64_t n_places;
 };
 
-// Slots [blocks[i] * block_size, ... + block_size) of the layer to or from place places[i], for each
-// i < n; nothing that is written may be named twice. Both arrays are the host's and have been read
-// when it returns; the bytes move in order with the work of the stream.
+// Copy slots [blocks[i] * block_size, ... + block_size) of the layer to or from host slot
+// places[i], for each i < n; destinations must be distinct. Both arrays are in host memory and have
+// been read on return; the copies run in stream order.
 void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
                int64_t block_size, const KvHost &host, const int32_t *blocks, const int32_t *places,
                int64_t n);

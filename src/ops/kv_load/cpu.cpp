@@ -6,7 +6,7 @@ namespace llaisys::ops {
 
 namespace {
 
-// Rows of eight bits become real.
+// Dequantise 8-bit rows.
 void load_quantised(const device::Stream &stream, const Tensor &rows, const Tensor &cache,
                     const Tensor &slots) {
     const int64_t heads = rows.size(1);

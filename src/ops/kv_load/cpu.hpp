@@ -1,4 +1,4 @@
-// The CPU side of kv_load. Arguments have been checked.
+// CPU implementation of kv_load. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/kv_load/op.hpp"

@@ -6,7 +6,7 @@ namespace llaisys::ops {
 
 namespace {
 
-// Real rows become eight bits, each head with a scale of its own.
+// Quantise rows to 8 bits, one scale per head.
 void store_quantised(const device::Stream &stream, const Tensor &cache, const Tensor &values,
                      const Tensor &slots) {
     const int64_t heads = values.size(1);

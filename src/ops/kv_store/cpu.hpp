@@ -1,4 +1,4 @@
-// The CPU side of kv_store. Arguments have been checked.
+// CPU implementation of kv_store. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/kv_store/op.hpp"

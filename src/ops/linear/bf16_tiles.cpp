@@ -11,13 +11,13 @@ using cpu::kStrip;
 using cpu::kTileK;
 
 int64_t strips_of(int64_t out_features) { return 2 * ((out_features + 31) / 32); }
-// Of a row, and of a weight's: at least one tile.
+// k padded to whole tiles, at least one.
 int64_t padded(int64_t k) { return std::max(cpu::round_up(k, kTileK), kTileK); }
 
-// Where value k of output j lies in its strip.
+// Index of value k of output j within its strip.
 constexpr int64_t place_of(int64_t j, int64_t k) { return k / 2 * 2 * kStrip + 2 * j + k % 2; }
 
-// The m rows of `in` that are multiplied, in tiles; they lie in the scratch.
+// The m rows of `in` in tile layout, in scratch memory.
 cpu::TileRows place(const device::Stream &stream, const cpu::TileKernels &tiles, const Tensor &in,
                     const Tensor *rows, int64_t m, cpu::Scratch *scratch) {
     const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
@@ -25,10 +25,10 @@ cpu::TileRows place(const device::Stream &stream, const cpu::TileKernels &tiles,
     cpu::TileRows x;
     x.height = std::min<int64_t>(m, 16);
     x.k = padded(k);
-    const int64_t floats = x.row_block() * ((m + 15) / 16) / 2; // two bf16 in the place of one
+    const int64_t floats = x.row_block() * ((m + 15) / 16) / 2; // two bf16 per float
     float *memory = scratch->floats(floats + m * k);
     x.q = reinterpret_cast<bf16_t *>(memory);
-    float *wide = memory + floats; // where x is not f32
+    float *wide = memory + floats; // for x that is not f32
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, m, k, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
@@ -39,8 +39,8 @@ cpu::TileRows place(const device::Stream &stream, const cpu::TileKernels &tiles,
     return x;
 }
 
-// How the work is cut: a chunk is `strips` strips of one part for `rows` rows. Strips come in pairs,
-// but one alone is a chunk as well.
+// Division of the work: a chunk is `strips` strips of one part for `rows` rows. Strips usually come
+// in pairs.
 struct Plan {
     int64_t strips;
     int64_t strip_groups; // over all parts
@@ -54,9 +54,9 @@ int64_t groups_of(const LinearPart &part, int64_t strips) {
 }
 
 Plan plan_of(const LinearPart *parts, int n_parts, int64_t m, int64_t k, int64_t threads) {
-    // At least, for one strip or more of a stream: what a chunk costs by itself does not show.
+    // Minimum work of a chunk, so that its overhead is negligible.
     constexpr int64_t kChunkSteps = 16384;
-    constexpr int64_t kChunks = 4; // of each thread, so that they end at nearly the same time
+    constexpr int64_t kChunks = 4; // per thread, for load balance
     Plan plan;
     plan.row_groups = std::max<int64_t>((m + cpu::kTileTaskRows - 1) / cpu::kTileTaskRows, 1);
     plan.rows = cpu::round_up((m + plan.row_groups - 1) / plan.row_groups, 32);
@@ -79,7 +79,7 @@ Plan plan_of(const LinearPart *parts, int n_parts, int64_t m, int64_t k, int64_t
     return plan;
 }
 
-// Which outputs and rows of the part a chunk computes.
+// Outputs and rows of the part that a chunk computes.
 cpu::LinearTask task_of(const LinearPart &part, const Plan &plan, int64_t number, int64_t first_row,
                         int64_t m) {
     const int64_t first = number * plan.strips * kStrip;
@@ -129,10 +129,10 @@ void run_bf16_tiles(const device::Stream &stream, const Tensor &in, const Linear
     const cpu::TileRows x = place(stream, *tiles, in, rows, m, &scratch);
     device::ThreadPool &pool = device::pool_of(stream);
     const Plan plan = plan_of(parts, n_parts, m, x.k, pool.size());
-    // Strips run fastest: the rows of x stay in the cache while the weights pass by.
+    // Strips vary fastest: the rows of x stay in the cache while the weights stream.
     pool.run(plan.strip_groups * plan.row_groups, [&](int64_t chunk, int) {
         const int64_t first_row = chunk / plan.strip_groups * plan.rows;
-        if (first_row >= m) { // rows are cut in multiples of 32
+        if (first_row >= m) { // rows are divided in multiples of 32
             return;
         }
         int64_t number = chunk % plan.strip_groups;

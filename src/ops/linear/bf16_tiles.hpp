@@ -1,4 +1,4 @@
-// The functions of the CPU's format for bf16 weights on tile registers (ops/cpu/tile_kernels.hpp).
+// The CPU's format for bf16 weights in tile registers (ops/cpu/tile_kernels.hpp).
 #pragma once
 
 #include "ops/linear/format.hpp"

@@ -13,10 +13,11 @@ namespace {
 
 using cpu::kPanel;
 
-// The 32 rows of w from `first` on, k values each, as one panel. Rows past n_rows are left alone.
+// Pack the 32 rows of w from `first` on, k values each, as one panel. Rows past n_rows are
+// unchanged.
 template <typename T>
 void pack_panel(T *panel, const T *w, int64_t ldw, int64_t n_rows, int64_t k) {
-    constexpr int64_t kBlock = 64; // of k, so that the lines read and written stay close
+    constexpr int64_t kBlock = 64; // K block with good locality of reads and writes
     constexpr DType dtype = dtype_of<T>::value;
     for (int64_t begin = 0; begin < k; begin += kBlock) {
         const int64_t end = std::min(k, begin + kBlock);
@@ -30,7 +31,7 @@ void pack_panel(T *panel, const T *w, int64_t ldw, int64_t n_rows, int64_t k) {
     }
 }
 
-// The rows that are multiplied, as f32.
+// The input rows as f32.
 struct Input {
     const float *x; // [m, k], rows ldx apart
     int64_t ldx;
@@ -38,7 +39,7 @@ struct Input {
     int64_t k;
 };
 
-// Rows that lie a multiple of 4 KiB apart share their places in the first cache.
+// Rows at a stride of a multiple of 4 KiB map to the same L1 sets.
 bool collides(int64_t stride, int64_t m) { return m >= 8 && stride % 1024 == 0; }
 
 Input input_of(const device::Stream &stream, const Tensor &in, const Tensor *rows,
@@ -63,7 +64,7 @@ Input input_of(const device::Stream &stream, const Tensor &in, const Tensor *row
     return {x, ldx, m, k};
 }
 
-// How the work is cut: a chunk is `group` panels of one part for `rows` rows.
+// Division of the work: a chunk is `group` panels of one part for `rows` rows.
 struct Plan {
     int64_t group;
     int64_t panel_groups; // over all parts
@@ -77,8 +78,8 @@ int64_t groups_of(const LinearPart &part, int64_t group) {
 }
 
 Plan plan_of(const LinearPart *parts, int n_parts, const Input &input) {
-    // Weights times rows of a chunk, a microsecond or two: what a chunk costs by itself does not
-    // show, and threads end at nearly the same time.
+    // Multiply-adds of a chunk, one or two microseconds: overhead is negligible and load is
+    // balanced.
     constexpr int64_t kChunkSteps = 16384;
     constexpr int64_t kWholeTiles = 24; // tiles are 4, 6, 8 or 12 rows high
     static_assert(cpu::kLinearRows % kWholeTiles == 0);
@@ -90,7 +91,7 @@ Plan plan_of(const LinearPart *parts, int n_parts, const Input &input) {
         plan.panel_groups += groups_of(parts[p], plan.group);
     }
     plan.row_groups = (input.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
-    // Even groups of whole register tiles, whatever their height.
+    // Even groups of whole register tiles, for any tile height.
     plan.rows = plan.row_groups < 2
                     ? input.m
                     : cpu::round_up((input.m + plan.row_groups - 1) / plan.row_groups, kWholeTiles);
@@ -158,7 +159,7 @@ void run_panels(const device::Stream &stream, const Tensor &in, const LinearPart
     device::ThreadPool &pool = device::pool_of(stream);
     const Plan plan = plan_of(parts, n_parts, input);
     const cpu::Kernels &kernels = cpu::kernels();
-    // Panels run fastest: the rows of x stay in the cache while the weights pass by.
+    // Panels vary fastest: the rows of x stay in the cache while the weights stream.
     pool.run(plan.panel_groups * plan.row_groups, [&](int64_t chunk, int) {
         const int64_t first_row = chunk / plan.panel_groups * plan.rows;
         const int64_t m = std::min(plan.rows, input.m - first_row);
@@ -235,7 +236,7 @@ int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features)
 
 LinearFormats linear_formats_cpu() {
     static constexpr LinearFormat kFormats[] = {
-        // Before the other row of its dtype, and left out where there are no tiles.
+        // Before the other row of its dtype; absent without tile registers.
         bf16_tiles(),
         plain("f32 panels", LLAISYS_DTYPE_F32),
         plain("f16 panels", LLAISYS_DTYPE_F16),

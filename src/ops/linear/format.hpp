@@ -1,5 +1,5 @@
-// How the weight of a product lies in a device's memory, and what runs on it: one row for each
-// format of each device. A further format is a further row in the device's table.
+// Weight formats: the layout of a weight in device memory and the functions that run on it, one row
+// per format and device. A new format is a new row in the device's table.
 #pragma once
 
 #include "ops/linear/op.hpp"
@@ -8,10 +8,10 @@ namespace llaisys::ops {
 
 struct LinearFormat {
     const char *name;
-    DType dtype; // of the tensors that it is packed from
+    DType dtype; // of the tensors that are packed into it
 
-    // Fills bytes and scales of *packed from a weight [out_features, in_features] with dense rows.
-    // A format that keeps rows as they are writes into bytes when they are defined already.
+    // Fill bytes and scales of *packed from a weight [out_features, in_features] with dense rows. A
+    // format that keeps rows unchanged writes into bytes if they are already defined.
     void (*pack)(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
     // linear() over parts whose formats all have this function.
     void (*run)(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
@@ -21,7 +21,7 @@ struct LinearFormat {
                  const LinearWeight &weight);
 };
 
-// The table of a device.
+// The format table of a device.
 struct LinearFormats {
     const LinearFormat *rows;
     int count;

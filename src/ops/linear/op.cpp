@@ -10,7 +10,7 @@ namespace llaisys::ops {
 
 namespace {
 
-// The row of the device's table for weights of this dtype.
+// The row of the device's format table for weights of this dtype.
 const LinearFormat &format_of(const Checks &check, DType dtype) {
     LinearFormats formats{};
     switch (check.stream.type()) {
@@ -67,7 +67,7 @@ int64_t LinearWeight::bytes_on_cpu(DType dtype, int64_t out_features, int64_t in
     require(is_weight(dtype), "linear: dtype must be that of a weight, got ", name_of(dtype));
     require(out_features >= 0 && in_features >= 0, "linear: sizes must not be negative, got ",
             out_features, " and ", in_features);
-    bytes_of(dtype, in_features); // throws where rows do not fill blocks
+    bytes_of(dtype, in_features); // throws where rows are not whole blocks
     constexpr int64_t kMost = int64_t(1) << 31;
     require(out_features < kMost && in_features < kMost, "linear: sizes must be below ", kMost,
             ", got ", out_features, " and ", in_features);
@@ -95,7 +95,7 @@ LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weig
     result.in_features = weight.size(1);
     result.format->pack(stream, weight, &result);
     if (weight.is_mapped()) {
-        weight.storage()->drop_pages(); // the copy is what will be read
+        weight.storage()->drop_pages(); // only the packed copy is read from here on
     }
     return result;
 }
@@ -117,7 +117,7 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
     for (int p = 0; p < n_parts; ++p) {
         check_part(check, parts[p], r, in.size(1));
     }
-    for (int first = 0; first < n_parts;) { // parts that one function can run go together
+    for (int first = 0; first < n_parts;) { // parts with the same run function form one call
         const auto run = parts[first].weight->format->run;
         int end = first + 1;
         while (end < n_parts && parts[end].weight->format->run == run) {

@@ -14,9 +14,9 @@ uint16_t half_at(const std::byte *p) {
     return bits;
 }
 
-uint16_t negated(uint16_t half) { return half ^ 0x8000u; } // files say s * q + m
+uint16_t negated(uint16_t half) { return half ^ 0x8000u; } // files store s * q + m
 
-// 16 bytes: values 0..15 in the low halves, 16..31 in the high ones.
+// 16 bytes: values 0..15 in the low nibbles, 16..31 in the high ones.
 void read_nibbles(const std::byte *p, uint8_t *q) {
     for (int i = 0; i < 16; ++i) {
         q[i] = bytes(p)[i] & 15;
@@ -33,7 +33,7 @@ void read_fifth_bits(const std::byte *p, uint8_t *q) {
     }
 }
 
-// Eight scales and mins of 6 bits in 12 bytes.
+// Eight scales and minimums of 6 bits in 12 bytes.
 void read_six_bit_scales(const std::byte *p, QuantBlock *out) {
     const uint8_t *b = bytes(p);
     for (int i = 0; i < 4; ++i) {
@@ -44,7 +44,7 @@ void read_six_bit_scales(const std::byte *p, QuantBlock *out) {
     }
 }
 
-// 128 bytes: each 32 of them hold two groups, one in the low halves and one in the high ones.
+// 128 bytes: each 32 bytes hold two groups, one in the low nibbles and one in the high ones.
 void read_super_nibbles(const std::byte *p, uint8_t *q) {
     for (int i = 0; i < 128; ++i) {
         const int at = i / 32 * 64 + i % 32;
@@ -69,15 +69,15 @@ void read_q6_k(const std::byte *block, QuantBlock *out) {
     out->d = half_at(block + 208);
 }
 
-// Two bits a value: each half of the block has 32 bytes, and bits 2p and 2p + 1 of byte i are those
-// of value 32p + i of the half.
+// Two bits per value: each half of the block has 32 bytes, and bits 2p and 2p + 1 of byte i are
+// those of value 32p + i of the half.
 void read_two_bits(const std::byte *p, uint8_t *q) {
     for (int i = 0; i < 256; ++i) {
         q[i] = bytes(p)[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
     }
 }
 
-// 16 scales and mins of 4 bits, the values, d, dmin.
+// 16 scales and minimums of 4 bits, the values, d, dmin.
 void read_q2_k(const std::byte *block, QuantBlock *out) {
     for (int i = 0; i < 16; ++i) {
         out->scales[i] = bytes(block)[i] & 15;
@@ -88,9 +88,9 @@ void read_q2_k(const std::byte *block, QuantBlock *out) {
     out->min = half_at(block + 82);
 }
 
-// The third bits of the values, their other two, 16 scales of 6 bits counted from 32, d. Byte i of
-// the scales has the low halves of scales i and i + 8 (i < 8); bits 2p and 2p + 1 of byte 8 + i
-// (i < 4) are the high ones of scale 4p + i.
+// The third bits of the values, their other two, 16 scales of 6 bits with zero point 32, d. Byte i
+// of the scales has the low nibbles of scales i and i + 8 (i < 8); bits 2p and 2p + 1 of byte 8 + i
+// (i < 4) are the high bits of scale 4p + i.
 void read_q3_k(const std::byte *block, QuantBlock *out) {
     read_two_bits(block + 32, out->q);
     for (int i = 0; i < 256; ++i) {
@@ -105,7 +105,7 @@ void read_q3_k(const std::byte *block, QuantBlock *out) {
     out->d = half_at(block + 108);
 }
 
-// What the sixteen codes of iq4_nl stand for.
+// Values of the sixteen iq4_nl codes.
 constexpr int8_t kUnevenSteps[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
 

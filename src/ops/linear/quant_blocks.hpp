@@ -1,5 +1,5 @@
-// Reading the blocks of quantised tensors, which lie as llaisys/types.h says, one row after the other
-// (ops/quantise writes some of them). Products see q and raw scales.
+// Reads the blocks of quantised tensors, in the layout of llaisys/types.h, row by row (ops/quantise
+// writes some of them).
 #pragma once
 
 #include "base/dtype.hpp"
@@ -7,8 +7,8 @@
 
 namespace llaisys::ops {
 
-// One block, taken apart: value i is s * (q[i] - zero), or s * q[i] - m, with s and m as
-// quant_panels.hpp says for the layout of the format.
+// One unpacked block: value i is s * (q[i] - zero), or s * q[i] - m, with s and m as defined in
+// quant_panels.hpp for the layout of the format.
 struct QuantBlock {
     uint8_t q[256];     // 8-bit layouts: the bits of the signed value
     uint16_t d;         // f16 bits: s of a plain format, d of a super one
@@ -18,10 +18,10 @@ struct QuantBlock {
     uint8_t mins[16];
 };
 
-// The layout that tensors of this dtype are packed into; throws for one that is not quantised.
+// The packed layout of tensors of this dtype; throws for a dtype that is not quantised.
 const cpu::QuantLayout &quant_layout_of(DType dtype);
 
-// Takes the block at `block` apart; throws for a dtype that is not quantised.
+// Unpack the block at `block`; throws for a dtype that is not quantised.
 void read_block(DType dtype, const std::byte *block, QuantBlock *out);
 
 } // namespace llaisys::ops

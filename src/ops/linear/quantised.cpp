@@ -14,8 +14,7 @@ int64_t panels_of(const LinearPart &part) {
     return (part.weight->out_features + kQuantPanel - 1) / kQuantPanel;
 }
 
-// Rows that are multiplied at a time: as many as stay in the second cache while one panel of weights
-// after the other passes.
+// Rows processed at a time: as many as stay in L2 while the weight panels stream.
 int64_t rows_together(int64_t k) {
     constexpr int64_t kCacheBytes = 512 << 10;
     constexpr int64_t kStep = 3 * cpu::kRowBlock;
@@ -24,7 +23,7 @@ int64_t rows_together(int64_t k) {
     return std::clamp(rows, kStep, cpu::kLinearRows);
 }
 
-// The m rows of `in` that are multiplied, quantised; the arrays lie in the scratch.
+// The m rows of `in`, quantised, in scratch memory.
 cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const Tensor *rows,
                          int64_t m, cpu::Scratch *scratch) {
     const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
@@ -40,7 +39,7 @@ cpu::QuantRows quantised(const device::Stream &stream, const Tensor &in, const T
     float *memory = scratch->floats(groups_end + m * k);
     x.q = reinterpret_cast<int8_t *>(memory);
     x.groups = reinterpret_cast<cpu::QuantGroup *>(memory + bytes_end);
-    float *wide = memory + groups_end; // where x is not f32
+    float *wide = memory + groups_end; // for x that is not f32
     const cpu::Kernels &kernels = cpu::kernels();
     const cpu::QuantKernels &bytes = cpu::quant_kernels();
     cpu::for_rows(stream, m, 2 * k, [&](int64_t first, int64_t last) {
@@ -60,7 +59,7 @@ void run_quantised(const device::Stream &stream, const Tensor &in, const LinearP
     const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
     const cpu::QuantRows x = quantised(stream, in, rows, m, &scratch);
     const cpu::QuantKernels &bytes = cpu::quant_kernels();
-    constexpr int64_t kChunkSteps = 32768; // byte products are faster than those of floats
+    constexpr int64_t kChunkSteps = 32768; // larger than for f32: byte products are faster
     const int64_t panel_steps = kQuantPanel * std::max<int64_t>(x.k * m, 1);
     const int64_t group = (kChunkSteps + panel_steps - 1) / panel_steps; // panels of a chunk
     int64_t groups = 0;

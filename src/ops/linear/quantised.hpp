@@ -1,16 +1,16 @@
-// The functions of the quantised formats of the CPU (format.hpp): from the blocks of a file into
-// panels (ops/cpu/quant_panels.hpp), products, and rows back out.
+// The CPU's quantised formats (format.hpp): packing the blocks of a file into panels
+// (ops/cpu/quant_panels.hpp), products, and dequantised rows.
 #pragma once
 
 #include "ops/linear/format.hpp"
 
 namespace llaisys::ops {
 
-// Throws when in_features is not a multiple of what the format asks for: 32, 128, or 256.
+// Throws when in_features is not a multiple of the format's block: 32, 128, or 256.
 // bytes: u8 [panels, bytes of a panel].
 void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
 
-// Of a panel, for a dtype that is quantised; k fills whole blocks.
+// Bytes of a panel of a quantised dtype; k is whole blocks.
 int64_t quantised_panel_bytes(DType dtype, int64_t k);
 
 void run_quantised(const device::Stream &stream, const Tensor &in, const LinearPart *parts,

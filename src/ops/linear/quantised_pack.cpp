@@ -14,14 +14,14 @@ using cpu::kQuantGroup;
 using cpu::kQuantPanel;
 using cpu::QuantLayout;
 
-// Where byte i of quad c of output j stands in a part of q.
+// Index of byte i of quad c of output j in a part of q.
 constexpr int64_t byte_at(int64_t c, int64_t j, int64_t i) { return (c * kQuantPanel + j) * 4 + i; }
 
 void put_half(std::byte *base, int64_t j, uint16_t bits) {
     std::memcpy(base + 2 * j, &bits, sizeof bits);
 }
 
-// The 32 values at q of output j into the q part of a group, which was zero for it.
+// Store the 32 values at q of output j in the q part of a group, which is zero for it.
 void put_values(const QuantLayout &layout, int byte_offset, const uint8_t *q, int64_t j,
                 std::byte *part) {
     auto *to = reinterpret_cast<uint8_t *>(part);
@@ -58,7 +58,7 @@ uint8_t get_value(const QuantLayout &layout, int byte_offset, const std::byte *p
     return uint8_t(value);
 }
 
-// The blocks of one row become column j of a panel of zeros.
+// Pack the blocks of one row as column j of a zeroed panel.
 void pack_row(DType dtype, const QuantLayout &layout, int byte_offset, const std::byte *row,
               int64_t k, int64_t j, std::byte *panel) {
     const int64_t groups_of_block = layout.record_k() / kQuantGroup;
@@ -101,7 +101,8 @@ float half_value(const std::byte *base, int64_t j) {
     return to_f32(half);
 }
 
-// What q of a group of 32 is multiplied with and what is taken off, before that in a grouped format.
+// Scale and offset of q in a group of 32; in a grouped format the offset is subtracted before
+// scaling.
 struct ScaleAndMin {
     float s;
     float m;

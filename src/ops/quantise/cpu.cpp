@@ -1,5 +1,5 @@
-// Limit: arithmetic, a few operations for each value and scale that is tried. Loops over a block are
-// written so that the compiler makes vectors of them.
+// Bound: arithmetic, a few operations per value and candidate scale. Loops over a block are written
+// to vectorise.
 #include "ops/quantise/cpu.hpp"
 
 #include "ops/cpu/rows.hpp"
@@ -52,7 +52,7 @@ struct Range {
 Range range_of(const float *x) {
     float low[kBlock];
     float high[kBlock];
-    float tainted = 0; // NaN as soon as one value is NaN or infinite
+    float tainted = 0; // NaN if any value is NaN or infinite
     for (int i = 0; i < kBlock; ++i) {
         low[i] = high[i] = x[i];
         tainted += x[i] * 0;
@@ -66,14 +66,14 @@ Range range_of(const float *x) {
     return {low[0], high[0], tainted == 0};
 }
 
-// 16 bytes: values 0..15 in the low halves, 16..31 in the high ones.
+// 16 bytes: values 0..15 in the low nibbles, 16..31 in the high ones.
 void put_nibbles(const float *q, float offset, std::byte *to) {
     for (int i = 0; i < kBlock / 2; ++i) {
         to[i] = std::byte(int(q[i] + offset) | int(q[i + kBlock / 2] + offset) << 4);
     }
 }
 
-// What a block whose values or scales are not finite becomes: NaN throughout.
+// A block whose values or scales are not finite becomes NaN.
 void put_nan(std::byte *block, int64_t bytes) {
     std::memset(block, 0, size_t(bytes));
     half_of(NAN, block);
@@ -92,7 +92,7 @@ void quantise_q8_0(const float *x, std::byte *block) {
     }
 }
 
-// The largest value goes to -8 or beyond, or falls short of it: whichever fits the block best.
+// Candidate scales map the largest value to around -8; the one with the smallest error wins.
 void quantise_q4_0(const float *x, std::byte *block) {
     constexpr float kSteps[] = {8.0f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f};
     const Range range = range_of(x);
@@ -114,7 +114,7 @@ void quantise_q4_0(const float *x, std::byte *block) {
     }
 }
 
-// The range of the block, or a narrower one around the same middle, which fits it better.
+// Candidate ranges: that of the block, or narrower ones around the same center.
 void quantise_q4_1(const float *x, std::byte *block) {
     constexpr float kShares[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f};
     const Range range = range_of(x);

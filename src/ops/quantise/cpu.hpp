@@ -1,4 +1,4 @@
-// The CPU side of quantise. Arguments have been checked.
+// CPU implementation of quantise. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/quantise/op.hpp"

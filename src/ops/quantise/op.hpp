@@ -1,4 +1,4 @@
-// Weights to blocks of few bits. Contract: llaisysQuantise.
+// Quantise weights to blocks. Contract: llaisysQuantise.
 #pragma once
 
 #include "device/runtime.hpp"

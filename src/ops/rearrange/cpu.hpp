@@ -1,4 +1,4 @@
-// The CPU side of rearrange. Arguments have been checked.
+// CPU implementation of rearrange. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/rearrange/op.hpp"

@@ -1,4 +1,4 @@
-// Copies between layouts. Contract: llaisysRearrange.
+// Copy between layouts. Contract: llaisysRearrange.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -8,7 +8,7 @@ namespace llaisys::ops {
 
 void rearrange(const device::Stream &stream, const Tensor &out, const Tensor &in);
 
-// The same values without gaps: the tensor itself when it has none, otherwise a copy.
+// The same values, contiguous: the tensor itself if it is, otherwise a copy.
 Tensor contiguous(const device::Stream &stream, const Tensor &tensor);
 
 } // namespace llaisys::ops

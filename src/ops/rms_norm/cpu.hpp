@@ -1,4 +1,4 @@
-// The CPU side of rms_norm. Arguments have been checked.
+// CPU implementation of rms_norm. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/rms_norm/op.hpp"

@@ -1,4 +1,4 @@
-// The CPU side of rope. Arguments have been checked.
+// CPU implementation of rope. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/rope/op.hpp"
@@ -10,7 +10,7 @@ struct Rotation {
     const Tensor &in;
 };
 
-// All of them have the same tokens and d.
+// All tensors have the same tokens and d.
 void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count,
               const Tensor &positions, const Tensor &inv_freq);
 

@@ -9,7 +9,7 @@ namespace llaisys::ops {
 void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
           const Tensor &positions, const Tensor &inv_freq);
 
-// rope() of queries and of keys, each in place. A CPU finds the angles of a token once for both.
+// rope() of queries and keys, each in place. The CPU computes the angles of a token once for both.
 void rope_both(const device::Stream &stream, const Tensor &q, const Tensor &k,
                const Tensor &positions, const Tensor &inv_freq);
 

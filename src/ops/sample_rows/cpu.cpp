@@ -1,4 +1,4 @@
-// Plain loops: the twins of the kernels, for tests of what is built on them.
+// Plain loops: the reference of the device kernels, for tests.
 #include "ops/sample_rows/cpu.hpp"
 
 #include "base/sampling.hpp"
@@ -18,7 +18,7 @@ double double_of(int64_t bits) {
     return value;
 }
 
-// Of at most a block of weights.
+// Of at most one block of weights.
 double sum_block(const float *weights, int64_t n) {
     double lanes[sampling::kLanes] = {};
     for (int64_t i = 0; i < n; ++i) {
@@ -75,7 +75,7 @@ struct Entry {
     int32_t id;
 };
 
-// What is left of the best of a row, best first.
+// Remaining candidates of a row, best first.
 class Left {
 public:
     Left(const float *x, const int32_t *ids, int64_t n) : max_(x[0]) {
@@ -100,7 +100,7 @@ public:
             entries_.resize(std::min(k, size()));
         }
     }
-    // False where those that are here may not be enough.
+    // False if the candidates may not suffice.
     bool keep_top_p(double wanted, float temperature) {
         drop_impossible();
         double sum = 0;
@@ -156,7 +156,7 @@ struct RowCandidates {
     int32_t n_links;
 };
 
-// -1: open.
+// -1: undecided.
 int32_t sample_row(const RowCandidates &row) {
     int64_t n = row.k; // above -inf
     while (n > 0 && !(row.x[n - 1] > -sampling::kInfinity)) {

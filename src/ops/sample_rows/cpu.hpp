@@ -1,4 +1,4 @@
-// The CPU side of sample_rows. Arguments have been checked.
+// CPU implementation of sample_rows. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/sample_rows/op.hpp"

@@ -1,7 +1,6 @@
-// Sampling operators over whole rows of logits, for devices whose logits are not in host memory. The maths is
-// base/sampling.hpp and docs/guides/sampling.md; the results are those of runtime/runner/sampler_math.cpp, bit
-// for bit. On a CPU these are the plain twins of the others' kernels: its Sampler reads the rows where
-// they are.
+// Sampling operators over rows of logits in device memory. The maths is base/sampling.hpp and
+// docs/guides/sampling.md; the results are bitwise identical to runtime/runner/sampler_math.cpp.
+// The CPU versions are references for tests: the host sampler reads its rows directly.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -9,20 +8,20 @@
 
 namespace llaisys::ops {
 
-// By row r of the sample; all on the device, contiguous.
+// Per sampled row r; all on the device, contiguous.
 struct RowAdjustments {
     Tensor rows;            // i32 [n]: row of logits
     Tensor mask_rows;       // i32 [n]: row of masks; -1: all tokens are allowed
     Tensor masks;           // i32 [.., ceil(vocabulary / 32)]: bits
     Tensor bias_offsets;    // i32 [n + 1] into the two below
-    Tensor bias_ids;        // i32, rising in each row; equal ones are added in their order
+    Tensor bias_ids;        // i32, ascending in each row; equal ones are added in order
     Tensor bias_values;     // f32
     Tensor history_offsets; // i32 [n + 1] into the two below
-    Tensor history_tokens;  // i32, rising in each row, none twice
+    Tensor history_tokens;  // i32, ascending in each row, distinct
     Tensor history_sampled; // i32: how often each was sampled
     Tensor penalties;       // f32 [n, 3]: repetition, presence, frequency
-    // A token that the history does not have yet: i32 [n], where it is in `sampled` i64; -1: there is none.
-    // Neither is defined where no row has one.
+    // Index in `sampled` (i64) of a token that the history lacks: i32 [n]; -1: none. Both are
+    // undefined where no row has one.
     Tensor late_rows, sampled;
 };
 
@@ -30,21 +29,21 @@ struct RowAdjustments {
 void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &logits,
                  const RowAdjustments &adjustments);
 
-// The weights of rows of logits f32 [.., vocabulary], given their k best f32 [.., k], largest first:
-// sums i64 [n], the bits of the double that weigh() returns, 0 when all is -inf.
-// rows i32 [n]; not defined: row r is r. temperatures f32 [n], above 0; not defined: 1. uniforms i64
-// [n], the bits of doubles in [0, 1), with picks i32 [n]: the index that pick() gives, -1 for none;
-// neither is defined where none is wanted.
+// Sum of weights of rows of logits f32 [.., vocabulary], given their k best f32 [.., k], largest
+// first: sums i64 [n], the bits of the double that weigh() returns, 0 when all are -inf. rows i32
+// [n]; undefined: row r is r. temperatures f32 [n], above 0; undefined: 1. uniforms i64 [n], the
+// bits of doubles in [0, 1), with picks i32 [n]: the index of pick(), -1 for none; both are
+// undefined if not needed.
 void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &picks,
                 const Tensor &logits, const Tensor &best, const Tensor &rows,
                 const Tensor &temperatures, const Tensor &uniforms);
 
-// How a row is sampled when its best are known: the best one, the index that its weights pick, or a pick
-// from what links leave of the best, the first of them with an eye on the whole row.
+// How a row is sampled from its best candidates: the best one, the index picked by the weights of
+// the whole row, or a pick among the candidates that truncating stages leave.
 enum class SampleKind : int32_t { best, pick, cut };
 enum class SamplerLink : int32_t { top_k, top_p, min_p, temperature };
 
-// By row r of the sample; all on the device, contiguous.
+// Per sampled row r; all on the device, contiguous.
 struct RowSampling {
     Tensor rows;         // i32 [n]: row of the best; not defined: r
     Tensor kinds;        // i32 [n]: SampleKind
@@ -55,16 +54,17 @@ struct RowSampling {
     Tensor link_values;  // f32
 };
 
-// Samples ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [.., k], k
-// = min(vocabulary, kMostBest), largest first, and what weigh_rows found out about the rows, sums i64 [n]
-// and picks i32 [n]. is_open i32 [n]: 1 where that does not decide the row, whose id is then the best.
+// Sample ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [..,
+// k], k = min(vocabulary, kMostBest), largest first, and the results of weigh_rows, sums i64 [n]
+// and picks i32 [n]. is_open i32 [n]: 1 where these do not decide the row, whose id is then the
+// best.
 constexpr int64_t kMostBest = 256;
 void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
                  const Tensor &best_ids, const Tensor &best, const Tensor &sums,
                  const Tensor &picks, const RowSampling &samples, int64_t vocabulary);
 
-// What logprobs say of sampled tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with their
-// k best, best_ids i32 and best f32 [.., k].
+// Logprob inputs of sampled tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with
+// their k best, best_ids i32 and best f32 [.., k].
 struct RowRanks {
     Tensor logits;        // f32 [n]: of the sampled tokens
     Tensor ranks;         // i32 [n]: 1 + the number of better ones

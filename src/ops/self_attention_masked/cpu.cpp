@@ -1,5 +1,5 @@
-// A mask is turned into lists: what a token sees becomes a list of slots, in order, and the lists
-// go through the attention kernel. Tokens whose lists begin alike (a causal mask) share one list.
+// Converts the mask to lists of visible slots, in order, and runs the attention kernel on them.
+// Tokens whose lists share a prefix (a causal mask) share one list.
 #include "ops/self_attention_masked/cpu.hpp"
 
 #include "ops/attention/op.hpp"

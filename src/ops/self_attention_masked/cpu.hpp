@@ -1,4 +1,4 @@
-// The CPU side of self_attention_masked. Arguments have been checked.
+// CPU implementation of self_attention_masked. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/self_attention_masked/op.hpp"

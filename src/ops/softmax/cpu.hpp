@@ -1,4 +1,4 @@
-// The CPU side of softmax. Arguments have been checked.
+// CPU implementation of softmax. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/softmax/op.hpp"

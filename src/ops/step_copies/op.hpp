@@ -1,6 +1,6 @@
-// The small copies that a step begins and ends with, between page-locked memory of the host and the
-// device. Where a device can read and write that memory itself its kernels make them, in order with the
-// stream and with nothing between two steps but kernels: a copy engine takes 5 us to come in and 5 to go.
+// Small copies at the start and end of a step, between pinned host memory and the device. Devices
+// that can access pinned memory use kernels, in stream order, so that only kernels run between two
+// steps: a copy engine costs 5 us to start and 5 us to finish.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -8,18 +8,19 @@
 
 namespace llaisys::ops {
 
-// Tokens that the step before sampled: tokens[i] = sampled[sources[i]] wherever sources[i] is not negative, and
-// else what was brought in. tokens i64 [n] and sources i32 [n] are part of what is brought in, on 16 bytes;
-// sampled i64 [m], each source below m.
+// Tokens sampled by the previous step: tokens[i] = sampled[sources[i]] where sources[i] is not
+// negative, else the uploaded value. tokens i64 [n] and sources i32 [n] are part of the uploaded
+// data, aligned to 16 bytes; sampled i64 [m], each source below m.
 struct SampledTokens {
     Tensor tokens, sources, sampled;
 };
 
-// `to` becomes what is in `from`, both of `bytes` bytes, a multiple of 16, and on 16 bytes; they may be the
-// same memory, of the CPU. `from` may be written again when all that is on the stream now is done.
+// Copy `from` to `to`, both of `bytes` bytes, a multiple of 16, aligned to 16 bytes; on the CPU
+// they may be the same memory. `from` may be overwritten when all work now on the stream is
+// complete.
 void bring_in(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes,
               const SampledTokens *sampled = nullptr);
-// The same the other way.
+// The same in the other direction.
 void bring_out(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes);
 
 } // namespace llaisys::ops

@@ -31,7 +31,8 @@ void swiglu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &g
     const int64_t n = gate.size(0);
     const int64_t d = gate.size(1);
     const cpu::Kernels &kernels = cpu::kernels();
-    const int64_t pieces = (d + kPiece - 1) / kPiece; // so that one long row can be shared too
+    const int64_t pieces =
+        (d + kPiece - 1) / kPiece; // so that several threads can share a long row
     cpu::for_rows(stream, n * pieces, 4 * kPiece, [&](int64_t first, int64_t last) {
         for (int64_t item = first; item < last;) {
             const int64_t begin = item % pieces;

@@ -1,4 +1,4 @@
-// The CPU side of swiglu. Arguments have been checked.
+// CPU implementation of swiglu. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/swiglu/op.hpp"

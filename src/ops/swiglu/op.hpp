@@ -1,4 +1,4 @@
-// The gate of the MLP. Contract: llaisysSwiGLU.
+// SwiGLU activation of the MLP. Contract: llaisysSwiGLU.
 #pragma once
 
 #include "device/runtime.hpp"

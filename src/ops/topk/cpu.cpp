@@ -15,7 +15,7 @@ struct Candidate {
     int32_t index;
 };
 
-// Falling values, rising indices among equals: a strict order, so the result is unique.
+// Descending values, ascending indices among equals: a strict order, so the result is unique.
 bool before(const Candidate &a, const Candidate &b) {
     return a.value != b.value ? a.value > b.value : a.index < b.index;
 }
@@ -24,7 +24,7 @@ Candidate candidate(const float *row, int64_t i) {
     return {row[i] == row[i] ? row[i] : kLowest, int32_t(i)};
 }
 
-// heap [k]: the best k so far, the worst of them on top; a scan skips what is not above it.
+// heap [k]: the best k so far, the worst on top; a scan skips values that are not above it.
 void select(const cpu::Kernels &kernels, const float *row, int64_t n, Candidate *heap, int64_t k) {
     for (int64_t i = 0; i < k; ++i) {
         heap[i] = candidate(row, i);
@@ -32,7 +32,7 @@ void select(const cpu::Kernels &kernels, const float *row, int64_t n, Candidate 
     std::make_heap(heap, heap + k, before);
     for (int64_t i = k; i < n;) {
         i += kernels.find_greater(row + i, heap[0].value, n - i);
-        if (i < n) { // an equal value further right comes after the worst and is rightly skipped
+        if (i < n) { // an equal value with a higher index ranks below the worst and is skipped
             std::pop_heap(heap, heap + k, before);
             heap[k - 1] = candidate(row, i++);
             std::push_heap(heap, heap + k, before);

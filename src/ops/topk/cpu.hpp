@@ -1,4 +1,4 @@
-// The CPU side of topk. Arguments have been checked.
+// CPU implementation of topk. Arguments are checked by op.cpp.
 #pragma once
 
 #include "ops/topk/op.hpp"
