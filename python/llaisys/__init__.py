@@ -1,8 +1,8 @@
-"""NovaInfer: `LLM`, `SamplingParams`, `StructuredOutputs`. Nothing heavy is imported before use."""
+"""NovaInfer: `LLM`, `SamplingParams`, `StructuredOutputs`, imported on first use."""
 
 from llaisys.common.version import __version__
 
-TYPE_CHECKING = False  # as typing's; `python -m llaisys` imports nothing before it has a safe path
+TYPE_CHECKING = False  # not typing's: `python -m llaisys` sets a safe import path first
 if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
     from llaisys.common.structured import StructuredOutputs

@@ -1,4 +1,4 @@
-"""What the command line says of models and of this machine, without an engine."""
+"""`llaisys pull` and `llaisys env`: model download and environment report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llaisys.common.version import __version__
 
 
 def fetch_model(model: str | None) -> str:
-    """Fetch a model (None: the default one) and return where it lies."""
+    """Download a model (None: the default model) and return its path."""
     from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
     return str(resolve_model(model or DEFAULT_MODEL))
@@ -32,7 +32,7 @@ def describe_environment() -> dict[str, str]:
         from llaisys.libllaisys.handles import describe_devices
         from llaisys.libllaisys.library import choose_library, last_error, lib, library_path
 
-        with suppress(LlaisysError):  # without it: the library of the CPU
+        with suppress(LlaisysError):  # falls back to the CPU library
             choose_library("cuda")
         native = lib()
         facts["library"] = f"{library_path().name}, ABI {native.llaisysAbiVersion()}"

@@ -117,7 +117,7 @@ def test_what_is_no_head_for_this_model_is_refused(
         (CONFIG, {"norm.weight": eagle3["norm.weight"]}, "no draft head"),
         ({**CONFIG, "hidden_size": 72}, eagle3, "hidden_size is 72; the model's is 60"),
         (CONFIG, {k: v for k, v in eagle3.items() if k != "d2t"}, "37 rows for 313 tokens"),
-        (CONFIG, {**eagle3, "d2t": eagle3["d2t"] + 300}, "d2t leads outside the 313 tokens"),
+        (CONFIG, {**eagle3, "d2t": eagle3["d2t"] + 300}, "d2t has ids outside the 313 tokens"),
         (CONFIG, {**eagle3, "d2t": eagle3["d2t"][:5]}, r"d2t has shape \[5\], not \[37\]"),
         (CONFIG, {**eagle3, "d2t": eagle3["norm.weight"]}, "does not hold integers"),
         ({**CONFIG, "intermediate_size": 100}, eagle3, r"gate_proj.weight' has shape \[101, 60\]"),

@@ -263,7 +263,7 @@ def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
         ({"llama.embedding_length": 66}, "66 is not a multiple of 4"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8"),
         ({"llama.block_count": 3}, "'model.layers.2.input_layernorm.weight' is missing"),
-        ({"llama.feed_forward_length": 100}, "has shape [96, 64], the config asks for [100, 64]"),
+        ({"llama.feed_forward_length": 100}, "has shape [96, 64], the config requires [100, 64]"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"tokenizer.ggml.eos_token_id": 320}, "tokenizer.ggml.eos_token_id is 320"),
     ],

@@ -144,5 +144,5 @@ def test_gguf_files_are_for_families_that_read_them(name: str, tmp_path: Path) -
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ModelLoadError, match=rf"m.gguf: {name} models are not read from GGUF"):
+    with pytest.raises(ModelLoadError, match=rf"m.gguf: {name} models are not supported in GGUF"):
         open_checkpoint(path)

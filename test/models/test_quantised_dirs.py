@@ -126,7 +126,7 @@ def test_a_model_answers_as_its_widened_self(scheme: Scheme, tmp_path: Path) -> 
         (
             SCHEMES[0],
             {"g_idx": np.arange(128, dtype="<i4")[::-1] % 2},
-            r"q_proj.g_idx' of shape \[128\] puts columns",
+            r"q_proj.g_idx' of shape \[128\] reorders the",
         ),
     ],
 )

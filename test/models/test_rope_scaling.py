@@ -209,7 +209,7 @@ def test_factors_of_a_tensor_are_taken_as_they_are(tmp_path: Path) -> None:
             open_checkpoint(path)
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
     model_files.write_gguf(path, config, extra={"rope_freqs.weight": factors}, metadata=linear)
-    with pytest.raises(ModelLoadError, match=r"scales in a file that also has rope_freqs"):
+    with pytest.raises(ModelLoadError, match=r"is set in a file that also has rope_freqs"):
         open_checkpoint(path)
 
 

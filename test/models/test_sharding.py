@@ -152,7 +152,7 @@ def test_the_head_is_cut_into_runs_of_which_the_last_may_be_shorter() -> None:
     assert [lm_head_shard(10, 4, rank) for rank in range(4)] == [
         Shard(0, 0, 3), Shard(0, 3, 6), Shard(0, 6, 9), Shard(0, 9, 10)
     ]  # fmt: skip
-    with pytest.raises(InvalidInputError, match="vocabulary of 6 in runs of 2 leaves the last of"):
+    with pytest.raises(InvalidInputError, match="vocabulary of 6 in shards of 2 leaves the last"):
         lm_head_shard(6, 4, 0)
 
 

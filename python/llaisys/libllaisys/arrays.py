@@ -1,4 +1,4 @@
-"""Copies between native memory and Python buffers, and structs that point into each other."""
+"""Copies between native memory and Python buffers, and pointers between ctypes structs."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ def float_copy(address: int | None, n: int) -> bytearray:
 
 
 def int32_list(address: int, n: int) -> list[int]:
-    """int32 [n]; quicker than an array where n is small and there are many."""
+    """int32 [n]; faster than numpy for many small arrays."""
     return array("i", ctypes.string_at(address, 4 * n)).tolist()
 
 
 def float_list(address: int, n: int) -> list[float]:
-    """The same of float."""
+    """Like `int32_list` for float."""
     return array("f", ctypes.string_at(address, 4 * n)).tolist()
 
 
 def attach_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
-    """Point a `c_void_p` field of a struct at another struct and keep that alive with it."""
+    """Point a `c_void_p` field at a struct, which `owner` keeps alive."""
     setattr(owner, field, ctypes.addressof(value))
     setattr(owner, f"_{field}_ref", value)
 
 
 def attach_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:
-    """Point a `c_void_p` field at a new array of n structs, kept alive with it; the array."""
+    """Point a `c_void_p` field at a new array of n structs, kept alive by `owner`; return it."""
     structs = (kind * n)()
-    _keep(owner, field, structs)
+    _attach(owner, field, structs)
     return structs
 
 
 def attach_int32(owner: Any, field: str, values: Sequence[int]) -> None:
-    """Point a `c_void_p` field at a new int32 array with these values, kept alive with it."""
-    _keep(owner, field, (ctypes.c_int32 * max(1, len(values)))(*values))
+    """Point a `c_void_p` field at a new int32 array, which `owner` keeps alive."""
+    _attach(owner, field, (ctypes.c_int32 * max(1, len(values)))(*values))
 
 
 def attach_int64(owner: Any, field: str, values: Sequence[int]) -> None:
-    """The same with int64."""
-    _keep(owner, field, (ctypes.c_int64 * max(1, len(values)))(*values))
+    """Like `attach_int32` for int64."""
+    _attach(owner, field, (ctypes.c_int64 * max(1, len(values)))(*values))
 
 
 def attach_float(owner: Any, field: str, values: Sequence[float]) -> None:
-    """The same with float."""
-    _keep(owner, field, (ctypes.c_float * max(1, len(values)))(*values))
+    """Like `attach_int32` for float."""
+    _attach(owner, field, (ctypes.c_float * max(1, len(values)))(*values))
 
 
-def _keep(owner: Any, field: str, values: Any) -> None:
+def _attach(owner: Any, field: str, values: Any) -> None:
     setattr(owner, field, ctypes.addressof(values))
     setattr(owner, f"_{field}_ref", values)
 
 
 def address_of(values: memoryview) -> int:
-    """Of numbers that can be written and are not none; a third of the time of numpy's own."""
+    """Address of a writable, non-empty buffer; three times as fast as numpy's ctypes.data."""
     return ctypes.addressof(ctypes.c_char.from_buffer(values))

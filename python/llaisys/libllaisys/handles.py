@@ -1,8 +1,8 @@
 """Owners of native objects. Each is freed by `close()` (or a `with` block), never by `__del__`.
 
-Addresses are plain integers: the callers keep the memory behind them alive during the call. The
-whole C API is here and in `model_handle`, with what the engine does not call (views, sequence calls
-of the SLOT layout).
+Addresses are plain integers: the caller keeps the memory alive during the call. This module and
+`model_handle` wrap the whole C API, including calls that the engine does not use (views, sequence
+calls of the SLOT layout).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def device_code(name: str) -> int:
 
 
 def device_memory(device: str, device_id: int = 0) -> tuple[int, int]:
-    """Bytes that are free, and bytes in all."""
+    """(free bytes, total bytes) of a device."""
     free, total = ctypes.c_int64(), ctypes.c_int64()
     code = device_code(device)
     check(lib().llaisysDeviceMemory(code, device_id, ctypes.byref(free), ctypes.byref(total)))
@@ -60,14 +60,14 @@ def device_memory(device: str, device_id: int = 0) -> tuple[int, int]:
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """(elements, bytes) of a block of this dtype."""
+    """(elements, bytes) per block of a dtype."""
     traits = types.LlaisysDataTypeTraits()
     check(lib().llaisysDataTypeGetTraits(dtype_code(dtype), ctypes.byref(traits)))
     return traits.block_elements, traits.block_bytes
 
 
 def linear_weight_bytes(dtype: str, out_features: int, in_features: int) -> int:
-    """Bytes of a weight as the CPU's kernels want it."""
+    """Bytes of a weight in the packed layout of the CPU kernels."""
     size = ctypes.c_int64()
     code = dtype_code(dtype)
     check(lib().llaisysLinearWeightBytes(code, out_features, in_features, ctypes.byref(size)))
@@ -75,7 +75,7 @@ def linear_weight_bytes(dtype: str, out_features: int, in_features: int) -> int:
 
 
 def describe_devices(device: str) -> list[str]:
-    """A line for each device of this kind."""
+    """One line of text per device of this kind."""
     lines = []
     for device_id in range(lib().llaisysDeviceCount(device_code(device))):
         text = ctypes.create_string_buffer(256)
@@ -85,14 +85,15 @@ def describe_devices(device: str) -> list[str]:
 
 
 def handle_array(*handles: Handle) -> Any:
-    """A C array of handles; it keeps the numbers, not the objects."""
+    """A C array of handles; it does not keep the objects alive."""
     return (ctypes.c_void_p * len(handles))(*(handle.handle for handle in handles))
 
 
 class Handle(Closing):
-    """One native object. `handle` raises ClosedError once it is closed or given away."""
+    """Owner of a native object. `handle` raises ClosedError after `close` or
+    `release_ownership`."""
 
-    _destroy = ""  # name of the C function that ends it
+    _destroy = ""  # name of the C function that frees it
 
     def __init__(self, handle: int) -> None:
         self._handle: int | None = handle
@@ -104,11 +105,11 @@ class Handle(Closing):
         return self._handle
 
     def release_ownership(self) -> None:
-        """The native object belongs to somebody else from now on."""
+        """Give up ownership: another object frees the native object."""
         self._handle = None
 
     def regain_ownership(self, handle: int) -> None:
-        """The native object was not wanted: it belongs to this again."""
+        """Own the native object again after a failed transfer."""
         self._handle = handle
 
     def close(self) -> None:
@@ -118,7 +119,7 @@ class Handle(Closing):
 
 
 class Stream(Handle):
-    """An ordered queue of work on one device; on a CPU, a pool of threads."""
+    """An ordered queue of work on one device; on a CPU, a thread pool."""
 
     _destroy = "llaisysStreamDestroy"
 
@@ -126,7 +127,7 @@ class Stream(Handle):
         check(lib().llaisysStreamSynchronize(self.handle))
 
     def make_exact(self) -> None:
-        """From now on no result depends on how many rows or tokens an operator is given with."""
+        """Make results batch-invariant: independent of the number of rows in a call."""
         check(lib().llaisysStreamMakeExact(self.handle))
 
     def __init__(self, device: str = "cpu", device_id: int = 0, n_threads: int = 0) -> None:
@@ -142,14 +143,14 @@ class Stream(Handle):
         return count.value
 
     def probe(self, name: str) -> float:
-        """A limit of the machine: bytes or operations a second; 0 when it has none."""
+        """A measured hardware limit: bytes/s or operations/s; 0 when not supported."""
         value = ctypes.c_double()
         check(lib().llaisysBenchProbe(self.handle, PROBES[name], ctypes.byref(value)))
         return value.value
 
     def replay_seconds(self, calls: Callable[[], Any], repeats: int) -> float:
-        """Seconds of what `calls` queues, without the host: recorded, and replayed so often. It
-        must have run once before."""
+        """Seconds per replay of the work that `calls` launches, captured as a graph and replayed
+        `repeats` times. `calls` must have run once before."""
         check(lib().llaisysBenchRecord(self.handle))
         value = ctypes.c_double()
         try:
@@ -160,7 +161,7 @@ class Stream(Handle):
         return value.value
 
     def parallel_region_seconds(self, count: int) -> float:
-        """Seconds that `count` empty parallel regions took."""
+        """Seconds for `count` empty parallel regions."""
         value = ctypes.c_double()
         check(lib().llaisysBenchParallelRegion(self.handle, count, ctypes.byref(value)))
         return value.value
@@ -173,7 +174,7 @@ class Tensor(Handle):
 
     @classmethod
     def create(cls, shape: Sequence[int], dtype: str, device: str = "cpu") -> Tensor:
-        """Zeroed memory of the first device of this kind."""
+        """A zeroed tensor on the first device of this kind."""
         result = ctypes.c_void_p()
         code, on = dtype_code(dtype), device_code(device)
         check(
@@ -183,7 +184,7 @@ class Tensor(Handle):
 
     @classmethod
     def map(cls, path: str, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
-        """Bytes of a file from `offset` on, used in place."""
+        """A tensor over the mapped bytes of a file from `offset` on."""
         result = ctypes.c_void_p()
         code = dtype_code(dtype)
         encoded = str(path).encode()
@@ -212,12 +213,12 @@ class Tensor(Handle):
 
     @property
     def data(self) -> int:
-        """Address of the first element; 0 when there is none."""
+        """Address of the first element; 0 for an empty tensor."""
         return int(lib().llaisysTensorData(self.handle) or 0)
 
     @property
     def memory(self) -> memoryview:
-        """The bytes of a contiguous tensor of the CPU, to be written; dead after close()."""
+        """Writable bytes of a contiguous CPU tensor; invalid after close()."""
         size = math.prod(self.shape) * types.DTYPE_BYTES[self.dtype]
         return memoryview((ctypes.c_ubyte * size).from_address(self.data)).cast("B")
 
@@ -259,7 +260,7 @@ class Tensor(Handle):
 
 
 class LinearWeight(Handle):
-    """A weight laid out for the kernels of `llaisysLinear`."""
+    """A weight in the packed layout of `llaisysLinear`."""
 
     _destroy = "llaisysLinearWeightDestroy"
 

@@ -1,6 +1,6 @@
 """include/llaisys/runtime/infer_types.h
 
-Array fields are addresses (`c_void_p`), so that numpy's can be put in without a cast.
+Array fields are `c_void_p`, so that numpy addresses can be assigned without a cast.
 """
 
 from __future__ import annotations

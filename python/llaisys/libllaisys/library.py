@@ -1,4 +1,4 @@
-"""Finds and loads the native library, and turns its codes into exceptions."""
+"""Finds and loads the native library, and converts its status codes to exceptions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from llaisys.common.errors import InvalidInputError, KvCacheFullError, LlaisysEr
 from llaisys.libllaisys import types
 
 CPU_LIBRARY = "libllaisys.so"
-CUDA_LIBRARY = "libllaisys_cuda.so"  # the same with CUDA in it; serves the CPU as well
+CUDA_LIBRARY = "libllaisys_cuda.so"  # with CUDA; supports the CPU as well
 
-_chosen = CPU_LIBRARY  # what lib() will load
+_chosen = CPU_LIBRARY  # loaded by lib()
 
 
 def library_path() -> Path:
@@ -30,14 +30,14 @@ def library_path() -> Path:
 
 
 def choose_library(device: str) -> None:
-    """Make `lib()` load what serves this device. A process loads one library: once that was the one
-    of the CPU, a GPU is refused."""
+    """Make `lib()` load the library for a device. A process loads one library: after the CPU
+    library is loaded, a GPU is rejected."""
     global _chosen
     if types.DEVICE_NAMES.get(device) != types.DEVICE_NVIDIA or _chosen == CUDA_LIBRARY:
         return
     if lib.cache_info().currsize:
         if lib().llaisysDeviceCount(types.DEVICE_NVIDIA) == 0:
-            why = "its library is loaded in this process already, or there is no usable GPU"
+            why = "the CPU library is already loaded in this process, or there is no usable GPU"
             raise _only_the_cpu(device, why)
         return
     _chosen = CUDA_LIBRARY
@@ -57,7 +57,7 @@ def _only_the_cpu(device: str, why: str) -> InvalidInputError:
 
 
 def _preload(name: str) -> None:
-    """Bring in a library from an `nvidia-*` wheel, where the toolkit's is not on the path."""
+    """Load a library from an `nvidia-*` wheel, for systems without the CUDA toolkit."""
     for folder in map(Path, sys.path):
         for path in sorted(folder.glob(f"nvidia/*/lib/{name}.*"), reverse=True):
             try:
@@ -69,7 +69,7 @@ def _preload(name: str) -> None:
 
 @cache
 def lib() -> ctypes.CDLL:
-    """The native library with all signatures declared; its ABI version must be ours exactly."""
+    """The native library with all signatures declared; its ABI version must match exactly."""
     path = library_path()
     try:
         library = ctypes.CDLL(str(path))
@@ -98,12 +98,12 @@ def _declare_all(library: ctypes.CDLL) -> None:
 
 
 def last_error() -> str:
-    """Why the last failing call of this thread failed."""
+    """Error text of the last failed call of this thread."""
     return str(lib().llaisysLastError().decode("utf-8", "replace"))
 
 
 def error_from(code: int, text: str) -> LlaisysError:
-    """The exception for a code of llaisysStatus_t, Step or Decode."""
+    """The exception for a status code of any call."""
     if code == types.DECODE_NO_KV_SLOT:
         return KvCacheFullError("the KV cache has no free slot for this step")
     if code == types.ERROR_INVALID:

@@ -1,5 +1,5 @@
-"""The owner of a native model: the calls of models/model.h, with codes turned into exceptions. The
-engine does not call those of the SLOT layout (`kv_seq_...`, `kv_dump`): tests and benches do."""
+"""`Model`: owner of a native model and wrapper of models/model.h. The SLOT layout calls
+(`kv_seq_...`, `kv_dump`) are used by tests and benchmarks only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 
 
 class Model(Handle):
-    """A model handle; the calls of models/model.h with codes turned into exceptions."""
+    """A model handle; failed calls raise exceptions."""
 
     _destroy = "llaisysModelDestroy"
 
@@ -32,7 +32,7 @@ class Model(Handle):
 
     @property
     def params(self) -> LlaisysModelCreateParams:
-        """The parameters in force, defaults filled in; its strings live as long as the model."""
+        """The effective parameters, with defaults; its strings live as long as the model."""
         params = LlaisysModelCreateParams()
         check(lib().llaisysModelParams(self.handle, ctypes.byref(params)))
         return params
@@ -40,10 +40,10 @@ class Model(Handle):
     def replace_weight(
         self, field: str, layer: int, tensor: Tensor, *also: tuple[str, int]
     ) -> None:
-        """Give a tensor to the model: to a slot, and to those of `also` (tied weights).
+        """Transfer a tensor to a weight field, and share it with those of `also` (tied weights).
 
-        It is the model's from then on; where the first slot refuses it, it stays the caller's. At
-        no moment does it belong to both, whatever interrupts this.
+        The model owns it afterwards; if the first field rejects it, the caller does. It never has
+        two owners, even after an interrupt.
         """
         model, given = self.handle, tensor.handle
         tensor.release_ownership()
@@ -60,7 +60,7 @@ class Model(Handle):
         check(lib().llaisysModelStep(self.handle, ctypes.byref(step)))
 
     def launch(self, step: LlaisysStepInput, sampling: LlaisysSamplingMetadata) -> int:
-        """The ticket of a step that is now queued; what both point to must stay until `collect`."""
+        """Launch a step and return its ticket; the arguments' arrays must live until `collect`."""
         step.struct_size, sampling.struct_size = ctypes.sizeof(step), ctypes.sizeof(sampling)
         ticket = ctypes.c_int64()
         inputs = (ctypes.byref(step), ctypes.byref(sampling))
@@ -68,7 +68,7 @@ class Model(Handle):
         return ticket.value
 
     def collect(self, ticket: int, ids_address: int) -> bool:
-        """Wait for a launched step; False: it was not run, because the one before it failed."""
+        """Wait for a launched step; False: skipped because the previous step failed."""
         code = lib().llaisysModelCollect(self.handle, ticket, ids_address)
         if code == types.DECODE_ABORTED:
             return False
@@ -108,7 +108,7 @@ class Model(Handle):
 
     @property
     def hidden_address(self) -> int:
-        """float [n_tokens, kept], valid until the next step; 0: none were kept."""
+        """float [n_tokens, captured size], valid until the next step; 0: none captured."""
         return int(lib().llaisysModelGetHidden(self.handle) or 0)
 
     def sample(self, sampling: LlaisysSamplingMetadata, ids_address: int) -> None:
@@ -159,7 +159,7 @@ class Model(Handle):
         return profile
 
     def sample_counts(self) -> tuple[int, int]:
-        """Rows drawn on the device, and on the host from whole rows of logits."""
+        """Rows sampled on the device, and on the host from whole logits rows."""
         on_device, on_host = ctypes.c_int64(), ctypes.c_int64()
         check(lib().llaisysModelDraws(self.handle, ctypes.byref(on_device), ctypes.byref(on_host)))
         return on_device.value, on_host.value
@@ -170,7 +170,7 @@ class Model(Handle):
         return stats
 
     def kv_dump(self) -> str:
-        """The books of the SLOT layout as text."""
+        """The cells of the SLOT layout as text."""
         length = ctypes.c_size_t()
         check(lib().llaisysModelKvDump(self.handle, None, 0, ctypes.byref(length)))
         buffer = ctypes.create_string_buffer(length.value + 1)
@@ -186,8 +186,8 @@ class Model(Handle):
     def kv_reserve_host(self, num_blocks: int) -> None:
         check(lib().llaisysModelKvReserveHost(self.handle, num_blocks))
 
-    def kv_to_host(self, blocks_address: int, places_address: int, n: int) -> None:
-        check(lib().llaisysModelKvToHost(self.handle, blocks_address, places_address, n))
+    def kv_to_host(self, blocks_address: int, host_address: int, n: int) -> None:
+        check(lib().llaisysModelKvToHost(self.handle, blocks_address, host_address, n))
 
-    def kv_from_host(self, blocks_address: int, places_address: int, n: int) -> None:
-        check(lib().llaisysModelKvFromHost(self.handle, blocks_address, places_address, n))
+    def kv_from_host(self, blocks_address: int, host_address: int, n: int) -> None:
+        check(lib().llaisysModelKvFromHost(self.handle, blocks_address, host_address, n))

@@ -1,7 +1,7 @@
-"""What NVIDIA's management library says of a GPU; loaded when first asked for, if it is there.
+"""GPU utilization through NVIDIA's management library (NVML).
 
-The few calls of nvml.h that are used. No other part of the package needs that library, so a machine
-without it only has fewer numbers.
+Wraps the few calls of nvml.h that are used. The library is optional: without it only the
+utilization metric is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Utilization(ctypes.Structure):
 
 
 def load_library() -> Any:
-    """The library, initialised; None: there is none, or it finds no driver."""
+    """The initialised library; None without library or driver."""
     try:
         library = ctypes.CDLL(LIBRARY)
         return library if library.nvmlInit_v2() == 0 else None
@@ -27,7 +27,7 @@ def load_library() -> Any:
 
 
 class NvmlDevice:
-    """How busy one GPU is; `device_id` as CUDA counts, which sees only CUDA_VISIBLE_DEVICES."""
+    """One GPU; `device_id` is CUDA's index, which respects CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, device_id: int, library: Any = None) -> None:
         self._library = load_library() if library is None else library
@@ -47,7 +47,7 @@ class NvmlDevice:
         return bool(code == 0)
 
     def utilization(self) -> float | None:
-        """The part of the last moment in which a kernel ran, 0 to 1; None: nobody knows."""
+        """Fraction of the last sample period in which a kernel ran, 0 to 1; None: unknown."""
         rates = _Utilization()
         if self._library is None:
             return None

@@ -10,10 +10,10 @@ ABI_VERSION = 13
 DEVICE_CPU = 0
 DEVICE_NVIDIA = 1
 DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
-DEVICE_NAMES = {**DEVICES, "cuda": DEVICE_NVIDIA}  # that a caller may give
+DEVICE_NAMES = {**DEVICES, "cuda": DEVICE_NVIDIA}  # names accepted from callers
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7}
-# Weights in blocks: as GGUF files hold them, and those of GPTQ and its like.
+# Block-quantised weights: ggml types, and group-quantised types for GPTQ, AWQ and others.
 QUANTISED_DTYPES = {
     "q8_0": 8,
     "q4_0": 9,
@@ -34,7 +34,7 @@ QUANTISED_DTYPES = {
 DTYPES |= QUANTISED_DTYPES
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1}
-# What keys and values may be kept as; q8: bytes, and a scale for each head of a token.
+# Dtypes of the KV cache; q8: int8 with one scale per head and token.
 KV_DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "q8": DTYPES["i8"]}
 KV_SCALE_BYTES = 4
 

@@ -1,4 +1,4 @@
-"""The interface between the worker and a model: forward, sample, histories, close."""
+"""The interface between the worker and a model."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from llaisys.models.device import MemoryNeeds
 
 @dataclass(frozen=True, slots=True)
 class AdapterOptions:
-    """How a model is opened; the model file itself says what it is."""
+    """Options to open a model with; the rest comes from the checkpoint."""
 
     device: str = "cpu"
     device_ids: tuple[int, ...] = (0,)
-    dtype: str = "auto"  # "auto": the checkpoint's own; "f32", "f16", "bf16" convert at load
-    quantization: str | None = None  # "int8" or "int4": plain weights become these at load
+    dtype: str = "auto"  # "auto": the checkpoint's; "f32", "f16", "bf16": convert at load
+    quantization: str | None = None  # "int8" or "int4": quantize plain weights at load
     kv_cache_dtype: str = "auto"  # "auto": the dtype above; "f32", "f16", "bf16", "q8" (CPU)
     kv_cache_layout: str = "block"  # "block" or "slot"
     kv_cache_block_size: int = 16
     kv_cache_capacity_tokens: int = 0  # 0: max_model_len
-    max_model_len: int = 0  # 0: the model's own limit
-    max_batch_tokens: int = 0  # 0: the library's default; larger steps run in pieces
+    max_model_len: int = 0  # 0: the model's limit
+    max_batch_tokens: int = 0  # tokens per micro-batch; 0: the library's default
     n_threads: int = 0  # 0: one per core
-    exact: bool = False  # on a GPU: results do not depend on what else is in a step
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # with this rank's ranks
+    exact: bool = False  # batch-invariant results on a GPU
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # with this rank
 
 
 class ModelAdapter(Closing, ABC):
-    """One opened model. Not thread-safe. `close()` frees it; use after that raises ClosedError."""
+    """An open model. Not thread-safe. `close()` frees it; later calls raise ClosedError."""
 
     vocab_size: int
     max_model_len: int
-    kv_capacity_tokens: int  # token slots that the KV cache really has
+    kv_capacity_tokens: int  # token slots that the KV cache has
     eos_token_ids: tuple[int, ...]
-    hidden_size: int = 0  # numbers of a hidden state; 0: it gives none
-    can_launch: bool = False  # whether `launch`, `collect` and what belongs to them are there
+    hidden_size: int = 0  # 0: no hidden states
+    can_launch: bool = False  # supports `launch` and `collect`
 
     @classmethod
     @abstractmethod
     def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
-        """Bytes of keys and values that one token needs, over all layers of this rank."""
+        """Bytes of keys and values per token, over all layers of this rank."""
 
     @classmethod
     def memory_needs(
         cls, checkpoint: Any, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
-        """What this rank of the model takes of its device besides its KV cache."""
+        """Device memory of this rank besides its KV cache."""
         return MemoryNeeds(weights=0, activations=0, logits=0)
 
     @classmethod
@@ -71,53 +71,53 @@ class ModelAdapter(Closing, ABC):
 
     @abstractmethod
     def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
-        """Run one step; the output rows stay in the model until the next one.
+        """Run one step; the output rows are valid until the next one.
 
-        Raises KvCacheFullError when the SLOT layout has no room, InvalidInputError for input that
-        the model refuses, NativeError for anything else. After an exception nothing has changed.
+        Raises KvCacheFullError when the SLOT layout is full, InvalidInputError for rejected input,
+        NativeError otherwise. After an exception the state is unchanged.
         """
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """From the next step on: of every token the residual stream as these layers get it; -1:
-        after the last norm."""
+        """From the next step on, capture the input of these layers for every token; -1: the output
+        of the last norm."""
         raise invalid_value(
-            "speculative_config", type(self).__name__, "a model that keeps hidden states"
+            "speculative_config", type(self).__name__, "a model that captures hidden states"
         )
 
     def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
-        """What was kept of the last step's tokens, [num_tokens, len(layers) * hidden size]."""
-        raise RuntimeError("no hidden states are kept")
+        """Captured states of the last step, [num_tokens, len(layers) * hidden_size]."""
+        raise RuntimeError("no hidden states are captured")
 
     @abstractmethod
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
-        """Draw one token for each row of the last forward that `sampling` names."""
+        """Sample one token for each row of the last forward that `sampling` names."""
 
     @abstractmethod
     def logprobs(self, index: int) -> RowLogprobs | None:
-        """Of entry `index` of the last sample; None when none were asked for."""
+        """Logprobs of entry `index` of the last `sample`; None when not requested."""
 
-    # ---- steps ahead: queued here, run elsewhere; all other methods wait until none runs -------
+    # ---- asynchronous steps; all other methods wait until none is in flight --------------------
 
     def launch(
         self, step: ModelStepInput, attention: AttentionMetadata, sampling: SamplingMetadata
     ) -> int:
-        """Queue a step and its draw; its ticket. The arrays must stay as they are until it was
-        collected. Token -1-j is the j-th that the step launched before draws; output rows are in
-        the order of the tokens. What is drawn is appended to the histories that were reset."""
+        """Launch a step with sampling and return its ticket. The arrays must stay unchanged until
+        `collect`. Token id -1-j stands for the j-th token sampled by the previously launched step.
+        Output rows are in token order. Sampled tokens are appended to the sampler histories."""
         raise NotImplementedError
 
     def collect(self, ticket: int) -> NDArray[np.int32] | None:
-        """Wait for a launched step: what it drew, or what forward or sample would have raised.
-        None: it was not run, because the one before it failed and that had not been collected when
-        it was launched. Earlier tickets are good no longer."""
+        """Wait for a launched step and return its sampled tokens; raises like `forward` and
+        `sample`. None: the step was skipped because the step before it failed. Invalidates earlier
+        tickets."""
         raise NotImplementedError
 
     def collected_logprobs(self, index: int) -> RowLogprobs | None:
-        """As `logprobs`, of the last collect."""
+        """Like `logprobs`, for the last `collect`."""
         raise NotImplementedError
 
     def last_output(self) -> ForwardOutput:
-        """The output rows of the step that ran last; none when its forward failed."""
+        """The output rows of the last step; none when its forward failed."""
         raise NotImplementedError
 
     @abstractmethod
@@ -130,55 +130,53 @@ class ModelAdapter(Closing, ABC):
 
     @abstractmethod
     def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
-        """Start the history that penalties look at from a prompt."""
+        """Start the token history for penalties with a prompt."""
 
     @abstractmethod
     def sampler_accept(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Append drawn tokens to a history."""
+        """Append sampled tokens to a history."""
 
     @abstractmethod
     def sampler_forget(self, seq_id: int) -> None:
         """Free a history; unknown ids are ignored."""
 
     def pooled(self, seq_id: int) -> NDArray[np.float32]:
-        """[hidden_size]: what the steps so far made of the hidden states of a sequence; see
+        """Pooled hidden states of a sequence so far, [hidden_size]; see
         `ModelStepInput.pooling`."""
-        raise NotImplementedError("this model gives no hidden states")
+        raise NotImplementedError("this model has no hidden states")
 
     def pool_forget(self, seq_id: int) -> None:
-        """Free that vector; unknown ids are ignored."""
+        """Free the pooled state of a sequence; unknown ids are ignored."""
 
     @abstractmethod
     def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
-        """Copy keys and values from slot to slot (BLOCK layout), all read before one is written."""
+        """Copy keys and values between slots (BLOCK layout); all are read before any is written."""
 
     @abstractmethod
     def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
-        """Rotate the keys of each slot (BLOCK layout) by a number of positions."""
+        """Rotate the keys of each slot (BLOCK layout) by its delta of positions."""
 
     def reserve_host_blocks(self, num_blocks: int) -> None:
-        """Make places in host memory for so many blocks (BLOCK layout)."""
-        raise invalid_value(
-            "kv_offload", type(self).__name__, "0 for a model that keeps no blocks there"
-        )
+        """Allocate this many host blocks (BLOCK layout)."""
+        raise invalid_value("kv_offload", type(self).__name__, "0 for a model without host blocks")
 
     def swap_blocks(
         self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
     ) -> None:
-        """Copy keys and values of blocks to places in host memory, or back; what is written is
-        named once. Steps that follow see it."""
+        """Copy blocks to host blocks, or back. Each destination occurs once. Later steps see the
+        result."""
         raise RuntimeError("no host blocks are reserved")
 
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
-        """Seconds in each stage of the model's own and how often it was entered, since the start or
-        the last reset; empty when it keeps none."""
+        """Seconds and number of entries per stage since the start or the last reset; empty when not
+        profiled."""
         return {}
 
     def sample_counts(self) -> dict[str, int]:
-        """Rows that were drawn since the start, by where: "device", or "host" from whole rows of
-        logits, which a GPU must send there; empty when nobody counts."""
+        """Rows sampled since the start, by sampler: "device", or "host", which needs the logits
+        rows in host memory; empty when not counted."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Free the model; more than once does nothing."""
+        """Free the model. Idempotent."""

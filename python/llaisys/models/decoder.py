@@ -1,4 +1,4 @@
-"""The adapter of every decoder: hyper-parameters and weights by name."""
+"""The adapter of decoder models: creates the native model and loads its weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder_tensors import tensors, weight_field
 from llaisys.models.families.model_config import ModelConfig, decoder_config
+from llaisys.models.load_quantization import CHOICES, quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.shard import Shard
 from llaisys.models.native import NativeAdapter, kv_head_bytes
-from llaisys.models.quantising import CHOICES, quantise, quantised_dtype
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
-_READERS = 2  # threads that dequantise; more would fight with the ones that pack
-_READ_AHEAD = 4  # tensors that wait at most: bounds the memory
+_READERS = 2  # threads that read and dequantise; more compete with the packing threads
+_READ_AHEAD = 4  # tensors read ahead at most; bounds the memory
 
 
 class DecoderAdapter(NativeAdapter):
-    """The model's family (models/families) and its checkpoint say everything."""
+    """Adapter of every family in models/families."""
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Checkpoint, options: AdapterOptions) -> int:
@@ -51,14 +51,13 @@ class DecoderAdapter(NativeAdapter):
     def memory_needs(
         cls, checkpoint: Checkpoint, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
-        """Of this rank."""
         config = decoder_config(checkpoint)
         size = DTYPE_BYTES[dtype_of(config, options)]
         if options.device == "cpu":
             weights = sum(weight_bytes(checkpoint, options).values())
         else:
-            places = _placements(checkpoint, options)
-            weights = size * sum(prod(place.shape_in(checkpoint)) for place in places)
+            loads = _tensor_loads(checkpoint, options)
+            weights = size * sum(prod(load.shape_in(checkpoint)) for load in loads)
         heads = config.num_heads + config.num_kv_heads
         row = 4 * config.hidden_size + size * (
             config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
@@ -66,7 +65,7 @@ class DecoderAdapter(NativeAdapter):
         return MemoryNeeds(
             weights=weights,
             activations=row * options.max_batch_tokens,
-            # The rows, and what masks, biases and penalties make of them.
+            # The logits, and a copy for masks, biases and penalties.
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
 
@@ -77,10 +76,10 @@ class DecoderAdapter(NativeAdapter):
         config = decoder_config(checkpoint)
         meta = decoder_meta(config, dtype_of(config, options), options.max_model_len)
         if options.max_model_len > meta.maxseq:
-            limit = f"at most {meta.maxseq}, the positions that the model knows"
+            limit = f"at most {meta.maxseq}, the positions that the model supports"
             raise invalid_value("max_model_len", options.max_model_len, limit)
         check_divisibility(config.num_heads, config.num_kv_heads, config.intermediate_size, options)
-        has_own_type = config.model_type in MODEL_TYPES  # others are just decoders to the library
+        has_own_type = config.model_type in MODEL_TYPES  # others have the generic type "decoder"
         adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
         adapter.eos_token_ids = config.eos_token_ids
         return adapter
@@ -88,10 +87,10 @@ class DecoderAdapter(NativeAdapter):
     def _fill(
         self, checkpoint: Checkpoint, options: AdapterOptions, check: Callable[[], None]
     ) -> None:
-        """Fill every slot, reading ahead: what has to be dequantised or converted is prepared by
-        other threads while the library lays out what came before."""
-        placements = _placements(checkpoint, options)
-        loaded, total = 0, sum(prod(checkpoint.shape(p.name)) for p in placements)  # elements
+        """Load every weight. Reader threads dequantise and convert the next tensors while the
+        library packs the current one."""
+        loads = _tensor_loads(checkpoint, options)
+        loaded, total = 0, sum(prod(checkpoint.shape(p.name)) for p in loads)  # elements
         read_ahead = _READ_AHEAD if options.quantization is None else 2  # plain tensors are large
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(_READERS))
@@ -100,42 +99,42 @@ class DecoderAdapter(NativeAdapter):
                 stream = stack.enter_context(Stream(n_threads=options.n_threads))
             pending: deque[Future[Tensor]] = deque()
             try:
-                for index, placement in enumerate(placements):
+                for index, load in enumerate(loads):
                     check()
-                    while len(pending) < read_ahead and index + len(pending) < len(placements):
-                        ahead = placements[index + len(pending)]
+                    while len(pending) < read_ahead and index + len(pending) < len(loads):
+                        ahead = loads[index + len(pending)]
                         pending.append(pool.submit(_open_tensor, checkpoint, ahead, options))
                     report("loading weights", loaded, total)
                     tensor = pending.popleft().result()
                     if stream is not None:
-                        tensor = _smaller(tensor, placement.name, options, stream)
+                        tensor = _quantised(tensor, load.name, options, stream)
                     with tensor:
-                        (field, layer), *also = placement.slots
+                        (field, layer), *also = load.targets
                         self.native.replace_weight(field, layer, tensor, *also)
-                    loaded += prod(checkpoint.shape(placement.name))
+                    loaded += prod(checkpoint.shape(load.name))
             finally:
-                for future in pending:  # after a failure: nothing that was opened stays open
+                for future in pending:  # after a failure: close tensors that were read ahead
                     if future.cancel() or future.exception() is not None:
                         continue
                     future.result().close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Placement:
-    """A tensor of the file and where it goes."""
+class _TensorLoad:
+    """A tensor of the checkpoint and the native weights it is loaded into."""
 
     name: str
-    part: Shard | None  # what this rank reads of it; None: all of it
-    slots: list[tuple[str, int]]  # (field, layer), at least one
+    shard: Shard | None  # read by this rank; None: all of it
+    targets: list[tuple[str, int]]  # (weight field, layer), at least one
 
     def shape_in(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """Of what this rank reads."""
+        """Shape of the part that this rank reads."""
         shape = checkpoint.shape(self.name)
-        return shape if self.part is None else self.part.shape_in(shape)
+        return shape if self.shard is None else self.shard.shape_in(shape)
 
 
-def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placement]:
-    """Everything that this rank reads, in order."""
+def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_TensorLoad]:
+    """All tensors that this rank reads, in order."""
     config, ranks = decoder_config(checkpoint), options.parallel
     size, rank = ranks.tensor_parallel_size, ranks.rank
     copies = ranks.kv_copies(config.num_kv_heads)
@@ -145,40 +144,40 @@ def _placements(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Placem
     found = []
     for name, _ in tensors(config):
         field, layer = weight_field(name)
-        part = shard_of(name, field, checkpoint.shape(name), size, rank, copies)
-        slots = [(field, layer)]
+        shard = shard_of(name, field, checkpoint.shape(name), size, rank, copies)
+        targets = [(field, layer)]
         if field == "out_embed":
-            part = head
+            shard = head
         elif field == "in_embed" and config.tie_word_embeddings:
             if head is None:
-                slots.append(("out_embed", 0))
-            else:  # the rows of the head lie apart from the table that is looked up
-                found.append(_Placement(name, head, [("out_embed", 0)]))
-        found.append(_Placement(name, part, slots))
+                targets.append(("out_embed", 0))
+            else:  # the sharded output rows are stored apart from the embedding table
+                found.append(_TensorLoad(name, head, [("out_embed", 0)]))
+        found.append(_TensorLoad(name, shard, targets))
     return found
 
 
 def keeps_blocks(options: AdapterOptions) -> bool:
-    """Whether quantised tensors stay quantised."""
+    """Whether quantised tensors of the checkpoint stay quantised."""
     return options.dtype == "auto" and options.device == "cpu"
 
 
-def _open_tensor(checkpoint: Checkpoint, place: _Placement, options: AdapterOptions) -> Tensor:
-    """A matrix is read as it is where it can be and converted otherwise. Vectors become f32, which
-    costs and loses nothing. Of a part, the bytes are read that belong to it."""
-    name, part = place.name, place.part
+def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOptions) -> Tensor:
+    """Read a tensor or its shard. A matrix is converted only if its dtype differs; vectors become
+    f32."""
+    name, shard = load.name, load.shard
     is_vector = len(checkpoint.shape(name)) == 1
     dtype = "f32" if is_vector else dtype_of(decoder_config(checkpoint), options)
     if not is_vector and keeps_blocks(options):
-        blocks = checkpoint.read_blocks(name, part)
+        blocks = checkpoint.read_blocks(name, shard)
         if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
             return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
     record = None if is_vector else checkpoint.record(name)
     if record is not None and options.quantization is not None:
-        dtype = record.dtype  # what is made smaller is what the file says
-    if record is not None and record.dtype == dtype and (part is None or part.dim == 0):
-        if part is not None:
-            record = record.rows(part)
+        dtype = record.dtype  # quantised from the stored values
+    if record is not None and record.dtype == dtype and (shard is None or shard.dim == 0):
+        if shard is not None:
+            record = record.rows(shard)
         tensor = Tensor.create(record.shape, dtype)
         try:
             record.read_into(tensor.memory)
@@ -186,30 +185,30 @@ def _open_tensor(checkpoint: Checkpoint, place: _Placement, options: AdapterOpti
             tensor.close()
             raise
         return tensor
-    if part is not None:
-        return tensor_from(checkpoint.read_shard(name, dtype, part), dtype)
+    if shard is not None:
+        return tensor_from(checkpoint.read_shard(name, dtype, shard), dtype)
     return tensor_from(checkpoint.read(name, dtype), dtype)
 
 
-def _smaller(tensor: Tensor, name: str, options: AdapterOptions, stream: Stream) -> Tensor:
-    """What `quantization` makes of a tensor that was read; it is closed, or is the result."""
-    wanted = quantised_dtype(options.quantization, name, tensor.shape)
-    if wanted is None or tensor.dtype in QUANTISED_DTYPES:
+def _quantised(tensor: Tensor, name: str, options: AdapterOptions, stream: Stream) -> Tensor:
+    """Apply `--quantization` to a tensor. Returns the tensor itself, or closes it."""
+    dtype = quantised_dtype(options.quantization, name, tensor.shape)
+    if dtype is None or tensor.dtype in QUANTISED_DTYPES:
         return tensor
-    return quantise(tensor, wanted, stream)
+    return quantise(tensor, dtype, stream)
 
 
 def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:
-    """What a tensor is in memory, on a CPU and without tensor parallelism."""
+    """Dtype of a tensor in memory, on a CPU and without tensor parallelism."""
     shape = checkpoint.shape(name)
     if len(shape) == 1:
         return "f32"
-    kept = checkpoint.block_type(name) if keeps_blocks(options) else None
-    if kept is not None and kept.lower() in QUANTISED_DTYPES:
-        return kept.lower()
-    wanted = quantised_dtype(options.quantization, name, shape)
-    if wanted is not None:
-        return wanted
+    stored = checkpoint.block_type(name) if keeps_blocks(options) else None
+    if stored is not None and stored.lower() in QUANTISED_DTYPES:
+        return stored.lower()
+    dtype = quantised_dtype(options.quantization, name, shape)
+    if dtype is not None:
+        return dtype
     record = checkpoint.record(name)
     if record is not None and options.quantization is not None:
         return record.dtype
@@ -217,14 +216,14 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
 
 
 def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, int]:
-    """Bytes that this rank's part of each tensor takes in memory on a CPU, laid out for the
-    kernels. Nothing is read."""
+    """Bytes of this rank's shard of each tensor in CPU memory, in the packed layout of the kernels.
+    Reads no tensor data."""
     sizes: dict[str, int] = {}
-    for place in _placements(checkpoint, options):
-        name, shape = place.name, place.shape_in(checkpoint)
+    for load in _tensor_loads(checkpoint, options):
+        name, shape = load.name, load.shape_in(checkpoint)
         dtype = weight_dtype(checkpoint, name, options)
-        is_looked_up = [field for field, _ in place.slots] == ["in_embed"]
-        if len(shape) == 1 or (is_looked_up and dtype not in QUANTISED_DTYPES):
+        is_lookup_table = [field for field, _ in load.targets] == ["in_embed"]
+        if len(shape) == 1 or (is_lookup_table and dtype not in QUANTISED_DTYPES):
             size = prod(shape) * DTYPE_BYTES[dtype]
         else:
             size = linear_weight_bytes(dtype, shape[0], shape[1])
@@ -233,7 +232,7 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
 
 
 def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None:
-    """Raises where `quantization` would do nothing, or cannot be done."""
+    """Raise when `quantization` has no effect or is not supported."""
     if options.quantization is None:
         return
     check_choice("quantization", options.quantization, CHOICES)
@@ -256,7 +255,7 @@ def dtype_of(config: ModelConfig, options: AdapterOptions) -> str:
 
 
 def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> LlaisysDecoderMeta:
-    """`max_model_len`: what is asked for; 0: the model's own. More than it can is refused."""
+    """`max_model_len`: requested context; 0: the model's. The caller rejects more than `maxseq`."""
     length = min(max_model_len or config.max_position_embeddings, config.longest_context)
     meta = LlaisysDecoderMeta(
         dtype=dtype_code(dtype),

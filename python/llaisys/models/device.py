@@ -1,4 +1,4 @@
-"""Which device a process computes on, and how much of its memory a model may have."""
+"""Selection of a process's device, and its memory budget."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ logger = logging.getLogger("llaisys.models")
 
 
 def open_device(device: str) -> None:
-    """To be called before anything native: picks the library that serves the device.
+    """Select the native library for a device. Call before any other native function.
 
-    Raises InvalidInputError when this installation or process cannot.
+    Raises InvalidInputError when this installation or process has no such library.
     """
     choose_library(device)
 
 
 @cache
 def warn_if_cublaslt_missing(device: str) -> None:
-    """Says once what a GPU can do without, at a price."""
+    """Warn once when a GPU runs without cuBLASLt."""
     if is_gpu(device) and any("without cuBLASLt" in line for line in describe_devices(device)):
         logger.warning(
-            "cuBLASLt was not found: large products take kernels that are several times slower "
+            "cuBLASLt was not found: large products use kernels that are several times slower "
             "(pip install llaisys[cuda], or put the toolkit's libcublasLt on the library path)"
         )
 
@@ -39,17 +39,17 @@ def is_gpu(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What one rank of a model takes of its device besides its KV cache, in bytes."""
+    """Device memory of one rank besides its KV cache, in bytes."""
 
     weights: int
     activations: int
     logits: int
 
-    # The driver's context, cuBLASLt and captured graphs.
+    # CUDA context, cuBLASLt and captured graphs.
     OVERHEAD = 1 << 30
 
     def __add__(self, other: MemoryNeeds) -> MemoryNeeds:
-        """Of two models that one process has."""
+        """Sum for two models of one process."""
         return MemoryNeeds(
             self.weights + other.weights,
             self.activations + other.activations,
@@ -62,19 +62,19 @@ class MemoryNeeds:
 
 
 class GpuMonitor:
-    """Looks at one GPU for whoever asks."""
+    """Memory use and utilization of one GPU."""
 
     def __init__(self, device: str, device_id: int) -> None:
         self.device, self.device_id = device, device_id
-        self._meter = NvmlDevice(device_id)
+        self._nvml = NvmlDevice(device_id)
 
     def read(self) -> GpuUsage:
         free, total = device_memory(self.device, self.device_id)
-        busy = self._meter.utilization()
-        return GpuUsage(self.device_id, total - free, total, -1.0 if busy is None else busy)
+        used = self._nvml.utilization()
+        return GpuUsage(self.device_id, total - free, total, -1.0 if used is None else used)
 
 
 def kv_budget(device: str, device_id: int, utilization: float, needs: MemoryNeeds) -> int:
-    """Bytes that are left for the KV cache when the model may use `utilization` of the GPU."""
+    """Bytes left for the KV cache when the process may use `utilization` of the GPU's memory."""
     free, total = device_memory(device, device_id)
     return int(total * utilization) - (total - free) - needs.total

@@ -1,4 +1,4 @@
-"""The adapter of heads that draft: a layer over tokens and hidden states."""
+"""The adapter of draft heads: one layer over tokens and hidden states of the target model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import decoder_meta, dtype_of, keeps_blocks
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.draft_head_files import DraftHeadFiles
+from llaisys.models.load_quantization import quantise, quantised_dtype
 from llaisys.models.native import NativeAdapter, kv_head_bytes
-from llaisys.models.quantising import quantise, quantised_dtype
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 
 class DraftHeadAdapter(NativeAdapter):
     """`checkpoint` of the class methods: DraftHeadFiles."""
 
-    token_ids: NDArray[np.int64] | None  # the model's ids of what it draws; None: the same
+    token_ids: NDArray[np.int64] | None  # target model id of each draft id; None: the same
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> int:
@@ -46,7 +46,7 @@ class DraftHeadAdapter(NativeAdapter):
         )
         tables = (checkpoint.model.config.vocab_size + config.vocab_size) * hidden
         row = 4 * (4 * hidden + 2 * heads * config.head_dim + 2 * config.intermediate_size)
-        row += 2 * 4 * checkpoint.n_features * hidden  # kept by the model, and given
+        row += 2 * 4 * checkpoint.n_features * hidden  # captured by the model, and the input
         return MemoryNeeds(
             weights=size * (layer + tables),
             activations=row * options.max_batch_tokens,
@@ -70,31 +70,31 @@ class DraftHeadAdapter(NativeAdapter):
     def _fill(
         self, checkpoint: DraftHeadFiles, options: AdapterOptions, check: Callable[[], None]
     ) -> None:
-        """Beside a model whose weights are quantised on the CPU a head has such, too: the tables as
-        the model has them, or else in 8 bits, its layer in 4."""
+        """Load the weights. Beside a quantised target model on the CPU the head is quantised too:
+        tables as in the model or else in 8 bits, the layer in 4 bits."""
         dtype = dtype_of(checkpoint.config, options)
-        is_small = keeps_blocks(options) and checkpoint.quantised_model
+        is_quantised = keeps_blocks(options) and checkpoint.quantised_model
         with Stream(n_threads=options.n_threads) as stream:
-            for slot, read, is_vector in checkpoint.slots(dtype):
+            for field, read, is_vector in checkpoint.weights(dtype):
                 check()
-                blocks = checkpoint.shared_blocks(slot) if is_small else None
+                blocks = checkpoint.shared_blocks(field) if is_quantised else None
                 if blocks is not None:
                     name = blocks.type_name.lower()
                     tensor = tensor_from_blocks(blocks.rows, blocks.shape, name)
                 else:
                     tensor = tensor_from(read(), "f32" if is_vector else dtype)
-                    choice = "int8" if slot in ("in_embed", "out_embed") else "int4"
-                    smaller = quantised_dtype(choice, slot, tensor.shape) if is_small else None
-                    if smaller is not None:
-                        tensor = quantise(tensor, smaller, stream)
+                    choice = "int8" if field in ("in_embed", "out_embed") else "int4"
+                    to = quantised_dtype(choice, field, tensor.shape) if is_quantised else None
+                    if to is not None:
+                        tensor = quantise(tensor, to, stream)
                 with tensor:
-                    self.native.replace_weight(slot, 0, tensor)
+                    self.native.replace_weight(field, 0, tensor)
 
     def forward_features(
         self, step: ModelStepInput, attention: AttentionMetadata, features: NDArray[np.float32]
     ) -> ForwardOutput:
-        """A step over tokens and what stands beside them, [n, hidden or feature size]; what it made
-        of them is `hidden` then."""
+        """Run a step over tokens with features [n, hidden or feature size]; its hidden states are
+        `hidden_states` afterwards."""
         if features.ndim != 2 or len(features) != len(step.token_ids):
             rows = len(step.token_ids)
             raise invalid_value("features", list(features.shape), f"[{rows}, n], a row per token")
@@ -102,5 +102,5 @@ class DraftHeadAdapter(NativeAdapter):
         return self.last_output()
 
     def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
-        """Of the last step, [num_tokens, hidden size]."""
+        """Hidden states of the last step, [num_tokens, hidden_size]."""
         return self._hidden(num_tokens, self.hidden_size)

@@ -1,8 +1,8 @@
-"""Heads that draft, as they are published: EAGLE and EAGLE-3 directories, and MTP layers, which lie
-in the model's own files or in a directory.
+"""Files of draft heads: EAGLE and EAGLE-3 directories, and MTP layers in the model's files or in a
+directory.
 
-What a head does not bring, the model gives: the embedding, and the output matrix, its rows as d2t
-picks them. Which kind it is, its tensors say.
+A head without an embedding or output matrix uses the model's, with the rows that d2t selects. The
+tensors determine the kind of a head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from llaisys.tokenization.json_file import read_json_object
 MTP_PREFIX = "model.mtp_layers.0."
 # kind -> prefix of its layer's tensors
 _PREFIXES = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": MTP_PREFIX}
-# kind -> names of the norms by slot, within the layer but for EAGLE-3's last one
+# kind -> weight field -> tensor name of each norm
 _NORMS = {
     "eagle": {"mlp_norm_w": "layers.0.post_attention_layernorm"},
     "eagle3": {
@@ -58,15 +58,15 @@ _LINEARS = {
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadFiles:
-    """An open head and the model that it drafts for; the model is not this object's to close."""
+    """An open draft head and its target model. `close` does not close the model."""
 
     kind: str  # "eagle", "eagle3" or "mtp"
-    config: ModelConfig  # of the one layer; vocab_size: tokens that it can draft
+    config: ModelConfig  # of the one layer; vocab_size: number of tokens it can propose
     files: Checkpoint
     model: Checkpoint
-    n_features: int  # hidden states of the model that it takes
-    layers: tuple[int, ...]  # which ones, as llaisysModelKeepHidden has them
-    token_ids: NDArray[np.int64] | None  # [vocab_size]: the model's ids; None: the same
+    n_features: int  # hidden states of the model per token
+    layers: tuple[int, ...]  # layers they come from, as in llaisysModelKeepHidden
+    token_ids: NDArray[np.int64] | None  # [vocab_size]: target model ids; None: the same
 
     @property
     def where(self) -> str:
@@ -79,16 +79,16 @@ class DraftHeadFiles:
     def has(self, name: str) -> bool:
         return name in self.files.names()
 
-    def slots(self, dtype: str) -> Iterator[tuple[str, Callable[[], Array], bool]]:
-        """(slot, how to read it, whether it is a vector) of all that the head has; matrices as
-        `dtype`, vectors as f32."""
+    def weights(self, dtype: str) -> Iterator[tuple[str, Callable[[], Array], bool]]:
+        """(weight field, reader, is a vector) of every weight; matrices as `dtype`, vectors as
+        f32."""
         prefix, hidden = _PREFIXES[self.kind], self.config.hidden_size
         yield "in_embed", self._reader(EMBEDDING, "embed_tokens.weight", dtype), False
         yield "out_embed", self._output(dtype), False
-        for slot, name in _NORMS[self.kind].items():
-            yield slot, self._vector(f"{name}.weight"), True
-        for slot, name in _LINEARS.items():
-            yield slot, self._matrix(f"{prefix}{name}.weight", dtype), False
+        for field, name in _NORMS[self.kind].items():
+            yield field, self._vector(f"{name}.weight"), True
+        for field, name in _LINEARS.items():
+            yield field, self._matrix(f"{prefix}{name}.weight", dtype), False
         for letter in "qkv":
             name = f"{prefix}self_attn.{letter}_proj"
             if self.kind == "eagle3":
@@ -102,7 +102,7 @@ class DraftHeadFiles:
         if self.kind == "eagle3":
             yield "feature_w", self._matrix("fc.weight", dtype), False
             return
-        # EAGLE: token, then feature; MTP: the other way round.
+        # EAGLE: token, then feature; MTP: feature, then token.
         fuse = "fc" if self.kind == "eagle" else f"{MTP_PREFIX}input_proj"
         token = 0 if self.kind == "eagle" else hidden
         yield "fuse_token_w", self._half(f"{fuse}.weight", token, token + hidden, dtype), False
@@ -113,19 +113,19 @@ class DraftHeadFiles:
 
     @property
     def quantised_model(self) -> bool:
-        """The model's embedding is quantised, in blocks that products can be made with."""
+        """Whether the model's embedding has a quantised dtype that the kernels support."""
         return (self.model.block_type(EMBEDDING) or "").lower() in QUANTISED_DTYPES
 
-    def shared_blocks(self, slot: str) -> TensorBlocks | None:
-        """The blocks of a table that the model gives, as they are in its files; None: it gives none
-        for this slot, or they are not quantised."""
+    def shared_blocks(self, field: str) -> TensorBlocks | None:
+        """The quantised blocks of a table that the head shares with the model; None: not shared or
+        not quantised."""
         names = {"in_embed": (EMBEDDING, "embed_tokens.weight"), "out_embed": self._output_names()}
-        if slot not in names or self._is_own(names[slot][1]):
+        if field not in names or self._is_own(names[field][1]):
             return None
-        blocks = self.model.read_blocks(names[slot][0])
+        blocks = self.model.read_blocks(names[field][0])
         if blocks is None or blocks.type_name.lower() not in QUANTISED_DTYPES:
             return None
-        if slot == "in_embed" or self.token_ids is None:
+        if field == "in_embed" or self.token_ids is None:
             return blocks
         shape = (len(self.token_ids), *blocks.shape[1:])
         return replace(blocks, rows=blocks.rows[self.token_ids], shape=shape)
@@ -134,13 +134,13 @@ class DraftHeadFiles:
         return self.has(name) and self.files is not self.model
 
     def _reader(self, shared: str, own: str, dtype: str) -> Callable[[], Array]:
-        """Of a tensor that the model has too."""
+        """Reader of the head's tensor `own`, else of the model's tensor `shared`."""
         if self._is_own(own):
             return self._matrix(own, dtype)
         return lambda: self.model.read(shared, dtype)
 
     def _output(self, dtype: str) -> Callable[[], Array]:
-        """The head's own rows, else the model's, of the tokens that it drafts."""
+        """Reader of the output matrix: the head's, else the model's rows of its draft tokens."""
         shared, own = self._output_names()
         read, ids = self._reader(shared, own, dtype), self.token_ids
         if ids is None or self._is_own(own):
@@ -148,7 +148,7 @@ class DraftHeadFiles:
         return lambda: np.ascontiguousarray(read()[ids])
 
     def _output_names(self) -> tuple[str, str]:
-        """Of the output matrix, in the model's files and in the head's."""
+        """Names of the output matrix in the model's and in the head's files."""
         tied = decoder_config(self.model).tie_word_embeddings
         return EMBEDDING if tied else OUTPUT, "lm_head.weight"
 
@@ -163,8 +163,8 @@ class DraftHeadFiles:
 
 
 def open_draft_head(directory: Path | None, model: Checkpoint) -> DraftHeadFiles:
-    """The head in `directory`; else the MTP layer of the model itself, or the head that the package
-    has for it. Raises ModelLoadError when it is none, or is not one for this model."""
+    """Open the head in `directory`, else the model's MTP layer, else the packaged head for the
+    model. Raises ModelLoadError when there is no head or it does not fit the model."""
     if directory is None and not _is("mtp", set(model.names())):
         directory = packaged_head(model.where)
     if directory is None:
@@ -217,7 +217,7 @@ def _is(kind: str, names: set[str]) -> bool:
 
 
 def _feature_layers(fields: Fields, num_layers: int, n_features: int) -> tuple[int, ...]:
-    """Whose inputs an EAGLE-3 head looks at: as its config says, else early, middle and late."""
+    """Layers whose inputs an EAGLE-3 head uses: from its config, else early, middle and late."""
     layers: tuple[int, ...] = (2, num_layers // 2, num_layers - 3)
     if fields.has("eagle_config"):
         given = fields.section("eagle_config").values.get("eagle_aux_hidden_state_layer_ids")
@@ -231,18 +231,18 @@ def _feature_layers(fields: Fields, num_layers: int, n_features: int) -> tuple[i
 
 
 def _token_ids(files: Checkpoint, count: int, vocab: int) -> NDArray[np.int64]:
-    """d2t holds how far the model's id is above the head's own."""
+    """Target model ids; d2t stores the difference to the draft ids."""
     offsets = files.read_integers("d2t")
     if offsets.shape != (count,):
         raise ModelLoadError(f"{files.where}: d2t has shape {list(offsets.shape)}, not [{count}]")
     ids = offsets + np.arange(count)
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocab:
-        raise ModelLoadError(f"{files.where}: d2t leads outside the {vocab} tokens of the model")
+        raise ModelLoadError(f"{files.where}: d2t has ids outside the {vocab} tokens of the model")
     return ids
 
 
 def _check_shapes(head: DraftHeadFiles) -> None:
-    """Of what the head itself brings; the library checks the rest."""
+    """Check the head's tensors; the library checks the rest."""
     config, prefix = head.config, _PREFIXES[head.kind]
     hidden, inner = config.hidden_size, config.intermediate_size
     wide = hidden * (2 if head.kind == "eagle3" else 1)
@@ -267,5 +267,5 @@ def _check_shapes(head: DraftHeadFiles) -> None:
         if head.files.shape(name) != shape:
             raise ModelLoadError(
                 f"{head.where}: tensor {name!r} has shape {list(head.files.shape(name))}, the "
-                f"config asks for {list(shape)}"
+                f"config requires {list(shape)}"
             )

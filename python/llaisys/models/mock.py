@@ -1,4 +1,4 @@
-"""A tiny model without files: one attention layer over a random table, for tests and benches."""
+"""A tiny model without files for tests and benchmarks: one attention layer, random embedding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MockShape:
         return self.heads * self.head_dim
 
     def table(self) -> NDArray[np.float32]:
-        """[vocab_size, hidden_size]: the one weight."""
+        """The only weight, [vocab_size, hidden_size]."""
         rng = np.random.default_rng(self.seed)
         return rng.standard_normal((self.vocab_size, self.hidden_size), np.float32)
 

@@ -32,7 +32,7 @@ from llaisys.libllaisys.kv_cache import LAYOUTS
 from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreateParams
 from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
-from llaisys.models.uninterrupted import Uninterrupted
+from llaisys.models.interrupt_safe import InterruptSafeTask
 
 
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
@@ -58,27 +58,28 @@ _SAMPLING_DTYPES: dict[str, type[np.generic]] = {
     "mask_rows": np.int32,
     "masks": np.uint32,
 }
-# Arrays that others point into, behind those: an offsets array is checked before its values.
+# Values array -> its offsets array. The offsets come first above and are checked first.
 _OFFSETS = {"chain": "chain_offsets", "bias_ids": "bias_offsets", "bias_values": "bias_offsets"}
 
 
-# Fields of ParallelConfig that are fields of LlaisysModelCreateParams.
+# Fields of ParallelConfig with the same name in LlaisysModelCreateParams.
 PARALLEL_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(ParallelConfig)
-    if field.name not in ("tensor_parallel_device_ids", "numa")  # device_ids there; the worker's
+    if field.name
+    not in ("tensor_parallel_device_ids", "numa")  # not in C
 )
 
 
 class NativeAdapter(ModelAdapter):
-    """A model that the native library runs; subclasses create it and fill its weights."""
+    """A native model; subclasses create it and load its weights."""
 
     native: Model
 
     @classmethod
     def load(cls, checkpoint: Any, options: AdapterOptions) -> Self:
-        """On a thread of its own, so that Ctrl-C cannot part a weight from its owner."""
-        return Uninterrupted(lambda check: cls._load(checkpoint, options, check)).run()
+        """Load on a separate thread, so that Ctrl-C cannot leak a weight."""
+        return InterruptSafeTask(lambda check: cls._load(checkpoint, options, check)).run()
 
     @classmethod
     def _load(cls, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> Self:
@@ -93,11 +94,11 @@ class NativeAdapter(ModelAdapter):
     @classmethod
     @abstractmethod
     def _create(cls, checkpoint: Any, options: AdapterOptions) -> Self:
-        """The model without weights."""
+        """Create the model without weights."""
 
     @abstractmethod
     def _fill(self, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> None:
-        """Give the model its weights; `check()` between them raises when nobody waits any more."""
+        """Load the weights; calls `check()` between them, which raises after cancellation."""
 
     def __init__(
         self,
@@ -106,9 +107,9 @@ class NativeAdapter(ModelAdapter):
         options: AdapterOptions,
         whole_meta: Any = None,
     ) -> None:
-        """`whole_meta`: of a model type whose meta is more than a decoder's."""
+        """`whole_meta`: meta of a model type that extends the decoder's meta."""
         self.native = Model(_create_params(model_type, whole_meta or meta, options))
-        self._kept = 0  # hidden states of each token
+        self._captured = 0  # hidden states per token
         params = self.native.params
         self.vocab_size = int(meta.voc)
         self.hidden_size = int(meta.hs)
@@ -118,8 +119,8 @@ class NativeAdapter(ModelAdapter):
         self.can_launch = options.parallel.tensor_parallel_size == 1
         self._step = LlaisysStepInput()
         self._sampling = _new_sampling()
-        self._spare_sampling: list[LlaisysSamplingMetadata] = []  # of steps that were collected
-        # By ticket: how many tokens a step draws, and what must stay until it is collected.
+        self._spare_sampling: list[LlaisysSamplingMetadata] = []  # free for the next launch
+        # Ticket -> number of sampled tokens, and objects to keep alive until `collect`.
         self._launched: dict[int, tuple[int, tuple[Any, ...]]] = {}
 
     def forward(self, step: ModelStepInput, attention: AttentionMetadata | None) -> ForwardOutput:
@@ -135,7 +136,7 @@ class NativeAdapter(ModelAdapter):
         self,
         step: ModelStepInput,
         attention: AttentionMetadata | None,
-        features: NDArray[np.float32] | None = None,  # [n, size], beside the tokens
+        features: NDArray[np.float32] | None = None,  # [n, size]
     ) -> LlaisysStepInput:
         native = self._step
         n = len(step.token_ids)
@@ -166,10 +167,10 @@ class NativeAdapter(ModelAdapter):
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self.native.capture_hidden_states(layers)
-        self._kept = len(layers)
+        self._captured = len(layers)
 
     def hidden_states(self, num_tokens: int) -> NDArray[np.float32]:
-        return self._hidden(num_tokens, self._kept * self.hidden_size)
+        return self._hidden(num_tokens, self._captured * self.hidden_size)
 
     def _hidden(self, num_tokens: int, size: int) -> NDArray[np.float32]:
         values = arrays.float_copy(self.native.hidden_address, num_tokens * size)
@@ -234,16 +235,16 @@ class NativeAdapter(ModelAdapter):
         self.native.sampler_reset(seq_id, tokens.ctypes.data, len(tokens))
 
     def sampler_accept(self, seq_id: int, tokens: Sequence[int]) -> None:
-        drawn = np.asarray(tokens, np.int64)
-        self.native.sampler_accept(seq_id, drawn.ctypes.data, len(drawn))
+        sampled = np.asarray(tokens, np.int64)
+        self.native.sampler_accept(seq_id, sampled.ctypes.data, len(sampled))
 
     def sampler_forget(self, seq_id: int) -> None:
         self.native.sampler_forget(seq_id)
 
     def pooled(self, seq_id: int) -> NDArray[np.float32]:
-        vector = np.empty(self.hidden_size, np.float32)
-        self.native.pooled(seq_id, vector.ctypes.data, len(vector))
-        return vector
+        state = np.empty(self.hidden_size, np.float32)
+        self.native.pooled(seq_id, state.ctypes.data, len(state))
+        return state
 
     def pool_forget(self, seq_id: int) -> None:
         self.native.pool_forget(seq_id)
@@ -269,8 +270,8 @@ class NativeAdapter(ModelAdapter):
             _address(blocks, np.int32, "blocks"),
             _address(host_blocks, np.int32, "host_blocks"),
         )
-        move = self.native.kv_to_host if to_host else self.native.kv_from_host
-        move(*addresses, len(blocks))
+        copy = self.native.kv_to_host if to_host else self.native.kv_from_host
+        copy(*addresses, len(blocks))
 
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         times = self.native.profile(reset)
@@ -299,7 +300,7 @@ def _row_logprobs(native: LlaisysLogprobs) -> RowLogprobs | None:
 
 
 def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | None) -> None:
-    """The C side trusts the counts: every array must have the length that it is said to have."""
+    """Check the length of every array; the C side does not."""
     lengths = {
         "positions": len(step.positions),
         "seq_ids": len(step.seq_ids),
@@ -320,13 +321,13 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
         _check_length(name, length, n)
 
 
-def _check_length(name: str, length: int, wanted: int) -> None:
-    if length != wanted:
-        raise invalid_count(name, length, "entries", str(wanted))
+def _check_length(name: str, length: int, expected: int) -> None:
+    if length != expected:
+        raise invalid_count(name, length, "entries", str(expected))
 
 
 def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None:
-    """As above; offsets are checked by the C side, but not where they end."""
+    """Check array lengths; the C side checks offsets except the last one."""
     n = len(sampling.rows)
     for name, values in sampling.numbers.items():
         if name not in ROW_NUMBERS:
@@ -342,7 +343,7 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
         elif name in _OFFSETS:
             ends = getattr(sampling, _OFFSETS[name])
             if ends is None:
-                continue  # nobody looks at it
+                continue  # unused
             length = int(ends[-1])
         _check_length(name, len(values), length)
     masks = sampling.masks

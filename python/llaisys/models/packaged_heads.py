@@ -1,7 +1,7 @@
-"""Heads that come with the package: a folder of heads/ each, for one model file.
+"""Draft heads shipped with the package: one folder of heads/ per model file.
 
-A head's config.json says which: "drafts_for" has the name and the bytes of the file. That is enough
-to find it; a head for another model would only guess badly.
+"drafts_for" in a head's config.json has the name and size in bytes of its model file. A false match
+costs only acceptance rate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DIRECTORY = Path(__file__).parent / "heads"
 
 
 def packaged_head(model: str) -> Path | None:
-    """The folder of the head for this model file; None: there is none."""
+    """The folder of the draft head for this model file, or None."""
     file = Path(model)
     if not file.is_file():
         return None

@@ -1,10 +1,10 @@
-"""Which part of each weight a tensor-parallel rank holds (002 section 7.1).
+"""Weight shards of tensor-parallel ranks (002 section 7.1).
 
-Outputs of q, k, v, gate and up are cut into equal runs of rows, inputs of o and down into equal
-runs of columns; everything else is whole on every rank. The slots of a fused weight are cut one by
-one, so that heads never cross a border. Two options go beyond the seed: ranks that outnumber the
-key/value heads share them, and the rows of the head are cut too, in runs of which the last may be
-shorter.
+q, k, v, gate and up are column-parallel (equal ranges of output rows), o and down are row-parallel
+(equal ranges of input columns); all other weights are replicated. Fused weights are sharded field
+by field, so that no head is split. Two options extend the seed: key/value heads are replicated when
+there are more ranks than heads, and the rows of the output matrix can be sharded, where the last
+shard may be shorter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.models.base import AdapterOptions
 from llaisys.models.loading.shard import Shard
 
-# Slot of LlaisysQwen2Weights -> the dimension that is cut.
+# Field of LlaisysQwen2Weights -> sharded dimension.
 SHARD_DIMENSIONS = {
     "attn_q_w": 0, "attn_q_b": 0, "attn_k_w": 0, "attn_k_b": 0, "attn_v_w": 0, "attn_v_b": 0,
     "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_down_w": 1,
@@ -31,34 +31,34 @@ def shard_of(
     tp_rank: int,
     kv_copies: int = 1,
 ) -> Shard | None:
-    """The part of a weight that `tp_rank` of `tp_size` holds; None: all of it. `kv_copies`: ranks
-    that hold the same key/value heads."""
+    """The shard of a weight on rank `tp_rank` of `tp_size`; None: replicated. `kv_copies`: ranks
+    with the same key/value heads."""
     dim = SHARD_DIMENSIONS.get(slot)
     if tp_size == 1 or dim is None:
         return None
     copies = kv_copies if slot in KV_SLOTS else 1
     chunk, rest = divmod(global_shape[dim], tp_size // copies)
     index = tp_rank // copies
-    part = Shard(dim, index * chunk, (index + 1) * chunk)
+    shard = Shard(dim, index * chunk, (index + 1) * chunk)
     if rest or not 0 <= tp_rank < tp_size:
         raise InvalidInputError(
-            f"a weight cannot be cut evenly: weight_name={weight_name} "
-            f"global_shape={list(global_shape)} local_shape={list(part.shape_in(global_shape))} "
+            f"a weight cannot be sharded evenly: weight_name={weight_name} "
+            f"global_shape={list(global_shape)} local_shape={list(shard.shape_in(global_shape))} "
             f"tp_size={tp_size} tp_rank={tp_rank}",
             field="tensor_parallel_size",
             value=tp_size,
             limit=f"a divisor of {global_shape[dim]}, dimension {dim} of {weight_name}",
         )
-    return part
+    return shard
 
 
 def check_divisibility(heads: int, kv_heads: int, width: int, options: AdapterOptions) -> None:
-    """Every rank gets as many of these; as the library checks it, with what was set here."""
+    """Raise unless heads and MLP columns divide evenly by the ranks, as the library does."""
     parallel, size = options.parallel, options.parallel.tensor_parallel_size
     for name, what, count in (
         ("nh", "attention heads", heads),
         ("nkvh", "key/value heads", kv_heads * parallel.kv_copies(kv_heads)),
-        ("di", "columns between the products of an MLP", width),
+        ("di", "intermediate columns of the MLP", width),
     ):
         if count % size:
             limit = f"a divisor of the model's {count} {what}"
@@ -73,12 +73,12 @@ def check_divisibility(heads: int, kv_heads: int, width: int, options: AdapterOp
 
 
 def lm_head_shard(vocab_size: int, tp_size: int, tp_rank: int) -> Shard:
-    """The rows of the head that a rank holds when it is cut by the vocabulary."""
+    """The rows of the output matrix on a rank with a vocabulary-parallel head."""
     chunk = -(-vocab_size // tp_size)
     if vocab_size <= (tp_size - 1) * chunk:
         raise InvalidInputError(
-            f"vocab_parallel_head: a vocabulary of {vocab_size} in runs of {chunk} leaves the last "
-            f"of tensor_parallel_size={tp_size} ranks without a row",
+            f"vocab_parallel_head: a vocabulary of {vocab_size} in shards of {chunk} leaves the "
+            f"last of tensor_parallel_size={tp_size} ranks without a row",
             field="vocab_parallel_head",
             value=True,
             limit=f"off for {tp_size} ranks and a vocabulary of {vocab_size}",

@@ -1,7 +1,7 @@
-"""Models of a known shape with random weights, written as a Hugging Face directory.
+"""Models of known shapes with random weights, written as Hugging Face directories.
 
-They answer nonsense at exactly the speed of the real model, so that speed and memory can be
-measured without a download. Files are written in pieces: memory stays small whatever the shape.
+They run at the speed of the real model, so that speed and memory can be measured without a
+download. Files are written in chunks, so memory use does not depend on the shape.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 _TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _SAFETENSORS_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-_PIECE = 1 << 20  # elements
+_CHUNK = 1 << 20  # elements
 
 
 def write_shape_model(shape: str, dtype: str, directory: Path) -> Path:
-    """Write the model once; a directory that is there already is taken as it is."""
+    """Write the model unless the directory already has it."""
     config = SHAPES.get(shape)
     if config is None:
         raise invalid_value("shape", shape, f"one of {', '.join(SHAPES)}")
@@ -96,7 +96,7 @@ def write_shape_model(shape: str, dtype: str, directory: Path) -> Path:
     _write_atomically(
         directory / "model.safetensors", lambda file: _write_tensors(file, tensors, dtype)
     )
-    # The config goes last: its presence says that the model is complete.
+    # The config is written last: its presence marks a complete model.
     text = json.dumps(full, indent=2).encode()
     _write_atomically(directory / "config.json", lambda file: file.write(text))
     return directory
@@ -127,16 +127,16 @@ def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], d
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 64)  # tensors start aligned
     file.write(len(text).to_bytes(8, "little") + text)
-    weights, norm = _random_piece(dtype), convert(np.ones(_PIECE, np.float32), "f32", dtype)
+    weights, norm = _random_chunk(dtype), convert(np.ones(_CHUNK, np.float32), "f32", dtype)
     for name, shape in tensors:
-        piece = norm if "norm" in name else weights
+        chunk = norm if "norm" in name else weights
         left = int(np.prod(shape))
         while left > 0:
-            count = min(left, _PIECE)
-            file.write(piece[:count].tobytes())
+            count = min(left, _CHUNK)
+            file.write(chunk[:count].tobytes())
             left -= count
 
 
-def _random_piece(dtype: str) -> NDArray[Any]:
-    values = np.random.default_rng(0).standard_normal(_PIECE, np.float32) * np.float32(0.02)
+def _random_chunk(dtype: str) -> NDArray[Any]:
+    values = np.random.default_rng(0).standard_normal(_CHUNK, np.float32) * np.float32(0.02)
     return convert(values, "f32", dtype)

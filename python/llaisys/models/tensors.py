@@ -22,7 +22,7 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
-    """A native copy of an array whose elements are already of this dtype (bf16: uint16 bits)."""
+    """A native copy of an array with elements of this dtype (bf16: uint16 bits)."""
     dense = np.ascontiguousarray(array)
     if dense.dtype != _NUMPY_DTYPES[dtype]:
         raise invalid_value(
@@ -38,7 +38,7 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
 
 
 def tensor_from_blocks(rows: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> Tensor:
-    """A native copy of a quantised tensor of `shape` elements; rows: its blocks, row by row."""
+    """A native copy of a quantised tensor of `shape` elements; `rows`: its blocks by row."""
     tensor = Tensor.create(shape, dtype)
     try:
         dense = np.ascontiguousarray(rows)

@@ -1,4 +1,4 @@
-"""The families of models that can be opened: a record each, found by `model_type`."""
+"""Registry of model families, by `model_type`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model directory or a GGUF file. Nothing stays open when it raises."""
+    """Open a model directory or a GGUF file."""
     return open_files(path, FAMILIES)
 
 
 def load_config(directory: Path) -> CheckpointConfig:
-    """For tests and tools: what a model directory says of its model, its weights unread."""
+    """The config of a model directory, without reading weights; for tests and tools."""
     return json_config.read_config(directory, FAMILIES)[1]
 
 
@@ -36,7 +36,7 @@ def parse_config(
     generation: Mapping[str, Any] | None = None,
     where: str = "config.json",
 ) -> CheckpointConfig:
-    """The same from the dictionaries of config.json and generation_config.json."""
+    """The config from the contents of config.json and generation_config.json."""
     return json_config.parse_config(config, generation, where, FAMILIES)[1]
 
 

@@ -1,4 +1,4 @@
-"""What distinguishes one family of decoders from another, as data, and how its config is read."""
+"""`DecoderFamily`: the differences between decoder families as data, and their config parsing."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from llaisys.models.loading.limits import (
 )
 from llaisys.models.loading.quantization import parse_quantization
 
-Windows = tuple[int | None, tuple[int, ...]]  # (window in tokens, the layers that have it)
-_END_KEYS = ("eos", "eot", "eom")  # tokens of GGUF files that end a turn
+Windows = tuple[int | None, tuple[int, ...]]  # (window in tokens, layers with that window)
+_END_KEYS = ("eos", "eot", "eom")  # GGUF metadata: tokens that end a turn
 
 
 def no_windows(fields: Fields, layers: int) -> Windows:
-    """Every layer sees everything, whatever the config says of windows."""
+    """Full attention in every layer, even if the config names a window."""
     return None, ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily(Family):
-    """RMS norm, rotary embedding, grouped heads, SwiGLU; the rest is said here."""
+    """A decoder with RMS norm, RoPE, grouped-query attention and SwiGLU."""
 
     name: str
-    attention_bias: bool | None = None  # q, k, v have one; None: as 'attention_bias' says
-    output_bias: bool = False  # o has one where q, k and v do
-    qk_norm: bool = False  # each head of q and k is normed before it is rotated
-    windows: Callable[[Fields, int], Windows] = no_windows  # of config.json, for so many layers
-    default_head_dim: int | None = None  # where the config does not say; None: hidden / heads
-    has_gguf_files: bool = True  # of its own name
-    is_permuted_in_gguf: bool = False  # rows of q and k in the order of interleaved RoPE
+    attention_bias: bool | None = None  # q, k, v have a bias; None: config's 'attention_bias'
+    output_bias: bool = False  # o has a bias if q, k and v have one
+    qk_norm: bool = False  # RMS norm per head of q and k before RoPE
+    windows: Callable[[Fields, int], Windows] = no_windows  # (config.json, number of layers)
+    default_head_dim: int | None = None  # without 'head_dim'; None: hidden / heads
+    has_gguf_files: bool = True  # under this architecture name
+    is_permuted_in_gguf: bool = False  # rows of q and k are in interleaved RoPE order
     gguf_pre_tokenizer: str = "default"
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -62,7 +62,7 @@ class DecoderFamily(Family):
         return config.num_kv_heads if ".self_attn.k_proj." in name else None
 
     def config_from_json(self, fields: Fields, generation: Fields) -> ModelConfig:
-        _refuse_variants(fields)
+        _reject_variants(fields)
         hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
         layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
         heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
@@ -114,7 +114,7 @@ class DecoderFamily(Family):
 
     def config_from_gguf(self, contents: GgufContents) -> ModelConfig:
         if not self.has_gguf_files:
-            raise contents.refusal(self.name)
+            raise contents.unsupported(self.name)
         fields, tensors = contents.metadata, contents.tensors
         where, arch = fields.where, self.name
         if fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0):
@@ -124,7 +124,7 @@ class DecoderFamily(Family):
         heads = fields.integer(f"{arch}.attention.head_count", 1, MAX_HEADS)
         if EMBEDDING not in tensors:
             raise ModelLoadError(f"{where}: tensor 'token_embd.weight' is missing")
-        # The embedding has the final word on the vocabulary: files may pad it.
+        # The embedding determines the vocabulary size: files may pad it.
         vocab = tensors[EMBEDDING].shape[0]
         if vocab > MAX_VOCAB:
             raise ModelLoadError(f"{where}: 'token_embd.weight' has {vocab} rows")
@@ -170,8 +170,8 @@ class DecoderFamily(Family):
         return result
 
 
-def _refuse_variants(fields: Fields) -> None:
-    """Settings under the same model_type that would silently give a different model."""
+def _reject_variants(fields: Fields) -> None:
+    """Reject settings that change the forward pass under the same model_type."""
     act = fields.string("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise fields.fail("hidden_act", f"is {act!r}; only 'silu' is supported")
@@ -192,7 +192,7 @@ def _head_dim(fields: Fields, arch: str, hidden: int, heads: int) -> int:
 
 
 def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
-    """The dtype of the first projection; quantised weights are computed in bf16."""
+    """The dtype of the first projection; bf16 for quantised weights."""
     tensor = tensors.get(FIRST_PROJECTION)
     name = "" if tensor is None else tensor.type_name
     return {"F32": "f32", "F16": "f16"}.get(name, "bf16")

@@ -1,5 +1,5 @@
-"""The tensors of a decoder, listed once: their names in Hugging Face's files, in GGUF files and in
-the native library. A model's config says which of them it has."""
+"""Tensors of a decoder: their names in Hugging Face files, GGUF files and the native library. The
+config determines which of them a model has."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A weight of a decoder, and its bias where there is one."""
+class WeightSpec:
+    """A weight of a decoder layer and its optional bias."""
 
-    hf: str  # name within a layer, or of the whole model, without '.weight'
+    hf: str  # name within a layer, without '.weight'
     gguf: str
-    slot: str  # of LlaisysDecoderWeights, without '_w'
+    field: str  # of LlaisysDecoderWeights, without '_w'
     shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'head'
-    bias: str = ""  # the switch of ModelConfig that says whether there is one
-    only_if: str = ""  # the switch that says whether there is such a weight at all
+    bias: str = ""  # field of ModelConfig: has a bias
+    only_if: str = ""  # field of ModelConfig: has this weight
 
 
 _LAYER = (
-    Shard("input_layernorm", "attn_norm", "attn_norm", ("hidden",)),
-    Shard("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
-    Shard("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
-    Shard("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
-    Shard("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("head",), only_if="qk_norm"),
-    Shard("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("head",), only_if="qk_norm"),
-    Shard("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
-    Shard("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
-    Shard("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
-    Shard("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden")),
-    Shard("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner")),
+    WeightSpec("input_layernorm", "attn_norm", "attn_norm", ("hidden",)),
+    WeightSpec("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
+    WeightSpec("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
+    WeightSpec("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
+    WeightSpec("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("head",), only_if="qk_norm"),
+    WeightSpec("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("head",), only_if="qk_norm"),
+    WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
+    WeightSpec("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
+    WeightSpec("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
+    WeightSpec("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden")),
+    WeightSpec("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner")),
 )
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 FIRST_PROJECTION = "model.layers.0.self_attn.q_proj.weight"
-# name -> (name in GGUF, slot)
+# Hugging Face name -> (GGUF name, native weight field)
 _GLOBAL = {
     EMBEDDING: ("token_embd.weight", "in_embed"),
     "model.norm.weight": ("output_norm.weight", "out_norm_w"),
@@ -59,39 +59,39 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     }
     yield EMBEDDING, (config.vocab_size, config.hidden_size)
     for layer in range(config.num_layers):
-        for part in _LAYER:
-            if part.only_if and not getattr(config, part.only_if):
+        for spec in _LAYER:
+            if spec.only_if and not getattr(config, spec.only_if):
                 continue
-            shape = tuple(sizes[name] for name in part.shape)
-            yield f"model.layers.{layer}.{part.hf}.weight", shape
-            if part.bias and getattr(config, part.bias):
-                yield f"model.layers.{layer}.{part.hf}.bias", shape[:1]
+            shape = tuple(sizes[name] for name in spec.shape)
+            yield f"model.layers.{layer}.{spec.hf}.weight", shape
+            if spec.bias and getattr(config, spec.bias):
+                yield f"model.layers.{layer}.{spec.hf}.bias", shape[:1]
     yield "model.norm.weight", (config.hidden_size,)
     if not config.tie_word_embeddings:
         yield OUTPUT, (config.vocab_size, config.hidden_size)
 
 
 def name_from_gguf(name: str, has_qk_norm: bool) -> str | None:
-    """The Hugging Face name of a tensor of a GGUF file; None for one that there is not."""
+    """The Hugging Face name of a GGUF tensor; None: not part of a decoder."""
     for hf, (gguf, _) in _GLOBAL.items():
         if name == gguf:
             return hf
     match = _GGUF_LAYER.fullmatch(name)
     if match is None:
         return None
-    for part in _LAYER:
-        if part.gguf == match[2] and (has_qk_norm or part.only_if != "qk_norm"):
-            return f"model.layers.{match[1]}.{part.hf}.{match[3]}"
+    for spec in _LAYER:
+        if spec.gguf == match[2] and (has_qk_norm or spec.only_if != "qk_norm"):
+            return f"model.layers.{match[1]}.{spec.hf}.{match[3]}"
     return None
 
 
 def weight_field(name: str) -> tuple[str, int]:
-    """Slot of LlaisysDecoderWeights and layer of a Hugging Face tensor name."""
+    """(field of LlaisysDecoderWeights, layer) of a Hugging Face tensor name."""
     if name in _GLOBAL:
         return _GLOBAL[name][1], 0
     _, _, layer, rest = name.split(".", 3)
     hf, kind = rest.rsplit(".", 1)
-    return _SLOTS[hf] + ("_w" if kind == "weight" else "_b"), int(layer)
+    return _FIELDS[hf] + ("_w" if kind == "weight" else "_b"), int(layer)
 
 
-_SLOTS = {part.hf: part.slot for part in _LAYER}
+_FIELDS = {spec.hf: spec.field for spec in _LAYER}

@@ -1,4 +1,4 @@
-"""Llama and its relatives (SmolLM2): no biases, or on all four projections of attention."""
+"""Llama and derived models (SmolLM2): no biases, or biases on q, k, v and o."""
 
 from __future__ import annotations
 

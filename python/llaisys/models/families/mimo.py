@@ -1,4 +1,4 @@
-"""MiMo: Qwen2 with layers that predict further tokens (`mtp_layers`), for drafts."""
+"""MiMo: Qwen2 with multi-token prediction layers (`mtp_layers`) for speculative decoding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Mistral 7B and its relatives: no biases, one window for all layers or none.
+"""Mistral 7B and derived models: no biases, one sliding window for all layers or none.
 
-Their GGUF files say that they are llama ones.
+Their GGUF files have the architecture "llama".
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from llaisys.models.families.decoder import DecoderFamily, Windows
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
 
-UNSAID_WINDOW = 4096  # of a config without the key; null means that there is no window
+DEFAULT_WINDOW = 4096  # without 'sliding_window' in the config; null means no window
 
 
 def one_window(fields: Fields, layers: int) -> Windows:
-    """`sliding_window` is that of every layer."""
+    """`sliding_window` applies to every layer."""
     if "sliding_window" not in fields.values:
-        return UNSAID_WINDOW, tuple(range(layers))
+        return DEFAULT_WINDOW, tuple(range(layers))
     window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)
     return (None, ()) if window is None else (window, tuple(range(layers)))
 

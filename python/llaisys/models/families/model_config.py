@@ -1,4 +1,4 @@
-"""`ModelConfig`: the hyper-parameters of a decoder, whatever file format they came from."""
+"""`ModelConfig`: hyper-parameters of a decoder, independent of the file format."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from llaisys.models.loading.quantization import WeightScheme
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(CheckpointConfig):
-    """Of a decoder; every size is positive and the heads divide."""
+    """Hyper-parameters of a decoder. All sizes are positive; num_kv_heads divides num_heads."""
 
     hidden_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int  # divides num_heads
+    num_kv_heads: int
     head_dim: int  # even
     intermediate_size: int
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
-    longest_context: int  # that may be asked for; max_position_embeddings is what is taken unasked
+    longest_context: int  # upper limit of max_model_len; max_position_embeddings is its default
     tie_word_embeddings: bool
     attention_bias: bool  # q, k, v have a bias
-    output_bias: bool  # o_proj has one too
-    qk_norm: bool  # each head of q and k is normed before it is rotated
-    # The window of the layers listed in window_layers (all of them or a part); None: no layer.
-    sliding_window: int | None
+    output_bias: bool  # o_proj has a bias
+    qk_norm: bool  # RMS norm per head of q and k before RoPE
+    sliding_window: int | None  # of the layers in window_layers; None: full attention everywhere
     window_layers: tuple[int, ...]
     bos_token_id: int | None
-    quantization: WeightScheme | None = None  # of the matrices of a directory
+    quantization: WeightScheme | None = None  # of the matrices of a quantised directory
 
     def layer_window(self, layer: int) -> int | None:
         """The attention window of one layer in tokens; None: full attention."""
         return self.sliding_window if layer in self.window_layers else None
 
     def check(self, where: str) -> None:
-        """Raise unless the sizes fit together; `where` names the file."""
+        """Raise unless the sizes are consistent; `where` names the file."""
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"{where}: {self.num_heads} attention heads are not a multiple of "
@@ -55,12 +54,12 @@ class ModelConfig(CheckpointConfig):
         total = self.num_layers * per_layer + 2 * self.vocab_size * self.hidden_size
         if total > MAX_PARAMETERS:
             raise ModelLoadError(
-                f"{where}: the sizes ask for {total} parameters, more than {MAX_PARAMETERS}"
+                f"{where}: the sizes give {total} parameters, more than {MAX_PARAMETERS}"
             )
 
 
 def decoder_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The config of a checkpoint that must be a decoder's."""
+    """The config of a decoder checkpoint; ModelLoadError for any other model."""
     config = checkpoint.config
     if not isinstance(config, ModelConfig):
         raise ModelLoadError(f"{checkpoint.where}: a {config.model_type} model is no decoder")

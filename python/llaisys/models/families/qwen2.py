@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on q, k and v; windows on some or all layers."""
+"""Qwen2 and Qwen2.5: biases on q, k and v; sliding windows on some or all layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llaisys.models.loading.limits import MAX_POSITIONS
 
 
 def qwen_windows(fields: Fields, layers: int) -> Windows:
-    """Those from max_window_layers on, when switched on."""
+    """With `use_sliding_window`: layers from max_window_layers on, or those of layer_types."""
     if not fields.boolean("use_sliding_window", False):
         return None, ()
     window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)

@@ -1,4 +1,4 @@
-"""Qwen3: norms over the heads of q and k, a head size of its own, no biases unless it says so."""
+"""Qwen3: RMS norm per head of q and k, its own default head size, biases only if configured."""
 
 from __future__ import annotations
 

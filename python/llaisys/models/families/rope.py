@@ -1,8 +1,8 @@
-"""Rotary frequencies for long contexts, as transformers and llama.cpp change them.
+"""RoPE scaling for long contexts, as in transformers and llama.cpp.
 
-Whatever the scheme, forward gets one divisor for each frequency and one factor for attention: the
-products of queries and keys are multiplied by its square (transformers multiplies sines and cosines
-by it, which comes to the same).
+Every scheme yields one divisor per frequency and one attention factor. The products of queries and
+keys are multiplied by the square of that factor (transformers multiplies sines and cosines by it,
+with the same result).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KNOWN_IN_GGUF = "none, linear, yarn"
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling(ABC):
-    """How the frequencies theta^(-2i / head_dim), i in [0, head_dim / 2), are changed."""
+    """Scaling of the frequencies theta^(-2i / head_dim), i in [0, head_dim / 2)."""
 
     @property
     def attention_factor(self) -> float:
@@ -31,17 +31,17 @@ class RopeScaling(ABC):
 
     @abstractmethod
     def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
-        """[head_dim / 2]; `length`: the context that the model is opened for."""
+        """Divisors of the frequencies, [head_dim / 2]; `length`: max_model_len."""
 
     def contexts(self, max_positions: int) -> tuple[int, int]:
-        """(context by default, longest context) of a model with this max_position_embeddings."""
+        """(default context, longest context) for this max_position_embeddings."""
         return max_positions, max_positions
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRopeScaling(RopeScaling):
-    """Positions are divided by `factor`. Whether max_position_embeddings counts before or after
-    differs between models: it is the default, and `factor` times as much is allowed."""
+    """Positions are divided by `factor`. Models differ in whether max_position_embeddings is the
+    context before or after scaling: it is the default here, and `factor` times it the limit."""
 
     factor: float
 
@@ -54,8 +54,8 @@ class LinearRopeScaling(RopeScaling):
 
 @dataclass(frozen=True, slots=True)
 class DynamicRopeScaling(RopeScaling):
-    """NTK: the base grows with the context. transformers takes the length of the text so far; here
-    it is the context that the model is opened for, so that keys in the cache stay right."""
+    """Dynamic NTK: the base grows with the context. transformers uses the current length; here it
+    is max_model_len, so that cached keys stay valid."""
 
     factor: float
     original_max_position_embeddings: int
@@ -71,31 +71,31 @@ class DynamicRopeScaling(RopeScaling):
 
 @dataclass(frozen=True, slots=True)
 class YarnRopeScaling(RopeScaling):
-    """Frequencies that turn less than `beta_slow` times in the original context are divided by
-    `factor`, those that turn more than `beta_fast` times are kept, a ramp between."""
+    """Frequencies with fewer than `beta_slow` rotations in the original context are divided by
+    `factor`, those with more than `beta_fast` are unchanged, with a ramp between."""
 
     factor: float
     original_max_position_embeddings: int
     attention: float  # the attention factor
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    truncate: bool = True  # the ramp begins and ends at whole frequencies
+    truncate: bool = True  # round the ends of the ramp to whole frequency indices
 
     @property
     def attention_factor(self) -> float:
         return self.attention
 
     def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
-        def place(rotations: float) -> float:
-            turns = self.original_max_position_embeddings / (rotations * 2 * math.pi)
-            return head_dim * math.log(turns) / (2 * math.log(theta))
+        def index_of(rotations: float) -> float:
+            wavelength = self.original_max_position_embeddings / (rotations * 2 * math.pi)
+            return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
-        low, high = place(self.beta_fast), place(self.beta_slow)
+        low, high = index_of(self.beta_fast), index_of(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
         if low == high:
-            high += 0.001  # a step
+            high += 0.001  # avoids a division by zero
         ramps = (min(1.0, max(0.0, (i - low) / (high - low))) for i in range(head_dim // 2))
         return [1 / (ramp / self.factor + 1 - ramp) for ramp in ramps]
 
@@ -106,7 +106,7 @@ class YarnRopeScaling(RopeScaling):
 
 @dataclass(frozen=True, slots=True)
 class Llama3RopeScaling(RopeScaling):
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between."""
+    """Llama 3.1: low frequencies are divided by `factor`, high ones unchanged, a ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -117,17 +117,17 @@ class Llama3RopeScaling(RopeScaling):
         result = []
         low, high = self.low_freq_factor, self.high_freq_factor
         for i in range(head_dim // 2):
-            turns = self.original_max_position_embeddings / (
+            rotations = self.original_max_position_embeddings / (
                 2 * math.pi * theta ** (2 * i / head_dim)
             )
-            smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+            smooth = min(1.0, max(0.0, (rotations - low) / (high - low)))
             result.append(1 / ((1 - smooth) / self.factor + smooth))
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class GivenRopeScaling(RopeScaling):
-    """The divisors themselves: the tensor rope_freqs.weight of GGUF files."""
+    """Explicit divisors: the tensor rope_freqs.weight of GGUF files."""
 
     values: tuple[float, ...]
 
@@ -194,7 +194,7 @@ def rope_from_gguf(
     if factors is None:
         return scaling
     if scaling is not None:
-        raise fields.fail(f"{prefix}.type", "scales in a file that also has rope_freqs.weight")
+        raise fields.fail(f"{prefix}.type", "is set in a file that also has rope_freqs.weight")
     values = tuple(float(value) for value in factors)
     if not all(math.isfinite(value) and 1e-3 <= value <= MAX_FACTOR for value in values):
         raise ModelLoadError(
@@ -208,7 +208,7 @@ def _stretched(length: int, factor: float) -> int:
 
 
 def _original(fields: Fields, section: Fields) -> int:
-    """The context before scaling: of the config, else of the section, else the whole context."""
+    """The context before scaling: from the config, the section, or max_position_embeddings."""
     name = "original_max_position_embeddings"
     holder = fields if fields.has(name) else section
     if not holder.has(name):
@@ -247,7 +247,7 @@ def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:
 
 
 def _yarn_from_gguf(fields: Fields, arch: str, factor: float, theta: float) -> YarnRopeScaling:
-    """As llama.cpp reads it: the file's attention factors multiply that of the paper."""
+    """As in llama.cpp: the file's attention factors multiply the factor of the paper."""
     prefix = f"{arch}.rope.scaling"
     for name, neutral in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         found = fields.number(f"{prefix}.{name}", -1e6, 1e6, neutral)
@@ -283,5 +283,5 @@ def _checked(section: Fields, theta: float, scaling: YarnRopeScaling) -> YarnRop
 
 
 def _mscale(factor: float, weight: float = 1.0) -> float:
-    """The paper's growth of attention with the stretch of the context."""
+    """The attention scale of the YaRN paper for a context factor."""
     return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0

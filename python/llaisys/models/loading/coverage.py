@@ -1,4 +1,4 @@
-"""Whether a checkpoint has the tensors that its model needs."""
+"""Check that a checkpoint has the tensors that its model needs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from llaisys.models.loading.checkpoint import Checkpoint
 
 
 def check_coverage(checkpoint: Checkpoint) -> list[str]:
-    """The names of all tensors that the model needs, once it is sure that they are there.
+    """Return the names of all tensors that the model needs; other tensors are ignored.
 
     Raises `ModelLoadError` naming the first missing, misshaped or unreadable tensor.
-    Tensors that the model does not need are left alone.
     """
     where = checkpoint.where
     present = set(checkpoint.names())
@@ -21,7 +20,7 @@ def check_coverage(checkpoint: Checkpoint) -> list[str]:
         found = checkpoint.shape(name)
         if found != shape:
             raise ModelLoadError(
-                f"{where}: tensor {name!r} has shape {list(found)}, the config asks for "
+                f"{where}: tensor {name!r} has shape {list(found)}, the config requires "
                 f"{list(shape)}"
             )
         checkpoint.record(name)  # raises for an element type that cannot be read

@@ -1,5 +1,5 @@
-"""What the loaders ask of a family of models, whatever its forward is. They know no family by name:
-whoever opens files gives them the records."""
+"""`Family`: the loaders' interface to a model family. Loaders receive the registry of families as
+an argument."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from llaisys.models.loading.gguf_reader import GgufTensor
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """What the engine needs to know of any model; a family's own config adds what its forward does.
-    Validated once, at load."""
+    """Config fields that the engine needs of every model; families extend it. Validated at
+    load."""
 
-    model_type: str  # the name of its family
+    model_type: str  # name of the family
     vocab_size: int  # rows of the embedding; may exceed the tokenizer's
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
-    # 'f32' | 'f16' | 'bf16': what to compute in; 'auto' until the checkpoint has seen the weights,
-    # where config.json does not say.
+    # Compute dtype: 'f32' | 'f16' | 'bf16'. 'auto' if config.json has none, until the checkpoint
+    # has read the headers of the weights.
     dtype: str
-    generation: dict[str, float | int]  # sampling fields that the model sets
+    generation: dict[str, float | int]  # sampling defaults of the model
 
 
 @dataclass(frozen=True, slots=True)
 class GgufContents:
-    """What a family reads its config from in a GGUF file."""
+    """Contents of a GGUF file from which a family builds its config."""
 
     metadata: Fields
-    tensors: Mapping[str, GgufTensor]  # those that the family has a name for, by that name
-    # Reads the tensor rope_freqs.weight, if there is one, provided that it has the given shape.
+    tensors: Mapping[str, GgufTensor]  # known tensors, by Hugging Face name
+    # Reads rope_freqs.weight, which must have the given shape; None: no such tensor.
     read_rope_factors: Callable[[tuple[int, ...]], Array] | None
 
-    def refusal(self, family: str) -> ModelLoadError:
-        """What a family without GGUF files says to one."""
+    def unsupported(self, family: str) -> ModelLoadError:
+        """The error of a family without GGUF support."""
         where = self.metadata.where
-        return ModelLoadError(f"{where}: {family} models are not read from GGUF files")
+        return ModelLoadError(f"{where}: {family} models are not supported in GGUF files")
 
 
 class Family(ABC):
-    """A record that says how the files of its models are read. Its adapter is in MODEL_REGISTRY
-    under the same name."""
+    """How the files of a group of architectures are read. MODEL_REGISTRY has the adapter under the
+    same name."""
 
     name: str  # model_type of config.json and general.architecture of GGUF files
-    gguf_pre_tokenizer: str = "default"  # of GGUF files that do not name one
+    gguf_pre_tokenizer: str = "default"  # for GGUF files without tokenizer.ggml.pre
 
     @abstractmethod
     def config_from_json(self, fields: Fields, generation: Fields) -> CheckpointConfig:
@@ -57,24 +57,24 @@ class Family(ABC):
 
     @abstractmethod
     def tensors(self, config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of every tensor that a model with this config needs, in forward order. The
-        config is one that this family made."""
+        """(name, shape) of every tensor that a model with this config needs, in forward order.
+        `config`: created by this family."""
 
     def config_from_gguf(self, contents: GgufContents) -> CheckpointConfig:
-        """From a GGUF file; a family that has no such files refuses them."""
-        raise contents.refusal(self.name)
+        """From a GGUF file; ModelLoadError for a family without GGUF support."""
+        raise contents.unsupported(self.name)
 
     def name_from_gguf(self, name: str) -> str | None:
-        """The Hugging Face name of a tensor of a GGUF file; None for one it does not have."""
+        """The Hugging Face name of a GGUF tensor; None for an unknown tensor."""
         return None
 
     def permuted_heads(self, name: str, config: Any) -> int | None:
-        """Heads of a GGUF tensor whose rows must be put back in order; None: they are."""
+        """Number of heads of a GGUF tensor with permuted rows; None: not permuted."""
         return None
 
 
 def find_family(families: Mapping[str, Family], model_type: object, where: str) -> Family:
-    """Raises `ModelLoadError` naming the file and the families that are known."""
+    """The family of a model_type; the ModelLoadError lists the known ones."""
     family = families.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         known = ", ".join(sorted(families))

@@ -1,6 +1,6 @@
 """Typed, range-checked access to untrusted key/value data (config.json, GGUF metadata).
 
-The checks are those of common/validation. A fault is the file's: a ModelLoadError that names it.
+Uses the checks of common/validation; errors are ModelLoadErrors that name the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llaisys.common.validation import (
 )
 
 T = TypeVar("T")
-MAX_IDS = 1024  # of a list of token ids
+MAX_IDS = 1024  # in a list of token ids
 
 
 class _Required:
@@ -32,7 +32,7 @@ REQUIRED = _Required()
 class Fields:
     """A read-only view of `values`; every error names `where`, the key, the value and the limit.
 
-    A key that is absent or null takes the default, or is an error when there is none.
+    An absent or null key gives the default; without a default it is an error.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -54,7 +54,7 @@ class Fields:
         return default
 
     def _check(self, check: Callable[..., T], key: str, value: Any, *limits: Any) -> T:
-        """What `check` gives for the value; its fault is the file's."""
+        """Apply `check`; turn InvalidInputError into ModelLoadError."""
         try:
             return check(key, value, *limits)
         except InvalidInputError as error:

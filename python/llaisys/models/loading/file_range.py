@@ -1,8 +1,8 @@
-"""Bytes of a model file, read and never mapped.
+"""Reads ranges of model files without mmap.
 
-A mapped file that somebody truncates kills the process that touches it (SIGBUS), also long after
-the load. Reading straight into the memory where the bytes are wanted costs no more than mapping
-does, and a file that is cut short or written to meanwhile is an error.
+Access to a mapped file that was truncated kills the process (SIGBUS), even long after the load.
+Reading directly into the destination costs no more than mapping, and a file that is truncated or
+written during the load raises an error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Self
 
 from llaisys.common.errors import ModelLoadError
 
-_PIECE = 1 << 30  # the system reads at most 2 GiB at once
+_MAX_READ = 1 << 30  # Linux reads at most 2 GiB per call
 
-TRUNCATED = "; the file is truncated or damaged"  # behind what was looked for past its end
+TRUNCATED = "; the file is truncated or damaged"  # suffix of errors about reads past the end
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What a file was when its header was read."""
+    """Identity of a file when its header was read; a later difference means it changed."""
 
     device: int
     inode: int
@@ -35,27 +35,27 @@ class FileIdentity:
 
 
 def read_range(path: Path, offset: int, target: memoryview, expected: FileIdentity) -> None:
-    """Fill `target` with the bytes from `offset` on; `ModelLoadError` unless the file is still
-    the expected one, before and after."""
+    """Fill `target` with the bytes from `offset` on. `ModelLoadError` if the file differs from
+    `expected` before or after the read."""
     read_rows(path, offset, len(target), 0, target, expected)
 
 
 def read_rows(
     path: Path, offset: int, width: int, stride: int, target: memoryview, expected: FileIdentity
 ) -> None:
-    """The same for rows of `width` bytes that lie `stride` bytes apart from `offset` on."""
+    """Like `read_range` for rows of `width` bytes at `offset`, `offset + stride`, ..."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            whole = FileIdentity.of(descriptor) == expected
+            unchanged = FileIdentity.of(descriptor) == expected
             for row in range(len(target) // width if width else 0):
                 rest = target[row * width : (row + 1) * width]
-                at = offset + row * stride
-                while len(rest) and whole:
-                    count = os.preadv(descriptor, [rest[:_PIECE]], at)
-                    whole = count > 0
-                    rest, at = rest[count:], at + count
-            if not whole or FileIdentity.of(descriptor) != expected:
+                position = offset + row * stride
+                while len(rest) and unchanged:
+                    count = os.preadv(descriptor, [rest[:_MAX_READ]], position)
+                    unchanged = count > 0
+                    rest, position = rest[count:], position + count
+            if not unchanged or FileIdentity.of(descriptor) != expected:
                 raise ModelLoadError(f"{path}: the file changed while it was being loaded")
         finally:
             os.close(descriptor)

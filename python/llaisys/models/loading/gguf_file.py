@@ -1,7 +1,7 @@
 """GGUF files as a `Checkpoint` with Hugging Face names.
 
-The files of some families hold the rows of q and k in the order of interleaved RoPE; they are put
-back into the rotate-half order on reading, so such tensors have no record.
+Files of some families store the rows of q and k in interleaved RoPE order. They are permuted to
+rotate-half order when read, so such tensors have no record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llaisys.models.loading.gguf_tokenizer import tokenizer_from_gguf
 from llaisys.models.loading.shard import Shard
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-# Quantised types without a dequantiser in the gguf library, and types that hold no weights.
+# Types that the gguf library cannot dequantise, and types that are not weights.
 UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 
 
@@ -47,10 +47,10 @@ def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str =
     rows = data.reshape(num_rows, -1)
     result = np.empty((num_rows, width), dtype=storage_dtype(dtype))
     step = max(1, CHUNK_ELEMENTS // width)
-    with np.errstate(all="ignore"):  # damaged scales may be NaN or infinite; values, not faults
+    with np.errstate(all="ignore"):  # damaged scales may be NaN or infinite
         for start in range(0, num_rows, step):
-            part = np.asarray(gguf_dequantize(rows[start : start + step], kind), dtype="<f4")
-            result[start : start + step] = convert(part, "f32", dtype)
+            chunk = np.asarray(gguf_dequantize(rows[start : start + step], kind), dtype="<f4")
+            result[start : start + step] = convert(chunk, "f32", dtype)
     return result.reshape(shape)
 
 
@@ -81,7 +81,7 @@ class GgufCheckpoint(Checkpoint):
         )
 
     def _check_layers(self, tensors: dict[str, GgufTensor]) -> None:
-        """Refuse tensors inside a layer that this decoder would leave out (MoE, q/k norms)."""
+        """Reject layer tensors that the forward pass would ignore (MoE, q/k norms)."""
         for name in tensors:
             if name.startswith("blk.") and self.family.name_from_gguf(name) is None:
                 raise ModelLoadError(
@@ -120,26 +120,26 @@ class GgufCheckpoint(Checkpoint):
         type_name = self._find(name).type_name
         return None if type_name in PLAIN else type_name
 
-    def read_blocks(self, name: str, part: Shard | None = None) -> TensorBlocks | None:
+    def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
         tensor = self._find(name)
         type_name, elements, nbytes = GGML_TYPES[tensor.type_id]
         if type_name in PLAIN:
             return None
-        part = part or Shard(0, 0, tensor.shape[0])
-        shape, stride = part.shape_in(tensor.shape), tensor.shape[-1] // elements * nbytes
-        offset = tensor.offset + part.start * stride
-        if part.dim != 0:
-            if part.start % elements or part.stop % elements:
+        shard = shard or Shard(0, 0, tensor.shape[0])
+        shape, stride = shard.shape_in(tensor.shape), tensor.shape[-1] // elements * nbytes
+        offset = tensor.offset + shard.start * stride
+        if shard.dim != 0:
+            if shard.start % elements or shard.stop % elements:
                 return None
-            offset = tensor.offset + part.start // elements * nbytes
+            offset = tensor.offset + shard.start // elements * nbytes
         width = shape[-1] // elements * nbytes
         rows = np.empty((math.prod(shape[:-1]), width), np.uint8)
         read_rows(self.path, offset, width, stride, rows.reshape(-1).data, self._file)
-        # A block never spans rows, so that rows of blocks are put in order like rows of elements.
+        # A block never spans rows, so rows of blocks are permuted like rows of elements.
         return TensorBlocks(type_name, elements, nbytes, shape, self._in_order(name, tensor, rows))
 
     def _in_order(self, name: str, tensor: GgufTensor, rows: Array) -> Array:
-        """Rows [n, ...] of the tensor, or of whole heads of it, in Hugging Face's order."""
+        """Rows [n, ...] of the tensor, or of whole heads of it, in Hugging Face order."""
         heads = self.family.permuted_heads(name, self.config)
         if heads is None:
             return rows
@@ -173,7 +173,7 @@ class GgufCheckpoint(Checkpoint):
             raise ModelLoadError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
 
     def _read_shaped(self, tensor: GgufTensor, shape: tuple[int, ...]) -> Array:
-        """A small tensor as f32; one of another shape is refused before a byte is read."""
+        """A small tensor as f32; another shape is rejected before any read."""
         if tensor.shape != shape or tensor.type_name not in PLAIN:
             raise ModelLoadError(
                 f"{self.path}: tensor {tensor.name!r} is {tensor.type_name} of shape "
@@ -182,7 +182,7 @@ class GgufCheckpoint(Checkpoint):
         return self._read_tensor(tensor, "f32")
 
     def read(self, name: str, dtype: str) -> Array:
-        storage_dtype(dtype)  # refuses an unknown name before anything is read
+        storage_dtype(dtype)  # rejects an unknown name before any read
         tensor = self._find(name)
         return self._in_order(name, tensor, self._read_tensor(tensor, dtype))
 

@@ -1,8 +1,8 @@
-"""A checked reader for the header of a GGUF file: metadata and tensor table, no tensor data.
+"""Bounds-checked reader of GGUF headers: metadata and tensor table, no tensor data.
 
-The file is untrusted. Every length is compared with what is left of the file before anything is
-allocated, every value is read as the type the file declares, and any fault is a `ModelLoadError`
-that names the key or tensor.
+The file is untrusted. Every length is checked against the rest of the file before any allocation,
+every value is read with its declared type, and every error is a `ModelLoadError` that names the key
+or tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = 1 << 16
 MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ITEMS = 1 << 24
-MAX_STRINGS = 1 << 22  # in the arrays of a file together
+MAX_STRINGS = 1 << 22  # in all arrays of a file
 MAX_NAME_BYTES = 256
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
@@ -99,13 +99,13 @@ class GgufHeader:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    file: FileIdentity  # what was read
+    file: FileIdentity
 
 
 class _Cursor:
-    """Bounds-checked sequential reads through a window over the file.
+    """Bounds-checked sequential reads through a buffer window over the file.
 
-    Bytes leave it by value only (`take`): a window moves when more is asked for than it holds.
+    `take` returns copies, because the window moves.
     """
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
@@ -121,7 +121,7 @@ class _Cursor:
 
     @property
     def position(self) -> int:
-        """Bytes of the file that were taken so far."""
+        """Bytes of the file consumed so far."""
         return self.window_start + self.at
 
     def fail(self, why: str) -> ModelLoadError:
@@ -135,7 +135,7 @@ class _Cursor:
         return self.window[start : self.at]
 
     def _fill(self, count: int, what: str) -> None:
-        """Move the window so that it begins here and holds at least `count` bytes."""
+        """Move the window to the current position with at least `count` bytes."""
         position = self.position
         if position + count > self.limit:
             whole = self.limit == self.size
@@ -162,7 +162,7 @@ class _Cursor:
             raise self.fail(f"{what}: not UTF-8: {error.reason}") from error
 
     def strings(self, count: int, limit: int, what: str) -> PackedStrings:
-        """`count` strings in a row: `string` without its cost per call (vocabularies are long)."""
+        """`count` consecutive strings, faster than repeated `string` calls."""
         data, ends = bytearray(), array("I")
         unpack = struct.Struct("<Q").unpack_from
         while len(ends) < count:
@@ -181,7 +181,7 @@ class _Cursor:
             except UnicodeDecodeError as error:
                 raise self.fail(f"{what}: item {len(ends)}: not UTF-8") from error
             self.at = at
-            if len(ends) < count:  # the rest is not in the window, or not there at all
+            if len(ends) < count:  # the next string is not entirely in the window
                 data += self.string(limit, what).encode()
                 ends.append(len(data))
         return PackedStrings(bytes(data), ends.tobytes())
@@ -243,7 +243,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
 
 
 def _read_tensor_info(cursor: _Cursor, number: int, alignment: int) -> GgufTensor:
-    """One table row; `offset` is still relative to the start of the data section."""
+    """One table row; `offset` is relative to the start of the data section."""
     name = cursor.string(MAX_NAME_BYTES, f"tensor {number}")
     what = f"tensor {name!r}"
     dims = cursor.scalar("<I", what)
@@ -268,10 +268,10 @@ def _read_tensor_info(cursor: _Cursor, number: int, alignment: int) -> GgufTenso
     return GgufTensor(name, type_id, tuple(reversed(sizes)), offset, nbytes)
 
 
-def _place_tensors(
+def _resolve_offsets(
     cursor: _Cursor, infos: list[GgufTensor], alignment: int
 ) -> dict[str, GgufTensor]:
-    """Turn relative offsets into file offsets; each range is in the file and none overlap."""
+    """Convert to file offsets; check that each range is inside the file and none overlap."""
     data_start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     for info in infos:
@@ -309,7 +309,7 @@ def _read(cursor: _Cursor) -> GgufHeader:
     if alignment & (alignment - 1):
         raise fields.fail("general.alignment", f"is {alignment}; it must be a power of two")
     infos = [_read_tensor_info(cursor, number, alignment) for number in range(num_tensors)]
-    return GgufHeader(metadata, _place_tensors(cursor, infos, alignment), cursor.file)
+    return GgufHeader(metadata, _resolve_offsets(cursor, infos, alignment), cursor.file)
 
 
 def read_gguf_header(path: Path) -> GgufHeader:

@@ -18,7 +18,7 @@ _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 def tokenizer_from_gguf(
     fields: Fields, default_pre_tokenizer: str, eos_token_ids: tuple[int, ...]
 ) -> TokenizerSource:
-    """The tokenizer's metadata, type-checked; building it is left to `Tokenizer`."""
+    """Type-checked tokenizer metadata, from which `Tokenizer` is built."""
     model = fields.string("tokenizer.ggml.model", None)
     if model not in ("gpt2", "llama"):
         known = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
@@ -83,7 +83,7 @@ def _texts(fields: Fields, key: str) -> PackedStrings:
 
 
 def _array(fields: Fields, key: str, kind: type, length: int) -> tuple[Any, ...]:
-    """An array of numbers of `kind`: none, or as many as `length`."""
+    """An array of `length` numbers of `kind`; empty when absent."""
     value = fields.values.get(key)
     if value is None:
         return ()

@@ -1,5 +1,5 @@
-"""A weight of 4 or 8 bits whose scales and zeros belong to groups along its rows, and the layouts
-in which GPTQ, AWQ and compressed-tensors keep such weights. Values are moved, never made anew."""
+"""Weights of 4 or 8 bits with scales and zero points per group of a row, and their layouts in GPTQ,
+AWQ and compressed-tensors. Values are repacked, never requantized."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from llaisys.models.loading.checkpoint import TensorBlocks
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.shard import Shard
 
-SPANS = (128, 32)  # values of a block, the larger first: it has fewer scales
-_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight in a word, from its lowest bits on
+SPANS = (128, 32)  # values per block; the larger is preferred because it has fewer scales
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word, lowest first
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
     """Value [i, j] is scales[i, g] * (q[i, j] - zeros[i, g]) with g = j // group."""
 
-    q: Array  # uint8: 4 bits [n, k / 2], the even value in the low half; 8 bits [n, k] of int8 bits
+    q: Array  # uint8: 4 bits [n, k / 2], even value in the low nibble; 8 bits [n, k], int8 bits
     scales: Array  # f32 [n, groups]
     zeros: Array  # int16 [n, groups]
     bits: int  # 4: q is 0 to 15; 8: -128 to 127
-    group: int  # values of a row that share a scale
+    group: int  # values per scale
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.q.shape[0], self.q.shape[1] * 8 // self.bits
 
     def values(self) -> Array:
-        """f32 [n, k]; one rounding."""
+        """Dequantised values, f32 [n, k]."""
         n, k = self.shape
         if self.bits == 8:
             q = self.q.view(np.int8).astype(np.float32)
@@ -42,15 +42,15 @@ class GroupedWeight:
         groups = np.arange(k) // self.group
         return np.asarray((q - self.zeros[:, groups]) * self.scales[:, groups], np.float32)
 
-    def cut(self, part: Shard) -> GroupedWeight:
-        """A run of rows or of columns. A group that the run cuts through becomes several smaller
-        ones with the same scale."""
-        if part.dim == 0:
-            rows = slice(part.start, part.stop)
+    def cut(self, shard: Shard) -> GroupedWeight:
+        """A range of rows or columns. A group that the range splits becomes several smaller groups
+        with the same scale."""
+        if shard.dim == 0:
+            rows = slice(shard.start, shard.stop)
             return replace(self, q=self.q[rows], scales=self.scales[rows], zeros=self.zeros[rows])
-        group = gcd(self.group, part.start, part.stop)
-        columns = slice(part.start * self.bits // 8, part.stop * self.bits // 8)
-        groups = slice(part.start // group, part.stop // group)
+        group = gcd(self.group, shard.start, shard.stop)
+        columns = slice(shard.start * self.bits // 8, shard.stop * self.bits // 8)
+        groups = slice(shard.start // group, shard.stop // group)
         times = self.group // group
         return replace(
             self,
@@ -61,7 +61,7 @@ class GroupedWeight:
         )
 
     def blocks(self, name: str) -> TensorBlocks:
-        """The same numbers as blocks of the native library (include/llaisys/types.h)."""
+        """The same values as blocks of the native library (include/llaisys/types.h)."""
         n, k = self.shape
         span = span_of(k, self.group, f"tensor {name!r} of shape {[n, k]}")
         count, nbytes = k // span, 6 + span * self.bits // 8
@@ -76,7 +76,8 @@ class GroupedWeight:
 
 
 def span_of(columns: int, group: int, what: str) -> int:
-    """Values of a block of the native library for rows of this length; `what` names them."""
+    """Values per block of the native library for rows of this length; `what`: their name in
+    errors."""
     for span in SPANS:
         if columns % span == 0 and group % span == 0:
             return span
@@ -92,15 +93,15 @@ def _bytes(values: Array) -> Array:
 
 
 def _signed(q: Array, zeros: Array, bits: int) -> tuple[Array, Array]:
-    """Unsigned 8-bit values as signed ones: both sides move by 128."""
+    """Unsigned 8-bit values and zero points as signed ones (minus 128)."""
     return (q, zeros) if bits == 4 else (q ^ 0x80, zeros - 128)
 
 
 def from_gptq(
     qweight: Array, qzeros: Array, scales: Array, bits: int, group: int, zero_offset: int
 ) -> GroupedWeight:
-    """qweight int32 [k * bits / 32, n], k running from the lowest bits on; qzeros int32
-    [groups, n * bits / 32]; scales f32 [groups, n]. A zero is stored less zero_offset."""
+    """qweight int32 [k * bits / 32, n], lowest bits first; qzeros int32 [groups, n * bits / 32],
+    stored minus zero_offset; scales f32 [groups, n]."""
     words, n = qweight.shape
     q = np.ascontiguousarray(qweight.T).view(np.uint8).reshape(n, words * 4)
     zeros = (unpack_words(qzeros, bits) + zero_offset).T
@@ -109,16 +110,16 @@ def from_gptq(
 
 
 def from_awq(qweight: Array, qzeros: Array, scales: Array, group: int) -> GroupedWeight:
-    """qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales f32 [groups, n]; 4 bits, the
-    eight columns of a word in AWQ's order."""
+    """qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales f32 [groups, n]; 4 bits, eight
+    columns per word in AWQ's order."""
     k, words = qweight.shape
     q = np.empty((words * 8, k // 2), np.uint8)
     stored = qweight.view(np.uint32)
     zeros = np.empty((words * 8, len(qzeros)), np.int16)
-    for place, column in enumerate(_AWQ_COLUMNS):
-        nibbles = (stored >> np.uint32(4 * place)).astype(np.uint8) & 15
-        q[column::8] = (nibbles[0::2] | nibbles[1::2] << 4).T
-        zeros[column::8] = (qzeros.view(np.uint32) >> np.uint32(4 * place) & 15).T
+    for nibble, column in enumerate(_AWQ_COLUMNS):
+        values = (stored >> np.uint32(4 * nibble)).astype(np.uint8) & 15
+        q[column::8] = (values[0::2] | values[1::2] << 4).T
+        zeros[column::8] = (qzeros.view(np.uint32) >> np.uint32(4 * nibble) & 15).T
     return GroupedWeight(q, np.ascontiguousarray(scales.T), zeros, 4, group)
 
 
@@ -126,7 +127,7 @@ def from_packed(
     packed: Array, zeros: Array | None, scales: Array, bits: int, group: int
 ) -> GroupedWeight:
     """compressed-tensors 'pack-quantized': packed int32 [n, k * bits / 32] of q + 2^(bits - 1),
-    zeros int32 [ceil(n * bits / 32), groups] the same down the rows, scales f32 [n, groups]."""
+    zeros int32 [ceil(n * bits / 32), groups] packed along rows, scales f32 [n, groups]."""
     n, middle = len(packed), 1 << (bits - 1)
     q = packed.view(np.uint8)
     wide = np.full(scales.shape, middle, np.int16)

@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say the same way in every family."""
+"""config.json and generation_config.json: the fields common to all families."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 def read_config(directory: Path, families: Mapping[str, Family]) -> tuple[Family, CheckpointConfig]:
-    """From config.json (and generation_config.json where present) of a model directory."""
+    """From config.json and the optional generation_config.json of a model directory."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{directory}: config.json is missing")
@@ -31,7 +31,7 @@ def parse_config(
     where: str,
     families: Mapping[str, Family],
 ) -> tuple[Family, CheckpointConfig]:
-    """The family of a Hugging Face model, and what it makes of the directory's dictionaries."""
+    """The family and config of a Hugging Face model."""
     fields = Fields(config, where)
     extra = Fields(generation or {}, "generation_config.json")
     family = find_family(families, fields.string("model_type"), where)
@@ -39,7 +39,7 @@ def parse_config(
 
 
 def stored_dtype(fields: Fields) -> str:
-    """As `CheckpointConfig.dtype`."""
+    """The value of `CheckpointConfig.dtype`."""
     key = "dtype" if fields.has("dtype") else "torch_dtype"
     if not fields.has(key):
         return "auto"
@@ -50,8 +50,8 @@ def stored_dtype(fields: Fields) -> str:
 
 
 def parse_generation(fields: Fields) -> dict[str, float | int]:
-    """Sampling defaults of generation_config.json: the fields of SamplingParams that a model may
-    set. `do_sample: false` means temperature 0; a top_p of 0, as some files have it, is none."""
+    """Sampling defaults of generation_config.json: fields of SamplingParams that a model may set.
+    `do_sample: false` means temperature 0; a top_p of 0 is ignored."""
     found: dict[str, float | int] = {}
     for name, about in FIELDS.items():
         kind = about.kind

@@ -1,4 +1,4 @@
-"""Caps that no real model comes near; they keep a damaged file from asking for absurd memory."""
+"""Upper limits of config values, far above real models, against damaged or hostile files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hugging Face directories whose weights were quantised by GPTQ, AWQ or compressed-tensors.
+"""Hugging Face directories with weights quantised by GPTQ, AWQ or compressed-tensors.
 
-A quantised matrix appears under its plain name, `<module>.weight`, whatever tensors it is made of;
-modules that were left alone (the head, say) are read as in any other directory.
+A quantised matrix has the name `<module>.weight`, whatever tensors store it. Modules that are not
+quantised (such as the output matrix) are read as in any other directory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from llaisys.models.loading.quantization import WeightScheme
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
 from llaisys.models.loading.shard import Shard
 
-# The tensor that says that a module is quantised, by layout.
-_MARKS = {
+# Layout -> suffix of the tensor that marks a quantised module.
+_SUFFIXES = {
     "gptq": ".qweight",
     "awq": ".qweight",
     "pack-quantized": ".weight_packed",
@@ -36,25 +36,25 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 
 
 class QuantisedCheckpoint(SafetensorsCheckpoint):
-    """Quantised matrices have no record: they go through `read_blocks`, or `read` to be widened."""
+    """Quantised matrices have no record: use `read_blocks`, or `read` to dequantise."""
 
     def __init__(self, directory: Path, family: Family, config: Any) -> None:
         super().__init__(directory, family, config)
         self._scheme: WeightScheme = config.quantization
-        mark = _MARKS[self._scheme.layout]
+        suffix = _SUFFIXES[self._scheme.layout]
         self._modules = {
-            name.removesuffix(mark) + ".weight": name.removesuffix(mark)
+            name.removesuffix(suffix) + ".weight": name.removesuffix(suffix)
             for name in self._tensors
-            if name.endswith(mark)
+            if name.endswith(suffix)
         }
         self._check_biases()
 
     def _check_biases(self) -> None:
-        """GPTQ writes a bias for every module: one that the model has no place for must be 0."""
-        wanted = {name for name, _ in self.family.tensors(self.config)}
+        """GPTQ writes a bias for every module: one that the model does not have must be 0."""
+        expected = {name for name, _ in self.family.tensors(self.config)}
         for module in self._modules.values():
             name = module + ".bias"
-            if name in self._tensors and name not in wanted and self.read(name, "f32").any():
+            if name in self._tensors and name not in expected and self.read(name, "f32").any():
                 raise ModelLoadError(
                     f"{self.where}: tensor {name!r} is not zero, and a {self.config.model_type} "
                     "model has no such bias"
@@ -75,16 +75,16 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         return None
 
     def read(self, name: str, dtype: str) -> Array:
-        storage_dtype(dtype)  # refuses an unknown name before anything is read
+        storage_dtype(dtype)  # rejects an unknown name before any read
         if name not in self._modules:
             return super().read(name, dtype)
         return convert(self._weight(self._modules[name]).values(), "f32", dtype)
 
-    def read_blocks(self, name: str, part: Shard | None = None) -> TensorBlocks | None:
+    def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
         if name not in self._modules:
-            return super().read_blocks(name, part)
+            return super().read_blocks(name, shard)
         weight = self._weight(self._modules[name])
-        return (weight if part is None else weight.cut(part)).blocks(name)
+        return (weight if shard is None else weight.cut(shard)).blocks(name)
 
     def block_type(self, name: str) -> str | None:
         if name not in self._modules:
@@ -95,17 +95,17 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         return f"I{bits}_G{span_of(columns, group, f'{self.where}: tensor {name!r}')}"
 
     def _stored(self, name: str, kinds: tuple[str, ...], shape: tuple[int, ...]) -> TensorRecord:
-        """The header of a tensor that must be there with this shape."""
+        """The record of a tensor that must have this dtype and shape."""
         record = self._find(name)
         if record.dtype not in kinds or record.shape != shape:
             raise ModelLoadError(
                 f"{record.path}: tensor {name!r} is {record.dtype} of shape {list(record.shape)}; "
-                f"the config asks for {' or '.join(kinds)} of shape {list(shape)}"
+                f"the config requires {' or '.join(kinds)} of shape {list(shape)}"
             )
         return record
 
     def _array(self, record: TensorRecord) -> Array:
-        """Its elements: integers as they are, others as f32."""
+        """The elements: integers unchanged, others as f32."""
         if record.dtype not in _INTEGERS:
             return super().read(record.name, "f32")
         values = np.empty(record.shape, _INTEGERS[record.dtype])
@@ -113,7 +113,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         return values
 
     def _checked(self, module: str) -> tuple[int, int]:
-        """[out, in] of a module's weight, once its tensors are known to fit together."""
+        """[out, in] of a module's weight; raises unless its tensors are consistent."""
         return self._parts(module)[1]
 
     def _parts(self, module: str) -> tuple[dict[str, TensorRecord], tuple[int, int]]:
@@ -153,7 +153,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         return parts, (n, k)
 
     def _groups(self, main: TensorRecord, k: int) -> int:
-        """Groups in a row of k columns."""
+        """Groups per row of k columns."""
         size = self._scheme.group_size or k
         if k % size and size < k:
             raise ModelLoadError(
@@ -170,8 +170,8 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             order = self._array(parts["order"])
             if not np.array_equal(order, np.arange(k) // group):
                 raise ModelLoadError(
-                    f"{self.where}: tensor {parts['order'].name!r} of shape [{k}] puts columns "
-                    "into groups in another order (desc_act, actorder); that is not supported"
+                    f"{self.where}: tensor {parts['order'].name!r} of shape [{k}] reorders the "
+                    "columns of groups (desc_act, actorder); that is not supported"
                 )
         q, scales = self._array(parts["q"]), self._array(parts["scales"])
         zeros = self._array(parts["zeros"]) if "zeros" in parts else None

@@ -1,4 +1,4 @@
-"""`quantization_config` of config.json: how the weights of a directory were quantised."""
+"""`quantization_config` of config.json."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MAX_GROUP = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
-    """What all quantised weights of a checkpoint have in common."""
+    """Quantisation scheme of all quantised weights of a checkpoint."""
 
     layout: str  # 'gptq' | 'awq' | 'pack-quantized' | 'int-quantized'
     bits: int  # 4 or 8
-    group_size: int  # columns that share a scale; 0: all of a row, as many as it has
-    zero_offset: int = 0  # GPTQ: what a stored zero lacks
+    group_size: int  # columns per scale; 0: one scale per row
+    zero_offset: int = 0  # GPTQ: added to stored zero points
 
 
 def parse_quantization(fields: Fields) -> WeightScheme | None:
-    """None where config.json has none; ModelLoadError naming what is not supported."""
+    """The scheme, or None without `quantization_config`; ModelLoadError if unsupported."""
     if not fields.has("quantization_config"):
         return None
     section = fields.section("quantization_config")

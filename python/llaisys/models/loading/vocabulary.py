@@ -1,4 +1,4 @@
-"""Whether two models mean the same by a token id."""
+"""Check that two models have the same vocabulary."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llaisys.tokenization import Tokenizer
 
 
 def check_same_vocabulary(model: Checkpoint, draft: Checkpoint) -> bool:
-    """Whether both have tokenizers by which to tell; ModelLoadError when these differ. Rows behind
-    the last token, which some models have for padding, do not count."""
+    """Whether both models have tokenizers to compare; ModelLoadError when those differ. Padding
+    rows of the embedding are ignored."""
     sources = model.tokenizer_source, draft.tokenizer_source
     if any(source.directory is None and source.vocabulary is None for source in sources):
         return False

@@ -1,8 +1,8 @@
-"""Work that hands native memory over, out of reach of Ctrl-C.
+"""Runs work that transfers native memory on a thread where Ctrl-C cannot interrupt it.
 
-Python raises KeyboardInterrupt (and what other signal handlers raise) in the main thread, between
-any two instructions: also between a native call that takes an object over and the note that it
-did. A thread of its own is never interrupted like that.
+Python raises KeyboardInterrupt, and exceptions of other signal handlers, between any two
+instructions of the main thread: also between a native call that takes ownership of an object and
+the Python statement that records it. Other threads are never interrupted.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ T = TypeVar("T", bound=Closing)
 
 
 class CancelledError(Exception):
-    """Nobody waits for the work any more; only its thread ever sees this."""
+    """The caller was interrupted; raised only inside the worker thread."""
 
 
-class Uninterrupted(Generic[T]):
-    """Makes one object on a thread of its own, while the caller waits.
+class InterruptSafeTask(Generic[T]):
+    """Creates one object on a separate thread while the caller waits.
 
-    `make` gets a function that raises CancelledError once the caller no longer waits; it should
-    call it now and then. What it returns is the caller's, or closed here when the caller is gone.
+    `make` receives a function that raises CancelledError after the caller was interrupted, and
+    should call it regularly. Its result is returned to the caller, or closed after an interrupt.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], T]) -> None:
         self._make = make
-        self._made: list[T] = []  # at most one; who pops it owns it
+        self._made: list[T] = []  # at most one; popping it takes ownership
         self._error: BaseException | None = None
         self._started = self._cancelled = self._done = False
-        # Released when the work is done. A lock and not an Event: its wait has no Python in it
-        # that an interrupt could leave half done.
+        # Released when the work is done. A lock instead of an Event: its wait runs no Python code
+        # that an interrupt could leave inconsistent.
         self._wake = Lock()
 
     def run(self) -> T:
-        """What `make` returned or raised; an interrupted wait first lets the thread come to its
-        end, with nothing left behind."""
+        """Return or raise the result of `make`. After an interrupt, wait for the thread to end and
+        close its result."""
         self._wake.acquire()
         try:
-            here = copy_context()  # who listens to progress is heard there, too
-            Thread(target=here.run, args=(self._work,), name="llaisys-load").start()
+            context = copy_context()  # with the progress listener
+            Thread(target=context.run, args=(self._work,), name="llaisys-load").start()
             self._wake.acquire()
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""Which weights `--quantization` makes smaller at load, and into what."""
+"""`--quantization`: dtypes of weights that are quantized at load."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from llaisys.libllaisys.library import check, lib
 
 CHOICES = ("int8", "int4")  # EngineConfig.quantization
 BLOCK = 32  # columns that share a scale
-# What int4 keeps in 8 bits: what llama.cpp's mixed files keep in more bits than the rest.
+# 8 bits even with int4, as in llama.cpp's mixed quantizations.
 _WIDER = ("model.embed_tokens.weight", "lm_head.weight", ".down_proj.weight")
 
 
 def quantised_dtype(quantization: str | None, name: str, shape: tuple[int, ...]) -> str | None:
-    """The dtype that a tensor gets; None: it stays as it is. `shape`: of what this rank holds."""
+    """Quantised dtype of a tensor; None: unchanged. `shape`: of this rank's shard."""
     if quantization is None or len(shape) != 2 or shape[1] % BLOCK:
         return None
     if quantization == "int8" or name.endswith(_WIDER):
@@ -21,7 +21,7 @@ def quantised_dtype(quantization: str | None, name: str, shape: tuple[int, ...])
 
 
 def quantise(tensor: Tensor, dtype: str, stream: Stream) -> Tensor:
-    """A new tensor of blocks; the old one is closed."""
+    """Return a quantised copy and close `tensor`."""
     with tensor:
         result = Tensor.create(tensor.shape, dtype)
         try:
