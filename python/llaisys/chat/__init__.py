@@ -1,6 +1,6 @@
-"""What a chat says beside plain text: tools and calls of them, and reasoning.
+"""Tools, tool calls and reasoning in chats.
 
-`ChatStyle` is what a model's template tells about its way to call tools and to reason; `ToolSet` is
-what a request offers. Both together write the prompt (`history`) and read the answer (`reader`).
-Nothing here knows HTTP or the engine: every door and `LLM.chat` use the same pieces.
+`ChatStyle` describes the tool and reasoning formats of a model's template; `ToolSet` is the tools
+of a request. Both are used to write the prompt (`history`) and to parse the answer (`reader`).
+Independent of HTTP and the engine: shared by every protocol adapter and `LLM.chat`.
 """

@@ -1,5 +1,5 @@
-"""What holds an answer to the tools of its request: a grammar where a call is required, tags with
-schemas where a tool is strict. The engine sees to it that every answer keeps to it."""
+"""Structured output constraints for tool calls: a grammar when a call is required, a structural tag
+when a tool is strict."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from llaisys.chat.reasoning import ReasoningMarkers
 from llaisys.chat.records import Tool
-from llaisys.chat.tool_formats.tagged import END, START
+from llaisys.chat.tool_formats.hermes import END, START
 from llaisys.chat.tools import ToolSet
 from llaisys.common.structured import StructuredOutputs
 
-MAX_FORCED_CALLS = 16  # of an answer that must call, so that it comes to an end
+MAX_FORCED_CALLS = 16  # per answer with a required call; bounds its length
 DEFINITIONS = ("$defs", "definitions")
-WHITE_SPACE = r"[\x20\x0A\x09]{1,16}"  # between the parts of JSON; a model must come out of it
+WHITE_SPACE = r"[\x20\x0A\x09]{1,16}"  # between JSON tokens; bounded, so that answers end
 
 
 def call_constraint(
     tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, opened: bool
 ) -> StructuredOutputs | None:
-    """None: answers are free. `is_tagged`: calls are written between tags, else as bare JSON.
-    `markers`: of reasoning that may come before the calls; `opened`: the prompt has begun it. None:
-    there is none, or the engine waits for its end."""
+    """None: unconstrained. `is_tagged`: calls are between tags, else bare JSON. `markers`: of
+    reasoning before the calls; None: no reasoning, or the engine waits for its end. `opened`: the
+    prompt ends inside the reasoning."""
     if tools.is_forced:
         return StructuredOutputs(grammar=_forced(tools, is_tagged, markers, opened))
     if is_tagged and any(tool.strict for tool in tools.tools):
@@ -33,7 +33,7 @@ def call_constraint(
 
 
 def _forced(tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, opened: bool) -> str:
-    """In the language of llguidance."""
+    """A Lark grammar of llguidance."""
     calls = " | ".join(f"call_{number}" for number in range(len(tools.callable)))
     one, most = "call", min(tools.max_calls, MAX_FORCED_CALLS)
     body = [f"call_{n}: %json {_json(_call_schema(t))}" for n, t in enumerate(tools.callable)]
@@ -59,7 +59,7 @@ def _call_schema(tool: Tool) -> dict[str, Any]:
     parameters = tool.parameters or {}
     shared = {name: parameters[name] for name in DEFINITIONS if name in parameters}
     return {
-        **shared,  # references name them from the root
+        **shared,  # "$ref" resolves from the root
         "type": "object",
         "properties": {"name": {"const": tool.name}, "arguments": _arguments(tool)},
         "required": ["name", "arguments"],
@@ -75,7 +75,7 @@ def _structure(tool: Tool) -> dict[str, Any]:
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:
-    """Arguments are an object, whatever a schema forgets to say."""
+    """The schema of the arguments, which are always an object."""
     return {"type": "object", **(tool.parameters or {"properties": {}})}
 
 
@@ -87,4 +87,4 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_text = _json  # a text in a grammar is written as JSON writes it
+_text = _json  # a grammar string has the syntax of a JSON string

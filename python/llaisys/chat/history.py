@@ -1,5 +1,5 @@
-"""Messages as a model's chat template takes them: calls and results of tools in the way it knows,
-or written out as text where it knows none."""
+"""Converts messages for a chat template: tool calls and results in the template's format, or as
+text for a template without tools."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llaisys.chat.records import Tool
+from llaisys.chat.tool_formats.hermes import END, START
 from llaisys.chat.tool_formats.mistral import ID_CHARS
-from llaisys.chat.tool_formats.tagged import END, START
 
 Message = dict[str, Any]
 
-# What a model is told when its template does not list tools.
+# System prompt for a template that does not list tools.
 _INSTRUCTIONS = """\
 You can call functions. These are the functions that there are, with the JSON schemas of their \
 arguments:
@@ -32,8 +32,8 @@ Call a function only when it helps; else answer in plain words."""
 def native_messages(
     messages: Sequence[Message], arguments_as_text: bool, short_ids: bool
 ) -> list[Message]:
-    """For a template that knows tools. Clients send arguments as text; most templates want objects.
-    `short_ids`: ids are 9 letters and digits."""
+    """For a template with tools. `arguments_as_text`: keep arguments as JSON text; most templates
+    need objects. `short_ids`: ids are 9 letters and digits."""
     found = []
     for message in messages:
         changed = dict(message)
@@ -62,7 +62,7 @@ def _native_call(call: Mapping[str, Any], as_text: bool, short_ids: bool) -> Mes
 
 
 def as_object(arguments: Any) -> Any:
-    """Arguments as an object; what is none stays as it is, and the template sees a text."""
+    """Arguments as an object; invalid JSON stays a string."""
     if not isinstance(arguments, str):
         return arguments if arguments is not None else {}
     if not arguments.strip():
@@ -75,15 +75,15 @@ def as_object(arguments: Any) -> Any:
 
 
 def short_id(name: str) -> str:
-    """The id itself if it is short enough, else one that is always the same for it."""
+    """The id if it is short, else a hash of it."""
     if len(name) == ID_CHARS and name.isalnum() and name.isascii():
         return name
     return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:ID_CHARS]
 
 
 def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """For a template that knows no tools: what they are stands in the system prompt, calls in the
-    answers, results in the user's messages."""
+    """For a template without tools: definitions in the system prompt, calls in the assistant's
+    messages, results in user messages."""
     found: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":
@@ -95,8 +95,8 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[M
         elif message.get("tool_calls"):
             texts = [message.get("content") or ""] + [_call_text(c) for c in message["tool_calls"]]
             content = "\n".join(text for text in texts if text)
-            kept = {k: v for k, v in message.items() if k not in ("tool_calls", "content")}
-            found.append({**kept, "content": content})
+            others = {k: v for k, v in message.items() if k not in ("tool_calls", "content")}
+            found.append({**others, "content": content})
         else:
             found.append(dict(message))
     for message in found:

@@ -1,7 +1,7 @@
-"""JSON values inside a growing text, passed on while they are read.
+"""Incremental JSON parser that forwards values while they are read.
 
-What a model writes is nearly JSON: a raw line break in a string, Python's True or None. Those are
-put right on the way; anything else that is no JSON is a Mismatch where it stands.
+Corrects common mistakes of models (raw line breaks in strings, Python's True and None); any other
+invalid JSON raises Mismatch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from llaisys.chat.text_source import Mismatch, Reading, Sink, TextSource
+from llaisys.chat.text_source import Mismatch, Parsing, Sink, TextSource
 
 MAX_DEPTH = 128
 MAX_WORD = 400  # characters of a number or a literal
@@ -24,12 +24,12 @@ _LITERALS |= {"True": "true", "False": "false", "None": "null"}
 _CLOSING = {"{": "}", "[": "]"}
 
 
-def drop(_: str) -> None:
-    """A sink for what nobody wants."""
+def discard(_: str) -> None:
+    """A sink that ignores its input."""
 
 
-def skip_space(source: TextSource, sink: Sink = drop) -> Reading[None]:
-    """To the next character that is no white space, or to the end of the text."""
+def skip_space(source: TextSource, sink: Sink = discard) -> Parsing[None]:
+    """Skip white space, forwarding it to `sink`."""
     while True:
         match = _SPACE.match(source.text, source.pos)
         assert match is not None
@@ -39,7 +39,7 @@ def skip_space(source: TextSource, sink: Sink = drop) -> Reading[None]:
             return
 
 
-def expect(source: TextSource, characters: str) -> Reading[str]:
+def expect(source: TextSource, characters: str) -> Parsing[str]:
     """Read one of `characters`, after white space. Raises Mismatch."""
     yield from skip_space(source)
     found = yield from source.peek()
@@ -48,8 +48,8 @@ def expect(source: TextSource, characters: str) -> Reading[str]:
     return source.take(1)
 
 
-def read_string(source: TextSource, sink: Sink) -> Reading[None]:
-    """A string with its quotes; the next character is the first of them."""
+def read_string(source: TextSource, sink: Sink) -> Parsing[None]:
+    """Read a string with its quotes; the next character is the opening quote."""
     sink(source.take(1))
     while True:
         match = _PLAIN.match(source.text, source.pos)
@@ -66,7 +66,7 @@ def read_string(source: TextSource, sink: Sink) -> Reading[None]:
             sink(json.dumps(source.take(1))[1:-1])
 
 
-def _read_escape(source: TextSource) -> Reading[str]:
+def _read_escape(source: TextSource) -> Parsing[str]:
     while len(source.text) - source.pos < 2:
         if not (yield from source.more()):
             raise Mismatch
@@ -84,8 +84,8 @@ def _read_escape(source: TextSource) -> Reading[str]:
     return source.take(6)
 
 
-def _read_word(source: TextSource) -> Reading[str]:
-    """A number or a literal, put right."""
+def _read_word(source: TextSource) -> Parsing[str]:
+    """Read a number or a literal, corrected to JSON."""
     while True:
         match = _WORD.match(source.text, source.pos)
         assert match is not None
@@ -100,13 +100,13 @@ def _read_word(source: TextSource) -> Reading[str]:
     return _LITERALS.get(word, word)
 
 
-def read_value(source: TextSource, sink: Sink) -> Reading[None]:
-    """One value, after white space, into `sink` as it comes. What follows it stays unread. Raises
-    Mismatch; `sink` then has what was right."""
-    closing: list[str] = []  # of what is open
-    may_close = False  # the innermost has just been opened
+def read_value(source: TextSource, sink: Sink) -> Parsing[None]:
+    """Read one value after white space, forwarding it to `sink`. Raises Mismatch; `sink` has
+    received the valid part."""
+    closing: list[str] = []  # closing brackets of the open containers
+    may_close = False  # the innermost container is empty so far
     while True:
-        yield from skip_space(source, sink if closing else drop)
+        yield from skip_space(source, sink if closing else discard)
         found = yield from source.peek()
         if may_close and found == closing[-1]:
             sink(source.take(1))
@@ -128,7 +128,7 @@ def read_value(source: TextSource, sink: Sink) -> Reading[None]:
             else:
                 sink((yield from _read_word(source)))
         may_close = False
-        while closing:  # behind a value: a comma, or ends
+        while closing:  # after a value: a comma or closing brackets
             yield from skip_space(source, sink)
             found = yield from source.peek()
             if found == ",":
@@ -142,8 +142,8 @@ def read_value(source: TextSource, sink: Sink) -> Reading[None]:
             return
 
 
-def _read_key(source: TextSource, sink: Sink) -> Reading[None]:
-    """A key and its colon, up to the value."""
+def _read_key(source: TextSource, sink: Sink) -> Parsing[None]:
+    """Read a key and its colon, up to the value."""
     if (yield from source.peek()) != '"':
         raise Mismatch
     yield from read_string(source, sink)
@@ -154,15 +154,15 @@ def _read_key(source: TextSource, sink: Sink) -> Reading[None]:
     yield from skip_space(source, sink)
 
 
-def captured(source: TextSource) -> Reading[Any]:
-    """One value, decoded."""
+def read_decoded(source: TextSource) -> Parsing[Any]:
+    """Read one value and decode it."""
     pieces: list[str] = []
     yield from read_value(source, pieces.append)
     return decoded("".join(pieces))
 
 
 def decoded(text: str) -> Any:
-    """What was read as JSON; a number too long for Python is a Mismatch."""
+    """Decode JSON; Mismatch for numbers that Python cannot parse."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

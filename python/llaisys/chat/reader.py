@@ -1,4 +1,4 @@
-"""An answer as it is written: reasoning, content and calls, in pieces and at last as a whole."""
+"""`AnswerReader`: splits a streamed answer into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from llaisys.chat.tool_formats.base import ToolCallParser
 
 
 class AnswerReader:
-    """Of one choice. `feed` gives what is new, `finish` what was still held back; `answer` is what
-    all of it says. Without a splitter there is no reasoning, without a parser no calls."""
+    """Parser of one choice. `feed` and `finish` return new events; `answer` is the whole answer so
+    far. Without a splitter there is no reasoning, without a parser no tool calls."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class AnswerReader:
         events: list[AnswerEvent] = [ContentText(text)] if text else []
         if self._splitter is not None:
             events = self._splitter.feed(text)
-        return self._keep(self._parsed(events))
+        return self._record(self._parsed(events))
 
     def finish(self) -> list[AnswerEvent]:
         events = [] if self._splitter is None else self._splitter.finish()
         events = self._parsed(events)
         if self._parser is not None:
             events += self._parser.finish()
-        return self._keep(events)
+        return self._record(events)
 
     def read(self, text: str) -> ChatAnswer:
-        """A whole answer at once."""
+        """Parse a complete answer."""
         self.feed(text)
         self.finish()
         return self.answer
@@ -73,7 +73,7 @@ class AnswerReader:
                 found.append(event)
         return found
 
-    def _keep(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+    def _record(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         if not self._keep_reasoning:
             events = [event for event in events if not isinstance(event, ReasoningText)]
         events = merged(events)
@@ -90,7 +90,7 @@ class AnswerReader:
 
 
 def merged(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-    """Pieces of one kind that follow each other, put together."""
+    """Join consecutive text events of the same kind."""
     found: list[AnswerEvent] = []
     texts: list[str] = []
 

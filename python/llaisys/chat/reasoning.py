@@ -1,4 +1,4 @@
-"""Reasoning before an answer: <think> .. </think>, taken apart from it as it comes."""
+"""Splits reasoning (<think> .. </think>) from a streamed answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from llaisys.chat.json_reader import skip_space
 from llaisys.chat.records import AnswerEvent, ContentText, ReasoningText
-from llaisys.chat.text_source import Delimiters, Mismatch, Reading, TextSource
+from llaisys.chat.text_source import Delimiters, Mismatch, Parsing, TextSource
 
-MAX_SPACE = 1024  # characters of white space before the opening mark
+MAX_SPACE = 1024  # characters of white space before the opening marker
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """What a model writes around its reasoning."""
+    """Delimiters of a model's reasoning."""
 
     start: str
     end: str
 
 
-# By the names that `--reasoning-parser` takes; vLLM's mean the same here.
+# Values of `--reasoning-parser`; vLLM's names are aliases.
 REASONING_FORMATS: dict[str, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
@@ -29,35 +29,35 @@ ALIASES = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
 
 
 class ReasoningSplitter:
-    """Reasoning is what stands between the markers at the beginning of an answer, or before the
-    closing one when the prompt has opened it. White space around the reasoning is dropped."""
+    """Reasoning is the text between the markers at the start of an answer, or before the closing
+    marker when the prompt ends with the opening one. White space around it is removed."""
 
     def __init__(self, markers: ReasoningMarkers, opened: bool = False) -> None:
-        """`opened`: the prompt ends inside of the reasoning."""
+        """`opened`: the prompt ends inside the reasoning."""
         self._source = TextSource(MAX_SPACE)
         self._markers = markers
         self._opened = opened
         self._events: list[AnswerEvent] = []
-        self._space: list[str] = []  # at the end of the reasoning so far
-        self._begun = False  # the reasoning has text
-        self._reading: Reading[None] | None = self._read()
+        self._space: list[str] = []  # trailing white space so far
+        self._has_text = False
+        self._parsing: Parsing[None] | None = self._read()
 
     def feed(self, text: str) -> list[AnswerEvent]:
         self._source.push(text)
         return self._advance()
 
     def finish(self) -> list[AnswerEvent]:
-        """No more text comes; an answer that ends inside of the reasoning has nothing else."""
+        """End of the answer; an answer that ends inside the reasoning has no content."""
         self._source.closed = True
         return self._advance()
 
     def _advance(self) -> list[AnswerEvent]:
-        if self._reading is not None and next(self._reading, self) is self:
-            self._reading = None
+        if self._parsing is not None and next(self._parsing, self) is self:
+            self._parsing = None
         events, self._events = self._events, []
         return events
 
-    def _read(self) -> Reading[None]:
+    def _read(self) -> Parsing[None]:
         source, markers = self._source, self._markers
         if self._opened or (yield from self._opens()):
             found = yield from source.until(Delimiters(markers.end), self._reasoning)
@@ -65,11 +65,11 @@ class ReasoningSplitter:
                 yield from skip_space(source)
         yield from source.rest(self._content)
 
-    def _opens(self) -> Reading[bool]:
-        """Read the opening mark if it is there, else nothing."""
+    def _opens(self) -> Parsing[bool]:
+        """Read the opening marker if present, else nothing."""
         source, found = self._source, False
         source.mark()
-        with suppress(Mismatch):  # no end of white space
+        with suppress(Mismatch):  # too much white space
             yield from skip_space(source)
             found = yield from source.starts_with(self._markers.start)
         if not found:
@@ -80,11 +80,11 @@ class ReasoningSplitter:
         return True
 
     def _reasoning(self, text: str) -> None:
-        if not self._begun:
+        if not self._has_text:
             text = text.lstrip()
         bare = text.rstrip()
         if bare:
-            self._begun = True
+            self._has_text = True
             self._events.append(ReasoningText("".join([*self._space, bare])))
             self._space = []
         if len(bare) < len(text):

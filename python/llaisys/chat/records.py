@@ -1,4 +1,4 @@
-"""Tools, calls, and what a reader finds in an answer: plain records that every door translates."""
+"""Protocol-independent records: tools, tool calls, answers and their streaming events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Tool:
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # a JSON schema of an object; None: no arguments
-    strict: bool = False  # the arguments are held to the schema
+    parameters: dict[str, Any] | None = None  # JSON schema of an object; None: no arguments
+    strict: bool = False  # constrain the arguments to the schema
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The tool in the format of chat templates."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -26,29 +26,28 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call in an answer. `arguments` is what the model wrote: JSON, unless it was cut off or the
-    model made a mistake in it."""
+    """A call in an answer. `arguments` is the model's text: JSON, unless truncated or invalid."""
 
     id: str
     name: str
     arguments: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As OpenAI writes it."""
+        """The call in OpenAI's format."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """An answer, read."""
+    """A parsed answer."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def to_message(self) -> dict[str, Any]:
-        """As a message of a history; what there is not is left out, but for the content."""
+        """The answer as an assistant message; empty fields other than content are omitted."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -58,7 +57,7 @@ class ChatAnswer:
         return message
 
 
-# ---- what is new in an answer that grows ---------------------------------------------------------
+# ---- streaming events ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Call `index` begins; its arguments follow in pieces, and calls do not overlap."""
+    """Start of call `index`; CallArguments events follow. Calls do not overlap."""
 
     index: int
     id: str

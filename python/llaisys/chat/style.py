@@ -1,4 +1,4 @@
-"""What a model's chat template tells about its way to call tools and to reason."""
+"""`ChatStyle`: tool-call and reasoning formats of a model, detected from its chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llaisys.chat.history import Message, native_messages, plain_messages
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarkers, ReasoningSplitter
 from llaisys.chat.tool_formats import TOOL_FORMATS
-from llaisys.chat.tool_formats.tagged import TaggedParser
+from llaisys.chat.tool_formats.hermes import HermesParser
 from llaisys.chat.tools import ToolSet
 from llaisys.common.validation import check_choice
 
@@ -19,11 +19,11 @@ AUTO, NONE = "auto", "none"
 TOOL_PARSERS = (AUTO, *TOOL_FORMATS, *tool_formats.ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS, *reasoning.ALIASES)
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-SWITCHES = ("enable_thinking", "thinking")  # variables that turn reasoning on and off
-TAIL_TOKENS = 16  # of a prompt, in which the mark that opens the reasoning is looked for
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # template variables: reasoning on or off
+TAIL_TOKENS = 16  # tokens at the end of a prompt searched for the opening reasoning marker
 
-# A piece of a template's text -> the format that it is a part of, the most telling first.
-_TELLING = {
+# Substring of a template -> tool format, most specific first.
+_FORMAT_HINTS = {
     "<｜tool▁call": "deepseek",
     "[TOOL_CALLS]": "mistral",
     "<tool_call>": "hermes",
@@ -34,17 +34,17 @@ _TELLING = {
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    """Of one model. Immutable."""
+    """Formats of one model. Immutable."""
 
-    tool_format: str = "json"  # a key of TOOL_FORMATS
+    tool_format: str = "json"  # key of TOOL_FORMATS
     lists_tools: bool = False  # the template writes the tools into the prompt
-    markers: ReasoningMarkers | None = None  # None: the model does not reason
-    variables: frozenset[str] = frozenset()  # that the template reads
+    markers: ReasoningMarkers | None = None  # None: no reasoning
+    variables: frozenset[str] = frozenset()  # read by the template
 
     @classmethod
     def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ChatStyle:
-        """Picked from the tokenizer's template, unless a parser is named. Raises InvalidInputError
-        for a name that nobody knows."""
+        """Detect the formats from the tokenizer's template, unless a parser is named. Raises
+        InvalidInputError for an unknown name."""
         check_choice("tool_call_parser", tool_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", reasoning_parser, REASONING_PARSERS)
         facts = getattr(tokenizer, "template_facts", lambda: None)()
@@ -53,15 +53,15 @@ class ChatStyle:
         lists_tools = "tools" in variables
         name = tool_formats.ALIASES.get(tool_parser, tool_parser)
         if name == AUTO:
-            telling = (kind for piece, kind in _TELLING.items() if piece in text)
-            name = next(telling, "json") if lists_tools else "json"
+            hints = (kind for piece, kind in _FORMAT_HINTS.items() if piece in text)
+            name = next(hints, "json") if lists_tools else "json"
         markers = _markers_of(tokenizer, text, reasoning_parser)
         return cls(name, lists_tools, markers, variables)
 
     @property
-    def writes_tags(self) -> bool:
-        """Whether calls stand between tags, in the format that we ask for ourselves."""
-        return TOOL_FORMATS[self.tool_format] is TaggedParser
+    def uses_tags(self) -> bool:
+        """Whether calls are between <tool_call> tags."""
+        return TOOL_FORMATS[self.tool_format] is HermesParser
 
     def prepare(
         self, messages: Sequence[Message], tools: ToolSet | None
@@ -83,8 +83,8 @@ class ChatStyle:
         keep_reasoning: bool = True,
         seed: str = "",
     ) -> AnswerReader:
-        """For one choice; `opened`: the prompt ends inside of the reasoning; `seed`: of the ids of
-        calls."""
+        """A reader for one choice. `opened`: the prompt ends inside the reasoning; `seed`: of the
+        call ids."""
         splitter = parser = None
         if self.markers is not None:
             splitter = ReasoningSplitter(self.markers, opened)
@@ -93,14 +93,14 @@ class ChatStyle:
         return AnswerReader(splitter, parser, keep_reasoning)
 
     def opens_reasoning(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends inside of the reasoning: with the opening mark."""
+        """Whether a prompt ends with the opening reasoning marker."""
         if self.markers is None:
             return False
         tail: str = tokenizer.decode_tokens(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(self.markers.start)
 
     def is_inside_reasoning(self, text: str) -> bool:
-        """Whether the beginning of an answer ends inside of the reasoning."""
+        """Whether a partial answer ends inside the reasoning."""
         return self.markers is not None and text.rfind(self.markers.start) > text.rfind(
             self.markers.end
         )
@@ -108,7 +108,8 @@ class ChatStyle:
     def reasoning_counter(
         self, tokenizer: Any, opened: bool
     ) -> Callable[[Sequence[int]], int] | None:
-        """Counts the tokens of reasoning in an answer; None where the markers are no tokens."""
+        """A function that counts the reasoning tokens of an answer; None if the end marker is not a
+        single token."""
         if self.markers is None:
             return None
         start, end = tokenizer.token_id(self.markers.start), tokenizer.token_id(self.markers.end)
@@ -126,7 +127,7 @@ class ChatStyle:
         return count
 
     def visible_ids(self, tokenizer: Any, tools: ToolSet | None) -> frozenset[int]:
-        """Control tokens that a reader must see, although control tokens have no text."""
+        """Special tokens whose text the reader needs."""
         words: list[str] = [] if tools is None else list(TOOL_FORMATS[self.tool_format].markers)
         if self.markers is not None:
             words += [self.markers.start, self.markers.end]
@@ -135,7 +136,7 @@ class ChatStyle:
         return frozenset(token for token in ids if token in special)
 
     def effort_variables(self, effort: str) -> dict[str, Any]:
-        """What `reasoning_effort` is to the template; nothing where that knows no such thing."""
+        """Template variables for a `reasoning_effort`; empty if the template has none."""
         found: dict[str, Any] = {}
         if "reasoning_effort" in self.variables and effort != "none":
             found["reasoning_effort"] = effort
@@ -145,7 +146,7 @@ class ChatStyle:
         """The template's variables that turn reasoning on or off; none where it has no switch."""
         if self.markers is None:
             return {}
-        return {switch: on for switch in SWITCHES if switch in self.variables}
+        return {switch: on for switch in THINKING_SWITCHES if switch in self.variables}
 
 
 def _markers_of(tokenizer: Any, text: str, parser: str) -> ReasoningMarkers | None:

@@ -1,8 +1,7 @@
-"""Text that comes in pieces, read by generators that wait where it ends.
+"""Incremental parsing of streamed text with generators.
 
-A generator `yield`s when it needs more text and is resumed when there is some, or when there will
-be none. So a parser is written as if it had the whole text, and any cut of the text into pieces
-gives the same result.
+A generator yields when it needs more text and is resumed when there is more or at the end. A parser
+is written as if it had the whole text; the result does not depend on how the text is split.
 """
 
 from __future__ import annotations
@@ -12,43 +11,43 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-Reading = Generator[None, None, T]  # a reading that ends with a T
+Parsing = Generator[None, None, T]  # a parser that returns a T
 Sink = Callable[[str], None]
 
 
 class Mismatch(Exception):
-    """The text is not what was looked for; what was read since `mark` may be read again."""
+    """The text does not match; the text since `mark` may be read again."""
 
 
 class EndOfText(Mismatch):
-    """The text ends inside of what was looked for."""
+    """The text ends before the match is complete."""
 
 
 class TextSource:
-    """The unread rest of a text, and what is kept to be read again: everything from `mark` on,
-    until `forget` or `rewind`. More than `max_kept` characters of that are a Mismatch."""
+    """A text buffer with backtracking: text since `mark` is retained until `forget` or `rewind`.
+    More than `max_lookahead` retained characters raise Mismatch."""
 
-    def __init__(self, max_kept: int) -> None:
+    def __init__(self, max_lookahead: int) -> None:
         self.text = ""
         self.pos = 0
         self.closed = False
-        self._max_kept = max_kept
+        self._max_lookahead = max_lookahead
         self._mark: int | None = None
 
     def push(self, text: str) -> None:
-        kept = self.pos if self._mark is None else self._mark
-        self.text = self.text[kept:] + text
-        self.pos -= kept
+        start = self.pos if self._mark is None else self._mark
+        self.text = self.text[start:] + text
+        self.pos -= start
         if self._mark is not None:
             self._mark = 0
 
     @property
     def at_end(self) -> bool:
-        """Whether everything that has come is read."""
+        """Whether all received text is read."""
         return self.pos >= len(self.text)
 
-    def more(self) -> Reading[bool]:
-        """Wait for text behind what has come; False: there is none."""
+    def more(self) -> Parsing[bool]:
+        """Wait for more text; False: the text has ended."""
         unread = len(self.text) - self.pos
         while len(self.text) - self.pos == unread:
             if self.closed:
@@ -56,47 +55,47 @@ class TextSource:
             yield
         return True
 
-    def peek(self) -> Reading[str]:
+    def peek(self) -> Parsing[str]:
         """The next character. Raises EndOfText."""
         if self.at_end and not (yield from self.more()):
             raise EndOfText
         return self.text[self.pos]
 
     def take(self, count: int) -> str:
-        """Read `count` characters that have come."""
+        """Read `count` received characters."""
         piece = self.text[self.pos : self.pos + count]
         self.pos += len(piece)
-        if self._mark is not None and self.pos - self._mark > self._max_kept:
+        if self._mark is not None and self.pos - self._mark > self._max_lookahead:
             raise Mismatch
         return piece
 
-    def starts_with(self, word: str) -> Reading[bool]:
-        """Whether `word` is next; nothing is read."""
+    def starts_with(self, word: str) -> Parsing[bool]:
+        """Whether `word` comes next; reads nothing."""
         while len(self.text) - self.pos < len(word):
             if not word.startswith(self.text[self.pos :]) or not (yield from self.more()):
                 return False
         return self.text.startswith(word, self.pos)
 
-    def until(self, words: Delimiters, sink: Sink) -> Reading[str | None]:
-        """Read up to the first of `words` and past it, everything before it into `sink` as soon as
-        it cannot be the beginning of one; None: the text has ended."""
+    def until(self, words: Delimiters, sink: Sink) -> Parsing[str | None]:
+        """Read through the first of `words` and return it; None at the end of the text. The text
+        before it goes to `sink` as soon as it cannot be the start of a delimiter."""
         while True:
             found = words.search(self.text, self.pos)
             if found is not None:
                 if found.start() > self.pos:
                     sink(self.take(found.start() - self.pos))
                 return self.take(len(found[0]))
-            held = 0 if self.closed else words.beginning(self.text, self.pos)
-            free = len(self.text) - held - self.pos
-            if free:
-                sink(self.take(free))
+            partial = 0 if self.closed else words.partial_match(self.text, self.pos)
+            ready = len(self.text) - partial - self.pos
+            if ready:
+                sink(self.take(ready))
             if not (yield from self.more()):
                 if not self.at_end:
                     sink(self.take(len(self.text) - self.pos))
                 return None
 
-    def rest(self, sink: Sink) -> Reading[None]:
-        """Read up to the end of the text."""
+    def rest(self, sink: Sink) -> Parsing[None]:
+        """Read to the end of the text."""
         while True:
             if not self.at_end:
                 sink(self.take(len(self.text) - self.pos))
@@ -110,21 +109,21 @@ class TextSource:
         self._mark = None
 
     def rewind(self) -> None:
-        """Everything since `mark` is unread again."""
+        """Return to `mark`."""
         if self._mark is not None:
             self.pos, self._mark = self._mark, None
 
 
 class Delimiters:
-    """Some words to look for; of those that begin at one place the longest is meant."""
+    """Words to search for; at one offset the longest matches."""
 
     def __init__(self, *words: str) -> None:
         self.words = sorted(words, key=len, reverse=True)
         self.search = re.compile("|".join(map(re.escape, self.words))).search
 
-    def beginning(self, text: str, start: int) -> int:
-        """How many characters at the end of `text` (from `start` on) may be the beginning of one of
-        the words, with none of them whole."""
+    def partial_match(self, text: str, start: int) -> int:
+        """Length of the longest end of `text` (from `start` on) that is a proper prefix of a
+        word."""
         for at in range(max(start, len(text) - len(self.words[0]) + 1), len(text)):
             end = text[at:]
             if any(word.startswith(end) for word in self.words):

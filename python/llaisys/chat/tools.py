@@ -1,4 +1,4 @@
-"""The tools that a request offers, checked: what every door hands over, whatever it calls them."""
+"""`ToolSet`: the validated tools of a request, independent of the API protocol."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llaisys.chat.tool_formats.base import MAX_CALLS, NAME
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import check_bool, check_count, invalid_count, invalid_value
 
-MAX_TOOLS = 128  # OpenAI's
-MAX_TOOL_CHARS = 256 << 10  # of all of them as JSON
-MAX_DEPTH = 48  # of a schema; a template takes 64 levels in all
+MAX_TOOLS = 128  # OpenAI's limit
+MAX_TOOL_CHARS = 256 << 10  # of all tools as JSON
+MAX_DEPTH = 48  # of a schema; a template accepts 64 levels in total
 
 NAME_LIMIT = "1 to 128 of the characters A-Z a-z 0-9 _ . : / -"
 
@@ -24,17 +24,17 @@ class ToolChoice(Enum):
     AUTO = "auto"  # the model decides
     NONE = "none"
     REQUIRED = "required"  # at least one call
-    NAMED = "named"  # a call of the tool that is named
+    NAMED = "named"  # a call of the named tool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Made by `of`; not empty. `named` is one of the tools when the choice is NAMED."""
+    """Created by `of`; not empty. `named` is one of the tools when the choice is NAMED."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice = ToolChoice.AUTO
     named: str | None = None
-    parallel: bool = True  # more than one call in an answer
+    parallel: bool = True  # allow several calls per answer
     num_chars: int = 0  # of the tools as JSON
 
     @classmethod
@@ -46,8 +46,8 @@ class ToolSet:
         parallel: bool = True,
         path: str = "tools[{}].function",
     ) -> ToolSet | None:
-        """None when there are no tools to call: none are given, or the choice is `none`. `path`:
-        where a tool's name stands, for errors. Raises InvalidInputError."""
+        """None without tools or with choice `none`. `path`: of a tool in error messages. Raises
+        InvalidInputError."""
         num_chars = check_tools(tools, path)
         kind = ToolChoice.NAMED if named is not None else ToolChoice(choice or "auto")
         names = [tool.name for tool in tools]
@@ -65,7 +65,7 @@ class ToolSet:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those that may be called: all, or the named one."""
+        """The tools that may be called: all, or the named one."""
         return tuple(tool for tool in self.tools if self.named in (None, tool.name))
 
     @property
@@ -81,19 +81,19 @@ class ToolSet:
 
 
 def check_tools(tools: Sequence[Tool], path: str) -> int:
-    """How many characters they have as JSON. Raises InvalidInputError."""
+    """Validate tools and return their size as JSON in characters. Raises InvalidInputError."""
     check_count("tools", len(tools), MAX_TOOLS, "tools")
     seen: set[str] = set()
     size = 0
     for number, tool in enumerate(tools):
-        place = path.format(number)
+        where = path.format(number)
         if not NAME.fullmatch(tool.name):
-            raise invalid_value(f"{place}.name", tool.name, NAME_LIMIT)
+            raise invalid_value(f"{where}.name", tool.name, NAME_LIMIT)
         if tool.name in seen:
-            raise invalid_value(f"{place}.name", tool.name, "a name that no other tool has")
+            raise invalid_value(f"{where}.name", tool.name, "a name that no other tool has")
         seen.add(tool.name)
         if depth_of(tool.parameters, MAX_DEPTH + 1) > MAX_DEPTH:
-            field = f"{place}.parameters"
+            field = f"{where}.parameters"
             raise InvalidInputError(f"{field} is nested more than {MAX_DEPTH} deep", field=field)
         size += len(json.dumps(tool.for_template(), ensure_ascii=False))
         if size > MAX_TOOL_CHARS:
@@ -102,7 +102,7 @@ def check_tools(tools: Sequence[Tool], path: str) -> int:
 
 
 def depth_of(value: Any, enough: int) -> int:
-    """How deep lists and objects lie in each other; no further than `enough`."""
+    """Nesting depth of lists and objects, counted up to `enough`."""
     level, depth = [value], 0
     while depth < enough:
         level = [
@@ -118,7 +118,7 @@ def depth_of(value: Any, enough: int) -> int:
 
 
 def read_tool(definition: Any, path: str) -> Tool:
-    """A tool as OpenAI writes it: {"type": "function", "function": {"name": ..}}."""
+    """Parse a tool in OpenAI's format: {"type": "function", "function": {"name": ..}}."""
     function = definition.get("function") if isinstance(definition, Mapping) else None
     if not isinstance(function, Mapping) or definition.get("type", "function") != "function":
         raise invalid_value(path, definition, "{'type': 'function', 'function': {'name', ..}}")
@@ -139,7 +139,7 @@ def read_tools(
     choice: str | Mapping[str, Any] | None = None,
     parallel: bool | None = None,
 ) -> ToolSet | None:
-    """`tools`, `tool_choice` and `parallel_tool_calls` as OpenAI writes them."""
+    """Parse OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`."""
     if definitions is not None and not isinstance(definitions, (list, tuple)):
         raise invalid_value("tools", definitions, "a list")
     check_count("tools", len(definitions or ()), MAX_TOOLS, "tools")

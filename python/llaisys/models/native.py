@@ -66,8 +66,7 @@ _OFFSETS = {"chain": "chain_offsets", "bias_ids": "bias_offsets", "bias_values":
 PARALLEL_FIELDS = tuple(
     field.name
     for field in dataclasses.fields(ParallelConfig)
-    if field.name
-    not in ("tensor_parallel_device_ids", "numa")  # not in C
+    if field.name not in ("tensor_parallel_device_ids", "numa")  # not in C
 )
 
 

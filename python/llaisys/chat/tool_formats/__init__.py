@@ -1,21 +1,20 @@
-"""The ways in which models call tools, one module each, by their names for `--tool-call-parser`.
-
-vLLM's names mean the same here."""
+"""Tool-call parsers, one module per format, by their `--tool-call-parser` names (vLLM's names are
+accepted)."""
 
 from __future__ import annotations
 
 from llaisys.chat.tool_formats.base import MAX_CALLS, ToolCallParser
 from llaisys.chat.tool_formats.deepseek import DeepSeekParser
+from llaisys.chat.tool_formats.hermes import HermesParser
 from llaisys.chat.tool_formats.llama3 import Llama3Parser
 from llaisys.chat.tool_formats.mistral import MistralParser
-from llaisys.chat.tool_formats.tagged import TaggedParser
 
 TOOL_FORMATS: dict[str, type[ToolCallParser]] = {
-    "hermes": TaggedParser,
+    "hermes": HermesParser,
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
     "deepseek": DeepSeekParser,
-    "json": TaggedParser,  # what we ask for where the template says nothing
+    "json": HermesParser,  # for templates without tools; the format of history._INSTRUCTIONS
 }
 ALIASES = {
     "qwen": "hermes",

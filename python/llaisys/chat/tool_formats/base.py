@@ -1,9 +1,9 @@
-"""Reading calls of tools out of an answer that grows.
+"""Base class of tool-call parsers for streamed answers.
 
-A format says where calls stand in the text; what is not a call is content. A call begins when its
-name is known and its arguments begin. What turns out to be no call before that is content, as it
-was written; after it, the arguments are passed on as they come, right or wrong. White space beside
-calls is dropped.
+A format defines where calls are in the text; all other text is content. A call starts when its name
+is complete and its arguments start. Text that fails to match before that point is content,
+unchanged; after it, arguments are forwarded as they arrive, valid or not. White space around calls
+is removed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from llaisys.chat.json_reader import captured, decoded, drop, expect, read_value, skip_space
+from llaisys.chat.json_reader import decoded, discard, expect, read_decoded, read_value, skip_space
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ContentText
-from llaisys.chat.text_source import Delimiters, Mismatch, Reading, TextSource
+from llaisys.chat.text_source import Delimiters, Mismatch, Parsing, TextSource
 
-MAX_CALLS = 128  # of one answer; further ones are dropped
-MAX_KEPT = 64 << 10  # characters that wait to become a call, or content after all
+MAX_CALLS = 128  # per answer; further calls are ignored
+MAX_LOOKAHEAD = 64 << 10  # characters held back until they are a call or content
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 _ARGUMENTS = ("arguments", "parameters")
-_BESIDE = ("id", "type")  # other keys that calls have
+_OTHER_KEYS = ("id", "type")  # ignored keys of a call
 
 
 class ToolCallParser(ABC):
-    """`feed` and `finish` give what is new. Time and memory are in proportion to the text."""
+    """`feed` and `finish` return new events. Time and memory are linear in the text."""
 
-    short_id = 0  # characters of an id, where a template insists on it
-    markers: tuple[str, ...] = ()  # what stands around calls; some may be control tokens
+    short_id = 0  # length of call ids, if the template requires one
+    markers: tuple[str, ...] = ()  # delimiters of calls; some may be special tokens
 
     def __init__(
         self, names: Collection[str] = (), max_calls: int = MAX_CALLS, seed: str = ""
@@ -41,21 +41,21 @@ class ToolCallParser(ABC):
         the format's markers any name is a call. `seed`: of the call ids, so that parsing a text
         again gives the same ids; "": random."""
         self._seed = seed or uuid.uuid4().hex
-        self.source = TextSource(MAX_KEPT)
+        self.source = TextSource(MAX_LOOKAHEAD)
         self._names = frozenset(names)
         self._max_calls = min(max_calls, MAX_CALLS)
         self._num_calls = 0
         self._events: list[AnswerEvent] = []
-        self._space: list[str] = []  # at the end of the content so far
-        self._after_call = False  # nothing but white space since the last call
-        self._reading: Reading[None] | None = self._read_all()
+        self._space: list[str] = []  # trailing white space of the content so far
+        self._after_call = False  # only white space since the last call
+        self._parsing: Parsing[None] | None = self._read_all()
 
     def feed(self, text: str) -> list[AnswerEvent]:
         self.source.push(text)
         return self._advance()
 
     def finish(self) -> list[AnswerEvent]:
-        """No more text comes."""
+        """End of the answer."""
         self.source.closed = True
         events = self._advance()
         if self._space and not self._num_calls:
@@ -63,20 +63,20 @@ class ToolCallParser(ABC):
         return events
 
     def _advance(self) -> list[AnswerEvent]:
-        if self._reading is not None and next(self._reading, self) is self:
-            self._reading = None
+        if self._parsing is not None and next(self._parsing, self) is self:
+            self._parsing = None
         events, self._events = self._events, []
         return events
 
-    def _read_all(self) -> Reading[None]:
+    def _read_all(self) -> Parsing[None]:
         yield from self._read()
         yield from self.source.rest(self.content)
 
     @abstractmethod
-    def _read(self) -> Reading[None]:
-        """Read the text up to its end, or to where no call can follow."""
+    def _read(self) -> Parsing[None]:
+        """Parse the text up to its end, or to where no call can follow."""
 
-    # ---- what formats are made of --------------------------------------------------------------
+    # ---- building blocks of formats ------------------------------------------------------------
 
     def content(self, text: str) -> None:
         if self._after_call:
@@ -89,7 +89,7 @@ class ToolCallParser(ABC):
             self._space.append(text[len(bare) :])
 
     def begin(self, name: str) -> None:
-        """A call begins: there is no way back."""
+        """Start a call; commits to it."""
         self.source.forget()
         self._space, self._after_call = [], True
         self._num_calls += 1
@@ -104,9 +104,9 @@ class ToolCallParser(ABC):
         if text and self._num_calls <= self._max_calls:
             self._events.append(CallArguments(self._num_calls - 1, text))
 
-    def attempt(self, mark: str, calls: Reading[None]) -> Reading[bool]:
-        """Read `calls`. If they turn out to be none, `mark` is content and what follows it is read
-        again. Whether there was one."""
+    def attempt(self, mark: str, calls: Parsing[None]) -> Parsing[bool]:
+        """Run the parser `calls` and return whether it found a call. Otherwise `mark` is content
+        and the text after it is read again."""
         before = self._num_calls
         self.source.mark()
         with suppress(Mismatch):
@@ -119,9 +119,9 @@ class ToolCallParser(ABC):
             self.content(mark)
         return False
 
-    def json_calls(self, end: Delimiters | None = None, strict: bool = False) -> Reading[None]:
-        """{"name": .., "arguments": ..}, or a list of such objects. `end`: what the calls end with;
-        `strict`: nothing but a call of a known tool."""
+    def json_calls(self, end: Delimiters | None = None, strict: bool = False) -> Parsing[None]:
+        """Parse {"name": .., "arguments": ..}, or a list of such objects. `end`: delimiter after
+        the calls; `strict`: accept only calls of known tools."""
         if (yield from expect(self.source, "{[")) == "{":
             yield from self._json_call(end, strict)
             return
@@ -131,30 +131,30 @@ class ToolCallParser(ABC):
             if (yield from expect(self.source, ",]")) == "]":
                 return
 
-    def _json_call(self, end: Delimiters | None, strict: bool) -> Reading[None]:
-        """The rest of a call behind its brace. The name may come before or after the arguments."""
+    def _json_call(self, end: Delimiters | None, strict: bool) -> Parsing[None]:
+        """Parse a call after its brace. The name may come before or after the arguments."""
         name: str | None = None
-        early: str | None = None  # arguments that came before it
+        early: str | None = None  # arguments before the name
         begun = False
         while True:
             key = yield from self._key()
             if key == "name" and name is None:
-                name = self._checked_name((yield from captured(self.source)), strict)
+                name = self._checked_name((yield from read_decoded(self.source)), strict)
             elif key in _ARGUMENTS and name is not None and not begun:
                 begun = True
                 yield from self.call_arguments(name, end)
             elif key in _ARGUMENTS and early is None and not begun:
-                early = as_arguments((yield from captured(self.source)))
-            elif key == "function" and name is None:  # as OpenAI writes calls
-                inner = yield from captured(self.source)
+                early = as_arguments((yield from read_decoded(self.source)))
+            elif key == "function" and name is None:  # OpenAI's format
+                inner = yield from read_decoded(self.source)
                 if not isinstance(inner, dict):
                     raise Mismatch
                 name = self._checked_name(inner.get("name"), strict)
                 early = as_arguments(inner.get("arguments"))
-            elif strict and not begun and key not in _BESIDE:
+            elif strict and not begun and key not in _OTHER_KEYS:
                 raise Mismatch
             else:
-                yield from read_value(self.source, drop)
+                yield from read_value(self.source, discard)
             if name is not None and early is not None and not begun:
                 begun = True
                 self.begin(name)
@@ -168,11 +168,11 @@ class ToolCallParser(ABC):
         self.begin(name)
         self.arguments("{}")
 
-    def _key(self) -> Reading[str]:
+    def _key(self) -> Parsing[str]:
         yield from skip_space(self.source)
         if (yield from self.source.peek()) != '"':
             raise Mismatch
-        key = yield from captured(self.source)
+        key = yield from read_decoded(self.source)
         yield from expect(self.source, ":")
         return str(key)
 
@@ -183,13 +183,13 @@ class ToolCallParser(ABC):
             raise Mismatch
         return name
 
-    def call_arguments(self, name: str, end: Delimiters | None) -> Reading[None]:
-        """The call `name` with the value that follows. When that breaks off, all text up to `end`
-        belongs to it."""
+    def call_arguments(self, name: str, end: Delimiters | None) -> Parsing[None]:
+        """Parse the arguments of call `name`. If they are invalid JSON, all text up to `end` is
+        arguments."""
         yield from skip_space(self.source)
         first = yield from self.source.peek()
         if first != "{":  # an object as a string, or null
-            text = as_arguments((yield from captured(self.source)))
+            text = as_arguments((yield from read_decoded(self.source)))
             self.begin(name)
             self.arguments(text)
             return
@@ -203,8 +203,8 @@ class ToolCallParser(ABC):
                 yield from self.source.until(end, self.arguments)
             raise
 
-    def close(self, *ends: str) -> Reading[None]:
-        """Read what closes a call, where it is there; braces that are one too many before it."""
+    def close(self, *ends: str) -> Parsing[None]:
+        """Skip the closing delimiter of a call, if present, and surplus braces before it."""
         yield from skip_space(self.source)
         while not self.source.at_end and self.source.text[self.source.pos] == "}":
             self.source.take(1)
@@ -214,21 +214,21 @@ class ToolCallParser(ABC):
                 self.source.take(len(end))
                 return
             rest = self.source.text[self.source.pos :]
-            if self.source.closed and end.startswith(rest):  # cut off in the middle of it
+            if self.source.closed and end.startswith(rest):  # truncated delimiter
                 self.source.take(len(rest))
 
-    def marked_calls(self, start: str, calls: Callable[[], Reading[None]]) -> Reading[None]:
-        """Calls behind each `start`; and at the very beginning also without it."""
+    def marked_calls(self, start: str, calls: Callable[[], Parsing[None]]) -> Parsing[None]:
+        """Parse calls after each `start`; at the start of an answer also without it."""
         yield from self.bare_calls()
         mark = Delimiters(start)
         while (yield from self.source.until(mark, self.content)) is not None:
             yield from self.attempt(start, calls())
 
-    def bare_calls(self) -> Reading[bool]:
-        """Calls at the very beginning of an answer, without any mark; perhaps fenced."""
+    def bare_calls(self) -> Parsing[bool]:
+        """Parse calls at the start of an answer without a marker, optionally in a code fence."""
         return (yield from self.attempt("", self._bare()))
 
-    def _bare(self) -> Reading[None]:
+    def _bare(self) -> Parsing[None]:
         yield from skip_space(self.source)
         fenced = False
         for fence in ("```json", "```"):
@@ -241,7 +241,7 @@ class ToolCallParser(ABC):
 
 
 def as_arguments(value: object) -> str:
-    """The text of arguments that were read as a whole. Raises Mismatch when they are none."""
+    """Decoded arguments as JSON text; Mismatch unless they are an object."""
     if value is None:
         return "{}"
     if isinstance(value, str):

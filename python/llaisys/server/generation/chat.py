@@ -146,7 +146,7 @@ def constrain_to_tools(
         opened and style.markers is not None and tokenizer.token_id(style.markers.end) is not None
     )
     constraint = call_constraint(
-        tools, style.writes_tags, None if detects else style.markers, opened
+        tools, style.uses_tags, None if detects else style.markers, opened
     )
     if constraint is None:
         return params
