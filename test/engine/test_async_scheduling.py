@@ -102,7 +102,7 @@ def test_random_requests_give_what_they_give_without_steps_ahead(seed, order, nu
     late = make_late_engine(order, **sizes)
     assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
     assert not late_adapter_of(late).histories or late.core.scheduler.queues.released
-    assert len(late.core.executor.worker._launched) == 0
+    assert len(late.core.executor.worker._in_flight) == 0
 
 
 def test_the_native_model_gives_what_it_gives_without_steps_ahead():

@@ -44,7 +44,7 @@ DRAFTS = {"num_speculative_tokens": 4, "disable_by_batch_size": 1000, "prompt_lo
 @pytest.fixture(autouse=True)
 def _whole_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that know nothing would stop behind the first."""
-    monkeypatch.setattr("llaisys.engine.worker.drafting.head.SURE", 0.0)
+    monkeypatch.setattr("llaisys.engine.worker.drafting.head.MIN_PROBABILITY", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
 ):
     """Prompts in pieces, two sequences, refused drafts: what was asked for each time is drafted
     from scratch once more. It ends behind the first draft that the head is not sure of."""
-    monkeypatch.setattr("llaisys.engine.worker.drafting.head.SURE", sure)
+    monkeypatch.setattr("llaisys.engine.worker.drafting.head.MIN_PROBABILITY", sure)
     monkeypatch.setattr("llaisys.engine.worker.drafting.head.MAX_PENDING", 7)
     settings = settings_of(files, max_num_batched_tokens=17, enable_prefix_caching=False)
     engine = LLMEngine(make_config(seed=7, speculative_config=drafts_of(kind, files), **settings))
@@ -142,8 +142,8 @@ def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
     seen: list[tuple[list[int], list[int], int]] = []
     draft = drafter.draft
 
-    def watching(requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
-        drafts = draft(requests, forgotten)
+    def watching(requests: Sequence[DraftRequest], released: Sequence[int]) -> list[list[int]]:
+        drafts = draft(requests, released)
         for request, found in zip(requests, drafts, strict=True):
             tokens = known.setdefault(request.seq_id, [])
             tokens[request.start :] = request.token_ids
@@ -155,7 +155,7 @@ def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
         prompt = [(index + 5) * k % VOCAB for k in range(1, length + 1)]
         engine.submit(prompt, greedy(9, ignore_eos=True), f"r{index}")
     run_all(engine)
-    drafter.books.check_integrity()
+    drafter.tables.check_integrity()
     assert len(seen) > 3
     lengths = set()
     for tokens, found, count in seen[:6]:
@@ -166,7 +166,7 @@ def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
     assert len(lengths) > 1 or not sure
     engine.submit([1], greedy(1), "c")  # the others have gone
     run_all(engine)
-    assert len(drafter.books.sequences) <= 1
+    assert len(drafter.tables.sequences) <= 1
     engine.close()
 
 
@@ -194,10 +194,10 @@ def test_who_does_not_draft_keeps_few_rows_and_a_full_batch_none(files: dict[str
     engine.step()
     drafted = engine.stats()["spec_decode_num_drafts"]
     assert drafted == 1 and track.sequence.computed >= LATEST
-    drafter.books.check_integrity()
-    drafter._too_many = 1
+    drafter.tables.check_integrity()
+    drafter._max_batch = 1
     engine.step()
-    assert not drafter._tracks and not drafter.books.sequences
+    assert not drafter._tracks and not drafter.tables.sequences
     run_all(engine)
     assert engine.stats()["worker_errors"] == 0
     engine.close()

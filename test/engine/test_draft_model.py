@@ -61,39 +61,39 @@ def draft_model_of(engine: LLMEngine) -> DraftModel:
     return found
 
 
-# ---- its books -----------------------------------------------------------------------------------
+# ---- block tables --------------------------------------------------------------------------------
 
 
 def test_what_was_computed_of_wrong_drafts_is_taken_back():
     sequence = DraftSequence(1)
-    sequence.learn(0, [1, 2, 3])
+    sequence.set_tokens(0, [1, 2, 3])
     assert sequence.tokens == [1, 2, 3] and sequence.computed == 0
     sequence.computed = 3
     sequence.tokens += [4, 5, 6]  # drafts, of which the last was not computed
     sequence.computed = 5
-    sequence.learn(3, [4, 9])
+    sequence.set_tokens(3, [4, 9])
     assert sequence.tokens == [1, 2, 3, 4, 9] and sequence.computed == 4
     sequence.computed, sequence.tokens = 6, [1, 2, 3, 4, 9, 6]
-    sequence.learn(5, [])  # nothing new: the last known token is looked at again
+    sequence.set_tokens(5, [])  # nothing new: the last known token is looked at again
     assert sequence.tokens == [1, 2, 3, 4, 9] and sequence.computed == 4
     with pytest.raises(RuntimeError, match="7 follows 5"):
-        sequence.learn(7, [1])
+        sequence.set_tokens(7, [1])
 
 
 def test_blocks_are_taken_all_or_none_and_come_back():
-    books = DraftBlockTables(num_blocks=5, block_size=4)
-    first, second = books.sequence(1), books.sequence(2)
-    assert books.reserve(first, 9) and len(first.blocks) == 3
-    assert books.reserve(first, 9) and not books.reserve(second, 12)
-    assert not second.blocks and books.num_free_blocks == 2
-    books.check_integrity()
-    books.forget(1)
-    books.forget(77)
-    assert books.num_free_blocks == 5 and books.reserve(second, 20)
-    books.check_integrity()
+    tables = DraftBlockTables(num_blocks=5, block_size=4)
+    first, second = tables.sequence(1), tables.sequence(2)
+    assert tables.reserve(first, 9) and len(first.blocks) == 3
+    assert tables.reserve(first, 9) and not tables.reserve(second, 12)
+    assert not second.blocks and tables.num_free_blocks == 2
+    tables.check_integrity()
+    tables.release(1)
+    tables.release(77)
+    assert tables.num_free_blocks == 5 and tables.reserve(second, 20)
+    tables.check_integrity()
     second.blocks.append(0)
-    with pytest.raises(RuntimeError, match="6 draft blocks are held and 0 are free, of 5"):
-        books.check_integrity()
+    with pytest.raises(RuntimeError, match="6 draft blocks are in use and 0 are free, of 5"):
+        tables.check_integrity()
 
 
 # ---- the model -----------------------------------------------------------------------------------
@@ -135,13 +135,13 @@ def test_drafts_do_not_depend_on_what_was_drafted_before(model: DraftModel):
             told[seq] = len(tokens[seq])
             # Some are right, and what follows is somebody else's word.
             tokens[seq] += [*draft[: rng.randrange(count + 1)], rng.randrange(64)]
-        model.books.check_integrity()
+        model.tables.check_integrity()
 
 
 def test_a_long_prompt_is_caught_up_with_in_pieces(model: DraftModel):
     prompt = [index * 7 % 64 for index in range(40)]
     assert model.draft([DraftRequest(1, 0, prompt, 3)]) == [[]]
-    assert model.books.sequences[1].computed == 24
+    assert model.tables.sequences[1].computed == 24
     # A second one gets what is left of the budget.
     short = [5, 6, 7]
     drafts = model.draft([DraftRequest(1, 40, [], 3), DraftRequest(2, 0, short, 2)])
@@ -152,8 +152,8 @@ def test_no_room_and_no_context_mean_no_drafts(model: DraftModel):
     first, second = [1] * 20, [2] * 40
     drafts = model.draft([DraftRequest(1, 0, first, 2), DraftRequest(2, 0, second, 2)])
     assert len(drafts[0]) == 2 and drafts[1] == []  # 2 + 3 blocks, and there are 4
-    drafts = model.draft([DraftRequest(2, 40, [], 2)], forgotten=[1])
-    assert drafts == [[]] and model.books.sequences[2].computed == 24  # it has begun
+    drafts = model.draft([DraftRequest(2, 40, [], 2)], released=[1])
+    assert drafts == [[]] and model.tables.sequences[2].computed == 24  # it has begun
     model.adapter.max_model_len = 41
     assert len(model.draft([DraftRequest(2, 40, [], 9)])[0]) == 1  # up to its own limit
     assert model.draft([DraftRequest(2, 40, [3], 9)]) == [[]]
@@ -198,9 +198,9 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     assert stats["num_steps"] < 9
     engine.submit([4], greedy(9, ignore_eos=True), "c")  # the others have gone
     run_all(engine)
-    books = draft_model_of(engine).books
-    books.check_integrity()
-    assert len(books.sequences) == 1 and books.num_free_blocks >= books.num_blocks - 3
+    tables = draft_model_of(engine).tables
+    tables.check_integrity()
+    assert len(tables.sequences) == 1 and tables.num_free_blocks >= tables.num_blocks - 3
     engine.close()
 
 
@@ -223,7 +223,7 @@ def test_a_draft_model_that_fails_costs_nothing_but_its_drafts(
     assert run_all(engine)["a"].token_ids == expected.outputs["r0"].token_ids
     stats = engine.stats()
     assert stats["worker_errors"] == 1 and stats["spec_decode_num_accepted_tokens"] > 5
-    assert "the draft model failed; the step goes without drafts: ['a']" in caplog.text
+    assert "the draft model failed; the step has no drafts: ['a']" in caplog.text
     engine.close()
     with pytest.raises(WorkerError, match="no draft model is loaded"):
         LLMEngine(make_config()).core.executor.draft([], [])

@@ -195,7 +195,7 @@ def test_the_worker_forgets_the_sequences_of_timed_out_steps():
     assert [outputs[name].token_ids for name in names] == [
         expected_tokens([i, 2], 3) for i in (1, 3)
     ]
-    assert len(executor.worker._rows.row_of) <= 2
+    assert len(executor.worker._batch.row_of) <= 2
     engine.close()
 
 

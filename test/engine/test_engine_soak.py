@@ -113,7 +113,7 @@ def test_many_requests_leave_nothing_behind() -> None:
         scheduler.requests,
         scheduler.running,
         scheduler.queues.waiting._owners,
-        scheduler._steps,
+        scheduler._in_flight,
         blocks._cached,
         blocks._holdings,
         blocks._prefix_keys,
@@ -126,5 +126,5 @@ def test_many_requests_leave_nothing_behind() -> None:
         sampling._masks,
     ):
         assert not left
-    assert len(worker._rows.row_of) == 1  # the last one, until the next step
+    assert len(worker._batch.row_of) == 1  # the last one, until the next step
     engine.close()

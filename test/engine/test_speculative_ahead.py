@@ -132,7 +132,7 @@ def test_a_head_keeps_nothing_of_sequences_that_went_in_steps_ahead(files: dict[
             engine.submit([index + 1] * 6, greedy(12, ignore_eos=True))
         run_all(engine)
     head = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
-    head.books.check_integrity()
+    head.tables.check_integrity()
     assert len(head._tracks) <= 1  # the last one, of which no plan has said yet that it has gone
     engine.close()
 

@@ -97,7 +97,9 @@ def settings_of(model: str) -> dict[str, Any]:
 def test_answers_have_the_same_bits_with_every_proposer(
     files: dict[str, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llaisys.engine.worker.drafting.head.SURE", 0.0)  # as long as they may be
+    monkeypatch.setattr(
+        "llaisys.engine.worker.drafting.head.MIN_PROBABILITY", 0.0
+    )  # as long as they may be
     drafts = {"num_speculative_tokens": 5, "disable_by_batch_size": 1000, "method": method}
     if method != "ngram":
         drafts |= {"model": str(files[method]), "prompt_lookup_max": 64}

@@ -296,7 +296,7 @@ def test_weights_on_a_cpu_draft_for_few_unless_told_otherwise(given, device, bat
 
 def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
     rows, ends, tokens, drafts = (np.array(x) for x in ([4, 1, 7], [9, 3, 5], [0, 2, 3], [1, 0, 2]))
-    every = SamplingBatch(rows, ends, tokens, drafts).with_drafts()
+    every = SamplingBatch(rows, ends, tokens, drafts).expand_drafts()
     assert every.rows.tolist() == [4, 4, 1, 7, 7, 7]
     assert every.ends.tolist() == [9, 10, 3, 5, 6, 7]
     assert every.tokens.tolist() == [0, 1, 2, 3, 4, 5]

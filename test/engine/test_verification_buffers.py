@@ -47,7 +47,7 @@ def test_verification_buffers_are_laid_out_as_many_are(block_size: int):
     for _ in range(30):
         rows = random_rows(rng, block_size)
         plan = random_plan(rng, rows)
-        assert VerificationBuffers.holds(plan)
+        assert VerificationBuffers.fits(plan)
         few = VerificationBuffers(rows)
         given, attention = few.fill(plan)
         step = few.prepared(plan, given)
@@ -58,7 +58,7 @@ def test_verification_buffers_are_laid_out_as_many_are(block_size: int):
         np.testing.assert_array_equal(after, rows.tokens)
         for name in ("token_ids", "positions", "seq_ids", "logits_mask", "rows", "ends"):
             check_same(getattr(step, name), getattr(wanted, name))
-        for mine, other in zip(step.drawing, wanted.drawing, strict=True):
+        for mine, other in zip(step.sampling, wanted.sampling, strict=True):
             check_same(mine, other)
         for name in ("slot_mapping", "batch_seq_ids", "context_lens"):
             check_same(getattr(attention, name), getattr(wanted_attention, name))
@@ -68,7 +68,7 @@ def test_verification_buffers_are_laid_out_as_many_are(block_size: int):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_long_pieces_are_laid_out_as_short_ones_are(block_size: int, monkeypatch):
+def test_long_chunks_are_laid_out_as_short_ones_are(block_size: int, monkeypatch):
     rng = np.random.default_rng(block_size)
     for _ in range(20):
         rows = random_rows(rng, block_size)
@@ -77,21 +77,21 @@ def test_long_pieces_are_laid_out_as_short_ones_are(block_size: int, monkeypatch
         plan.samples = [bool(draws) for draws in rng.integers(0, 2, len(plan.seq_ids))]
         plan.counts = [int(rng.integers(2, 91 - start)) for start in plan.starts]
         made = []
-        for long_piece in (1, 1000):
-            monkeypatch.setattr(step_buffers, "LONG_PIECE", long_piece)
+        for long_chunk in (1, 1000):
+            monkeypatch.setattr(step_buffers, "LONG_CHUNK", long_chunk)
             buffers = StepBuffers(rows, 1000)
             step = buffers.fill_tokens(plan)
             made.append((step, buffers.fill_attention(step)))
         (step, attention), (wanted, wanted_attention) = made
         for name in ("token_ids", "positions", "seq_ids", "logits_mask", "rows", "ends"):
             check_same(getattr(step, name), getattr(wanted, name))
-        for mine, other in zip(step.drawing[:3], wanted.drawing[:3], strict=True):
+        for mine, other in zip(step.sampling[:3], wanted.sampling[:3], strict=True):
             check_same(mine, other)
         for name in ("slot_mapping", "batch_seq_ids", "context_lens", "block_tables"):
             check_same(getattr(attention, name), getattr(wanted_attention, name))
 
 
-def test_a_long_piece_outside_its_blocks_is_an_error():
+def test_a_long_chunk_outside_its_blocks_is_an_error():
     rows = InputBatch(2, 400, 4)
     rows.row_of[7] = 1
     rows.blocks[1, :30] = range(30)
@@ -123,10 +123,10 @@ def test_a_token_without_a_block_is_an_error():
 def test_prompts_and_many_tokens_are_laid_out_otherwise():
     plan = SchedulerOutputs(0, [7], ["r"], [6], [3], draft_token_ids={7: [1, 2]})
     plan.num_decode_tokens = MAX_VERIFICATION_TOKENS
-    assert VerificationBuffers.holds(plan)
+    assert VerificationBuffers.fits(plan)
     plan.num_decode_tokens += 1
-    assert not VerificationBuffers.holds(plan)
+    assert not VerificationBuffers.fits(plan)
     plan.num_decode_tokens, plan.num_prefill_tokens = 3, 1
-    assert not VerificationBuffers.holds(plan)
+    assert not VerificationBuffers.fits(plan)
     plan.num_prefill_tokens, plan.draft_token_ids = 0, {}
-    assert not VerificationBuffers.holds(plan)
+    assert not VerificationBuffers.fits(plan)

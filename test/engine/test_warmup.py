@@ -7,7 +7,7 @@ from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_p
 
 from llaisys.common.progress import progress_listener
 from llaisys.common.types import GpuUsage
-from llaisys.engine.worker.warmup import MOST_ROWS, graph_rows, warm_up
+from llaisys.engine.worker.warmup import MAX_GRAPH_ROWS, graph_rows, warm_up
 
 
 def bucket_of(rows: int) -> int:
@@ -27,7 +27,7 @@ def bucket_of(rows: int) -> int:
 def test_every_decode_step_has_its_graph(most):
     rows = graph_rows(most)
     assert rows == sorted(rows, reverse=True) and len(rows) <= 35
-    assert rows[0] == min(most, MOST_ROWS)
+    assert rows[0] == min(most, MAX_GRAPH_ROWS)
     recorded = {bucket_of(row) for row in rows}
     assert len(recorded) == len(rows)
     assert {bucket_of(row) for row in range(1, rows[0] + 1)} == recorded

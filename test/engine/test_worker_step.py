@@ -123,9 +123,9 @@ def test_buffers_are_made_once():
 def test_output_rows_find_their_request_in_any_order():
     forward = ForwardOutput(3, np.array([9, 2, 5], dtype=np.int32))
     assert output_rows(forward, np.array([2, 5, 9])).tolist() == [1, 2, 0]
-    with pytest.raises(RuntimeError, match="wanted"):
+    with pytest.raises(RuntimeError, match="output rows"):
         output_rows(forward, np.array([2, 5, 8]))
-    with pytest.raises(RuntimeError, match="wanted"):
+    with pytest.raises(RuntimeError, match="output rows"):
         output_rows(ForwardOutput(0, np.zeros(0, dtype=np.int32)), np.array([1]))
     prompts = [[1 + i, 2, 3] for i in range(7)]
     engine = make_engine()
@@ -150,7 +150,7 @@ def test_a_released_row_forgets_its_sequence():
     )
     attention = worker.build_attention_metadata(worker.prepare_step_inputs(plan))
     assert attention.block_tables.tolist() == [[2, 8], [4, -1]]
-    assert worker._rows.row_of.keys() == {9, 11}
+    assert worker._batch.row_of.keys() == {9, 11}
 
 
 def test_a_token_outside_its_blocks_is_refused():
@@ -229,7 +229,7 @@ def test_two_hundred_and_fifty_six_decoding_requests_keep_the_buffers():
         engine.submit([1 + index % 200, 2, 3], greedy(40, ignore_eos=True))
     for _ in range(4):
         engine.step()
-    rows = engine.core.executor.worker._rows
+    rows = engine.core.executor.worker._batch
     tokens, blocks = rows.tokens, rows.blocks
     for _ in range(20):
         engine.step()

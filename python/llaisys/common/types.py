@@ -37,17 +37,16 @@ class NewSequence:
 
 @dataclass(slots=True)
 class ContextShift:
-    """A sequence that fills its context lets go of the tokens at positions [kept, kept + dropped),
-    and those behind them move up: their keys are rotated by -dropped. Before the step, in order. A
-    block that was another one gets its keys and values first, the first also the kept tokens'.
-    """
+    """Discards the tokens at positions [num_keep, num_keep + num_discard) of a sequence; the tokens
+    after them move up and their keys are rotated by -num_discard (K-shift). Applied before the
+    step, in order. Keys and values of replaced blocks are copied first."""
 
     seq_id: int
-    kept: int
-    dropped: int  # whole blocks
-    blocks: list[int]  # from the one that holds position `kept` on
-    token_ids: list[int]  # known ones that follow; a sequence computed anew has more than fit
-    num_copies: int = 0  # of the plan's block copies, that come before it
+    num_keep: int
+    num_discard: int  # whole blocks
+    blocks: list[int]  # from the block of position `num_keep` on
+    token_ids: list[int]  # known tokens that follow, of a recomputed sequence
+    num_copies: int = 0  # block copies of the plan that precede it
 
 
 class BlockCopy(NamedTuple):

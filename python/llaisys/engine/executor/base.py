@@ -92,14 +92,14 @@ class Executor(ABC):
             self.stats.worker_errors += 1
             raise
 
-    def draft(self, requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
+    def draft(self, requests: Sequence[DraftRequest], released: Sequence[int]) -> list[list[int]]:
         """What the model that drafts says to each request; it is the driver rank's alone. It has
-        no use any more for the sequences `forgotten`."""
+        no use any more for the sequences `released`."""
         if self._closed:
             raise ClosedError("the executor is shut down")
         with self._counted():
             drafts: list[list[int]] = self._call_driver(
-                "draft", self.config.step_timeout, (requests, forgotten)
+                "draft", self.config.step_timeout, (requests, released)
             )
             return drafts
 

@@ -1,5 +1,5 @@
-"""What the plans have told a worker about its sequences: tokens and blocks, how each draws, what is
-read of its prompt."""
+"""Applies a plan to the worker's state of its sequences: input batch, sampling, prompt logprobs and
+pooling."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ import numpy as np
 from llaisys.common.types import BlockCopy, ContextShift, SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.pooling import PromptPooling
+from llaisys.engine.worker.prompt_logprobs import PromptLogprobState
 from llaisys.engine.worker.sampling_state import SamplingState
-from llaisys.engine.worker.scoring import PromptScoring
 from llaisys.engine.worker.step_buffers import PreparedStep
 from llaisys.models.base import ModelAdapter
 
 
 def swap_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
-    """Copy blocks to host memory and back, in order: a run of one kind at a time."""
+    """Copy blocks to host memory and back, in order; one call per run in the same direction."""
     for to_host, run in groupby(copies, attrgetter("to_host")):
-        blocks, host_blocks, _ = zip(*run, strict=True)
-        adapter.swap_blocks(np.array(blocks, np.int32), np.array(host_blocks, np.int32), to_host)
+        blocks, slots, _ = zip(*run, strict=True)
+        adapter.swap_blocks(np.array(blocks, np.int32), np.array(slots, np.int32), to_host)
 
 
 class BatchUpdater:
-    """The books of every sequence, kept together: each is told of all that come and go."""
+    """Adds, releases and shifts sequences in every part of the worker's state."""
 
-    def __init__(self, rows: InputBatch, sampling: SamplingState) -> None:
-        self._rows = rows
+    def __init__(self, batch: InputBatch, sampling: SamplingState) -> None:
+        self._batch = batch
         self._sampling = sampling
-        self._scoring = PromptScoring()
+        self._logprobs = PromptLogprobState()
         self._pooling = PromptPooling()
 
-    def follow(self, adapter: ModelAdapter, plan: SchedulerOutputs) -> None:
-        """Let go of those that are released, take up the new ones, save and bring back blocks, move
-        the sequences that are shifted."""
+    def update(self, adapter: ModelAdapter, plan: SchedulerOutputs) -> None:
+        """Release finished sequences, add new ones, copy blocks, shift contexts, append blocks."""
         for seq_id in plan.released_seq_ids:
-            self._scoring.release(seq_id)
+            self._logprobs.release(seq_id)
             self._pooling.release(adapter, seq_id)
-            row = self._rows.release(seq_id)
+            row = self._batch.release(seq_id)
             if row is not None:
                 if row in self._sampling.penalised:
                     adapter.sampler_forget(seq_id)
                 self._sampling.release(row)
         for seq in plan.new_seqs:
-            row = self._rows.add(seq)
+            row = self._batch.add(seq)
             self._sampling.add(row, seq)
-            self._scoring.add(seq)
+            self._logprobs.add(seq)
             self._pooling.add(seq)
             if row in self._sampling.penalised:
                 adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
@@ -61,21 +60,21 @@ class BatchUpdater:
             self._shift_context(adapter, shift)
         swap_blocks(adapter, plan.block_copies[done:])
         for seq_id, blocks in plan.new_blocks.items():
-            self._rows.append_blocks(seq_id, blocks)
+            self._batch.append_blocks(seq_id, blocks)
 
     def mark_prompts(self, plan: SchedulerOutputs, step: PreparedStep) -> None:
-        """Whose prompts are scored or pooled in this step."""
-        if self._scoring:
-            step.scored = self._scoring.mark(plan, step.logits_mask, self._rows)
+        """Mark the prompt tokens of a step whose logprobs or hidden states are needed."""
+        if self._logprobs:
+            step.prompt_logprobs = self._logprobs.mark(plan, step.logits_mask, self._batch)
         if self._pooling:
             step.pooling, step.pooled = self._pooling.mark(plan)
 
     def _shift_context(self, adapter: ModelAdapter, shift: ContextShift) -> None:
-        rows = self._rows
-        row = rows.row_of[shift.seq_id]
-        length = int(rows.num_blocks[row]) * rows.block_size
-        self._sampling.shift(row, length, shift.dropped, rows.tokens[row])
-        moves = rows.shift(shift)
+        batch = self._batch
+        row = batch.row_of[shift.seq_id]
+        length = int(batch.num_blocks[row]) * batch.block_size
+        self._sampling.shift(row, length, shift.num_discard, batch.tokens[row])
+        moves = batch.shift(shift)
         if len(moves.copy_from):
             adapter.copy_slots(moves.copy_from, moves.copy_to)
         adapter.shift_slots(moves.rotated, moves.deltas)

@@ -1,8 +1,8 @@
-"""Steps that a worker has handed to its model and not got back.
+"""Steps in flight: launched, result not collected.
 
-While a step is out, the token that each of its sequences draws is unknown: its row has -1-j there,
-the j-th id of that step, which is what the model takes for it in the step launched next. Nothing
-else of the next step may depend on it.
+The token that a sequence samples in a step in flight is unknown on the host. Its row of the input
+batch holds -1-j there, j being the row of the sampling batch; the model replaces it in the next
+step. Nothing else of the next step may depend on the token.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from llaisys.models.base import ModelAdapter
 
 @dataclass(slots=True)
 class InFlightStep:
-    """What was known when the step was launched: its rows may have been given to others since."""
+    """State of a step at its launch; its rows may belong to other sequences since."""
 
     plan: SchedulerOutputs
     step: PreparedStep
     ticket: int
-    seq_ids: list[int]  # of those that draw
-    tenures: NDArray[np.int64]  # of their rows
-    num_released: int  # rows, until then
-    with_logprobs: list[int]  # indices of those that want logprobs
-    arrays: tuple[Any, ...]  # which the model reads until the step is collected
+    seq_ids: list[int]  # that sample
+    generations: NDArray[np.int64]  # of their rows
+    num_released: int  # rows of the input batch, in all, at the launch
+    logprob_rows: list[int]  # indices of the sequences that request logprobs
+    arrays: tuple[Any, ...]  # read by the model until the step is collected
 
     def output(self, tokens: list[int], adapter: ModelAdapter) -> StepOutput:
-        """What it drew; `adapter`: has just been asked for the tokens."""
+        """Return the step output; `adapter` has just collected `tokens`."""
         sampled = {s: [t] for s, t in zip(self.seq_ids, tokens, strict=True)}
         output = StepOutput(self.plan.step_id, sampled)
-        for index in self.with_logprobs:
+        for index in self.logprob_rows:
             found = adapter.collected_logprobs(index)
             if found is not None:
                 entry = token_logprobs(tokens[index], found)
@@ -46,62 +46,62 @@ class InFlightStep:
         return output
 
     def without(self, seq_ids: frozenset[int]) -> SchedulerOutputs:
-        """Its plan, with these sequences left out."""
+        """Return the plan without these sequences."""
         plan = self.plan
-        kept = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id not in seq_ids]
+        rest = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id not in seq_ids]
         return replace(
             plan,
-            seq_ids=[plan.seq_ids[i] for i in kept],
-            request_ids=[plan.request_ids[i] for i in kept],
-            starts=[plan.starts[i] for i in kept],
-            counts=[plan.counts[i] for i in kept],
-            samples=[plan.samples[i] for i in kept],
+            seq_ids=[plan.seq_ids[i] for i in rest],
+            request_ids=[plan.request_ids[i] for i in rest],
+            starts=[plan.starts[i] for i in rest],
+            counts=[plan.counts[i] for i in rest],
+            samples=[plan.samples[i] for i in rest],
         )
 
 
 class InFlightSteps:
-    """In the order of their launches."""
+    """Steps in flight, in order of launch."""
 
-    def __init__(self, rows: InputBatch) -> None:
-        self._rows = rows
+    def __init__(self, batch: InputBatch) -> None:
+        self._batch = batch
         self._steps: deque[InFlightStep] = deque()
-        # A step whose caller was interrupted may still run: it is kept until a later one is done.
+        # After an interrupt a step may still run: its arrays live until a later step ends.
         self._last: InFlightStep | None = None
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def add(self, launched: InFlightStep) -> None:
-        """Its tokens are unknown from now on."""
+        """Add a step and mark its tokens as unknown."""
         self._steps.append(launched)
-        drawing = launched.step.drawing
-        self._rows.tokens[drawing.rows, drawing.ends] = -1 - np.arange(len(drawing.rows))
+        sampling = launched.step.sampling
+        self._batch.tokens[sampling.rows, sampling.ends] = -1 - np.arange(len(sampling.rows))
 
     def take(self, step_id: int) -> InFlightStep:
-        """Forgets the steps before it."""
+        """Remove and return a step; earlier steps are discarded."""
         while self._steps:
             self._last = self._steps.popleft()
             if self._last.plan.step_id == step_id:
                 return self._last
-        raise RuntimeError(f"step {step_id} is not out")
+        raise RuntimeError(f"step {step_id} is not in flight")
 
     def pop(self) -> InFlightStep | None:
-        """The one launched last, if one is out; it is not any more."""
+        """Remove and return the step launched last, if any."""
         return self._steps.pop() if self._steps else None
 
-    def held(self, launched: InFlightStep) -> NDArray[np.bool_]:
-        """Which of its sequences still have the rows that they had."""
-        rows = launched.step.drawing.rows
-        still: NDArray[np.bool_] = self._rows.tenures[rows] == launched.tenures
-        known = self._rows.row_of
-        return still & np.fromiter((s in known for s in launched.seq_ids), bool, len(rows))
+    def still_present(self, launched: InFlightStep) -> NDArray[np.bool_]:
+        """Return which of its sequences still have their rows."""
+        rows = launched.step.sampling.rows
+        same: NDArray[np.bool_] = self._batch.generations[rows] == launched.generations
+        known = self._batch.row_of
+        return same & np.fromiter((s in known for s in launched.seq_ids), bool, len(rows))
 
-    def settle(self, launched: InFlightStep, tokens: NDArray[Any] | int) -> None:
-        """Its tokens are known: put them where they are waited for."""
-        drawing, rows = launched.step.drawing, self._rows
-        if rows.num_released == launched.num_released:  # as in most steps: everybody is there
-            rows.tokens[drawing.rows, drawing.ends] = tokens
+    def store_tokens(self, launched: InFlightStep, tokens: NDArray[Any] | int) -> None:
+        """Write the sampled tokens of a step into the input batch."""
+        sampling, batch = launched.step.sampling, self._batch
+        if batch.num_released == launched.num_released:  # no sequence has left
+            batch.tokens[sampling.rows, sampling.ends] = tokens
             return
-        held = self.held(launched)
-        found = tokens if isinstance(tokens, int) else tokens[held]
-        rows.tokens[drawing.rows[held], drawing.ends[held]] = found
+        present = self.still_present(launched)
+        found = tokens if isinstance(tokens, int) else tokens[present]
+        batch.tokens[sampling.rows[present], sampling.ends[present]] = found

@@ -16,42 +16,43 @@ from llaisys.common.types import ContextShift, NewSequence
 
 
 class SlotMoves(NamedTuple):
-    """What a context shift does to the KV cache: copies first, then rotations of keys."""
+    """KV cache changes of a context shift: copy slots, then rotate keys."""
 
     copy_from: NDArray[np.int32]
     copy_to: NDArray[np.int32]
     rotated: NDArray[np.int32]
-    deltas: NDArray[np.int64]  # positions, a number for each rotated slot
+    deltas: NDArray[np.int64]  # change of position of each rotated slot
 
 
 class InputBatch:
-    """Token ids and block tables by row, both by position. A row belongs to one sequence until
+    """Token ids and block tables by row and position. A row belongs to one sequence until
     `release`."""
 
     def __init__(self, max_rows: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.max_rows = max_rows
-        # Zero pages cost nothing until they are written: most rows stay far below the limit.
+        # Zero pages use no memory until they are written.
         self.tokens = np.zeros((max_rows, max_model_len + 1), dtype=np.int64)
         self.blocks = np.zeros((max_rows, -(-max_model_len // block_size) + 1), dtype=np.int32)
         self.blocks[:] = -1
         self.num_blocks = np.zeros(max_rows, dtype=np.int32)
         self.seq_ids = np.zeros(max_rows, dtype=np.int64)
-        self.dropped = np.zeros(max_rows, dtype=np.int64)  # tokens that shifts have let go
-        self.tenures = np.zeros(max_rows, dtype=np.int64)  # how often each row was given out
-        self.num_released = 0  # rows, so far
-        self.row_of: dict[int, int] = {}  # sequence -> row
+        self.num_discarded = np.zeros(max_rows, dtype=np.int64)  # tokens, by context shifts
+        self.generations = np.zeros(max_rows, dtype=np.int64)  # sequences that had the row
+        self.num_released = 0  # rows, in all
+        self.row_of: dict[int, int] = {}  # sequence id -> row
         self._free = list(range(max_rows - 1, -1, -1))
 
     def add(self, seq: NewSequence) -> int:
+        """Return the row of a new sequence."""
         if seq.seq_id in self.row_of:
             raise RuntimeError(f"sequence {seq.seq_id} has a row already")
         row = self._free.pop()
         self.row_of[seq.seq_id] = row
         self.seq_ids[row] = seq.seq_id
-        self.tenures[row] += 1
-        self.dropped[row] = 0
-        known = packed_ints(seq.token_ids)[: self.tokens.shape[1]]  # more comes with a shift
+        self.generations[row] += 1
+        self.num_discarded[row] = 0
+        known = packed_ints(seq.token_ids)[: self.tokens.shape[1]]  # a shift adds the rest
         self.tokens[row, : len(known)] = known
         return row
 
@@ -62,32 +63,33 @@ class InputBatch:
         self.num_blocks[row] = start + len(blocks)
 
     def shift(self, shift: ContextShift) -> SlotMoves:
-        """Move the row of a sequence whose blocks are full; what is to be done to its slots."""
+        """Shift the row of a sequence whose blocks are full; return the changes of its slots."""
         row, size = self.row_of[shift.seq_id], self.block_size
-        first, begin = divmod(shift.kept, size)
+        keep, discard = shift.num_keep, shift.num_discard
+        first, begin = divmod(keep, size)
         before = self.blocks[row, first : self.num_blocks[row]].copy()
         blocks = np.array(shift.blocks, dtype=np.int32)
         offsets = np.arange(size, dtype=np.int32)
-        sources = before[shift.dropped // size :, None] * size + offsets
+        sources = before[discard // size :, None] * size + offsets
         sources[0, :begin] = before[0] * size + offsets[:begin]
         sources, targets = sources.reshape(-1), (blocks[:, None] * size + offsets).reshape(-1)
         copied = sources != targets
         length = int(self.num_blocks[row]) * size
-        end = length - shift.dropped
+        end = length - discard
         tokens = self.tokens[row]
-        # The one behind the last is drawn, but not computed.
-        tokens[shift.kept : end + 1] = tokens[shift.kept + shift.dropped : length + 1].copy()
+        # The token after the last slot is sampled, but not computed.
+        tokens[keep : end + 1] = tokens[keep + discard : length + 1].copy()
         tokens[end : end + len(shift.token_ids)] = shift.token_ids
         self.blocks[row, first : self.num_blocks[row]] = -1
         self.blocks[row, first : first + len(blocks)] = blocks
         self.num_blocks[row] = first + len(blocks)
-        self.dropped[row] += shift.dropped
+        self.num_discarded[row] += discard
         rotated = targets[begin:]
-        deltas = np.full(len(rotated), -shift.dropped, dtype=np.int64)
+        deltas = np.full(len(rotated), -discard, dtype=np.int64)
         return SlotMoves(sources[copied], targets[copied], rotated, deltas)
 
     def release(self, seq_id: int) -> int | None:
-        """The row that became free; None when the sequence has none."""
+        """Free the row of a sequence and return it; None when it has none."""
         row = self.row_of.pop(seq_id, None)
         if row is not None:
             self.blocks[row, : self.num_blocks[row]] = -1

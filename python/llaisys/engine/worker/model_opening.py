@@ -1,4 +1,4 @@
-"""From a model's name to open files: what it is, and how many KV blocks this rank can afford.
+"""Opens the files of a model and computes how many KV blocks this rank has memory for.
 
 Nothing large is allocated here.
 """
@@ -23,28 +23,28 @@ from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
 if TYPE_CHECKING:
     from llaisys.models.loading.checkpoint import Checkpoint
 
-DEFAULT_KV_TOKENS = 32768  # what the KV cache holds when nobody says, memory permitting
-DEFAULT_KV_SHARE = 0.4  # of the memory that is available
-MAX_GPU_BLOCKS = 1 << 16  # books are kept for every block, and counted when the engine is idle
-MAX_KV_SLOTS = 1 << 25  # that the native library keeps books of
+DEFAULT_KV_TOKENS = 32768  # capacity of the KV cache without an option, memory permitting
+DEFAULT_KV_FRACTION = 0.4  # of the available memory
+MAX_GPU_BLOCKS = 1 << 16  # bounds the bookkeeping of the block manager
+MAX_KV_SLOTS = 1 << 25  # limit of the native library
 MAX_HOST_BLOCKS = 1 << 20
 MODELS_WITHOUT_FILES = ("mock",)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """Its files are open, its weights are not loaded. Whoever loads it owns the checkpoint."""
+    """A model with open files and without weights. The loaded adapter owns the checkpoint."""
 
     path: str
     model_type: str
-    checkpoint: Any  # a Checkpoint, or None for models without files; of a head DraftHeadFiles
+    checkpoint: Any  # Checkpoint, DraftHeadFiles, or None for models without files
     adapter_class: type[ModelAdapter]
     options: AdapterOptions
     kv_bytes_per_token: int
     affordable_blocks: int
-    num_host_blocks: int = 0  # places of evicted blocks in host memory
-    draft: OpenedModel | None = None  # the model that drafts beside it, on the driver rank
-    has_checked_vocabulary: bool = False  # of a draft: it is the model's, token by token
+    num_host_blocks: int = 0  # host slots for evicted blocks
+    draft: OpenedModel | None = None  # draft model or head, on the driver rank
+    has_checked_vocabulary: bool = False  # of a draft model: equal to the model's
 
     def memory_needs(self, max_num_seqs: int) -> MemoryNeeds:
         return self.adapter_class.memory_needs(self.checkpoint, self.options, max_num_seqs)
@@ -66,7 +66,7 @@ def open_model(
         options = _adapter_options(config, rank, local_rank, init_method)
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
         draft = _open_draft(config, options, checkpoint) if rank == 0 else None
-        # A draft model has as many blocks, out of the same memory.
+        # A draft model has as many blocks from the same budget.
         both = per_token + (0 if draft is None else draft.kv_bytes_per_token)
         if is_gpu(config.device) and config.cache.num_kv_blocks is None:
             seqs = config.scheduler.max_num_seqs
@@ -93,8 +93,7 @@ def open_model(
 def _open_draft(
     config: EngineConfig, options: AdapterOptions, target: Checkpoint | None
 ) -> OpenedModel | None:
-    """The model that speculative_config names; `target`: the checkpoint of the one it drafts for,
-    whose vocabulary it must have."""
+    """Open the draft model of speculative_config; its vocabulary must be that of `target`."""
     speculative = config.speculative
     if speculative is None or not speculative.has_weights:
         return None
@@ -127,7 +126,7 @@ def _open_draft(
 def _open_draft_files(
     config: EngineConfig, speculative: SpeculativeConfig, target: Checkpoint | None
 ) -> tuple[str, type[ModelAdapter], Any, bool]:
-    """(path, adapter class, files, whether the vocabulary was compared) of what drafts."""
+    """Return (path, adapter class, files, whether the vocabulary was compared)."""
     from llaisys.models.loading.resolve import resolve_model
 
     if speculative.is_head:
@@ -157,11 +156,11 @@ def _open_draft_files(
 
 
 def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]:
-    """(path, model type, checkpoint); the checkpoint is None for models without files."""
+    """Return (path, model type, checkpoint); the checkpoint is None for models without files."""
     model = config.model
     kind = config.model_type or (model if model in MODELS_WITHOUT_FILES else None)
     if kind is not None and config.adapter_class is None:
-        get_adapter_class(kind)  # refused before anything is fetched
+        get_adapter_class(kind)  # reject before a download
     if kind in MODELS_WITHOUT_FILES or (model is None and config.adapter_class is not None):
         name = kind or config.adapter_class.__name__
         return name, name, None
@@ -179,7 +178,7 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]
 
 
 def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -> ModelInfo:
-    """What a model is once it is loaded. InvalidInputError: its KV cache holds no block."""
+    """Return the description of a loaded model. InvalidInputError: no KV block fits."""
     checkpoint, block_size = opened.checkpoint, config.cache.block_size
     info = ModelInfo(
         model_path=opened.path,
@@ -197,7 +196,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
     )
     if info.num_blocks < 1:
         raise InvalidInputError(
-            f"the KV cache holds {adapter.kv_capacity_tokens} tokens; one block needs "
+            f"the KV cache has room for {adapter.kv_capacity_tokens} tokens; one block needs "
             f"{block_size}: raise kv_cache_memory_bytes",
             field="kv_cache_memory_bytes",
             value=adapter.kv_capacity_tokens,
@@ -207,7 +206,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
 
 
 def _usable_length(config: EngineConfig, max_model_len: int) -> int:
-    """The longest context; one that is shifted has whole blocks, of which one can go."""
+    """Return the maximum context: at least two whole blocks with context shift."""
     if not config.scheduler.context_shift:
         return max_model_len
     size = config.cache.block_size
@@ -219,18 +218,18 @@ def _usable_length(config: EngineConfig, max_model_len: int) -> int:
 
 
 def device_ids(config: EngineConfig) -> tuple[int, ...]:
-    """One for each rank of this machine; ranks on the CPU share it."""
+    """Return a device per rank of this machine; CPU ranks budget device 0."""
     if config.device == "cpu":
         return (0,) * config.parallel.tensor_parallel_size
     return tuple(config.parallel.tensor_parallel_device_ids or (0,))
 
 
 def _threads(config: EngineConfig) -> int:
-    """CPU threads of a rank: what was asked for, or its share of the cores. 0: all of them."""
+    """Return the CPU threads of a rank: the option, or its part of the cores; 0: all cores."""
     size = config.parallel.tensor_parallel_size
     if config.n_threads or size == 1:
         return config.n_threads
-    cores = len(os.sched_getaffinity(0))  # with `numa`, this rank's own
+    cores = len(os.sched_getaffinity(0))  # with `numa`, of this rank
     return max(1, cores if config.parallel.numa else cores // size)
 
 
@@ -257,58 +256,57 @@ def _adapter_options(
 def _blocks_of_gpu(
     config: EngineConfig, device_id: int, needs: MemoryNeeds, bytes_per_token: int
 ) -> int:
-    """KV blocks that were asked for, or that the GPU has the memory for beside the model."""
+    """Return the requested KV blocks, or those that fit into GPU memory beside the model."""
     cache = config.cache
     block_bytes = max(1, bytes_per_token) * cache.block_size
     budget = kv_budget(config.device, device_id, cache.gpu_memory_utilization, needs)
-    wanted = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else budget
-    if wanted > budget or wanted < block_bytes:
+    requested = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else budget
+    if requested > budget or requested < block_bytes:
         raise invalid_value(
             "kv_cache_memory_bytes",
-            wanted,
+            requested,
             f"from {block_bytes}, one block of {cache.block_size} tokens, to {budget}, the bytes "
             f"that the GPU has beside {needs.total} for the model",
         )
-    return int(min(wanted // block_bytes, MAX_GPU_BLOCKS))
+    return int(min(requested // block_bytes, MAX_GPU_BLOCKS))
 
 
 def _affordable_blocks(
     config: EngineConfig, checkpoint: Checkpoint | None, bytes_per_token: int
 ) -> int:
-    """KV blocks that were asked for, or that this rank has the memory for."""
+    """Return the requested KV blocks, or those that fit into the memory of this rank."""
     cache = config.cache
     most = MAX_KV_SLOTS // cache.block_size
     if cache.num_kv_blocks is not None:
         return check_int("num_kv_blocks", cache.num_kv_blocks, 1, most)
     block_bytes = max(1, bytes_per_token) * cache.block_size
     if cache.kv_cache_memory_bytes is not None:
-        name, asked, available = (
+        name, requested, available = (
             "kv_cache_memory_bytes",
             cache.kv_cache_memory_bytes,
             available_memory(),
         )
-        if asked > available:
+        if requested > available:
             raise invalid_value(
-                name, asked, f"at most {available}, the bytes this machine has available"
+                name, requested, f"at most {available}, the bytes this machine has available"
             )
-        if asked < block_bytes:
+        if requested < block_bytes:
             limit = f"at least {block_bytes}, one block of {cache.block_size} tokens"
-            raise invalid_value(name, asked, limit)
-        return min(asked // block_bytes, most)
+            raise invalid_value(name, requested, limit)
+        return min(requested // block_bytes, most)
     length = config.max_model_len or 0
     if checkpoint is not None and not length:
         length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
-    wanted = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
-    share = available_memory() * DEFAULT_KV_SHARE
-    if config.device == "cpu":  # whose memory all ranks share
-        share /= config.parallel.tensor_parallel_size
-    affordable = int(share) // block_bytes
-    return max(1, min(wanted, affordable))
+    requested = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
+    budget = available_memory() * DEFAULT_KV_FRACTION
+    if config.device == "cpu":  # ranks budget its memory
+        budget /= config.parallel.tensor_parallel_size
+    affordable = int(budget) // block_bytes
+    return max(1, min(requested, affordable))
 
 
 def _host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
-    """Blocks of this rank that host memory has a place for: its part of what was asked for, the
-    same for every rank."""
+    """Return the host slots of this rank: an equal part of kv_offload."""
     cache, ranks = config.cache, config.parallel.tensor_parallel_size
     if not cache.kv_offload:
         return 0

@@ -1,5 +1,4 @@
-"""The last two stages of a step: a token for each sequence that wants one, and what is told of
-it."""
+"""The last two stages of a step: sample a token per sequence, and build the step output."""
 
 from __future__ import annotations
 
@@ -17,133 +16,135 @@ from llaisys.models.base import ModelAdapter
 
 
 class Sampler:
-    """Draws from the logits of the step that the model ran last."""
+    """Samples from the logits of the last forward pass."""
 
     def __init__(
-        self, adapter: ModelAdapter, rows: InputBatch, sampling: SamplingState, native: Timer
+        self, adapter: ModelAdapter, inputs: InputBatch, state: SamplingState, native: Timer
     ) -> None:
         self._adapter = adapter
-        self._rows = rows
-        self._sampling = sampling
-        self._native_timer = native  # runs while the model does
+        self._inputs = inputs
+        self._state = state
+        self._native_timer = native  # time inside the model
 
-    def leave_out(
-        self, drawing: SamplingBatch, masks: TokenMasks, output: StepOutput
+    def remove_unmasked(
+        self, batch: SamplingBatch, masks: TokenMasks, output: StepOutput
     ) -> tuple[SamplingBatch, StepOutput]:
-        """Those whose masks are missing: no token when it is late, a failure when there is none."""
-        kept = []
-        for index, seq_id in enumerate(self.seq_ids(drawing)):
+        """Remove the sequences without masks: they sample no token if late, else they fail."""
+        ready = []
+        for index, seq_id in enumerate(self.seq_ids(batch)):
             if seq_id in masks.failed:
                 output.failed[seq_id] = masks.failed[seq_id]
             elif seq_id in masks.late:
                 output.sampled[seq_id] = []
             else:
-                kept.append(index)
-        return drawing.only(np.array(kept, dtype=np.int64)), output
+                ready.append(index)
+        return batch.select(np.array(ready, dtype=np.int64)), output
 
-    def agreed(self, drawn: SampledTokens) -> NDArray[np.bool_] | None:
-        """For which of the sequences the draft is what was drawn, so that the logits behind it are
-        those of the drawn tokens; None when there are no drafts. Before `postprocess`."""
-        rows, ends, _, drafts = drawn.drawing
+    def accepted(self, sampled: SampledTokens) -> NDArray[np.bool_] | None:
+        """Return which sequences sampled their draft token, so the logits after it are valid; None:
+        no drafts. Call before `postprocess`, which overwrites the drafts."""
+        rows, ends, _, drafts = sampled.batch
         if drafts is None:
             return None
-        agreed: NDArray[np.bool_] = (self._rows.tokens[rows, ends] == drawn.tokens) & (drafts > 0)
-        return self._sampling.with_masks(rows, agreed)
+        is_draft = self._inputs.tokens[rows, ends] == sampled.tokens
+        accepted: NDArray[np.bool_] = is_draft & (drafts > 0)
+        return self._state.with_masks(rows, accepted)
 
-    def sample(self, forward: ForwardOutput, drawing: SamplingBatch) -> SampledTokens:
-        """Draw a token for each sequence of the step that wants one, in the plan's order."""
+    def sample(self, forward: ForwardOutput, batch: SamplingBatch) -> SampledTokens:
+        """Sample a token for each sequence of the batch, in the plan's order."""
         try:
-            return SampledTokens(drawing, self._draw(forward, drawing), {}, forward)
-        except InvalidInputError:  # nothing is left to draw for one: not the others' fault
-            failed = self._find_failing(forward, drawing)
-            good = [i for i, s in enumerate(self.seq_ids(drawing)) if s not in failed]
-            drawing = drawing.only(np.array(good, dtype=np.int64))
-            return SampledTokens(drawing, self._draw(forward, drawing), failed, forward)
+            return SampledTokens(batch, self._sample(forward, batch), {}, forward)
+        except InvalidInputError:  # one sequence has no token left; the others are sampled
+            failed = self._find_failing(forward, batch)
+            good = [i for i, s in enumerate(self.seq_ids(batch)) if s not in failed]
+            batch = batch.select(np.array(good, dtype=np.int64))
+            return SampledTokens(batch, self._sample(forward, batch), failed, forward)
 
-    def sample_with_drafts(
-        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: SamplingBatch
+    def sample_greedy_drafts(
+        self, plan: SchedulerOutputs, forward: ForwardOutput, batch: SamplingBatch
     ) -> StepOutput | None:
-        """All tokens of a step in one draw, where no draw depends on what the one before it gave
-        and each is cheap; None: they are to be drawn one after the other."""
-        if drawing.drafts is None or not self._sampling.are_greedy(drawing.rows):
+        """Verify the drafts of a greedy batch in one sampler call; None: not applicable."""
+        if batch.drafts is None or not self._state.are_greedy(batch.rows):
             return None
-        every, seq_ids = drawing.with_drafts(), self.seq_ids(drawing)
-        places = zip(seq_ids, drawing.rows.tolist(), drawing.ends.tolist(), strict=True)
+        expanded, seq_ids = batch.expand_drafts(), self.seq_ids(batch)
+        positions = zip(seq_ids, batch.rows.tolist(), batch.ends.tolist(), strict=True)
         try:
-            tokens = self._draw(forward, every)
-        except InvalidInputError:  # perhaps of a row that nobody would have drawn from
+            tokens = self._sample(forward, expanded).tolist()
+        except InvalidInputError:  # perhaps of a row after a rejected draft
             return None
-        # From here on the device waits.
-        drawn, first, sampled, known = tokens.tolist(), 0, {}, self._rows.tokens.data
-        for seq_id, row, end in places:
-            draft, right = plan.draft_token_ids.get(seq_id, ()), 0
-            while right < len(draft) and draft[right] == drawn[first + right]:
-                right += 1
-            known[row, end + right] = drawn[first + right]  # those before it are the drafts
-            sampled[seq_id] = drawn[first : first + right + 1]
+        # The device is idle from here on.
+        first, sampled, known = 0, {}, self._inputs.tokens.data
+        for seq_id, row, end in positions:
+            draft, accepted = plan.draft_token_ids.get(seq_id, ()), 0
+            while accepted < len(draft) and draft[accepted] == tokens[first + accepted]:
+                accepted += 1
+            known[row, end + accepted] = tokens[first + accepted]  # accepted drafts are in place
+            sampled[seq_id] = tokens[first : first + accepted + 1]
             first += len(draft) + 1
         return StepOutput(plan.step_id, sampled)
 
-    def seq_ids(self, drawing: SamplingBatch) -> list[int]:
-        ids: list[int] = self._rows.seq_ids[drawing.rows].tolist()
+    def seq_ids(self, batch: SamplingBatch) -> list[int]:
+        ids: list[int] = self._inputs.seq_ids[batch.rows].tolist()
         return ids
 
-    def _draw(self, forward: ForwardOutput, drawing: SamplingBatch) -> NDArray[np.int32]:
-        if not len(drawing.rows):
+    def _sample(self, forward: ForwardOutput, batch: SamplingBatch) -> NDArray[np.int32]:
+        if not len(batch.rows):
             return np.zeros(0, dtype=np.int32)
-        metadata = self.metadata(drawing, output_rows(forward, drawing.tokens))
+        metadata = self.metadata(batch, output_rows(forward, batch.tokens))
         with self._native_timer:
             return self._adapter.sample(metadata)
 
-    def metadata(self, drawing: SamplingBatch, rows: NDArray[np.int64]) -> SamplingMetadata:
-        """How those that draw do it; `rows`: where their logits are."""
-        known = self._rows
-        return self._sampling.metadata(
-            drawing.rows, rows, drawing.ends, known.seq_ids, known.tokens, known.dropped
+    def metadata(self, batch: SamplingBatch, rows: NDArray[np.int64]) -> SamplingMetadata:
+        """Return the sampler's arrays; `rows`: output rows of the batch."""
+        known = self._inputs
+        return self._state.metadata(
+            batch.rows, rows, batch.ends, known.seq_ids, known.tokens, known.num_discarded
         )
 
-    def _find_failing(self, forward: ForwardOutput, drawing: SamplingBatch) -> dict[int, str]:
-        """Draw for each sequence alone, to see whose fault it was and why."""
+    def _find_failing(self, forward: ForwardOutput, batch: SamplingBatch) -> dict[int, str]:
+        """Sample each sequence alone; return the errors by sequence id."""
         failed = {}
-        for index, seq_id in enumerate(self.seq_ids(drawing)):
+        for index, seq_id in enumerate(self.seq_ids(batch)):
             try:
-                self._draw(forward, drawing.only(np.array([index])))
+                self._sample(forward, batch.select(np.array([index])))
             except InvalidInputError as error:
                 failed[seq_id] = str(error)
         return failed
 
-    def postprocess(self, plan: SchedulerOutputs, drawn: SampledTokens) -> StepOutput:
-        """Remember the drawn tokens for the next step and say whose they are."""
-        sampling = self._sampling
-        rows = drawn.drawing.rows
-        if len(drawn.tokens) != len(rows):
-            raise RuntimeError(f"{len(drawn.tokens)} tokens were drawn for {len(rows)} sequences")
-        self._rows.tokens[rows, drawn.drawing.ends] = drawn.tokens
-        seq_ids, tokens = self.seq_ids(drawn.drawing), drawn.tokens.tolist()
+    def postprocess(self, plan: SchedulerOutputs, result: SampledTokens) -> StepOutput:
+        """Store the sampled tokens for the next step and build the step output."""
+        state = self._state
+        rows = result.batch.rows
+        if len(result.tokens) != len(rows):
+            raise RuntimeError(
+                f"{len(result.tokens)} tokens were sampled for {len(rows)} sequences"
+            )
+        self._inputs.tokens[rows, result.batch.ends] = result.tokens
+        seq_ids, tokens = self.seq_ids(result.batch), result.tokens.tolist()
         sampled = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
-        output = StepOutput(plan.step_id, sampled, failed=drawn.failed)
-        if sampling.penalised:
+        output = StepOutput(plan.step_id, sampled, failed=result.failed)
+        if state.penalised:
             for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
-                if row in sampling.penalised:
+                if row in state.penalised:
                     self._adapter.sampler_accept(seq_id, (token,))
-        for index in sampling.logprobs_wanted(rows):
+        for index in state.logprob_rows(rows):
             found = self._adapter.logprobs(index)
             if found is not None:
                 entry = token_logprobs(tokens[index], found)
-                named = sampling.named_tokens(int(rows[index]))
-                if named is not None:
-                    entry.top = self._logprobs_of(named, drawn, index, found.sampled)
+                token_ids = state.logprob_token_ids(int(rows[index]))
+                if token_ids is not None:
+                    entry.top = self._logprobs_of(token_ids, result, index, found.sampled)
                 output.logprobs[seq_ids[index]] = [entry]
         return output
 
     def _logprobs_of(
-        self, named: NDArray[np.int64], drawn: SampledTokens, index: int, logprob: float
+        self, token_ids: NDArray[np.int64], result: SampledTokens, index: int, logprob: float
     ) -> list[tuple[int, float]]:
-        """Of the tokens that a request names; `logprob`: of the drawn one, in the same row."""
-        row = output_rows(drawn.forward, drawn.drawing.tokens[index : index + 1])
+        """Return the logprobs of `token_ids`; `logprob`: that of the sampled token of the row."""
+        row = output_rows(result.forward, result.batch.tokens[index : index + 1])
         logits = self._adapter.logits_row(int(row[0])).astype(np.float64)
-        values = logits[named] - (logits[drawn.tokens[index]] - logprob)
-        return list(zip(named.tolist(), values.tolist(), strict=True))
+        values = logits[token_ids] - (logits[result.tokens[index]] - logprob)
+        return list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
 
 def token_logprobs(token: int, found: RowLogprobs) -> TokenLogprobs:
@@ -151,16 +152,16 @@ def token_logprobs(token: int, found: RowLogprobs) -> TokenLogprobs:
     return TokenLogprobs(token, found.sampled, found.sampled_rank, top)
 
 
-def output_rows(forward: ForwardOutput, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The output row of each token index in `wanted`, whatever order the model keeps them in."""
+def output_rows(forward: ForwardOutput, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the output row of each token index of a step; output rows may be in any order."""
     ids = forward.output_ids[: forward.n_outputs].astype(np.int64)
-    if len(ids) == len(wanted) and (ids == wanted).all():
-        return np.arange(len(wanted), dtype=np.int64)
+    if len(ids) == len(tokens) and (ids == tokens).all():
+        return np.arange(len(tokens), dtype=np.int64)
     order = np.argsort(ids, kind="stable")
-    places = np.searchsorted(ids, wanted, sorter=order)
-    found = order[np.minimum(places, len(order) - 1)] if len(order) else order
-    if len(found) != len(wanted) or not np.array_equal(ids[found], wanted):
+    indices = np.searchsorted(ids, tokens, sorter=order)
+    found = order[np.minimum(indices, len(order) - 1)] if len(order) else order
+    if len(found) != len(tokens) or not np.array_equal(ids[found], tokens):
         raise RuntimeError(
-            f"the model kept rows for tokens {ids.tolist()[:8]}, wanted {wanted.tolist()[:8]}"
+            f"the model has output rows of tokens {ids.tolist()[:8]}, not {tokens.tolist()[:8]}"
         )
     return found

@@ -1,7 +1,7 @@
-"""Per-row sampling parameters, and the sampler's arrays built from them.
+"""Sampling parameters by row of the input batch, and the sampler's arrays built from them.
 
-Numbers that every row has stand in arrays by row and are gathered; what few rows have (bias, bans,
-masks, an own chain, penalties) stands in dictionaries, and only those rows cost Python work.
+Parameters of every row are arrays and are gathered. Rare ones (bias, bans, masks, a custom chain,
+penalties) are in dictionaries: only their rows cost Python time.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
 
 @dataclass(slots=True)
 class _Bans:
-    """Tokens that may not come next, depending on what came before. Positions are those of the row,
-    so they move with its context."""
+    """Banned tokens of a row that depend on the tokens so far. Positions are those of the row; a
+    context shift changes them."""
 
-    first: int  # position of the first drawn token; words are looked for from there on
+    first: int  # position of the first sampled token; words are matched from there on
     until: int  # position before which `stops` are banned (min_tokens)
     stops: tuple[int, ...]
-    words: WordAutomaton | None  # of the words of two or more tokens
-    position: int  # the tokens in [first, position) led to `state`
+    words: WordAutomaton | None  # words of two or more tokens
+    position: int  # `state` is that after the tokens [first, position)
     state: int = START
     before: int = START  # the state at `first`
 
     def at(self, position: int, tokens: Array) -> tuple[int, ...]:
-        """The tokens that may not stand at `position`; `tokens`: those before it."""
+        """Return the banned tokens at `position`; `tokens`: the tokens before it."""
         stops = self.stops if position < self.until else ()
         if self.words is None:
             return stops
         self._read(position, tokens)
         return stops + self.words.banned(self.state)
 
-    def shift(self, length: int, dropped: int, tokens: Array) -> None:
-        """A context of `length` tokens is about to lose `dropped` of them."""
+    def shift(self, length: int, num_discard: int, tokens: Array) -> None:
+        """Prepare for a context shift: `num_discard` of `length` tokens are discarded."""
         if self.words is not None:
             self._read(length, tokens)
-        self.first = self.position = length - dropped
-        self.until -= dropped
+        self.first = self.position = length - num_discard
+        self.until -= num_discard
         self.before = self.state
 
     def _read(self, position: int, tokens: Array) -> None:
         assert self.words is not None
-        if position < self.position:  # tokens were taken back
+        if position < self.position:  # tokens were rolled back
             self.position, self.state = self.first, self.before
         for token in tokens[self.position : position].tolist():
             self.state = self.words.step(self.state, token)
@@ -67,7 +67,7 @@ _NO_MASK = (-1, 0)
 
 
 class SamplingState:
-    """What the sampler needs to know of each row of `InputBatch`."""
+    """Sampling parameters by row of `InputBatch`."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -75,18 +75,18 @@ class SamplingState:
             name: np.full(max_rows, neutral, dtype=np.float64)
             for name, neutral in ROW_NUMBERS.items()
         }
-        # Rows whose number is not the neutral one: a field that nobody uses costs a step nothing.
+        # Rows with a non-neutral value: unused parameters cost nothing.
         self._users: dict[str, set[int]] = {name: set() for name in ROW_NUMBERS}
         self.seeds = np.zeros(max_rows, dtype=np.uint64)
         self.choices = np.zeros(max_rows, dtype=np.int32)
-        self.penalised: set[int] = set()  # rows whose history the sampler keeps
+        self.penalised: set[int] = set()  # rows with penalties: the sampler stores their history
         self._bias: dict[int, tuple[Array, Array]] = {}
         self._bans: dict[int, _Bans] = {}
         self._chains: dict[int, Array] = {}
         self._masks: dict[int, Array] = {}
         self._thinking: dict[int, ThinkingBudget] = {}
-        self._named: dict[int, Array] = {}  # tokens whose logprobs are wanted
-        # Of this step: the masks, and for each row with some, which is next and how many follow it.
+        self._logprob_ids: dict[int, Array] = {}  # logprob_token_ids
+        # Masks of this step, and (next mask, masks after it) of each constrained row.
         self._step_masks: Array = np.zeros((0, (vocab_size + 31) // 32), dtype=np.uint32)
         self._next_mask: dict[int, tuple[int, int]] = {}
         self._default_chain = self._chain(DEFAULT_SAMPLERS)
@@ -111,7 +111,7 @@ class SamplingState:
         if params.allowed_token_ids is not None:
             self._masks[row] = allowed_mask(params.allowed_token_ids, self.vocab_size)
         if params.logprob_token_ids is not None:
-            self._named[row] = np.array(params.logprob_token_ids, dtype=np.int64)
+            self._logprob_ids[row] = np.array(params.logprob_token_ids, dtype=np.int64)
         bias = dict(params.bias_items)
         bias.update({word[0]: BAN for word in seq.bad_words if len(word) == 1})
         if bias:
@@ -130,11 +130,11 @@ class SamplingState:
         if seq.thinking:
             self._thinking[row] = ThinkingBudget(seq)
 
-    def shift(self, row: int, length: int, dropped: int, tokens: Array) -> None:
-        """The context of a row has `length` tokens and is about to lose `dropped` of them."""
+    def shift(self, row: int, length: int, num_discard: int, tokens: Array) -> None:
+        """Prepare a row for a context shift: `num_discard` of `length` tokens are discarded."""
         for table in (self._bans, self._thinking):
             if row in table:
-                table[row].shift(length, dropped, tokens)
+                table[row].shift(length, num_discard, tokens)
 
     def release(self, row: int) -> None:
         for name, users in self._users.items():
@@ -142,18 +142,25 @@ class SamplingState:
                 users.remove(row)
                 self._numbers[name][row] = ROW_NUMBERS[name]
         self.penalised.discard(row)
-        special = (self._bias, self._bans, self._chains, self._masks, self._thinking, self._named)
+        special = (
+            self._bias,
+            self._bans,
+            self._chains,
+            self._masks,
+            self._thinking,
+            self._logprob_ids,
+        )
         for table in special:
             table.pop(row, None)
 
-    def named_tokens(self, row: int) -> Array | None:
-        """The tokens whose logprobs a row wants instead of those of the best."""
-        return self._named.get(row)
+    def logprob_token_ids(self, row: int) -> Array | None:
+        """Return the tokens whose logprobs replace the top logprobs of a row, if any."""
+        return self._logprob_ids.get(row)
 
-    # ---- what answers of this step must look like ----------------------------------------------
+    # ---- masks of structured output ------------------------------------------------------------
 
     def set_masks(self, masks: TokenMasks | None, row_of: dict[int, int]) -> None:
-        """For the draws of one step; None: every token may come, as far as these are concerned."""
+        """Set the masks of one step; None: no constraints."""
         self._next_mask = {}
         if masks is not None:
             self._step_masks = masks.masks
@@ -161,58 +168,58 @@ class SamplingState:
                 self._next_mask[row_of[seq_id]] = (first, masks.counts[seq_id] - 1)
 
     def advance_masks(self, rows: Array) -> None:
-        """The next draw of `rows` is behind a draft that was accepted."""
+        """Advance the masks of rows whose draft token was accepted."""
         if self._next_mask:
             for row in rows.tolist():
                 if row in self._next_mask:
-                    mask, behind = self._next_mask[row]
-                    self._next_mask[row] = (mask + 1, behind - 1)
+                    mask, num_after = self._next_mask[row]
+                    self._next_mask[row] = (mask + 1, num_after - 1)
 
-    def with_masks(self, rows: Array, agreed: Array) -> Array:
-        """`agreed` without the rows that have no mask for another draw."""
+    def with_masks(self, rows: Array, accepted: Array) -> Array:
+        """Clear `accepted` of the rows without a mask for the next token."""
         if self._next_mask:
             for index, row in enumerate(rows.tolist()):
                 if row in self._next_mask and not self._next_mask[row][1]:
-                    agreed[index] = False
-        return agreed
+                    accepted[index] = False
+        return accepted
 
     def _mask(self, row: int) -> Array | None:
-        own, place = self._masks.get(row), self._next_mask.get(row)
-        if place is None:
+        own, entry = self._masks.get(row), self._next_mask.get(row)
+        if entry is None:
             return own
-        mask = self._step_masks[place[0]]
+        mask = self._step_masks[entry[0]]
         return mask if own is None else mask & own
 
     def are_greedy(self, rows: Array) -> bool:
-        """Whether what `rows` draw is the best token, whatever was drawn before it."""
+        """Whether `rows` sample the most likely token, independent of the tokens before it."""
         chosen = rows.tolist()
         depends = (self.penalised, self._bans, self._thinking, self._next_mask)
-        if any(row in kept for kept in depends if kept for row in chosen):
+        if any(row in table for table in depends if table for row in chosen):
             return False
         is_greedy = (self._numbers["temperature"][rows] == 0).all()
-        return bool(is_greedy) and not self.logprobs_wanted(rows)
+        return bool(is_greedy) and not self.logprob_rows(rows)
 
-    def logprobs_wanted(self, rows: Array) -> list[int]:
-        """Which of `rows` ask for log-probabilities, as indices into it."""
+    def logprob_rows(self, rows: Array) -> list[int]:
+        """Return the indices into `rows` that request logprobs."""
         if not self._users["n_logprobs"]:
             return []
-        wanted: list[int] = np.flatnonzero(self._numbers["n_logprobs"][rows] >= 0).tolist()
-        return wanted
+        indices: list[int] = np.flatnonzero(self._numbers["n_logprobs"][rows] >= 0).tolist()
+        return indices
 
     def metadata(
         self,
-        rows: Array,  # [r]: rows to draw for
-        output_rows: Array,  # [r]: where their logits are
-        positions: Array,  # [r]: position of the token to draw = tokens so far
+        rows: Array,  # [r]: rows to sample
+        output_rows: Array,  # [r]: their rows of logits
+        positions: Array,  # [r]: position of the sampled token = tokens so far
         seq_ids: Array,  # [rows]
         tokens: Array,  # [rows, length]: the tokens so far
-        dropped: Array | None = None,  # [rows]: tokens that positions do not count; None: nowhere
+        num_discarded: Array | None = None,  # [rows]: tokens that positions do not count; None: 0
     ) -> SamplingMetadata:
-        """The sampler's arrays for one step; what is neutral for every row stays None."""
+        """Build the sampler's arrays of one step; neutral parameters stay None."""
         meta = SamplingMetadata(
             rows=output_rows.astype(np.int32),
             seeds=self.seeds[rows],
-            positions=positions if dropped is None else positions + dropped[rows],
+            positions=positions if num_discarded is None else positions + num_discarded[rows],
             choices=self.choices[rows],
         )
         for name, users in self._users.items():
@@ -229,10 +236,10 @@ class SamplingState:
         return meta
 
     def _add_step_masks(self, meta: SamplingMetadata, rows: list[int]) -> None:
-        """The masks as they are, where nothing else is special about any row."""
-        places = [self._next_mask.get(row, _NO_MASK)[0] for row in rows]
-        if max(places) >= 0:
-            meta.mask_rows = np.array(places, dtype=np.int32)
+        """Pass the masks without copies: no row has another mask or bias."""
+        mask_rows = [self._next_mask.get(row, _NO_MASK)[0] for row in rows]
+        if max(mask_rows) >= 0:
+            meta.mask_rows = np.array(mask_rows, dtype=np.int32)
             meta.masks = self._step_masks
 
     def _add_special(
@@ -251,15 +258,20 @@ class SamplingState:
         empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
         biases: list[tuple[Array, Array]] = []
         for row, position in zip(rows, positions, strict=True):
-            if row in forced:  # whatever else is asked for
+            if row in forced:  # overrides bias and bans
                 biases.append(empty)
                 continue
             ids, values = self._bias.get(row, empty)
             bans = self._bans.get(row)
             banned = () if bans is None else bans.at(position, tokens[row])
             mask = masks[len(biases)]
-            if banned and row in self._next_mask and mask is not None and _only(mask, banned):
-                banned = ()  # min_tokens gives way to an answer that can only end
+            if (
+                banned
+                and row in self._next_mask
+                and mask is not None
+                and _allows_only(mask, banned)
+            ):
+                banned = ()  # the grammar allows only end tokens: it overrides min_tokens
             if banned:
                 ids = np.concatenate([ids, np.array(banned, dtype=np.int32)])
                 values = np.concatenate([values, np.full(len(banned), BAN, dtype=np.float32)])
@@ -270,7 +282,7 @@ class SamplingState:
             meta.bias_values = np.concatenate([values for _, values in biases])
 
     def _forced(self, rows: list[int], positions: list[int], tokens: Array) -> dict[int, Array]:
-        """Row -> the mask of the one token that must come next there."""
+        """Return the masks of forced tokens by row."""
         found = {}
         for row, position in zip(rows, positions, strict=True):
             budget = self._thinking.get(row)
@@ -280,14 +292,14 @@ class SamplingState:
         return found
 
 
-def _only(mask: Array, ids: tuple[int, ...]) -> bool:
-    """Whether a mask allows nothing but `ids`."""
+def _allows_only(mask: Array, ids: tuple[int, ...]) -> bool:
+    """Whether a mask allows no token other than `ids`."""
     rest = mask & ~allowed_mask(ids, 32 * len(mask))
     return not rest.any()
 
 
 def allowed_mask(token_ids: tuple[int, ...] | list[int], vocab_size: int) -> Array:
-    """[(vocab_size + 31) // 32] words with the bits of `token_ids` set."""
+    """Return [(vocab_size + 31) // 32] words with the bits of `token_ids` set."""
     mask = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
     ids = np.array(token_ids, dtype=np.int64)
     np.bitwise_or.at(mask, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))

@@ -17,32 +17,32 @@ from llaisys.common.types import SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.sampling_batch import SamplingBatch
 
-LONG_PIECE = 64  # tokens of a sequence, on average: then slices take less time than gathers
+LONG_CHUNK = 64  # mean tokens per sequence from which on slices are faster than gathers
 
 
 class PromptLogprobRows(NamedTuple):
-    """Tokens of a prompt whose successors' logprobs are wanted; m in number."""
+    """Prompt tokens of a step whose successors' logprobs are requested; m tokens."""
 
     seq_id: int
     start: int  # position of the first successor
     tokens: NDArray[np.int64]  # [m]: index in the step
     successors: NDArray[np.int64]  # [m]
-    num_top: int  # logprobs of so many of the best
+    num_top: int  # number of top logprobs
 
 
 @dataclass(slots=True)
 class PreparedStep(ModelStepInput):
-    """The tokens of a step, and what the later stages need to know of its sequences."""
+    """The tokens of a step, and its sequences for the later stages."""
 
     rows: NDArray[np.int64]  # [s]
     ends: NDArray[np.int64]  # [s]: tokens computed after the step
-    drawing: SamplingBatch
-    scored: tuple[PromptLogprobRows, ...] = ()
-    pooled: tuple[int, ...] = ()  # sequences whose vectors are complete with this step
+    sampling: SamplingBatch
+    prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
+    pooled: tuple[int, ...] = ()  # sequences whose embeddings are complete after this step
 
 
-class _Piece(NamedTuple):
-    """Tokens of a sequence from `start` on, [first, end) of the step."""
+class _Chunk(NamedTuple):
+    """Tokens [first, end) of the step are those of a row from position `start` on."""
 
     row: int
     start: int
@@ -50,23 +50,23 @@ class _Piece(NamedTuple):
     end: int
 
 
-def _pieces(rows: list[int], starts: list[int], counts: list[int]) -> Iterator[_Piece]:
+def _chunks(rows: list[int], starts: list[int], counts: list[int]) -> Iterator[_Chunk]:
     end = 0
     for row, start, count in zip(rows, starts, counts, strict=True):
         first, end = end, end + count
-        yield _Piece(row, start, first, end)
+        yield _Chunk(row, start, first, end)
 
 
-def _check_inside(blocks: NDArray[np.int32]) -> None:
+def _check_blocks(blocks: NDArray[np.int32]) -> None:
     if blocks.min() < 0:
-        raise RuntimeError("a token of the step lies outside the blocks of its sequence")
+        raise RuntimeError("a token of the step is outside the blocks of its sequence")
 
 
 class StepBuffers:
     """The arrays of one step; the next step overwrites them. n tokens, s sequences."""
 
-    def __init__(self, rows: InputBatch, max_tokens: int) -> None:
-        self._rows = rows
+    def __init__(self, batch: InputBatch, max_tokens: int) -> None:
+        self._batch = batch
         self.token_ids = np.zeros(max_tokens, dtype=np.int64)
         self.positions = np.zeros(max_tokens, dtype=np.int64)
         self.token_seq_ids = np.zeros(max_tokens, dtype=np.int64)
@@ -74,27 +74,27 @@ class StepBuffers:
         self.slot_mapping = np.zeros(max_tokens, dtype=np.int32)
         self._token_rows = np.zeros(max_tokens, dtype=np.int64)
         self._arange = np.arange(max_tokens, dtype=np.int64)
-        self._offsets = np.arange(rows.block_size, dtype=np.int32)
-        self._pieces: list[_Piece] = []  # of the step that was filled last, if they are long
+        self._offsets = np.arange(batch.block_size, dtype=np.int32)
+        self._chunks: list[_Chunk] = []  # of the step filled last, if they are long
 
     def fill_tokens(self, plan: SchedulerOutputs) -> PreparedStep:
-        """Lay the sequences' token ranges end to end."""
-        rows = self._rows
+        """Concatenate the token ranges of the sequences."""
+        batch = self._batch
         num_seqs, n = len(plan.seq_ids), sum(plan.counts)
-        step_rows = np.fromiter(map(rows.row_of.__getitem__, plan.seq_ids), np.int64, num_seqs)
+        step_rows = np.fromiter(map(batch.row_of.__getitem__, plan.seq_ids), np.int64, num_seqs)
         starts = np.fromiter(plan.starts, np.int64, num_seqs)
         if n > len(self.token_ids):
-            raise RuntimeError(f"a step of {n} tokens; the buffers hold {len(self.token_ids)}")
+            raise RuntimeError(f"a step has {n} tokens; the limit is {len(self.token_ids)}")
         token_rows, positions = self._token_rows[:n], self.positions[:n]
-        self._pieces = []
+        self._chunks = []
         if n == num_seqs:  # one token each
             token_rows[:] = step_rows
             positions[:] = starts
             ends, last_tokens = starts + 1, self._arange[:n]
-        elif n >= LONG_PIECE * num_seqs:
+        elif n >= LONG_CHUNK * num_seqs:
             counts = np.array(plan.counts, dtype=np.int64)
             ends, last_tokens = starts + counts, counts.cumsum() - 1
-            self._pieces = list(_pieces(step_rows.tolist(), plan.starts, plan.counts))
+            self._chunks = list(_chunks(step_rows.tolist(), plan.starts, plan.counts))
         else:
             counts = np.array(plan.counts, dtype=np.int64)
             ends, edges = starts + counts, counts.cumsum()
@@ -102,65 +102,64 @@ class StepBuffers:
             token_rows[:] = step_rows.repeat(counts)
             positions[:] = self._arange[:n] + (ends - edges).repeat(counts)
             last_tokens = edges - 1
-        drawing = SamplingBatch(step_rows, ends, last_tokens)
+        sampling = SamplingBatch(step_rows, ends, last_tokens)
         if plan.draft_token_ids:
             drafts = self._write_drafts(plan, step_rows, ends)
-            drawing = SamplingBatch(step_rows, ends - drafts, last_tokens - drafts, drafts)
+            sampling = SamplingBatch(step_rows, ends - drafts, last_tokens - drafts, drafts)
         if False in plan.samples:
-            drawing = drawing.only(np.flatnonzero(plan.samples))
+            sampling = sampling.select(np.flatnonzero(plan.samples))
         token_ids, seq_ids = self.token_ids[:n], self.token_seq_ids[:n]
-        if self._pieces:
-            for row, start, first, end in self._pieces:
+        if self._chunks:
+            for row, start, first, end in self._chunks:
                 np.add(self._arange[: end - first], start, out=positions[first:end])
-                token_ids[first:end] = rows.tokens[row, start : start + end - first]
-                seq_ids[first:end] = rows.seq_ids[row]
+                token_ids[first:end] = batch.tokens[row, start : start + end - first]
+                seq_ids[first:end] = batch.seq_ids[row]
         else:
-            token_ids[:] = rows.tokens[token_rows, positions]
-            seq_ids[:] = rows.seq_ids[token_rows]
+            token_ids[:] = batch.tokens[token_rows, positions]
+            seq_ids[:] = batch.seq_ids[token_rows]
         logits_mask = self.logits_mask[:n]
         logits_mask[:] = 0
-        logits_mask[drawing.tokens] = 1
-        if drawing.drafts is not None:
-            for index in range(int(drawing.drafts.max(initial=0))):
-                logits_mask[drawing.tokens[drawing.drafts > index] + index + 1] = 1
-        return PreparedStep(token_ids, positions, seq_ids, logits_mask, step_rows, ends, drawing)
+        logits_mask[sampling.tokens] = 1
+        if sampling.drafts is not None:
+            for index in range(int(sampling.drafts.max(initial=0))):
+                logits_mask[sampling.tokens[sampling.drafts > index] + index + 1] = 1
+        return PreparedStep(token_ids, positions, seq_ids, logits_mask, step_rows, ends, sampling)
 
     def _write_drafts(
         self, plan: SchedulerOutputs, step_rows: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Put the drafts behind the tokens of their sequences; how many each sequence has. What is
-        drawn overwrites them."""
+        """Write the drafts into the input batch and return their counts [s]. Sampled tokens
+        overwrite them."""
         counts = np.zeros(len(step_rows), dtype=np.int64)
         for index, seq_id in enumerate(plan.seq_ids):
             ids = plan.draft_token_ids.get(seq_id)
             if ids:
                 counts[index] = len(ids)
                 end = int(ends[index])
-                self._rows.tokens[step_rows[index], end - len(ids) : end] = ids
+                self._batch.tokens[step_rows[index], end - len(ids) : end] = ids
         return counts
 
     def fill_attention(self, step: PreparedStep) -> AttentionMetadata:
-        """Where each token of the step that was filled last is written, and what each sequence may
-        look at."""
-        rows, block_size = self._rows, self._rows.block_size
+        """Return slots, context lengths and block tables of the step filled last."""
+        batch, block_size = self._batch, self._batch.block_size
         slot_mapping = self.slot_mapping[: len(step.positions)]
-        if self._pieces:
-            for row, start, first, end in self._pieces:
-                begin, inside = divmod(start, block_size)
-                behind = start + end - first
-                blocks = rows.blocks[row, begin : -(-behind // block_size)]
-                _check_inside(blocks)
+        if self._chunks:
+            for row, start, first, end in self._chunks:
+                begin, offset = divmod(start, block_size)
+                stop = start + end - first
+                blocks = batch.blocks[row, begin : -(-stop // block_size)]
+                _check_blocks(blocks)
                 slots = np.add.outer(blocks * block_size, self._offsets).reshape(-1)
-                slot_mapping[first:end] = slots[inside : inside + end - first]
+                slot_mapping[first:end] = slots[offset : offset + end - first]
         else:
             indices = step.positions // block_size
-            blocks = rows.blocks[self._token_rows[: len(indices)], indices]
-            _check_inside(blocks)
+            blocks = batch.blocks[self._token_rows[: len(indices)], indices]
+            _check_blocks(blocks)
             slot_mapping[:] = step.positions + (blocks - indices) * block_size
-        width = int(rows.num_blocks[step.rows].max())
+        width = int(batch.num_blocks[step.rows].max())
         return AttentionMetadata(
             slot_mapping=slot_mapping,
-            batch_seq_ids=rows.seq_ids[step.rows],
+            batch_seq_ids=batch.seq_ids[step.rows],
             context_lens=step.ends.astype(np.int32),
-            block_tables=rows.blocks[step.rows, :width],
+            block_tables=batch.blocks[step.rows, :width],
         )

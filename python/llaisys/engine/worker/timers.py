@@ -1,4 +1,4 @@
-"""Where the time of a worker's steps goes."""
+"""Time per stage of a worker's steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGES = (
 
 
 class Timer:
-    """Adds up the seconds spent inside its `with` blocks, which must not be nested."""
+    """Accumulates the seconds of its `with` blocks, which must not be nested."""
 
     __slots__ = ("_start", "seconds")
 
@@ -32,7 +32,7 @@ class Timer:
 
 
 class StageTimers:
-    """A timer for each stage, one for the time inside the model, and how many steps there were."""
+    """A timer per stage, one for the time inside the model, and the number of steps."""
 
     def __init__(self) -> None:
         self._timers = {stage: Timer() for stage in STAGES}
@@ -43,10 +43,9 @@ class StageTimers:
         return self._timers[stage]
 
     def report(self, native: Mapping[str, tuple[float, int]], reset: bool) -> dict[str, Any]:
-        """Seconds per stage and inside the model since the start or the last reset; `native`: the
-        model's own stages, (seconds, how often) each. They are among `stages` as "native_...", and
-        how often each was entered is in `counts`; they are parts of run_model_forward and sample.
-        """
+        """Return seconds per stage and inside the model since the last reset. `native`: (seconds,
+        count) per native stage; they appear as "native_..." in `stages` and `counts` and are parts
+        of run_model_forward and sample."""
         own = {stage: timer.seconds for stage, timer in self._timers.items()}
         result = {
             "steps": self.num_steps,

@@ -1,10 +1,9 @@
-"""Steps before the first request, so that it does not pay for cold memory, nor for recording.
+"""Warm-up steps before the first request: touch memory, capture CUDA graphs, tune GEMMs.
 
-A device with graphs records a decode step the first time that it runs one of so many rows, and
-rounds rows up to those of a few graphs (`CapturedSteps` in C++). All of them are recorded here, the
-largest first: memory that grew afterwards would make those recorded before it worthless. Before
-them a step that uses the whole budget of tokens, as long prompts do again and again: a GPU tries
-several ways to multiply so many rows.
+A CUDA device captures a decode step the first time it runs a bucket of rows (`CapturedSteps` in
+C++). All buckets are captured here, the largest first: a buffer that grows later would invalidate
+earlier graphs. A step with the whole token budget runs before them, so that the GEMMs of long
+prompts are tuned.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from llaisys.models.base import ModelAdapter
 
 logger = logging.getLogger("llaisys.engine")
 
-MOST_ROWS = 512  # of a step that is recorded
+MAX_GRAPH_ROWS = 512  # rows of the largest captured step
 
 
 def graph_rows(most: int) -> list[int]:
-    """Rows of the graphs that serve steps of up to `most` rows, falling; a step of `most` rows has
-    one of its own. At most 35."""
-    most = min(most, MOST_ROWS)
+    """Return the row buckets of captured steps up to `most` rows, descending; `most` is a bucket.
+    At most 35."""
+    most = min(most, MAX_GRAPH_ROWS)
     rows, step = [1, 2, 4, 8], 8
     while rows[-1] < most:
         if rows[-1] >= 8 * step:
@@ -39,86 +38,86 @@ def graph_rows(most: int) -> list[int]:
     return sorted({min(row, most) for row in rows}, reverse=True)
 
 
-def draft_runs(config: EngineConfig, info: ModelInfo) -> list[int]:
-    """Rows of the graphs that serve steps with drafts, falling; empty: there are no drafts."""
+def verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
+    """Return the row buckets of captured verification steps, descending; empty: no drafts."""
     drafts = config.speculative
     if drafts is None:
         return []
     seqs = min(config.scheduler.max_num_seqs, drafts.disable_by_batch_size - 1)
     room = min(info.max_model_len, info.num_blocks * info.block_size)
     most = min(MAX_VERIFICATION_TOKENS, room, max(1, seqs) * (1 + drafts.num_speculative_tokens))
-    return graph_rows(most)[:-1]  # one row is no run
+    return graph_rows(most)[:-1]  # one row has no drafts
 
 
 def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
-    """Sequences, and tokens of each, of a step that uses the whole budget; None: it is a small one,
-    or cannot be made of equal prompts that fit."""
+    """Return (sequences, tokens of each) of a step with the whole token budget; None: the budget is
+    small, or equal prompts do not fit."""
     budget = config.scheduler.max_num_batched_tokens
     num_seqs = -(-budget // info.max_model_len)
-    run = budget // num_seqs
-    fits = num_seqs * -(-run // info.block_size) <= info.num_blocks
-    return (num_seqs, run) if budget > MOST_ROWS and num_seqs * run == budget and fits else None
+    length = budget // num_seqs
+    fits = num_seqs * -(-length // info.block_size) <= info.num_blocks
+    is_usable = budget > MAX_GRAPH_ROWS and num_seqs * length == budget and fits
+    return (num_seqs, length) if is_usable else None
 
 
 def warm_up(
-    adapter: ModelAdapter, rows: list[int], block_size: int, runs: Sequence[int] = ()
+    adapter: ModelAdapter, rows: list[int], block_size: int, verification: Sequence[int] = ()
 ) -> None:
-    """A greedy decode step of each number of rows, each of which has a block of its own, which
-    nobody holds yet, and is its first token; and one of each number of `runs`, the first tokens of
-    one sequence, as a step with drafts has them. Both fall."""
-    steps = sorted([(count, 1) for count in rows] + [(count, count) for count in runs])
-    for done, (count, run) in enumerate(reversed(steps)):
+    """Run a greedy decode step per bucket of `rows`, and a verification step of one sequence per
+    bucket of `verification`, in descending order. No request may own a block."""
+    steps = sorted([(count, 1) for count in rows] + [(count, count) for count in verification])
+    for done, (count, length) in enumerate(reversed(steps)):
         report("warming up", done, len(steps))
-        _run_step(adapter, count // run, run, block_size)
+        _run_step(adapter, count // length, length, block_size)
 
 
 def _run_step(
-    adapter: ModelAdapter, num_seqs: int, run: int, block_size: int, are_prompts: bool = False
+    adapter: ModelAdapter, num_seqs: int, length: int, block_size: int, are_prompts: bool = False
 ) -> None:
-    """Of the first `run` tokens of each of so many sequences; each token draws, or the last ones of
-    prompts."""
-    count = num_seqs * run
-    width = -(-run // block_size)
-    seq_ids, positions = np.divmod(np.arange(count, dtype=np.int64), run)
+    """Compute the first `length` tokens of `num_seqs` sequences and sample after every token, or
+    after the last ones of prompts."""
+    count = num_seqs * length
+    width = -(-length // block_size)
+    seq_ids, positions = np.divmod(np.arange(count, dtype=np.int64), length)
     tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)
     blocks = tables[seq_ids, positions // block_size].astype(np.int64)
-    draws = np.ones(count, dtype=np.int8)
+    logits_mask = np.ones(count, dtype=np.int8)
     if are_prompts:
-        draws[positions < run - 1] = 0
-    step = ModelStepInput(np.zeros(count, dtype=np.int64), positions, seq_ids, draws)
+        logits_mask[positions < length - 1] = 0
+    step = ModelStepInput(np.zeros(count, dtype=np.int64), positions, seq_ids, logits_mask)
     attention = AttentionMetadata(
         slot_mapping=(blocks * block_size + positions % block_size).astype(np.int32),
         batch_seq_ids=np.arange(num_seqs, dtype=np.int64),
-        context_lens=np.full(num_seqs, run, dtype=np.int32),
+        context_lens=np.full(num_seqs, length, dtype=np.int32),
         block_tables=tables,
     )
     adapter.forward(step, attention)
-    num_drawn = int(draws.sum())
-    greedy = {"temperature": np.zeros(num_drawn)}
-    adapter.sample(SamplingMetadata(np.arange(num_drawn, dtype=np.int32), numbers=greedy))
+    num_sampled = int(logits_mask.sum())
+    greedy = {"temperature": np.zeros(num_sampled)}
+    adapter.sample(SamplingMetadata(np.arange(num_sampled, dtype=np.int32), numbers=greedy))
 
 
-def record_steps(
+def capture_steps(
     adapter: ModelAdapter,
     rows: list[int],
-    runs: list[int],
+    verification: list[int],
     full: tuple[int, int] | None,
     block_size: int,
-    look: Callable[[], GpuUsage | None],
+    gpu_usage: Callable[[], GpuUsage | None],
 ) -> None:
-    """Warm up a GPU and log what that took, or a CPU, with one token. `full`: as `full_step` says.
-    `look`: says how much of the GPU's memory is used; None: there is none."""
-    before, start = look(), time.perf_counter()
+    """Warm up and capture the steps of a GPU, or run one token on a CPU. `full`: see `full_step`.
+    `gpu_usage`: returns None on a CPU."""
+    before, start = gpu_usage(), time.perf_counter()
     if before is None:
         return warm_up(adapter, [1], block_size)
     if full is not None:
         _run_step(adapter, *full, block_size, are_prompts=True)
-    warm_up(adapter, rows, block_size, runs)
-    after = look() or before
+    warm_up(adapter, rows, block_size, verification)
+    after = gpu_usage() or before
     logger.info(
-        "recorded %d decode steps of up to %d rows in %.1f s, %.1f MiB",
-        len(rows) + len(runs),
-        max(rows + runs),
+        "captured %d decode steps of up to %d rows in %.1f s, %.1f MiB",
+        len(rows) + len(verification),
+        max(rows + verification),
         time.perf_counter() - start,
         (after.memory_used - before.memory_used) / (1 << 20),
     )

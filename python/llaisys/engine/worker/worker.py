@@ -1,14 +1,14 @@
-"""One rank's share of the work: owns the model, turns a plan into arrays, draws the tokens.
+"""The worker of one rank: owns the model, builds the arrays of a step, runs it and samples.
 
-A step is five stages, in this order:
+A step has five stages:
 
-    prepare_step_inputs       plan -> ModelStepInput (tokens, positions, who wants logits)
+    prepare_step_inputs       plan -> ModelStepInput (tokens, positions, logits mask)
     build_attention_metadata  -> AttentionMetadata (slots, block tables, context lengths)
     run_model_forward         adapter.forward
     sample                    adapter.sample
-    postprocess               drawn ids -> StepOutput, and into the rows for the next step
+    postprocess               sampled tokens -> StepOutput, and into the input batch
 
-Between steps the worker keeps only what the plans told it. It decides nothing about who runs.
+The worker schedules nothing; its state follows from the plans.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
-from llaisys.engine.worker.pooling import read_vectors
+from llaisys.engine.worker.pooling import read_pooled
+from llaisys.engine.worker.prompt_logprobs import prompt_logprobs
 from llaisys.engine.worker.sampler import Sampler, output_rows
 from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
 from llaisys.engine.worker.sampling_state import SamplingState
-from llaisys.engine.worker.scoring import score_prompt
 from llaisys.engine.worker.step_buffers import PreparedStep, StepBuffers
 from llaisys.engine.worker.timers import StageTimers
 from llaisys.engine.worker.verification_buffers import VerificationBuffers
-from llaisys.engine.worker.warmup import draft_runs, full_step, graph_rows, record_steps
+from llaisys.engine.worker.warmup import capture_steps, full_step, graph_rows, verification_rows
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
 
@@ -47,8 +47,7 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class Worker:
-    """Built by an executor: construct, `init_device`, `open_model`, `load_model`, `warmup`, then
-    steps."""
+    """Created by an executor: `init_device`, `open_model`, `load_model`, `warmup`, then steps."""
 
     def __init__(
         self,
@@ -67,20 +66,20 @@ class Worker:
         self.adapter: ModelAdapter | None = None
         self.info: ModelInfo | None = None
         self._opened: OpenedModel | None = None  # between `open_model` and `load_model`
-        self._rows: InputBatch
+        self._batch: InputBatch
         self._buffers: StepBuffers
-        self._few: VerificationBuffers
+        self._verification: VerificationBuffers
         self._sampling: SamplingState
-        self._held: BatchUpdater
-        self._drawer: Sampler
-        self._drafter: Drafter | None = None  # the driver rank's, if any
-        self._launched: InFlightSteps
-        self._spare_buffers: StepBuffers  # those of the step that was launched last are in use
-        self._begun: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
+        self._updater: BatchUpdater
+        self._sampler: Sampler
+        self._drafter: Drafter | None = None  # of the driver rank
+        self._in_flight: InFlightSteps
+        self._spare_buffers: StepBuffers  # a step in flight uses the others
+        self._pending: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._gpu_monitor: GpuMonitor | None = None
         self._timers = StageTimers()
 
-    # ---- life ----------------------------------------------------------------------------------
+    # ---- life cycle ----------------------------------------------------------------------------
 
     def init_device(self) -> None:
         """Bind this rank to its device; with `numa`, this thread to cores of a NUMA node."""
@@ -92,18 +91,16 @@ class Worker:
         warn_if_cublaslt_missing(self.config.device)
 
     def open_model(self) -> int:
-        """Open the model's files and say how many KV blocks this rank can afford. Nothing large is
-        allocated before all ranks have agreed on a number; see `load_model`."""
+        """Open the model's files and return the number of KV blocks that this rank has memory for.
+        Nothing large is allocated before `load_model`, which gets the minimum over all ranks."""
         self._opened = opened = open_model(
             self.config, self.rank, self.local_rank, self.distributed_init_method
         )
         return opened.affordable_blocks
 
     def load_model(self, num_blocks: int | None = None) -> ModelInfo:
-        """Load the weights and allocate the KV cache; says what it is and how many blocks it got.
-
-        `num_blocks`: what the ranks have agreed on; None: there is no other rank.
-        """
+        """Load the weights and allocate the KV cache. `num_blocks`: the minimum over all ranks;
+        None: there is one rank."""
         if self._opened is None:
             self.open_model()
         assert self._opened is not None
@@ -141,24 +138,26 @@ class Worker:
     def _make_buffers(self, adapter: ModelAdapter, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
         length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
-        self._rows = InputBatch(scheduler.max_num_seqs, length, info.block_size)
-        self._buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
-        self._spare_buffers = StepBuffers(self._rows, scheduler.max_num_batched_tokens)
-        self._few = VerificationBuffers(self._rows)
-        self._launched = InFlightSteps(self._rows)
+        self._batch = InputBatch(scheduler.max_num_seqs, length, info.block_size)
+        self._buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
+        self._spare_buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
+        self._verification = VerificationBuffers(self._batch)
+        self._in_flight = InFlightSteps(self._batch)
         self._sampling = SamplingState(scheduler.max_num_seqs, info.vocab_size)
-        self._held = BatchUpdater(self._rows, self._sampling)
-        self._drawer = Sampler(adapter, self._rows, self._sampling, self._timers.native)
+        self._updater = BatchUpdater(self._batch, self._sampling)
+        self._sampler = Sampler(adapter, self._batch, self._sampling, self._timers.native)
 
     def warmup(self) -> None:
-        """A token through the model; on a GPU every step that it records. Nobody holds a block."""
+        """Run one token; on a GPU capture the decode steps. No request may own a block."""
         assert self.info is not None
         rows = graph_rows(min(self.config.scheduler.max_num_seqs, self.info.num_blocks))
-        runs, full = draft_runs(self.config, self.info), full_step(self.config, self.info)
-        record_steps(self._open_adapter(), rows, runs, full, self.info.block_size, self.gpu_usage)
+        verification = verification_rows(self.config, self.info)
+        full, block_size = full_step(self.config, self.info), self.info.block_size
+        adapter = self._open_adapter()
+        capture_steps(adapter, rows, verification, full, block_size, self.gpu_usage)
 
     def gpu_usage(self) -> GpuUsage | None:
-        """Of the GPU that this rank computes on; None: it has none."""
+        """Return memory and load of this rank's GPU; None on a CPU."""
         if not is_gpu(self.config.device):
             return None
         if self._gpu_monitor is None:
@@ -173,7 +172,7 @@ class Worker:
         adapter, self.adapter = self.adapter, None
         opened, self._opened = self._opened, None
         drafter, self._drafter = self._drafter, None
-        self._begun = None
+        self._pending = None
         for part in (opened, adapter, drafter):
             if part is not None:
                 part.close()
@@ -185,73 +184,72 @@ class Worker:
 
     # ---- drafts --------------------------------------------------------------------------------
 
-    def draft(self, requests: Sequence[DraftRequest], forgotten: Sequence[int]) -> list[list[int]]:
-        """What the draft model or head says to each; see Drafter."""
+    def draft(self, requests: Sequence[DraftRequest], released: Sequence[int]) -> list[list[int]]:
+        """Return draft tokens of the draft model or head; see Drafter."""
         if self._drafter is None:
             raise ClosedError(f"worker rank {self.rank}: no draft model is loaded")
-        return self._drafter.draft(requests, forgotten)
+        return self._drafter.draft(requests, released)
 
-    # ---- a step --------------------------------------------------------------------------------
+    # ---- steps ---------------------------------------------------------------------------------
 
     def execute_step(
         self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        """All five stages. A step that raises leaves no trace but the rows of its new sequences,
-        which the scheduler releases. `masks`: called after the forward pass, when some answers of
-        the step must have a form."""
+        """Run all five stages. A step that raises leaves only the rows of its new sequences, which
+        the scheduler releases. `masks`: returns the masks of structured output; called after the
+        forward pass."""
         computed = self._compute_step(plan)
-        return self._draw_step(plan, *computed, None if masks is None else masks())
+        return self._sample_step(plan, *computed, None if masks is None else masks())
 
     def execute_model(self, plan: SchedulerOutputs) -> None:
-        """The first three stages; a device may still be at it. `sample_tokens` must follow."""
-        self._begun = None
-        self._begun = (plan, *self._compute_step(plan))
+        """Run the first three stages; a device may still compute. `sample_tokens` must follow."""
+        self._pending = None
+        self._pending = (plan, *self._compute_step(plan))
 
     def sample_tokens(self) -> StepOutput:
-        """The last two stages of the step that `execute_model` began."""
-        if self._begun is None:
+        """Run the last two stages of the step of `execute_model`."""
+        if self._pending is None:
             raise RuntimeError("sample_tokens without execute_model")
-        begun, self._begun = self._begun, None
-        return self._draw_step(*begun)
+        pending, self._pending = self._pending, None
+        return self._sample_step(*pending)
 
     @property
     def can_launch(self) -> bool:
         return self._open_adapter().can_launch
 
     def launch_step(self, plan: SchedulerOutputs) -> None:
-        """Hand a step to the model and return while it runs; at most one other may be out. Only for
-        plans of which nothing but the tokens themselves depends on those of the step that is out:
-        no drafts, shifts, forms or scored prompts. Fails as `execute_step` does."""
+        """Launch a step without waiting; at most one other step may be in flight. Only for plans
+        that do not need sync, without drafts. Fails as `execute_step` does."""
         self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
-        self._sampling.set_masks(None, self._rows.row_of)
+        self._sampling.set_masks(None, self._batch.row_of)
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
-        self._launched.add(self._launch(plan, step))
+        self._in_flight.add(self._launch(plan, step))
         if self._drafter is not None:
-            self._drafter.pass_over(plan)
+            self._drafter.skip(plan)
         self._timers.num_steps += 1
 
     def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> InFlightStep:
         with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
-        drawing = step.drawing
+        batch = step.sampling
         with self._timers["sample"]:
-            sampling = self._drawer.metadata(drawing, np.arange(len(drawing.rows)))
+            sampling = self._sampler.metadata(batch, np.arange(len(batch.rows)))
         return InFlightStep(
             plan=plan,
             step=step,
             ticket=self._open_adapter().launch(step, attention, sampling),
-            seq_ids=self._drawer.seq_ids(drawing),
-            tenures=self._rows.tenures[drawing.rows],
-            num_released=self._rows.num_released,
-            with_logprobs=self._sampling.logprobs_wanted(drawing.rows),
+            seq_ids=self._sampler.seq_ids(batch),
+            generations=self._batch.generations[batch.rows],
+            num_released=self._batch.num_released,
+            logprob_rows=self._sampling.logprob_rows(batch.rows),
             arrays=(attention, sampling),
         )
 
     def finish_step(self, step_id: int) -> StepOutput:
-        """Wait for a launched step and say what it drew; those launched before it are forgotten."""
-        launched = self._launched.take(step_id)
-        if not launched.plan.batch_size:  # nobody was left when it was launched again
+        """Wait for a launched step and return its output; earlier steps are discarded."""
+        launched = self._in_flight.take(step_id)
+        if not launched.plan.batch_size:  # no sequence was left when it was relaunched
             return StepOutput(step_id, {})
         adapter = self._open_adapter()
         try:
@@ -260,50 +258,49 @@ class Worker:
         except Exception as error:
             return self._recover(launched, error)
         except BaseException:
-            adapter.last_output()  # when it comes, no step reads its arrays any more
+            adapter.last_output()  # waits: the step reads its arrays until then
             raise
         if tokens is None:
             raise RuntimeError(f"step {step_id} was not run")
         with self._timers["postprocess"]:
-            self._launched.settle(launched, tokens)
+            self._in_flight.store_tokens(launched, tokens)
             return launched.output(tokens.tolist(), adapter)
 
     def _recover(self, launched: InFlightStep, error: Exception) -> StepOutput:
-        """A step failed, so that the one behind it was not run. When it was the fault of one
-        sequence, the others draw; otherwise all of them are lost. Then the one behind it is
-        launched again, as far as it can be."""
-        self._launched.settle(launched, 0)  # any token will do where there will be none
+        """Handle a failed step; the step after it was not run. If one sequence caused the failure,
+        sample the others, else raise. Then relaunch the next step without the lost sequences."""
+        self._in_flight.store_tokens(launched, 0)  # replaces the placeholders
         forward = self._open_adapter().last_output()
         lost = frozenset(launched.plan.seq_ids)
         try:
             if not isinstance(error, InvalidInputError) or not forward.n_outputs:
                 raise error
-            output = self._draw_again(launched, forward)
+            output = self._sample_again(launched, forward)
             lost = frozenset()
             return output
         finally:
-            behind = self._launched.pop()
-            if behind is not None:
-                self._open_adapter().collect(behind.ticket)
-                plan = behind.without(lost)
+            following = self._in_flight.pop()
+            if following is not None:
+                self._open_adapter().collect(following.ticket)
+                plan = following.without(lost)
                 if plan.batch_size:
-                    self._launched.add(self._launch(plan, self._buffers.fill_tokens(plan)))
+                    self._in_flight.add(self._launch(plan, self._buffers.fill_tokens(plan)))
                 else:
-                    self._launched.add(replace(behind, plan=plan))
+                    self._in_flight.add(replace(following, plan=plan))
 
-    def _draw_again(self, launched: InFlightStep, forward: ForwardOutput) -> StepOutput:
-        """The sequences that have left meanwhile get nothing."""
-        step, held = launched.step, self._launched.held(launched)
-        step = replace(step, drawing=step.drawing.only(held))
-        output = self._draw_step(launched.plan, step, forward)
-        for seq_id, is_held in zip(launched.seq_ids, held.tolist(), strict=True):
-            if not is_held:
+    def _sample_again(self, launched: InFlightStep, forward: ForwardOutput) -> StepOutput:
+        """Sample a step on the host; released sequences get no token."""
+        step, present = launched.step, self._in_flight.still_present(launched)
+        step = replace(step, sampling=step.sampling.select(present))
+        output = self._sample_step(launched.plan, step, forward)
+        for seq_id, is_present in zip(launched.seq_ids, present.tolist(), strict=True):
+            if not is_present:
                 output.sampled[seq_id] = []
         return output
 
     def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
-        if VerificationBuffers.holds(plan):
-            return self._compute_few(plan)
+        if VerificationBuffers.fits(plan):
+            return self._compute_verification(plan)
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
         with self._timers["build_attention_metadata"]:
@@ -313,65 +310,65 @@ class Worker:
         self._timers.num_steps += 1
         return step, forward
 
-    def _compute_few(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
+    def _compute_verification(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
         with self._timers["prepare_step_inputs"]:
-            self._held.follow(self._open_adapter(), plan)
-            step, attention = self._few.fill(plan)
+            self._updater.update(self._open_adapter(), plan)
+            step, attention = self._verification.fill(plan)
         with self._timers["run_model_forward"]:
             forward = self.run_model_forward(step, attention)
         self._timers.num_steps += 1
-        return self._few.prepared(plan, step), forward
+        return self._verification.prepared(plan, step), forward
 
-    def _draw_step(
+    def _sample_step(
         self,
         plan: SchedulerOutputs,
         step: PreparedStep,
         forward: ForwardOutput,
         masks: TokenMasks | None = None,
     ) -> StepOutput:
-        drawing, left_out = step.drawing, StepOutput(plan.step_id, {})
+        batch, removed = step.sampling, StepOutput(plan.step_id, {})
         if masks is not None and (masks.late or masks.failed):
-            drawing, left_out = self._drawer.leave_out(drawing, masks, left_out)
-        self._sampling.set_masks(masks, self._rows.row_of)
-        scores = {}
+            batch, removed = self._sampler.remove_unmasked(batch, masks, removed)
+        self._sampling.set_masks(masks, self._batch.row_of)
+        logprobs = {}
         with self._timers["sample"]:
-            for prompt in step.scored:
+            for prompt in step.prompt_logprobs:
                 rows = output_rows(forward, prompt.tokens)
-                scores[prompt.seq_id] = score_prompt(self._open_adapter(), rows, prompt)
-            output = self._drawer.sample_with_drafts(plan, forward, drawing)
+                logprobs[prompt.seq_id] = prompt_logprobs(self._open_adapter(), rows, prompt)
+            output = self._sampler.sample_greedy_drafts(plan, forward, batch)
         if output is None:
-            output = self._draw_in_turn(plan, forward, drawing)
-        output.prompt_logprobs = scores
-        output.pooled = read_vectors(self._open_adapter(), step.pooled)
-        output.sampled.update(left_out.sampled)
-        output.failed.update(left_out.failed)
+            output = self._sample_in_turn(plan, forward, batch)
+        output.prompt_logprobs = logprobs
+        output.pooled = read_pooled(self._open_adapter(), step.pooled)
+        output.sampled.update(removed.sampled)
+        output.failed.update(removed.failed)
         if self._drafter is not None:
-            self._drafter.observe(plan, output, self._rows, self._open_adapter())
+            self._drafter.observe(plan, output, self._batch, self._open_adapter())
         return output
 
-    def _draw_in_turn(
-        self, plan: SchedulerOutputs, forward: ForwardOutput, drawing: SamplingBatch
+    def _sample_in_turn(
+        self, plan: SchedulerOutputs, forward: ForwardOutput, batch: SamplingBatch
     ) -> StepOutput:
-        """A token for each sequence, then one for each whose draft it was, and so on."""
+        """Sample a token per sequence, then the next one after each accepted draft token."""
         with self._timers["sample"]:
-            drawn = self.sample(forward, drawing)
+            result = self.sample(forward, batch)
         with self._timers["postprocess"]:
-            agreed = self._drawer.agreed(drawn)
-            output = self.postprocess(plan, drawn)
-        while agreed is not None and agreed.any():
-            following = drawn.drawing.following(agreed)
-            self._sampling.advance_masks(following.rows)
+            accepted = self._sampler.accepted(result)
+            output = self.postprocess(plan, result)
+        while accepted is not None and accepted.any():
+            batch = result.batch.next_tokens(accepted)
+            self._sampling.advance_masks(batch.rows)
             with self._timers["sample"]:
-                drawn = self.sample(forward, following)
+                result = self.sample(forward, batch)
             with self._timers["postprocess"]:
-                agreed = self._drawer.agreed(drawn)
-                output.extend(self.postprocess(plan, drawn))
+                accepted = self._sampler.accepted(result)
+                output.extend(self.postprocess(plan, result))
         return output
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
-        self._held.follow(self._open_adapter(), plan)
+        self._updater.update(self._open_adapter(), plan)
         step = self._buffers.fill_tokens(plan)
-        self._held.mark_prompts(plan, step)
+        self._updater.mark_prompts(plan, step)
         return step
 
     def build_attention_metadata(self, step: PreparedStep) -> AttentionMetadata:
@@ -383,18 +380,18 @@ class Worker:
         with self._timers.native:
             return self._open_adapter().forward(step, attention)
 
-    def sample(self, forward: ForwardOutput, drawing: SamplingBatch) -> SampledTokens:
-        """Draw a token for each sequence of the step that wants one, in the plan's order."""
-        return self._drawer.sample(forward, drawing)
+    def sample(self, forward: ForwardOutput, batch: SamplingBatch) -> SampledTokens:
+        """Sample a token for each sequence of the batch, in the plan's order."""
+        return self._sampler.sample(forward, batch)
 
-    def postprocess(self, plan: SchedulerOutputs, drawn: SampledTokens) -> StepOutput:
-        """Remember the drawn tokens for the next step and say whose they are."""
-        return self._drawer.postprocess(plan, drawn)
+    def postprocess(self, plan: SchedulerOutputs, result: SampledTokens) -> StepOutput:
+        """Store the sampled tokens for the next step and build the step output."""
+        return self._sampler.postprocess(plan, result)
 
-    # ---- measuring -----------------------------------------------------------------------------
+    # ---- profile -------------------------------------------------------------------------------
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """As StageTimers reports it, with the rank whose it is and where rows were drawn."""
+        """Return StageTimers.report with the rank and the rows sampled per device."""
         native = {} if self.adapter is None else self.adapter.profile(reset)
-        draws = {} if self.adapter is None else self.adapter.sample_counts()
-        return {"rank": self.rank, "draws": draws, **self._timers.report(native, reset)}
+        counts = {} if self.adapter is None else self.adapter.sample_counts()
+        return {"rank": self.rank, "sample_counts": counts, **self._timers.report(native, reset)}

@@ -207,7 +207,7 @@ class EngineStats(Struct, array_like=True):
     spec_decode_accepted_per_position: list[int] = []
     spec_decode_mean_accepted_length: float = 0.0  # a gauge
     stage_seconds: dict[str, float] = {}  # since the start, by worker stage
-    draws: dict[str, int] = {}  # rows drawn since the start, by where: device, host
+    sample_counts: dict[str, int] = {}  # rows sampled since the start, by device or host
     gpus: list[GpuUsage] = []  # gauges; empty on the CPU
 
     @classmethod

@@ -100,7 +100,7 @@ class EngineLoop:
         self._closing = False
         self._profiled = 0.0  # time of the last profile read
         self._stage_seconds: dict[str, float] = {}
-        self._draws: dict[str, int] = {}
+        self._sample_counts: dict[str, int] = {}
         self._gpus: list[GpuUsage] = []
 
     def run(self) -> None:
@@ -191,11 +191,11 @@ class EngineLoop:
         if now - self._profiled > PROFILE_SECONDS and not self.core.failed_steps:
             self._profiled = now
             profile = self.core.executor.profile()
-            self._stage_seconds, self._draws = profile["stages"], profile["draws"]
+            self._stage_seconds, self._sample_counts = profile["stages"], profile["sample_counts"]
             self._gpus = self.core.executor.gpu_usage()
         profile_stats = {
             "stage_seconds": self._stage_seconds,
-            "draws": self._draws,
+            "sample_counts": self._sample_counts,
             "gpus": self._gpus,
         }
         stats = {**self.core.stats(), **profile_stats}

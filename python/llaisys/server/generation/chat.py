@@ -145,9 +145,7 @@ def constrain_to_tools(
     detects = (
         opened and style.markers is not None and tokenizer.token_id(style.markers.end) is not None
     )
-    constraint = call_constraint(
-        tools, style.uses_tags, None if detects else style.markers, opened
-    )
+    constraint = call_constraint(tools, style.uses_tags, None if detects else style.markers, opened)
     if constraint is None:
         return params
     if params.structured_outputs is None:

@@ -326,7 +326,7 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
     drafts = sum(part.spec_decode_num_drafts for part in parts)
     for name in EngineStats.__struct_fields__:
         values = [getattr(part, name) for part in parts]
-        if name in ("stage_seconds", "draws"):
+        if name in ("stage_seconds", "sample_counts"):
             keys = {key for value in values for key in value}
             setattr(summed, name, {k: sum(value.get(k, 0) for value in values) for k in keys})
         elif name == "spec_decode_accepted_per_position":

@@ -1,7 +1,6 @@
-"""The KV cache of what drafts: which sequences it knows, how far, and in which blocks.
+"""The KV cache of a draft model or head: its sequences, their computed tokens and their blocks.
 
-Nothing is shared and nobody is preempted: a sequence that finds no block gets no drafts until
-others have gone.
+No prefix caching, no preemption: a sequence without free blocks gets no drafts until others end.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from llaisys.common.step import AttentionMetadata
 
 @dataclass(slots=True, eq=False)
 class DraftSequence:
-    """Slots [0, computed) hold the keys and values of tokens[0 .. computed)."""
+    """Slots [0, computed) have the keys and values of tokens[:computed]."""
 
     seq_id: int
-    tokens: list[int] = field(default_factory=list)  # known ones, then drafts
+    tokens: list[int] = field(default_factory=list)  # known tokens, then drafts
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
 
-    def learn(self, start: int, tokens: Sequence[int]) -> None:
-        """`tokens` are what really stands from `start` on. What was computed of other ones, and of
-        drafts behind them, is computed anew; so is the last one, for what follows it."""
+    def set_tokens(self, start: int, tokens: Sequence[int]) -> None:
+        """Set the known tokens from `start` on. Computed tokens that differ are rolled back, and
+        so is the last one: its logits are needed."""
         if start > len(self.tokens):
             raise RuntimeError(f"sequence {self.seq_id}: {start} follows {len(self.tokens)} tokens")
-        agreed = start
+        common = start
         for known, token in zip(self.tokens[start:], tokens, strict=False):
             if known != token:
                 break
-            agreed += 1
+            common += 1
         self.tokens[start:] = tokens
-        self.computed = min(self.computed, agreed, len(self.tokens) - 1)
+        self.computed = min(self.computed, common, len(self.tokens) - 1)
 
 
 class DraftBlockTables:
-    """Sequences by id, and the blocks that nobody holds."""
+    """Sequences by id, and the free blocks."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -52,14 +51,14 @@ class DraftBlockTables:
         return len(self._free)
 
     def sequence(self, seq_id: int) -> DraftSequence:
-        """The one with this id; a new one knows nothing."""
+        """Return the sequence with this id; a new one is empty."""
         found = self.sequences.get(seq_id)
         if found is None:
             found = self.sequences[seq_id] = DraftSequence(seq_id)
         return found
 
     def reserve(self, sequence: DraftSequence, num_tokens: int) -> bool:
-        """Room for `num_tokens` in all; False, and nothing changes, when there is none."""
+        """Allocate blocks for `num_tokens` in all; False, and no change, when there are too few."""
         missing = -(-num_tokens // self.block_size) - len(sequence.blocks)
         if missing > len(self._free):
             return False
@@ -67,18 +66,18 @@ class DraftBlockTables:
             sequence.blocks.append(self._free.pop())
         return True
 
-    def forget(self, seq_id: int) -> None:
-        """Its blocks are free; it may be unknown."""
+    def release(self, seq_id: int) -> None:
+        """Free the blocks of a sequence; it may be unknown."""
         sequence = self.sequences.pop(seq_id, None)
         if sequence is not None:
             self._free += sequence.blocks
 
     def check_integrity(self) -> None:
-        """Every block is free or has one holder; raises with the numbers."""
-        held = [block for s in self.sequences.values() for block in s.blocks]
-        if sorted(held + self._free) != list(range(self.num_blocks)):
+        """Raise RuntimeError unless every block is free or has one owner."""
+        used = [block for s in self.sequences.values() for block in s.blocks]
+        if sorted(used + self._free) != list(range(self.num_blocks)):
             raise RuntimeError(
-                f"{len(held)} draft blocks are held and {len(self._free)} are free, "
+                f"{len(used)} draft blocks are in use and {len(self._free)} are free, "
                 f"of {self.num_blocks}"
             )
 
@@ -89,8 +88,8 @@ class DraftBlockTables:
         token_rows: NDArray[np.int64],
         positions: NDArray[np.int64],
     ) -> AttentionMetadata:
-        """Of a step in which sequence i has `ends[i]` tokens at its end; `token_rows`: whose each
-        token is, as an index of `sequences`."""
+        """Build the metadata of a step after which sequence i has `ends[i]` tokens. `token_rows`:
+        index of the sequence of each token."""
         width = max(len(sequence.blocks) for sequence in sequences)
         tables = np.full((len(sequences), width), -1, dtype=np.int32)
         for row, sequence in enumerate(sequences):

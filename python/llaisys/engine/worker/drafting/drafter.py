@@ -1,4 +1,4 @@
-"""What the worker knows of a source of drafts that has weights."""
+"""Interface of draft models and draft heads on the worker."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(
-        self, requests: Sequence[DraftRequest], forgotten: Sequence[int] = ()
+        self, requests: Sequence[DraftRequest], released: Sequence[int] = ()
     ) -> list[list[int]]:
-        """At most as many tokens for each as it asks for; none: not now. The sequences `forgotten`
-        have gone, or begin anew."""
+        """Return up to `count` draft tokens per request. `released`: sequences to free, which have
+        finished or are restarted."""
 
     @abstractmethod
     def observe(
-        self, plan: SchedulerOutputs, output: StepOutput, rows: InputBatch, model: ModelAdapter
+        self, plan: SchedulerOutputs, output: StepOutput, batch: InputBatch, model: ModelAdapter
     ) -> None:
-        """A step of the model has been drawn from; its hidden states are there still."""
+        """Observe a sampled step of the model; its hidden states are still available."""
 
     @abstractmethod
-    def pass_over(self, plan: SchedulerOutputs) -> None:
-        """A step is launched of which it will not hear again."""
+    def skip(self, plan: SchedulerOutputs) -> None:
+        """Note a launched step that is not observed."""
 
     def close(self) -> None:
         self.adapter.close()

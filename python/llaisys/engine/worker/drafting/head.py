@@ -1,10 +1,9 @@
 """Drafts from a head over the model's hidden states (EAGLE, EAGLE-3, MTP).
 
-Row p of a head stands for the model's hidden state of token p and the token behind it, p + 1; what
-it says is a guess at token p + 2. Rows of true tokens are kept after each step of the model; drafts
-are rows behind them, whose hidden states are the head's own; the next true rows overwrite them.
-A head whose rows do not begin with the prompt (a known prefix, a shifted context, a time without
-drafts) looks at what it has.
+Row p of a head combines the model's hidden state of token p with token p + 1 and predicts token
+p + 2. Rows of known tokens are stored after each step of the model; rows of draft tokens follow,
+with hidden states of the head itself, and the next known rows overwrite them. After a cached
+prefix, a context shift or a pause the rows start later than the prompt.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.models.base import ModelAdapter
 from llaisys.models.draft_head import DraftHeadAdapter
 
-MAX_PENDING = 256  # rows of a sequence that wait for the next draft; more are computed at once
-# A sequence that has decoded so many tokens without a draft is begun anew from its latest rows: who
-# does not draft pays for few rows when it tries again.
+MAX_PENDING = 256  # rows of a sequence that may wait for the next draft
+# After MAX_IDLE decoded tokens without a draft a sequence restarts from its LATEST rows: the next
+# draft computes few rows.
 MAX_IDLE, LATEST = 32, 16
-# A draft goes on while the head gives all of it this chance to be right: what was best on chat
+# A draft continues while its probability under the head is at least this; tuned on chat
 # (docs/guides/speculative_decoding.md).
-SURE = 0.45
+MIN_PROBABILITY = 0.45
 
 Features = NDArray[np.float32]
 
 
-class _Guesses(NamedTuple):
-    """What a step of the head says, a row a sequence."""
+class _Prediction(NamedTuple):
+    """The result of a step of the head, one row per sequence."""
 
-    tokens: NDArray[np.int64]  # the likeliest ones, by the model's ids
-    features: Features  # the head's own hidden states
-    chances: NDArray[np.float64]  # that the tokens are right, as the head has it
+    tokens: NDArray[np.int64]  # most likely tokens, ids of the model
+    features: Features  # hidden states of the head
+    probabilities: NDArray[np.float64]  # of the tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Track:
-    """A sequence's rows: slots [0, sequence.computed), then those that wait."""
+    """The rows of a sequence: slots [0, sequence.computed), then the pending rows."""
 
     sequence: DraftSequence
-    end: int = 0  # tokens whose hidden states are known
-    features: list[Features] = field(default_factory=list)  # of the rows that wait
-    tokens: list[int] = field(default_factory=list)  # beside them
-    idle: int = 0  # of them, those decoded since the last draft
+    end: int = 0  # tokens with hidden states
+    features: list[Features] = field(default_factory=list)  # of the pending rows
+    tokens: list[int] = field(default_factory=list)  # of the pending rows
+    idle: int = 0  # pending rows decoded since the last draft
 
     @property
     def num_rows(self) -> int:
@@ -61,120 +60,124 @@ class _Track:
 class DraftHead(Drafter):
     adapter: DraftHeadAdapter
 
-    def __init__(self, adapter: DraftHeadAdapter, block_size: int, too_many: int) -> None:
-        """In steps of `too_many` sequences and more it does not look on: nobody asks for drafts."""
+    def __init__(self, adapter: DraftHeadAdapter, block_size: int, max_batch: int) -> None:
+        """Steps of `max_batch` sequences and more are not observed."""
         self.adapter = adapter
-        self._too_many = too_many
-        self.books = DraftBlockTables(adapter.kv_capacity_tokens // block_size, block_size)
+        self._max_batch = max_batch
+        self.tables = DraftBlockTables(adapter.kv_capacity_tokens // block_size, block_size)
         self._tracks: dict[int, _Track] = {}
 
     # ---- after a step of the model -------------------------------------------------------------
 
     def observe(
-        self, plan: SchedulerOutputs, output: StepOutput, rows: InputBatch, model: ModelAdapter
+        self, plan: SchedulerOutputs, output: StepOutput, batch: InputBatch, model: ModelAdapter
     ) -> None:
-        if len(plan.seq_ids) >= self._too_many:
-            self.pass_over(plan)
+        if len(plan.seq_ids) >= self._max_batch:
+            self.skip(plan)
             return
         for seq_id in plan.released_seq_ids:
-            self._forget(seq_id)
+            self._release(seq_id)
         hidden = model.hidden_states(sum(plan.counts))
         first, full = 0, []
         for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
             valid = count
             drafts = plan.draft_token_ids.get(seq_id, ())
-            if seq_id in output.sampled:  # drafts that were refused are no tokens of it
+            if seq_id in output.sampled:  # without rejected drafts
                 valid += len(output.sampled[seq_id]) - 1 - len(drafts)
             if valid > 0 and seq_id not in output.failed:
                 track = self._track(seq_id, start)
-                # A copy: the step's array would be kept for a few of its rows.
+                # A copy, so that the array of the step can be freed.
                 track.features.append(hidden[first : first + valid].copy())
-                row = rows.row_of[seq_id]
-                track.tokens += rows.tokens[row, start + 1 : start + valid + 1].tolist()
+                row = batch.row_of[seq_id]
+                track.tokens += batch.tokens[row, start + 1 : start + valid + 1].tolist()
                 track.end = start + valid
                 if count == 1 + len(drafts):
                     track.idle += valid
                 if track.idle > MAX_IDLE:
-                    self._begin_anew(track)
+                    self._restart(track)
                 elif len(track.tokens) >= MAX_PENDING:
                     full.append(track)
             first += count
         for track in full:
-            if self.books.reserve(track.sequence, track.num_rows):
-                self._take_in([track], draws=False)
+            if self.tables.reserve(track.sequence, track.num_rows):
+                self._compute_pending([track], samples=False)
             else:
-                self._forget(track.sequence.seq_id)
+                self._release(track.sequence.seq_id)
 
-    def pass_over(self, plan: SchedulerOutputs) -> None:
-        """Its sequences begin anew, should they be seen again."""
+    def skip(self, plan: SchedulerOutputs) -> None:
+        """Release the sequences of the step; they restart with the next observed step."""
         for seq_id in (*plan.released_seq_ids, *plan.seq_ids):
-            self._forget(seq_id)
+            self._release(seq_id)
 
     def _track(self, seq_id: int, start: int) -> _Track:
-        """That of a sequence which goes on at `start`; it begins anew when that is another place
-        than where it ended."""
+        """Return the track of a sequence that continues at `start`; a new one unless it ended
+        there."""
         track = self._tracks.get(seq_id)
         if track is None or track.end != start:
-            self._forget(seq_id)
-            track = self._tracks[seq_id] = _Track(self.books.sequence(seq_id))
+            self._release(seq_id)
+            track = self._tracks[seq_id] = _Track(self.tables.sequence(seq_id))
         return track
 
-    def _begin_anew(self, track: _Track) -> None:
-        """Without what was computed, from its latest rows on."""
+    def _restart(self, track: _Track) -> None:
+        """Restart from the latest rows, without the computed ones."""
         seq_id = track.sequence.seq_id
-        self.books.forget(seq_id)
-        track.sequence = self.books.sequence(seq_id)
+        self.tables.release(seq_id)
+        track.sequence = self.tables.sequence(seq_id)
         track.features = [np.concatenate(track.features)[-LATEST:].copy()]
         track.tokens = track.tokens[-LATEST:]
         track.idle = len(track.tokens)
 
-    def _forget(self, seq_id: int) -> None:
+    def _release(self, seq_id: int) -> None:
         self._tracks.pop(seq_id, None)
-        self.books.forget(seq_id)
+        self.tables.release(seq_id)
 
     # ---- drafts --------------------------------------------------------------------------------
 
     def draft(
-        self, requests: Sequence[DraftRequest], forgotten: Sequence[int] = ()
+        self, requests: Sequence[DraftRequest], released: Sequence[int] = ()
     ) -> list[list[int]]:
-        """None for a sequence of which the last step's hidden states are not known, or that there
-        is no room for; fewer than asked for when the head is not sure. Who is forgotten, the plans
-        say."""
+        """Return no draft without the hidden states of the last step or without blocks, and a
+        shorter one when the probability is low. `released` is ignored: `observe` gets the plans."""
         drafts: list[list[int]] = [[] for _ in requests]
-        active: list[tuple[_Track, int, list[int]]] = []  # (who, drafts wanted, drafts)
+        active: list[tuple[_Track, int, list[int]]] = []  # (track, maximum, draft)
         for request, draft in zip(requests, drafts, strict=True):
             track = self._tracks.get(request.seq_id)
             if track is None or not track.tokens:
                 continue
             count = min(request.count, self.adapter.max_model_len - track.num_rows + 1)
-            if count > 0 and self.books.reserve(track.sequence, track.num_rows + count - 1):
+            if count > 0 and self.tables.reserve(track.sequence, track.num_rows + count - 1):
                 active.append((track, count, draft))
         if not active:
             return drafts
-        drawn, hidden, chances = self._take_in([track for track, _, _ in active], draws=True)
+        tokens, hidden, probabilities = self._compute_pending(
+            [track for track, _, _ in active], samples=True
+        )
         while True:
-            for (_, _, draft), token in zip(active, drawn.tolist(), strict=True):
+            for (_, _, draft), token in zip(active, tokens.tolist(), strict=True):
                 draft.append(token)
-            is_sure = (chances >= SURE).tolist()
-            going_on = [
-                i for i, (_, count, draft) in enumerate(active) if is_sure[i] and len(draft) < count
+            is_likely = (probabilities >= MIN_PROBABILITY).tolist()
+            rest = [
+                i
+                for i, (_, limit, draft) in enumerate(active)
+                if is_likely[i] and len(draft) < limit
             ]
-            if not going_on:
+            if not rest:
                 return drafts
-            active, drawn, hidden = [active[i] for i in going_on], drawn[going_on], hidden[going_on]
-            before = chances[going_on]
+            active, before = [active[i] for i in rest], probabilities[rest]
             tracks = [track for track, _, _ in active]
             starts = [track.sequence.computed + len(draft) - 1 for track, _, draft in active]
-            drawn, hidden, chances = self._step(tracks, starts, drawn, hidden, [1] * len(active))
-            chances *= before
+            tokens, hidden, probabilities = self._step(
+                tracks, starts, tokens[rest], hidden[rest], [1] * len(active)
+            )
+            probabilities *= before
 
-    def _take_in(self, tracks: Sequence[_Track], draws: bool) -> _Guesses:
-        """Compute the rows that wait; see `_step`."""
+    def _compute_pending(self, tracks: Sequence[_Track], samples: bool) -> _Prediction:
+        """Compute the pending rows; see `_step`."""
         starts = [track.sequence.computed for track in tracks]
         counts = [len(track.tokens) for track in tracks]
         tokens = np.array([t for track in tracks for t in track.tokens], dtype=np.int64)
         features = np.concatenate([f for track in tracks for f in track.features])
-        result = self._step(tracks, starts, tokens, features, counts, draws)
+        result = self._step(tracks, starts, tokens, features, counts, samples)
         for track, count in zip(tracks, counts, strict=True):
             track.sequence.computed += count
             track.features, track.tokens, track.idle = [], [], 0
@@ -184,12 +187,12 @@ class DraftHead(Drafter):
         self,
         tracks: Sequence[_Track],
         starts: Sequence[int],  # first row of each
-        tokens: NDArray[np.int64],  # of all, end to end
+        tokens: NDArray[np.int64],  # of all tracks, concatenated
         features: Features,
         counts: Sequence[int],
-        draws: bool = True,
-    ) -> _Guesses:
-        """Behind the last row of each; all empty when nothing is drawn."""
+        samples: bool = True,
+    ) -> _Prediction:
+        """Return the prediction after the last row of each track; empty without `samples`."""
         sizes = np.array(counts, dtype=np.int64)
         edges = sizes.cumsum()
         ends = np.array(starts, dtype=np.int64) + sizes
@@ -197,20 +200,22 @@ class DraftHead(Drafter):
         positions = np.arange(len(tokens)) + (ends - edges).repeat(sizes)
         sequences = [track.sequence for track in tracks]
         mask = np.zeros(len(tokens), dtype=np.int8)
-        if draws:
+        if samples:
             mask[edges - 1] = 1
         seq_ids = np.array([s.seq_id for s in sequences], dtype=np.int64)[rows]
         step = ModelStepInput(np.ascontiguousarray(tokens), positions, seq_ids, mask)
-        attention = self.books.attention(sequences, ends.tolist(), rows, positions)
+        attention = self.tables.attention(sequences, ends.tolist(), rows, positions)
         output = self.adapter.forward_features(step, attention, np.ascontiguousarray(features))
-        if not draws:
-            return _Guesses(np.zeros(0, dtype=np.int64), features[:0], np.zeros(0))
+        if not samples:
+            return _Prediction(np.zeros(0, dtype=np.int64), features[:0], np.zeros(0))
         outputs = np.argsort(output.output_ids[: output.n_outputs]).astype(np.int32)
         zeros = np.zeros(len(tracks))
         greedy = SamplingMetadata(outputs, numbers={"temperature": zeros, "n_logprobs": zeros})
-        drawn = self.adapter.sample(greedy).astype(np.int64)
+        sampled = self.adapter.sample(greedy).astype(np.int64)
         found = [self.adapter.logprobs(index) for index in range(len(tracks))]
-        chances = np.exp([row.sampled for row in found if row is not None])
+        probabilities = np.exp([row.sampled for row in found if row is not None])
         if self.adapter.token_ids is not None:
-            drawn = self.adapter.token_ids[drawn]
-        return _Guesses(drawn, self.adapter.hidden_states(len(tokens))[edges - 1], chances)
+            sampled = self.adapter.token_ids[sampled]
+        return _Prediction(
+            sampled, self.adapter.hidden_states(len(tokens))[edges - 1], probabilities
+        )

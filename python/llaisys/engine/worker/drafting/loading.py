@@ -1,4 +1,4 @@
-"""From opened files to a source of drafts."""
+"""Loads the draft model or draft head of an engine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def load_drafter(
     model: ModelAdapter,
     num_blocks: int,
     max_step_tokens: int,
-    too_many: int,  # running sequences from which on nobody is to draft
+    max_batch: int,  # sequences from which on no drafts are made
 ) -> Drafter:
-    """With as many KV blocks as the model has; a head has the model keep its hidden states. Raises
-    InvalidInputError when a draft model's vocabulary is not the model's: as far as files tell, that
-    was seen before."""
+    """Load with as many KV blocks as the model; for a head the model retains its hidden states.
+    InvalidInputError: the vocabulary differs from the model's."""
     block_size = opened.options.kv_cache_block_size
     options = replace(opened.options, kv_cache_capacity_tokens=num_blocks * block_size)
     adapter = opened.adapter_class.load(opened.checkpoint, options)
     try:
         if isinstance(adapter, DraftHeadAdapter):
             model.capture_hidden_states(opened.checkpoint.layers)
-            return DraftHead(adapter, block_size, too_many)
+            return DraftHead(adapter, block_size, max_batch)
         if adapter.vocab_size != model.vocab_size and not opened.has_checked_vocabulary:
             raise InvalidInputError(
                 f"speculative_config.model has a vocabulary of {adapter.vocab_size} tokens; it "

@@ -1,8 +1,7 @@
-"""Logprobs of a prompt's own tokens: which rows of a step they need, and how they are read.
+"""Prompt logprobs: the output rows that they need, and their values.
 
-A row's logits say how likely each token is that could follow. The native sampler already knows how
-to turn a row into logprobs, of the drawn token and of the best; so the token that does follow is
-what it is made to draw. What it reports is taken before any bias.
+The native sampler reports logprobs of the sampled token and of the top tokens, before any bias. A
+large bias forces it to sample the next token of the prompt.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.step_buffers import PromptLogprobRows
 from llaisys.models.base import ModelAdapter
 
-FORCED = 1e30  # a bias that no logit can make up for
+FORCED = 1e30  # bias of a forced token
 
 
-class PromptScoring:
-    """The sequences whose prompts are scored."""
+class PromptLogprobState:
+    """The sequences whose prompt logprobs are requested."""
 
     def __init__(self) -> None:
-        self._wanted: dict[int, tuple[int, int]] = {}  # seq id -> (prompt tokens, how many best)
+        self._requested: dict[int, tuple[int, int]] = {}  # seq id -> (prompt tokens, top n)
 
     def __bool__(self) -> bool:
-        return bool(self._wanted)
+        return bool(self._requested)
 
     def add(self, seq: NewSequence) -> None:
         if seq.sampling.prompt_logprobs is not None and seq.choice == 0:
-            self._wanted[seq.seq_id] = (seq.num_prompt_tokens, seq.sampling.prompt_logprobs)
+            self._requested[seq.seq_id] = (seq.num_prompt_tokens, seq.sampling.prompt_logprobs)
 
     def release(self, seq_id: int) -> None:
-        self._wanted.pop(seq_id, None)
+        self._requested.pop(seq_id, None)
 
     def mark(
-        self, plan: SchedulerOutputs, logits_mask: NDArray[np.int8], rows: InputBatch
+        self, plan: SchedulerOutputs, logits_mask: NDArray[np.int8], batch: InputBatch
     ) -> tuple[PromptLogprobRows, ...]:
-        """What a step scores; the logits of those tokens are asked for."""
+        """Return the prompt tokens of a step with logprobs, and set them in `logits_mask`."""
         found, first = [], 0
         for seq_id, start, count in zip(plan.seq_ids, plan.starts, plan.counts, strict=True):
-            num_prompt, num_top = self._wanted.get(seq_id, (0, 0))
-            scored = min(start + count, num_prompt - 1) - start  # the last one has no successor
-            if scored > 0:
-                tokens = np.arange(first, first + scored, dtype=np.int64)
-                successors = rows.tokens[rows.row_of[seq_id], start + 1 : start + 1 + scored]
+            num_prompt, num_top = self._requested.get(seq_id, (0, 0))
+            num_rows = min(start + count, num_prompt - 1) - start  # the last one has no successor
+            if num_rows > 0:
+                tokens = np.arange(first, first + num_rows, dtype=np.int64)
+                successors = batch.tokens[batch.row_of[seq_id], start + 1 : start + 1 + num_rows]
                 logits_mask[tokens] = 1
                 found.append(
                     PromptLogprobRows(
@@ -58,10 +57,10 @@ class PromptScoring:
         return tuple(found)
 
 
-def score_prompt(
+def prompt_logprobs(
     adapter: ModelAdapter, output_rows: NDArray[Any], prompt: PromptLogprobRows
 ) -> PromptLogprobs:
-    """Read the logprobs of a step's part of a prompt from the last forward."""
+    """Return the logprobs of a chunk of a prompt from the last forward pass."""
     count = len(prompt.tokens)
     adapter.sample(
         SamplingMetadata(
@@ -79,7 +78,7 @@ def score_prompt(
     for index, token in enumerate(prompt.successors.tolist()):
         found = adapter.logprobs(index)
         if found is None:
-            raise RuntimeError(f"no logprobs of row {index} of a scored prompt")
+            raise RuntimeError(f"no logprobs of row {index} of a prompt")
         top = list(zip(found.top_ids, found.top_logprobs, strict=True))
         entries.append(TokenLogprobs(token, found.sampled, found.sampled_rank, top))
     return PromptLogprobs(prompt.start, entries)
