@@ -141,6 +141,11 @@ class OptionParser(argparse.ArgumentParser):
         """Show an option in --help-all only."""
         self._uncommon.add(destination)
 
+    def format_usage(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage or self._short_usage(), [], [])
+        return formatter.format_help()
+
     def format_help(self) -> str:
         return self._format(show_all=False)
 
@@ -210,7 +215,7 @@ def help_of(about: Option, default: Any) -> str:
     text = about.help
     if isinstance(about.kind, Choice) and (about.metavar or about.kind.metavar == "NAME"):
         text += ": " + ", ".join(about.kind.choices)
-    if not about.default_text and default in (None, (), False):
+    if not about.default_text and (default is None or default is False or default == ()):
         return text
     return f"{text} (default: {about.shown_default(default)})"
 

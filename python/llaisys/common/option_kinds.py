@@ -133,10 +133,10 @@ class Number(Kind):
         return {"type": "number", least: self.low, **most}
 
     def limits(self) -> str:
-        least = f"above {self.low:g}" if self.above_low else f"{self.low:g} or more"
+        least = f"above {self.low:g}" if self.above_low else f"{self.low:g}"
         if math.isinf(self.high):
-            return f"number {least}"
-        return f"{least} to {self.high:g}" if self.above_low else f"{self.low:g} to {self.high:g}"
+            return f"number {least}" + ("" if self.above_low else " or more")
+        return f"{least} to {self.high:.10g}"
 
     def shown(self, value: Any) -> str:
         return f"{value:g}"
@@ -309,6 +309,9 @@ class TokenIds(Kind):
 
     max_count: int
     min_count: int = 0
+
+    def limits(self) -> str:
+        return f"list of at most {self.max_count} token ids"
 
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         ids = check_token_ids(name, value, self.max_count, min_count=self.min_count)

@@ -77,6 +77,9 @@ BIAS_KEY = "a token id of logit_bias"  # what errors call it
 class LogitBias(Kind):
     """Token id -> number added to its logit; -inf: never sampled."""
 
+    def limits(self) -> str:
+        return f"object of token ids and numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}"
+
     def check(self, name: str, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
             raise invalid_value(name, value, "a mapping of token ids to numbers")
@@ -101,7 +104,10 @@ def check_bias(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Samplers(Kind):
-    """The chain: known names, none twice; "top_k;temperature" is a list, too."""
+    """The chain: known names without repetition, as a list or like "top_k;temperature"."""
+
+    def limits(self) -> str:
+        return "list of names, or text with semicolons"
 
     def check(self, name: str, value: Any) -> tuple[str, ...]:
         names = value.split(";") if isinstance(value, str) else value

@@ -164,6 +164,9 @@ class Structured(Kind):
 
     parse = staticmethod(json_or_text)
 
+    def limits(self) -> str:
+        return f"object with one of {', '.join(f'`{name}`' for name in CONSTRAINTS)}"
+
     def check(self, name: str, value: Any) -> StructuredOutputs:
         if isinstance(value, StructuredOutputs):
             return value

@@ -31,11 +31,11 @@ class ApiKey:
 
     key: str = field(repr=False)
     name: str = ""  # empty: `named_keys` assigns one
-    requests_per_minute: int | None = option(None, Integer(1), "requests per 60 seconds")
+    requests_per_minute: int | None = option(None, Integer(1), "Requests per minute")
     tokens_per_minute: int | None = option(
-        None, Integer(1), "prompt and generated tokens per 60 seconds"
+        None, Integer(1), "Prompt and generated tokens per minute"
     )
-    max_concurrent: int | None = option(None, Integer(1), "open sequences")
+    max_concurrent: int | None = option(None, Integer(1), "Maximum open sequences")
     from_file: bool = False  # reloaded on SIGHUP
 
     def __post_init__(self) -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.openai.dropped_tools import drop_tools
+from llaisys.server.openai.field_help import help_of_field
 from llaisys.server.openai.fields import FieldNotes, Reasons, sift
 from llaisys.tokenization.unicode_text import clean_text
 
@@ -30,6 +40,18 @@ class Schema(BaseModel):
     refused: ClassVar[Reasons | None] = None  # fields of this protocol that are not supported
     own_aliases: ClassVar[bool] = False  # see `fields.sift`
     tool_types: ClassVar[frozenset[str] | None] = None  # of `tools`; others are dropped
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: Any, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """With descriptions of the fields."""
+        schema = handler(core_schema)
+        for name, field in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            text = help_of_field(cls.__name__, name)
+            if text is not None:
+                field["description"] = text
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,1 @@
+"""Generators of docs/reference, one module for each source."""

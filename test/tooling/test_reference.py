@@ -1,0 +1,81 @@
+"""docs/reference is what scripts/generate_reference.py writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 300
+
+
+@pytest.fixture(scope="module")
+def generator() -> Any:
+    before = list(sys.path)
+    spec = importlib.util.spec_from_file_location(
+        "generate_reference", ROOT / "scripts" / "generate_reference.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+@pytest.fixture(scope="module")
+def pages(generator: Any) -> dict[str, str]:
+    found: dict[str, str] = generator.pages()
+    return found
+
+
+def test_reference_pages_follow_the_code(generator: Any, pages: dict[str, str]) -> None:
+    assert not generator.differences(pages), "run scripts/generate_reference.py"
+
+
+def test_pages_are_short(pages: dict[str, str]) -> None:
+    assert {name for name, text in pages.items() if text.count("\n") > MAX_LINES} == set()
+
+
+def test_a_stale_page_is_found(
+    generator: Any, pages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "REFERENCE", tmp_path)
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "left_over.md").write_text("x")
+    (tmp_path / "cli.md").write_text(pages["cli.md"].replace("8000", "8001"))
+    (tmp_path / "metrics.md").unlink()
+    found = generator.differences(pages)
+    assert [text.splitlines()[0] for text in found] == [
+        "docs/reference/cli.md:", "docs/reference/left_over.md:", "docs/reference/metrics.md:",
+    ]  # fmt: skip
+    assert "8001" in found[0]
+
+
+def test_every_request_field_has_a_description(generator: Any, pages: dict[str, str]) -> None:
+    from reference_pages.application import application
+
+    from llaisys.server.openai.field_help import FIELD_HELP
+
+    schemas = application().openapi()["components"]["schemas"]
+    used = set()
+    for name, schema in schemas.items():
+        if "ValidationError" in name:
+            continue
+        short = name.rpartition("__")[2]
+        for field, value in schema.get("properties", {}).items():
+            assert value.get("description"), f"{short}.{field}: describe it in field_help.py"
+            used |= {f"{short}.{field}"} & FIELD_HELP.keys() or {field}
+    assert FIELD_HELP.keys() <= used
+
+
+def test_every_c_function_is_listed(pages: dict[str, str]) -> None:
+    import re
+
+    for header in (ROOT / "include").rglob("*.h"):
+        for name in re.findall(r"^LLAISYS_API[^(;]*?(\w+)\(", header.read_text(), re.MULTILINE):
+            assert f"`{name}(" in pages["c_api.md"], name
