@@ -80,6 +80,9 @@ ALLOWED = (
     Allowed("test/tooling/test_words.py", ".*", "plants findings"),
     Allowed("docs/glossary.md", ".*", "names what it replaces"),
     Allowed("src/device/cuda/cuda_runtime.cpp", "processors?", "multiProcessorCount of CUDA"),
+    Allowed("python/llaisys/engine/config.py", "async stepping", "deprecated name of an option"),
+    Allowed("test/entrypoints/test_option_names.py", "async stepping", "deprecated name"),
+    Allowed("docs/reference/configuration.md", "async stepping", "deprecated name"),
     Allowed("scripts/draft_training/prompts.py", ".*", "training prompts are ordinary prose"),
 )
 

@@ -14,7 +14,11 @@ from reference_pages.markdown import code, one_line, page, prose, table
 Schema = Mapping[str, Any]
 # Page -> (title, tags of its routes); the first page that needs a schema has it.
 PAGES = {
-    "http_api_openai.md": ("HTTP API: OpenAI", ("OpenAI", "requests", "tokens", "sessions")),
+    "http_api_openai.md": ("HTTP API: OpenAI", ("OpenAI",)),
+    "http_api_server.md": (
+        "HTTP API: Tokens, sessions and requests",
+        ("tokens", "sessions", "requests"),
+    ),
     "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("vectors", "embeddings")),
     "http_api_llamacpp.md": ("HTTP API: llama.cpp", ("llama.cpp",)),
     "http_api_anthropic.md": ("HTTP API: Anthropic", ("Anthropic",)),
@@ -92,8 +96,8 @@ def _index(routes: list[dict[str, Any]]) -> str:
             "400. Known fields without effect: " + ", ".join(code(name) for name in HINTS) + "."
         ),
         prose(
-            "Fields that would change the output and are not supported are a 400 unless their value "
-            "is neutral: " + ", ".join(code(name) for name in REFUSED_AT_TOP) + "."
+            "Fields that would change the output and are not supported are a 400 unless their "
+            "value is neutral: " + ", ".join(code(name) for name in REFUSED_AT_TOP) + "."
         ),
     ]
     return page("HTTP API", *parts)

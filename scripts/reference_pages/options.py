@@ -185,7 +185,8 @@ def configuration_page() -> str:
         "## Other names",
         prose(
             "Names of vLLM and llama.cpp are accepted. A deprecated name works for one release and "
-            "gives a warning. Names with a dash are flags only."
+            "gives a warning. Names with a dash are flags only. `--spec-method`, `--spec-model` "
+            "and `--spec-tokens` set fields of `speculative_config`."
         ),
         table(["Accepted", "Deprecated", "Name"], other),
     )  # fmt: skip

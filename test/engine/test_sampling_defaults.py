@@ -1,4 +1,4 @@
-"""What is used for sampling fields that nobody named: the model's values, ours, or neutral ones."""
+"""Defaults of sampling fields: the values of the model, those of the engine, or neutral ones."""
 
 from __future__ import annotations
 

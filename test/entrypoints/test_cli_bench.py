@@ -112,7 +112,7 @@ def test_bench_speculative_simulates_drafts_of_a_given_quality(
     assert "simulate" in capsys.readouterr().err
 
 
-def test_bench_speculative_draws_from_random_weights(
+def test_bench_speculative_samples_from_random_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LLAISYS_CACHE", str(tmp_path))

@@ -53,11 +53,11 @@ def test_chat_survives_a_full_context(say: Say) -> None:
     assert "it must have at most 511" in printed and "/reset starts again.\n" in printed
 
 
-def test_help_lists_every_command_and_an_unknown_one_is_told(say: Say) -> None:
+def test_help_lists_every_command_and_unknown_ones_are_reported(say: Say) -> None:
     printed = say("/help", "/nonsense now")
     for name in ("/reset", "/system", "/save", "/exit"):
         assert name in printed
-    assert "there is no command /nonsense; /help lists them" in printed
+    assert "unknown command /nonsense; /help lists the commands" in printed
 
 
 def test_a_line_that_begins_with_a_path_is_a_question(say: Say, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_save_writes_markdown_and_never_over_another_file(say: Say, tmp_path: Pa
     assert "## You\n\nmore\n" in text
     assert other.read_text() == "precious"
     assert f"not saved: {other}: File exists" in printed
-    assert "needs a file's name" in printed
+    assert "needs a file name" in printed
     assert "no/chat.md: No such file or directory" in printed
     assert f"not saved: {mine}: File exists" in printed  # another conversation by now
 

@@ -27,8 +27,8 @@ def config_of(tmp_path: Path, text: str) -> ServerConfig:
 
 def test_deprecated_flag_works_and_warns(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine_flags("--async-stepping", "off") == {"async_scheduling": "off"}
-    told = capsys.readouterr().err
-    assert "warning: --async-stepping is deprecated" in told and "--async-scheduling" in told
+    message = capsys.readouterr().err
+    assert "warning: --async-stepping is deprecated" in message and "--async-scheduling" in message
     assert engine_flags("--async-scheduling", "off") == {"async_scheduling": "off"}
     assert capsys.readouterr().err == ""
 
@@ -93,7 +93,7 @@ def test_flags_may_have_underscores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--max-modle-len", "4"], "unknown option '--max-modle-len'; did you mean '--max-model-"),
         (["--hosst=a"], "unknown option '--hosst'; did you mean '--host'?"),
@@ -102,11 +102,11 @@ def test_flags_may_have_underscores() -> None:
     ],
 )
 def test_misspelt_flag_names_the_nearest_one(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         engine_flags(*words)
-    assert caught.value.code == 2 and told in capsys.readouterr().err
+    assert caught.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_misspelt_keyword_names_the_nearest_one() -> None:
@@ -129,6 +129,10 @@ def test_words_after_two_dashes_are_left_alone() -> None:
         (["-tp", "2", "-t", "3"], {"tensor_parallel_size": 2, "n_threads": 3}),
         (["-c", "64", "-q", "int8"], {"max_model_len": 64, "quantization": "int8"}),
         (["-sc", "{}"], {"speculative_config": {}}),
+        (
+            ["--spec-method", "ngram", "--spec-tokens", "4"],
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
+        ),
     ],
 )
 def test_names_of_vllm_and_llama_cpp_are_accepted(words: list[str], value: dict[str, Any]) -> None:
@@ -146,10 +150,15 @@ def test_names_of_server_options_in_vllm_and_llama_cpp_are_accepted() -> None:
     assert config.served_model_names == ("a", "b")
 
 
+def test_speculative_config_excludes_its_parts() -> None:
+    with pytest.raises(InvalidInputError, match="left out with --spec"):
+        engine_flags("-sc", "{}", "--spec-method", "ngram")
+
+
 def test_switch_of_another_server_without_effect_warns(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine_flags("--enable-auto-tool-choice", "--enable-chunked-prefill") == {}
-    told = capsys.readouterr().err
-    assert "--enable-auto-tool-choice has no effect: tool calls are always parsed" in told
+    message = capsys.readouterr().err
+    assert "--enable-auto-tool-choice has no effect: tool calls are always parsed" in message
 
 
 def test_benchmarks_accept_the_names_of_vllm() -> None:

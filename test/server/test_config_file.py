@@ -12,6 +12,7 @@ from server_helpers import ServerProcess
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.flags import OptionParser
 from llaisys.common.option_names import spellings
+from llaisys.engine.config import SPECULATIVE_FLAGS
 from llaisys.server.config import ServerConfig
 from llaisys.server.options import MODEL, add_arguments, config_from_args, serve_rows
 
@@ -90,8 +91,9 @@ def test_every_flag_has_a_name_in_the_file(tmp_path: Path) -> None:
     """Each is known: what is rejected is the value, never the name."""
     names = spellings([MODEL, *serve_rows()])
     assert {"model", "models", "host", "threads", "n_threads", "top_k", "keep_alive"} <= set(names)
+    flags_only = {f"speculative_{name}" for name, _ in SPECULATIVE_FLAGS.values()}
     for action in parser()._actions:
-        if action.dest not in ("help", "help_all", "config"):
+        if action.dest not in {"help", "help_all", "config", *flags_only}:
             for name in {action.dest, *[flag.lstrip("-") for flag in action.option_strings]}:
                 if name == "m":
                     continue
@@ -101,7 +103,7 @@ def test_every_flag_has_a_name_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("max_model_le = 3", "unknown option 'max_model_le'; did you mean 'max_model_len'?"),
         ("nonsense_of_mine = 3", "unknown option 'nonsense_of_mine'"),
@@ -117,10 +119,10 @@ def test_every_flag_has_a_name_in_the_file(tmp_path: Path) -> None:
         ("[models.a]\nmax_modl_len = 3", "[models.a]: unknown option 'max_modl_len'; did you mean"),
     ],
 )
-def test_error_names_file_key_and_nearest_name(tmp_path: Path, text: str, told: str) -> None:
+def test_error_names_file_key_and_nearest_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         config(tmp_path, text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / "serve.toml") in str(caught.value)
 
 

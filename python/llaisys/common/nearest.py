@@ -1,4 +1,4 @@
-"""For names that nobody knows: which one was probably meant."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 

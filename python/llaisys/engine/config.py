@@ -8,6 +8,7 @@ name.
 from __future__ import annotations
 
 import inspect
+from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -317,6 +318,14 @@ _SECTIONS: dict[str, type[Any]] = {
 }
 
 
+# Flags of vLLM for fields of speculative_config.
+SPECULATIVE_FLAGS: dict[str, tuple[str, type]] = {
+    "--spec-method": ("method", str),
+    "--spec-model": ("model", str),
+    "--spec-tokens": ("num_speculative_tokens", int),
+}
+
+
 def engine_options() -> Iterator[tuple[str | None, str, Option, Any]]:
     """(section or None, name, description, default) of every option, the engine's own first."""
     owners: list[tuple[str | None, type[Any]]] = [(None, EngineConfig), *_SECTIONS.items()]
@@ -347,6 +356,12 @@ def add_engine_flags(
     """A flag for every engine option but `without`; `shown`: those in help, None: all."""
     rows = [row for row in engine_rows() if row[0] not in without]
     add_flags(parser, rows, shown=shown)
+    add_speculative_flags(parser)
+
+
+def add_speculative_flags(parser: OptionParser) -> None:
+    for flag, (name, kind) in SPECULATIVE_FLAGS.items():
+        parser.add_argument(flag, type=kind, dest=f"speculative_{name}", help=SUPPRESS)
 
 
 def given_engine_options(
@@ -357,6 +372,13 @@ def given_engine_options(
     owners = (EngineConfig, *_SECTIONS.values())
     given = {name: v for owner in owners for name, v in given_flags(options, owner).items()}
     given.pop("model", None)
+    names = [name for name, _ in SPECULATIVE_FLAGS.values()]
+    parts = {name: getattr(options, f"speculative_{name}", None) for name in names}
+    parts = {name: value for name, value in parts.items() if value is not None}
+    if parts:
+        if "speculative_config" in given:
+            raise invalid_value("speculative_config", "given", "left out with --spec-* flags")
+        given["speculative_config"] = parts
     for name, value in given.items():
         if only and name not in only:
             raise invalid_value(name, value, f"left out: {because}")

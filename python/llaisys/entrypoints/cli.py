@@ -1,4 +1,4 @@
-"""`llaisys`: the command line. Heavy modules are imported by the command that needs them."""
+"""`llaisys`: the command line. A command imports the heavy modules that it needs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def build_parser() -> OptionParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the return value is the exit status. User faults print one line."""
-    # Nothing here computes with numpy's BLAS, whose threads would only spin as it is imported.
+    """Run a command and return the exit status. User errors print one line."""
+    # Numpy's BLAS is not used; its threads would spin after the import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = build_parser()
     options = parser.parse_args(arguments)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads the output any more; say nothing about it
+        sys.stderr.close()  # the reader of the output is gone
         return 141
     except (LlaisysError, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -261,7 +261,9 @@ def _concurrencies(options: argparse.Namespace) -> list[int]:
     except ValueError:
         found = [0]
     if min(found) < 1:
-        raise invalid_value("concurrency", options.concurrency, "numbers from 1 on with commas")
+        raise invalid_value(
+            "concurrency", options.concurrency, "integers of at least 1, separated by commas"
+        )
     return found
 
 
@@ -272,7 +274,7 @@ def _shape_model(options: argparse.Namespace) -> str:
 
 
 def _speculative(options: argparse.Namespace) -> int:
-    """The exit status is 1 when drafts changed an answer."""
+    """Return 1 if drafts change an output."""
     from llaisys.bench.speculative import run_speculative
 
     concurrencies = _concurrencies(options)
@@ -348,7 +350,7 @@ def _perplexity(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """The exit status is 1 when no request succeeded."""
+    """Return 1 if no request succeeds."""
     from llaisys.bench.serve import ServeOptions, run_serve
 
     result = run_serve(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
     from llaisys.entrypoints.llm import LLM
 
-COMMAND = re.compile(r"/[a-z]+")  # a path such as /etc/hosts is no command
+COMMAND = re.compile(r"/[a-z]+")  # a path such as /etc/hosts is not a command
 GREETING = "Ctrl-C stops an answer, Ctrl-D or /exit leaves, /help lists the commands."
 HELP = """\
 /reset         start again; the system prompt stays (also /clear)
@@ -62,7 +62,7 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _ask() -> str | None:
-    """The next line; None when the user leaves."""
+    """The next line; None at the end of the chat."""
     try:
         text = input("> ").strip()
     except (EOFError, KeyboardInterrupt):
@@ -72,18 +72,18 @@ def _ask() -> str | None:
 
 
 class _FailedAnswerError(LlaisysError):
-    """The engine could not go on with an answer."""
+    """The engine failed to finish an answer."""
 
 
 class Chat:
-    """The conversation so far. A turn that fails leaves it as it was."""
+    """A conversation. A turn that fails does not change it."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self.llm = llm
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []  # user, assistant, user, ...
-        self._saved: Path | None = None  # this conversation's file, which may be written again
+        self._saved: Path | None = None  # the file of this conversation, which may be overwritten
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -91,7 +91,7 @@ class Chat:
         return [*system, *self.turns]
 
     def answer(self, text: str) -> None:
-        """Prints the answer as it comes. Ctrl-C ends it; what came is kept."""
+        """Print the answer as it arrives. Ctrl-C ends it and keeps the text so far."""
         question = {"role": "user", "content": text}
         parts: list[str] = []
         try:
@@ -106,13 +106,13 @@ class Chat:
                 stream.close()
                 print(" [stopped]", end="")
             print()
-        except (InvalidInputError, _FailedAnswerError) as error:  # the context is full, mostly
+        except (InvalidInputError, _FailedAnswerError) as error:  # usually a full context
             print(f"{error}\n/reset starts again.")
             return
         self.turns += [question, {"role": "assistant", "content": "".join(parts)}]
 
     def command(self, line: str) -> None:
-        """Obeys a line that begins with a command, or says why not."""
+        """Run a line that begins with a command."""
         name, _, rest = line.partition(" ")
         if name == "/help":
             print(HELP)
@@ -124,12 +124,12 @@ class Chat:
         elif name == "/save":
             self.save(rest.strip())
         else:
-            print(f"there is no command {name}; /help lists them")
+            print(f"unknown command {name}; /help lists the commands")
 
     def save(self, name: str) -> None:
-        """Never over a file that this conversation did not write."""
+        """Write the conversation; never overwrite a file of another origin."""
         if not name:
-            print("/save needs a file's name")
+            print("/save needs a file name")
             return
         path = Path(name).expanduser()
         if path.suffix == ".json":

@@ -56,11 +56,11 @@ def add_command(commands: Any) -> None:
     )
     add_model_options(generate, position=False, without=SEED)
     add_sampling_options(generate)
-    _add_form_options(generate)
+    _add_structured_options(generate)
     generate.set_defaults(run=_generate)
 
 
-def _add_form_options(parser: OptionParser) -> None:
+def _add_structured_options(parser: OptionParser) -> None:
     group = parser.add_argument_group("structured output, at most one")
     group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON schema of the output")
     group.add_argument("--json-object", action="store_true", help="Output is a JSON object")
@@ -73,8 +73,8 @@ def _add_form_options(parser: OptionParser) -> None:
     )
 
 
-def _form_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The field of SamplingParams that the flags make, or none."""
+def _structured_outputs(options: argparse.Namespace) -> dict[str, Any]:
+    """The structured_outputs field of SamplingParams, or no field."""
     given = {
         "json": None if options.json_schema is None else _read(options.json_schema),
         "json_object": options.json_object or None,
@@ -82,8 +82,8 @@ def _form_of(options: argparse.Namespace) -> dict[str, Any]:
         "grammar": None if options.grammar is None else _read(options.grammar),
         "choice": options.choice,
     }
-    wanted = {name: value for name, value in given.items() if value is not None}
-    return {"structured_outputs": wanted} if wanted else {}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return {"structured_outputs": chosen} if chosen else {}
 
 
 def _read(path: Path) -> str:
@@ -97,25 +97,25 @@ def _read(path: Path) -> str:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    _sort_positions(options)
+    _split_positional(options)
     jobs = list(_read_jobs(options))
     if not jobs:
         raise InvalidInputError("no prompt given: name one, or use --file or '-'", field="prompt")
     if options.output is not None:
         _check_writable(options.output)
-    form = _form_of(options)
+    structured = _structured_outputs(options)
     with open_llm(options) as llm:
         prompts, params = [], []
         for where, job in jobs:
             try:
                 prompts.append(_prompt_of(job, llm, options.raw))
-                chosen = sampling_of(options, **form | job)
+                chosen = sampling_of(options, **structured | job)
                 params.append(chosen.with_defaults(llm.default_sampling))
             except InvalidInputError as error:
                 raise error.with_prefix(where) from error
         one_text = len(jobs) == 1 and params[0].n == 1 and not options.json
         if one_text and options.output is None and sys.stdout.isatty():
-            outputs = [_print_as_it_comes(llm.stream(prompts[0], params[0]))]
+            outputs = [_print_stream(llm.stream(prompts[0], params[0]))]
         else:
             show_progress = len(jobs) > 1 and sys.stderr.isatty()
             outputs = llm.generate(prompts, params, use_tqdm=show_progress)
@@ -123,8 +123,8 @@ def _generate(options: argparse.Namespace) -> int:
     return _report_failures([where for where, _ in jobs], outputs)
 
 
-def _print_as_it_comes(stream: TokenStream) -> RequestOutput:
-    """Prints what `_write` would, no later than it is known: white space when text follows it."""
+def _print_stream(stream: TokenStream) -> RequestOutput:
+    """Print the text of `_write` as it arrives: white space once text follows it."""
     begun, space = False, ""
     try:
         for part in stream:
@@ -142,7 +142,7 @@ def _print_as_it_comes(stream: TokenStream) -> RequestOutput:
 
 
 def _write(outputs: list[RequestOutput], options: argparse.Namespace) -> None:
-    with _output(options.output) as out:  # not before there is something to write
+    with _output(options.output) as out:  # opened after the work
         for output in outputs:
             if options.json:
                 print(json.dumps(_as_json(output), ensure_ascii=False), file=out)
@@ -151,8 +151,8 @@ def _write(outputs: list[RequestOutput], options: argparse.Namespace) -> None:
                 print("\n---\n".join(texts), file=out)
 
 
-def _sort_positions(options: argparse.Namespace) -> None:
-    """The last position is the prompt, unless --file has the prompts; MODEL may stand before it."""
+def _split_positional(options: argparse.Namespace) -> None:
+    """The last positional argument is the prompt, unless --file is given; MODEL may precede it."""
     given = list(options.positions)
     options.prompt = given.pop() if given and options.file is None else None
     if given and options.model is None:
@@ -165,7 +165,7 @@ def _sort_positions(options: argparse.Namespace) -> None:
 
 
 def _prompt_of(job: dict[str, Any], llm: LLM, raw: bool) -> Any:
-    """Takes the prompt, or the messages, out of a job."""
+    """Remove the prompt or the messages from a job and return it."""
     messages, prompt = job.pop("messages", None), job.pop("prompt", None)
     if messages is None:
         if not isinstance(prompt, str):
@@ -176,10 +176,10 @@ def _prompt_of(job: dict[str, Any], llm: LLM, raw: bool) -> Any:
     return llm.encode_chat(messages)
 
 
-def _report_failures(places: list[str], outputs: list[RequestOutput]) -> int:
-    """The exit status; what failed goes to standard error."""
+def _report_failures(origins: list[str], outputs: list[RequestOutput]) -> int:
+    """Print errors to standard error and return the exit status."""
     status = 0
-    for where, output in zip(places, outputs, strict=True):
+    for where, output in zip(origins, outputs, strict=True):
         for choice in output.outputs:
             if choice.finish_reason == "error":
                 print(f"error: {where}{choice.error}", file=sys.stderr)
@@ -188,13 +188,13 @@ def _report_failures(places: list[str], outputs: list[RequestOutput]) -> int:
 
 
 def _read_jobs(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, job); a job is a prompt or messages, and sampling fields."""
+    """(origin, job); a job is a prompt or messages, and sampling fields."""
     if options.prompt is not None:
         yield "", {"prompt": sys.stdin.read() if options.prompt == "-" else options.prompt}
     if options.file is None:
         return
     try:
-        # Not splitlines(): U+2028 and the like may stand inside a JSON string or a prompt.
+        # Not splitlines(): a JSON string or a prompt may contain U+2028 and the like.
         lines = options.file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"--file {options.file}: {error}", field="file") from error
@@ -232,7 +232,7 @@ def _output(path: Path | None) -> Iterator[IO[str]]:
 
 
 def _check_writable(path: Path) -> None:
-    """Before the work is done, and without a change to what is there."""
+    """Check before the work that a file can be written, without changing it."""
     try:
         if path.exists():
             path.open("a").close()

@@ -54,7 +54,7 @@ class Watchdog:
     def __init__(self, name: str, limits: WatchdogLimits, now: float) -> None:
         self.name = name
         self.limits = limits
-        self.is_ready = False  # set by whoever hears that it is
+        self.is_ready = False  # set when the child reports it
         self._ticked = now  # time.monotonic()
         self._awake = self._heard = 0.0  # seconds of the watcher's own time
         self._has_spoken = False  # it is up, so silence means something

@@ -14,7 +14,12 @@ from llaisys.common.option_names import Row
 from llaisys.common.options import FilePath, Kind, Names, Option, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import invalid_value
-from llaisys.engine.config import EngineConfig, engine_rows, given_engine_options
+from llaisys.engine.config import (
+    EngineConfig,
+    add_speculative_flags,
+    engine_rows,
+    given_engine_options,
+)
 from llaisys.server.config import Health, Limits, ModelLimits, ServerConfig
 from llaisys.server.config_file import fill_from_file
 from llaisys.server.keys.api_key import ApiKey, read_key_file
@@ -70,6 +75,7 @@ def add_arguments(parser: OptionParser) -> None:
     """Add the options of `llaisys serve`; `config_from_args` reads them."""
     add_model_argument(parser, several=True)
     add_flags(parser, [CONFIG, *serve_rows()], titles=TITLES)
+    add_speculative_flags(parser)
     for switch, reason in WITHOUT_EFFECT.items():
         parser.accept_without_effect(switch, reason)
 

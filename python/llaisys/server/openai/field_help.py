@@ -34,6 +34,8 @@ FIELD_HELP = {
     "reasoning_content": "Reasoning text of an assistant message",
     "reasoning": "Another name of reasoning_content",
     "ResponsesRequest.reasoning": "Reasoning options",
+    "ChatCompletionRequest.reasoning": "Reasoning options (OpenRouter)",
+    "ReasoningField.max_tokens": "Maximum reasoning tokens",
     "thinking": "Reasoning options",
     "OllamaMessage.thinking": "Reasoning text of an assistant message",
     "ThinkingBlock.thinking": "Reasoning text",
