@@ -10,7 +10,7 @@ import pytest
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
-from llaisys.bench.perplexity import pieces_of
+from llaisys.bench.perplexity import steps_of
 from llaisys.entrypoints.cli import main
 
 CONTEXT = 80
@@ -77,6 +77,6 @@ def test_what_cannot_be_scored_is_refused(
 
 def test_pieces_cover_a_chunk_but_its_last_token() -> None:
     for context in (4, 5, 65, 66, 512):
-        pieces = pieces_of(context)
+        pieces = steps_of(context)
         assert pieces[0] == (0, context // 2) and pieces[-1][1] == context - 1
         assert [a[1] for a in pieces[:-1]] == [b[0] for b in pieces[1:]]

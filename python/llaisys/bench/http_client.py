@@ -1,5 +1,5 @@
-"""A small HTTP/1.1 client on asyncio for measuring servers: one exchange at a time per connection,
-the body handed over as it arrives. It knows nothing of what is asked."""
+"""An asyncio HTTP/1.1 client for benchmarks: one exchange at a time per connection, response bodies
+delivered as they arrive."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 from llaisys.common.errors import InvalidInputError, LlaisysError
 
 MAX_HEAD_BYTES = 64 << 10
-MAX_LINE_BYTES = 1 << 10  # of a chunk's head
-READ_LIMIT = 64 << 20  # of one response's body
+MAX_LINE_BYTES = 1 << 10  # of a chunk header
+READ_LIMIT = 64 << 20  # bytes of one response body
 
 
 class HttpError(LlaisysError, RuntimeError):
-    """The other side broke the connection or the protocol; the text is short and says how."""
+    """The server broke the connection or the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is: the parts of its base URL, without a trailing /v1."""
+    """The parts of a server's base URL, without a trailing /v1."""
 
     host: str
     port: int
@@ -67,15 +67,15 @@ class Endpoint:
 
 @dataclass(slots=True)
 class _Response:
-    """The response that is being read."""
+    """The response being read."""
 
-    on_body: Callable[[int, bytes], None]  # (status, piece of the body)
-    done: asyncio.Future[int]  # the status, when everything has been read
-    status: int = 0  # 0: the head is not complete
-    left: int | None = None  # bytes of the body or of the chunk; None: until the other side closes
+    on_body: Callable[[int, bytes], None]  # (status, part of the body)
+    done: asyncio.Future[int]  # the status, once the response is complete
+    status: int = 0  # 0: header incomplete
+    left: int | None = None  # bytes of the body or chunk; None: until the server closes
     chunked: bool = False
     in_trailer: bool = False
-    keep: bool = True  # the connection, for another exchange
+    keep_alive: bool = True
     size: int = 0
 
     @property
@@ -85,7 +85,7 @@ class _Response:
 
 @dataclass(slots=True)
 class Connection(asyncio.Protocol):
-    """One connection; after an exchange that failed it is closed."""
+    """One connection; a failed exchange closes it."""
 
     open: bool = False
     _transport: asyncio.Transport | None = None
@@ -105,8 +105,8 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def exchange(self, request: bytes, on_body: Callable[[int, bytes], None]) -> int:
-        """Send a request, hand the body over as it comes, return the status when it is whole.
-        `on_body` must not raise. Leaving early (a timeout) closes the connection."""
+        """Send a request, pass the body to `on_body` as it arrives, return the status at the end.
+        `on_body` must not raise. Cancellation (a timeout) closes the connection."""
         assert self._response is None and self._transport is not None
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         response = self._response = _Response(on_body, future)
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         self._response = None
-        if not response.keep:
+        if not response.keep_alive:
             self.close()
         return status
 
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._buffer += data
         response = self._response
         if response is None or response.done.done():
-            self.close()  # nobody asked
+            self.close()  # unexpected data
             return
         try:
             if not response.status and not self._read_head(response):
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
             self._fail("not an HTTP response")
 
     def _read_head(self, response: _Response) -> bool:
-        """Whether the head is complete; 1xx answers are passed over."""
+        """Whether the header is complete; 1xx responses are skipped."""
         while True:
             end = self._buffer.find(b"\r\n\r\n")
             if end < 0:
@@ -176,18 +176,18 @@ class Connection(asyncio.Protocol):
             name, _, value = line.partition(":")
             headers[name.strip().lower()] = value.strip().lower()
         response.status = int(status)
-        response.keep = version == "HTTP/1.1" and headers.get("connection") != "close"
+        response.keep_alive = version == "HTTP/1.1" and headers.get("connection") != "close"
         response.chunked = headers.get("transfer-encoding", "").endswith("chunked")
         if "content-length" in headers and not response.chunked:
             response.left = int(headers["content-length"])
         elif response.status in (204, 304):
             response.left = 0
         elif not response.chunked:
-            response.keep = False
+            response.keep_alive = False
         return True
 
     def _read_body(self, response: _Response) -> bool:
-        """Take one piece from the buffer; False: it must grow first, or everything is read."""
+        """Consume part of the buffer; False: more data is needed, or the response is complete."""
         if response.chunked and (response.left is None or response.in_trailer):
             return self._read_chunk_head(response)
         if response.left != 0:
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections that are kept between exchanges."""
+    """Pool of keep-alive connections."""
 
     def __init__(self, endpoint: Endpoint, headers: dict[str, str]) -> None:
         self.endpoint = endpoint
@@ -255,7 +255,7 @@ class ConnectionPool:
     async def exchange(
         self, method: str, path: str, body: bytes, on_body: Callable[[int, bytes], None]
     ) -> int:
-        """The status. A kept connection that turns out to be closed is replaced once."""
+        """Run an exchange and return its status. Retries once if a pooled connection was closed."""
         request = self.endpoint.request(method, path, self.headers, body)
         answered = False
 
@@ -284,7 +284,7 @@ class ConnectionPool:
         return status
 
     async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """A whole response."""
+        """Fetch a complete response."""
         pieces: list[bytes] = []
         status = await self.exchange(method, path, body, lambda _, piece: pieces.append(piece))
         return status, b"".join(pieces)
@@ -294,4 +294,4 @@ class ConnectionPool:
             connection.close()
         self._idle.clear()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)  # transports close on the next turn
+            await asyncio.sleep(0)  # transports close in the next loop iteration

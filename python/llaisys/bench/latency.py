@@ -1,4 +1,4 @@
-"""`llaisys bench latency`: one model, one sequence: loading, first token, prefill, decoding."""
+"""`llaisys bench latency`: load, first token, prefill and decode times of one sequence."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, cache_directory, resolve_model
 from llaisys.models.synthetic import write_shape_model
 
-BLOCK = 16  # token slots of a KV block
-FIRST_PROMPT = 16  # tokens of the prompt whose first token is timed, from opening the files on
+BLOCK = 16  # slots per KV block
+FIRST_PROMPT = 16  # prompt tokens of the time-to-first-token measurement
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyResult:
     model: str
     dtype: str
-    threads: int  # of the CPU; 0 on a GPU
-    load_s: float  # opening the files and laying the weights out
+    threads: int  # CPU threads; 0 on a GPU
+    load_s: float  # opening the files and packing the weights
     ttft_s: float  # load_s + the first token of a 16-token prompt
     prefill_tok_s: float
     decode_tok_s: float
-    bandwidth_fraction: float  # of the rate at which the weights could be read
-    weights_mb: float  # as they lie in memory
+    bandwidth_fraction: float  # bytes of weights per second / measured bandwidth
+    weights_mb: float  # in memory
     kv_cache_mb: float
-    rss_mb: float  # of the process when the model is loaded and has answered once
-    base_rss_mb: float  # of the process before it opened the model
+    rss_mb: float  # of the process after the first token
+    base_rss_mb: float  # of the process before the load
     peak_rss_mb: float
     prompt_tokens: int
     new_tokens: int
-    stage_ms_per_token: dict[str, float]  # of each stage inside the model, while it decodes
+    stage_ms_per_token: dict[str, float]  # per model stage, while decoding
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    engine: EngineConfig = field(default_factory=EngineConfig)  # of which a bare model's are used
-    shape: str | None = None  # random weights of this shape instead of the engine's model
+    engine: EngineConfig = field(default_factory=EngineConfig)  # only its model options are used
+    shape: str | None = None  # random weights of this shape instead of a model
     prompt_tokens: int = 512  # of the prefill measurement
     context: int = 128  # tokens before the first decoded one
     new_tokens: int = 64
@@ -62,7 +62,7 @@ class LatencyOptions:
 def run_latency(options: LatencyOptions) -> dict[str, Any]:
     engine = options.engine
     path = _model_path(options)
-    rng = np.random.default_rng(0)  # its library is no part of what the model takes
+    rng = np.random.default_rng(0)  # imported before base_rss is measured
     base_rss = resident_bytes()
     start = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
@@ -88,10 +88,10 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         with Stream(engine.device, n_threads=engine.n_threads) as stream:
             threads = stream.n_threads if engine.device == "cpu" else 0
-            for _ in range(options.repeats):  # in turn: the machine may be shared
+            for _ in range(options.repeats):  # interleaved: the machine may be shared
                 bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
                 decode = min(decode, run.decode(options.context, options.new_tokens))
-        stages = adapter.profile()  # of the last run's decoding
+        stages = adapter.profile()  # of the last decode
     finally:
         adapter.close()
     return asdict(
@@ -120,7 +120,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use now; 0 where nobody tells."""
+    """Resident memory of this process; 0 when unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -129,9 +129,11 @@ def resident_bytes() -> int:
 
 
 def shape_model_path(shape: str, dtype: str) -> Path:
-    """The directory of a random model of this shape, written on first use."""
-    wanted = "bf16" if dtype == "auto" else dtype
-    return write_shape_model(shape, wanted, cache_directory() / "shapes" / f"{shape}-{wanted}")
+    """The directory of a model with random weights of this shape, created on first use."""
+    dtype_used = "bf16" if dtype == "auto" else dtype
+    return write_shape_model(
+        shape, dtype_used, cache_directory() / "shapes" / f"{shape}-{dtype_used}"
+    )
 
 
 def _model_path(options: LatencyOptions) -> Path:
@@ -160,8 +162,7 @@ def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> Adapter
 
 
 def _read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
-    """What decoding one token must read of the weights as they lie in memory: all of them, but the
-    table of an untied embedding."""
+    """Bytes of weights read per decoded token: all but the table of an untied embedding."""
     config = decoder_config(checkpoint)
     if options.device != "cpu":
         size = DTYPE_BYTES[config.dtype if options.dtype == "auto" else options.dtype]
@@ -174,7 +175,7 @@ def _read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
 
 
 class _Run:
-    """Greedy steps of one sequence, whose token i lies in slot i."""
+    """Greedy steps of one sequence; token i is in slot i."""
 
     def __init__(self, adapter: ModelAdapter, rng: np.random.Generator) -> None:
         self._adapter = adapter
@@ -182,7 +183,7 @@ class _Run:
         self._greedy = SamplingMetadata(
             rows=np.zeros(1, np.int32), numbers={"temperature": np.zeros(1)}
         )
-        self._position = 0  # tokens that the sequence has
+        self._position = 0  # tokens of the sequence
 
     def _step(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> int:
         n = len(tokens)
@@ -201,7 +202,7 @@ class _Run:
         return int(self._adapter.sample(self._greedy)[0])
 
     def prompt(self, n: int) -> float:
-        """Seconds of a prompt of n random tokens up to its first answer token."""
+        """Seconds from a prompt of n random tokens to its first sampled token."""
         self._position = 0
         tokens = self._rng.integers(0, self._adapter.vocab_size, n)
         start = time.perf_counter()
@@ -209,7 +210,7 @@ class _Run:
         return time.perf_counter() - start
 
     def decode(self, context: int, n: int) -> float:
-        """Seconds of n decoded tokens after a prompt of `context` tokens."""
+        """Seconds to decode n tokens after a prompt of `context` tokens."""
         self.prompt(context)
         self._adapter.profile(reset=True)
         token = 0

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured by the library's own probes."""
+"""Hardware limits of this machine, measured by the library's probes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from llaisys.libllaisys.types import QUANTISED_DTYPES
 
 
 class Limits(Protocol):
-    """What kernels are held against."""
+    """Limits that kernels are compared with."""
 
     @property
     def read_bandwidth(self) -> float:  # bytes/s
         ...
 
     def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
-        """Operations/s with weights of this dtype, and the unit of a billion of them."""
+        """(operations/s with weights of this dtype, name of the unit for 1e9 of them)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Limits with `threads` threads; a 0 means that there is no instruction for it."""
+    """CPU limits with `threads` threads; 0: no such instruction."""
 
     cpu: str
     isa: str
@@ -33,9 +33,9 @@ class Machine:
     read_bandwidth: float  # bytes/s
     f32: float  # operations/s, a multiply-add is two
     f16: float
-    i8: float  # of tile registers where kernels use them
-    bf16: float  # of tile registers, where kernels use them
-    parallel_region: float  # seconds an empty parallel region takes
+    i8: float  # with AMX where kernels use it
+    bf16: float  # with AMX where kernels use it
+    parallel_region: float  # seconds per empty parallel region
 
     def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
         if dtype in QUANTISED_DTYPES and self.i8 > 0:
@@ -46,12 +46,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Limits of a GPU, by its own clock."""
+    """Limits of a GPU, timed by CUDA events."""
 
     gpu: str
     read_bandwidth: float  # bytes/s
     f32: float  # operations/s, a multiply-add is two
-    bf16: float  # of a large product; 0: without cuBLASLt
+    bf16: float  # of a large GEMM; 0: without cuBLASLt
 
     def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
         return self.bf16 if dtype in ("bf16", "f16") and self.bf16 > 0 else self.f32, "GFLOP/s"
@@ -80,10 +80,9 @@ def measure(target: BenchTarget) -> Machine | Gpu:
 
 
 def probe_again(machine: Machine | Gpu, stream: Stream) -> Machine | Gpu:
-    """The machine with what a second look at its limits finds, where that is more.
+    """Probe again and keep the maximum of each limit.
 
-    Other work on a shared machine makes a probe read low; a limit is what was ever reached. A GPU
-    is not shared: one look is enough.
+    Other load on a shared machine makes a probe read low. A GPU is not shared and not probed again.
     """
     if isinstance(machine, Gpu):
         return machine
@@ -111,7 +110,7 @@ def print_machine(machine: Machine | Gpu) -> None:
         print(f"  an empty parallel region {machine.parallel_region * 1e6:.2f} us")
 
 
-# "CPU part" of Arm's own designs ("CPU implementer" 0x41), which have no name in /proc/cpuinfo.
+# "CPU part" of Arm's designs ("CPU implementer" 0x41); /proc/cpuinfo has no name for them.
 _ARM_PARTS = {
     "0xd0b": "Cortex-A76",
     "0xd0c": "Neoverse-N1",
@@ -132,7 +131,7 @@ def _cpu_name() -> str:
 
 
 def cpu_name_of(cpuinfo: str) -> str:
-    """The processor's name out of /proc/cpuinfo."""
+    """The CPU name from the text of /proc/cpuinfo."""
     facts: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")

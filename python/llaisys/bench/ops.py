@@ -1,10 +1,10 @@
-"""`llaisys bench ops`: every kernel as a fraction of its floor, max(bytes / bandwidth, ops / peak).
+"""`llaisys bench ops`: kernels against the roofline, max(bytes / bandwidth, operations / peak).
 
-Of a quantised weight the bytes are those of its packed layout, and the peak is that of 8-bit
-products; of 16-bit weights on a GPU it is that of its tensor cores.
+For a quantised weight, bytes are those of its packed layout and the peak is that of 8-bit products;
+for 16-bit weights on a GPU, the peak is that of the tensor cores.
 
-Weights are read from memory, not from a cache: each case cycles over copies that are larger than
-the last cache together. Times are the best of several passes (`bench.target`).
+Weights are read from memory, not from a cache: each case cycles over copies that together exceed
+the last-level cache. Times are the best of several passes (`bench.target`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from llaisys.libllaisys.library import check, lib
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.native import kv_head_bytes
 
-# (out, in) of one layer and the head.
+# (out, in) of the linear layers and the output matrix.
 LINEAR_SHAPES = {
     "smollm2-135m": [(576, 576), (1536, 576), (576, 1536), (49152, 576)],
     "qwen2.5-0.5b": [(896, 896), (4864, 896), (896, 4864), (151936, 896)],
     "qwen2.5-1.5b": [(2048, 1536), (1536, 1536), (17920, 1536), (1536, 8960), (151936, 1536)],
     "qwen2.5-7b": [(3584, 3584), (18944, 3584), (3584, 18944)],
 }
-HEAD_OUTPUTS = 40_000  # a product with more is a head: its outputs are f32 on every device
+HEAD_OUTPUTS = 40_000  # more outputs: an output matrix, whose logits are f32 on every device
 LINEAR_ROWS = (1, 2, 4, 7, 8, 16, 32, 64, 128, 512)
 QUICK_ROWS = (1, 4, 8, 64)
 MIN_COLD_BYTES = 400 << 20
@@ -45,33 +45,33 @@ LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 def cold_bytes() -> int:
-    """So much data in turn comes from memory every time: twice what the last cache holds."""
+    """Bytes that cannot stay cached: twice the last-level cache."""
     try:
         last_cache = int(LAST_CACHE.read_text().strip().removesuffix("K")) << 10
-    except (OSError, ValueError):  # no third cache, or nobody tells
+    except (OSError, ValueError):  # no L3, or its size is unknown
         last_cache = 0
     return max(MIN_COLD_BYTES, 2 * last_cache)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCases:
-    """Attention of one model."""
+    """Attention cases of one model."""
 
     heads: int
     kv_heads: int
     dim: int
-    decode: tuple[tuple[int, int], ...]  # entries of a sequence, sequences
-    prefill: int  # tokens of a prompt
+    decode: tuple[tuple[int, int], ...]  # (context length, sequences)
+    prefill: int  # prompt tokens
     block: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is timed on a device unless something else is asked for."""
+    """Default cases of a device."""
 
     models: tuple[str, ...]
     dtypes: tuple[str, ...]
-    kv_dtypes: tuple[str, ...]  # beside the dtypes
+    kv_dtypes: tuple[str, ...]  # in addition to dtypes
     attention: AttentionCases
 
 
@@ -103,12 +103,12 @@ class Result:
     value: float
     unit: str  # of value and limit
     limit: float
-    fraction: float  # of the floor
+    fraction: float  # of the roofline
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What was measured of one kernel, and what it had to do."""
+    """Measured time of one kernel, and its bytes and operations."""
 
     op: str
     dtype: str
@@ -186,8 +186,8 @@ def time_linear(
                 def one_pass(
                     arrays: list[Any] = arrays, source_handle: int = source_handle
                 ) -> None:
-                    for weight, target in arrays:
-                        function(on, source_handle, None, 1, weight, None, target)
+                    for weight, result in arrays:
+                        function(on, source_handle, None, 1, weight, None, result)
 
                 check(function(on, source_handle, None, 1, arrays[0][0], None, arrays[0][1]))
                 seconds = target.seconds(one_pass, len(arrays))
@@ -202,13 +202,13 @@ def time_linear(
 def _attention(
     target: BenchTarget, cases: AttentionCases, dtype: str, context: int, sequences: int
 ) -> Timing:
-    """Decoding: one query token of each of `sequences` over `context` entries of its own."""
+    """Decode attention: one query token per sequence over `context` keys."""
     ends = np.full(sequences, context)
     seconds = _attention_seconds(target, cases, dtype, sequences, context, ends)
     return Timing(
         "attention decode",
         dtype,
-        f"{context} entries, {cases.heads}/{cases.kv_heads} heads of {cases.dim}",
+        f"{context} keys, {cases.heads}/{cases.kv_heads} heads of {cases.dim}",
         sequences,
         seconds,
         2 * cases.kv_heads * context * sequences * kv_head_bytes(dtype, cases.dim),
@@ -217,7 +217,7 @@ def _attention(
 
 
 def _prefill(target: BenchTarget, cases: AttentionCases, dtype: str, quick: bool) -> Timing:
-    """One prompt: token i sees the i + 1 first entries of one list."""
+    """Causal prefill attention of one prompt."""
     tokens = cases.prefill // 4 if quick else cases.prefill
     ends = np.arange(1, tokens + 1)
     seconds = _attention_seconds(target, cases, dtype, 1, tokens, ends)
@@ -236,7 +236,7 @@ def _prefill(target: BenchTarget, cases: AttentionCases, dtype: str, quick: bool
 def _random_kv(
     target: BenchTarget, cases: AttentionCases, slots: int, dtype: str, seed: int
 ) -> Tensor:
-    """Keys or values of as many slots; in 8 bits random bytes with a scale of 2 / 127."""
+    """Random keys or values of `slots` slots; q8: random bytes with a scale of 2 / 127."""
     if dtype != "q8":
         return target.random((slots, cases.kv_heads, cases.dim), dtype, seed)
     rows = slots * cases.kv_heads
@@ -250,7 +250,7 @@ def _random_kv(
 def _attention_seconds(
     target: BenchTarget, cases: AttentionCases, dtype: str, sequences: int, context: int, ends: Any
 ) -> float:
-    """One call, over copies of the cache that are larger than the last cache when decoding."""
+    """Seconds per call; decoding cycles over KV caches that exceed the last-level cache."""
     blocks = -(-context // cases.block)
     slots = sequences * blocks * cases.block
     n = len(ends)
@@ -286,8 +286,7 @@ def _attention_seconds(
         return target.seconds(one_pass, len(handles))
 
 
-# Operators that touch each value once: name, columns, and how many activations and how many f32
-# values they move for each.
+# Element-wise and row operators: name, columns, activations and f32 values moved per element.
 ROW_OPS = (
     ("rms_norm", 4096, 1, 1),
     ("add_rms_norm", 4096, 2, 2),
@@ -322,7 +321,7 @@ def _row_op(
     columns: int,
     dtype: str,
 ) -> Callable[[], int]:
-    """The call of one operator on fresh tensors of this size; activations are of `dtype`."""
+    """A call of one operator on new tensors of this size; activations have dtype `dtype`."""
     native, on = lib(), target.stream.handle
     shape = (rows, columns)
     if name == "rms_norm":

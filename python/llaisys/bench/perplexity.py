@@ -1,7 +1,7 @@
-"""`llaisys bench perplexity`: how well a model foretells a text, how far it is from another.
+"""`llaisys bench perplexity`: perplexity of a text, and KL divergence from a reference model.
 
-The text is cut into chunks of `context` tokens, each read from an empty cache; the tokens of its
-second half are scored, as llama.cpp's llama-perplexity does, so that the numbers can be compared.
+The text is split into chunks of `context` tokens, each computed from an empty cache; the tokens of
+the second half are scored, as in llama.cpp's llama-perplexity, so that the results are comparable.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
-PIECE = 32  # tokens of a step whose logits are looked at: bounds the memory
+STEP_TOKENS = 32  # scored tokens per step; bounds the memory of the logits
 Rows = NDArray[np.float64]  # log-probabilities [tokens, vocabulary]
 
 
 class Encoder(Protocol):
-    """What is asked of a tokenizer."""
+    """The tokenizer interface."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -42,23 +42,23 @@ MakeEncoder = Callable[[Any], Encoder]  # from the tokenizer source of a checkpo
 @dataclass(frozen=True, slots=True)
 class PerplexityOptions:
     file: Path
-    engine: EngineConfig = field(default_factory=EngineConfig)  # of which a bare model's are used
-    reference: str | None = None  # a model to be held against; else the engine's
-    reference_dtype: str | None = None  # what the reference computes in; neither: no reference
+    engine: EngineConfig = field(default_factory=EngineConfig)  # only its model options are used
+    reference: str | None = None  # reference model; None: the same model
+    reference_dtype: str | None = None  # compute dtype; both None: no reference
     context: int = 512
-    chunks: int = 0  # 0: all of the text
+    chunks: int = 0  # 0: the whole text
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the tokens that were scored."""
+    """Sums over the scored tokens."""
 
     tokens: int = 0
     loss: float = 0.0  # of the model, in nats
     squares: float = 0.0
     reference_loss: float = 0.0
-    divergence: float = 0.0  # of the model from the reference
-    agreements: int = 0  # tokens whose most likely next one is the same
+    divergence: float = 0.0  # KL divergence from the reference
+    agreements: int = 0  # tokens with the same argmax
 
     def add(self, rows: Rows, expected: NDArray[np.int64], reference: Rows | None) -> None:
         each = np.arange(len(expected))
@@ -93,7 +93,7 @@ def run_perplexity(
     make_encoder: MakeEncoder,
     progress: Callable[[int, int, float], None],
 ) -> dict[str, Any]:
-    """`progress` hears (chunks done, chunks in all, perplexity so far)."""
+    """`progress` is called with (chunks done, number of chunks, perplexity so far)."""
     engine = options.engine
     model = engine.model or DEFAULT_MODEL
     has_reference = options.reference is not None or options.reference_dtype is not None
@@ -129,7 +129,7 @@ def run_perplexity(
             raise invalid_value("file", str(options.file), limit)
         score = Score()
         for done, chunk in enumerate(chunks, 1):
-            for start, stop in pieces_of(len(chunk)):
+            for start, stop in steps_of(len(chunk)):
                 rows = [_read_tokens(adapter, chunk, start, stop) for adapter in models]
                 if start > 0:
                     score.add(rows[0], chunk[start + 1 : stop + 1], rows[1] if rows[1:] else None)
@@ -159,8 +159,8 @@ def _load(
 
 
 def cut(encoder: Encoder, text: str, context: int) -> NDArray[np.int64]:
-    """Chunks [n, context] of the text's tokens; each begins with the token that every text begins
-    with, where the model has one."""
+    """Chunks [n, context] of the text's tokens; each begins with the BOS token, if the model has
+    one."""
     first = encoder.encode("", add_special_tokens=True)
     ids = np.asarray(encoder.encode(text, add_special_tokens=True), np.int64)
     chunks = ids[: len(ids) // context * context].reshape(-1, context).copy()
@@ -169,21 +169,21 @@ def cut(encoder: Encoder, text: str, context: int) -> NDArray[np.int64]:
     return chunks
 
 
-def pieces_of(context: int) -> list[tuple[int, int]]:
-    """[start, stop) of the steps over a chunk: its first half at once, then what is scored."""
+def steps_of(context: int) -> list[tuple[int, int]]:
+    """[start, stop) of the steps over a chunk: the first half in one step, then scored tokens."""
     half = context // 2
-    bounds = [0, *range(half, context - 1, PIECE), context - 1]
+    bounds = [0, *range(half, context - 1, STEP_TOKENS), context - 1]
     return list(pairwise(bounds))
 
 
 def _read_tokens(adapter: ModelAdapter, chunk: NDArray[np.int64], start: int, stop: int) -> Rows:
-    """Log-probabilities after tokens [start, stop) of a chunk; of the first piece, after its last
-    token alone."""
+    """Log-probabilities after tokens [start, stop) of a chunk; for the first step only after its
+    last token."""
     n = stop - start
-    is_wanted = np.full(n, start > 0, np.int8)
-    is_wanted[-1] = 1  # a step has an output
+    is_output = np.full(n, start > 0, np.int8)
+    is_output[-1] = 1  # a step needs an output
     tokens, positions = chunk[start:stop].copy(), np.arange(start, stop, dtype=np.int64)
-    adapter.forward(ModelStepInput(tokens, positions, np.zeros(n, np.int64), is_wanted), None)
+    adapter.forward(ModelStepInput(tokens, positions, np.zeros(n, np.int64), is_output), None)
     return _log_softmax(adapter.logits())
 
 

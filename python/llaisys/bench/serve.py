@@ -1,9 +1,8 @@
-"""`llaisys bench serve`: a load of streaming requests on any server that speaks OpenAI's API.
+"""`llaisys bench serve`: streaming load on any server with OpenAI's API.
 
-Closed loop (`concurrency`): so many clients, each with one request at a time. Open loop (`rate`):
-requests arrive at random moments, so many a second, whether or not earlier ones are answered.
-Prompts differ from their first word on, and from run to run, so that a prefix cache helps with the
-chat template only.
+Closed loop (`concurrency`): a fixed number of clients, each with one request at a time. Open loop
+(`rate`): Poisson arrivals, independent of earlier responses. Prompts differ from their first word
+on and from run to run, so that prefix caching helps with the chat template only.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ WORDS = (
 
 
 class BenchError(LlaisysError, RuntimeError):
-    """Nothing could be measured; the text says why."""
+    """The measurement could not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     url: str = "http://127.0.0.1:8000"
     api_key: str | None = None
-    model: str | None = None  # None: the first that the server names
+    model: str | None = None  # None: the server's first model
     chat: bool = True  # else /v1/completions
     concurrency: int = 8
-    rate: float | None = None  # requests a second; None: closed loop
+    rate: float | None = None  # requests per second; None: closed loop
     requests: int = 64
     prompt_tokens: int = 128
     new_tokens: int = 64
     plain: bool = False  # standard OpenAI fields only; answers may end early
-    timeout: float = 300.0  # seconds of one request
-    insecure: bool = False  # take any certificate
-    seed: int | None = None  # of prompts and arrivals; None: others in each run
+    timeout: float = 300.0  # seconds per request
+    insecure: bool = False  # accept any certificate
+    seed: int | None = None  # of prompts and arrivals; None: random
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -74,16 +73,16 @@ class ServeOptions:
 
 @dataclass(slots=True)
 class Sample:
-    """One request: when its parts came (seconds of one clock), or why it failed."""
+    """Times of one request (perf_counter), or its error."""
 
     start: float
-    first: float | None = None  # the first text
-    last: float | None = None  # the newest text
+    first: float | None = None  # first text
+    last: float | None = None  # latest text
     end: float = 0.0
-    gaps: list[float] = field(default_factory=list)  # between pieces of text
-    pieces: int = 0
-    tokens: int | None = None  # generated, by the server's own count
-    prompt_tokens: int = 0  # by the server's own count; 0: not told
+    gaps: list[float] = field(default_factory=list)  # between chunks with text
+    pieces: int = 0  # chunks with text
+    tokens: int | None = None  # generated tokens reported by the server
+    prompt_tokens: int = 0  # reported by the server; 0: not reported
     error: str | None = None
 
     @property
@@ -92,18 +91,18 @@ class Sample:
 
 
 class EventReader:
-    """Reads the events of a completion stream into a `Sample`."""
+    """Parses the events of a completion stream into a `Sample`."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
-        self.finished = False  # a finish_reason has come
-        self.done = False  # [DONE] has come
+        self.finished = False  # finish_reason received
+        self.done = False  # [DONE] received
         self._rest = b""
-        self._refusal = bytearray()
+        self._error_body = bytearray()
 
     def feed(self, status: int, data: bytes) -> None:
         if status != 200:
-            self._refusal += data[: 4096 - len(self._refusal)]
+            self._error_body += data[: 4096 - len(self._error_body)]
             return
         now = time.perf_counter()
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -142,10 +141,10 @@ class EventReader:
         sample.pieces += 1
 
     def close(self, status: int) -> None:
-        """The response is complete."""
+        """End of the response."""
         sample = self.sample
         if status != 200:
-            sample.error = f"HTTP {status}: {_reason_of_body(bytes(self._refusal))}"
+            sample.error = f"HTTP {status}: {_reason_of_body(bytes(self._error_body))}"
         elif sample.error is None and not (self.finished and self.done):
             sample.error = "the stream ended without a finish_reason and [DONE]"
 
@@ -166,7 +165,7 @@ def _reason_of_body(body: bytes) -> str:
 
 
 class LoadGenerator:
-    """Asks a server for completions and measures them."""
+    """Sends completion requests and measures them."""
 
     def __init__(self, options: ServeOptions) -> None:
         self.options = options
@@ -176,11 +175,11 @@ class LoadGenerator:
         self.pool = ConnectionPool(Endpoint.of(options.url, options.insecure), headers)
         self.samples: list[Sample] = []
         self.open = 0
-        self.most_open = 0
+        self.max_open = 0
         self.ignore_eos = not options.plain
         self._model = options.model
         self._seed = time.time_ns() if options.seed is None else options.seed
-        self._words = options.prompt_tokens  # of a prompt that has `prompt_tokens` tokens
+        self._words = options.prompt_tokens  # words per prompt of `prompt_tokens` tokens
         self._path = "/v1/chat/completions" if options.chat else "/v1/completions"
 
     def _body(self, number: int, words: int, new_tokens: int) -> bytes:
@@ -202,10 +201,10 @@ class LoadGenerator:
         return json.dumps(body).encode()
 
     async def ask(self, number: int, words: int, new_tokens: int) -> Sample:
-        """One request; what goes wrong is in the sample."""
+        """Send one request; errors are recorded in the sample."""
         body = self._body(number, words, new_tokens)
         self.open += 1
-        self.most_open = max(self.most_open, self.open)
+        self.max_open = max(self.max_open, self.open)
         sample = Sample(time.perf_counter())
         reader = EventReader(sample)
         try:
@@ -221,8 +220,8 @@ class LoadGenerator:
         return sample
 
     async def prepare(self) -> None:
-        """Find the model's name, whether `ignore_eos` is known, and how many words make a prompt
-        of the wanted length; the server is warm afterwards. Raises BenchError."""
+        """Determine the model name, whether the server accepts `ignore_eos`, and the words per
+        prompt of the requested length; also warms up the server. Raises BenchError."""
         if self._model is None:
             self._model = await self._first_model()
         words = self._words
@@ -232,7 +231,7 @@ class LoadGenerator:
             sample = await self.ask(-1, words, 1)
         if sample.error is not None and not sample.error.startswith("HTTP 4"):
             raise BenchError(f"{self.options.url}: {sample.error}")
-        if sample.error is not None and words > 1:  # perhaps too long for the context: learn less
+        if sample.error is not None and words > 1:  # possibly too long for the context
             words = min(words, 16)
             sample = await self.ask(-1, words, 1)
         if sample.error is not None:
@@ -260,8 +259,8 @@ class LoadGenerator:
             raise BenchError(f"{self.options.url}/v1/models names no model; use --model") from None
 
     async def run(self) -> float:
-        """Everything; the seconds from the first request to the last answer."""
-        self.most_open = 0
+        """Run the load; returns the seconds from the first request to the last response."""
+        self.max_open = 0
         start = time.perf_counter()
         if self.options.rate is None:
             await self._closed_loop()
@@ -292,17 +291,17 @@ class LoadGenerator:
         await asyncio.gather(*tasks)
 
 
-def _fitting_words(wanted: int, small: tuple[int, int], large: tuple[int, int]) -> int:
-    """Words for `wanted` tokens, by the line through two (words, tokens)."""
+def _fitting_words(target: int, small: tuple[int, int], large: tuple[int, int]) -> int:
+    """Words for `target` tokens, by linear interpolation of two (words, tokens)."""
     words, tokens = large
     per_word = 1.0
     if small[1] and words > small[0] and tokens > small[1]:
         per_word = (tokens - small[1]) / (words - small[0])
-    return max(1, round(words + (wanted - tokens) / per_word))
+    return max(1, round(words + (target - tokens) / per_word))
 
 
 def percentiles(seconds: list[float]) -> dict[str, float | None]:
-    """Nearest rank, in milliseconds; None when there is nothing."""
+    """Nearest-rank percentiles in milliseconds; None without samples."""
     ordered = sorted(seconds)
     return {
         f"p{q}": round(1e3 * ordered[math.ceil(len(ordered) * q / 100) - 1], 2) if ordered else None
@@ -312,20 +311,20 @@ def percentiles(seconds: list[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class ServeResult:
-    report: dict[str, Any]  # what --json prints
-    reasons: Counter[str]  # of the requests that failed
-    prompt_tokens: float  # mean, by the server's count; 0: it does not tell
+    report: dict[str, Any]  # printed by --json
+    reasons: Counter[str]  # of failed requests
+    prompt_tokens: float  # mean, reported by the server; 0: not reported
     new_tokens: float  # mean
     ignored_eos: bool
 
 
 def summarise(load: LoadGenerator, seconds: float) -> ServeResult:
-    """Latencies and tokens are of the requests that succeeded."""
+    """Summarise successful requests; failed ones are only counted."""
     options = load.options
     good = [sample for sample in load.samples if sample.error is None]
     tokens = sum(sample.num_tokens for sample in good)
     report = {
-        "concurrency": load.most_open if options.rate is not None else options.concurrency,
+        "concurrency": load.max_open if options.rate is not None else options.concurrency,
         "requests": len(load.samples),
         "duration_s": round(seconds, 3),
         "throughput_tok_s": round(tokens / seconds, 2) if seconds > 0 else 0.0,
@@ -353,5 +352,5 @@ async def _run(options: ServeOptions) -> ServeResult:
 
 
 def run_serve(options: ServeOptions) -> ServeResult:
-    """Raises BenchError when the server cannot be reached or refuses the first request."""
+    """Raises BenchError when the server is unreachable or rejects the first request."""
     return asyncio.run(_run(options))

@@ -1,9 +1,9 @@
-"""`llaisys bench speculative --simulate RATE`: what a step with drafts costs, whoever makes them.
+"""`llaisys bench speculative --simulate RATE`: cost of a verification step at an acceptance rate.
 
-The drafts are what the model said before, each of them spoilt with the chance 1 - RATE: so the cost
-of verification can be measured on random weights, whose text nobody can guess. It says it in steps
-with drafts: on a GPU, where products of one row and of several round differently, random weights
-may say something else without.
+The draft tokens are the model's own answer, each replaced with probability 1 - RATE. So the cost of
+verification can be measured on random weights, whose text is unpredictable. The answer is generated
+in steps with drafts: on a GPU, products of one row and of several rows round differently, and
+random weights may give other tokens without drafts.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from llaisys.engine.speculative import Proposer, Speculator
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
     concurrency: int
-    drafts_per_step: int  # of a request
-    acceptance: float  # of a draft whose forerunners were accepted
+    drafts_per_step: int  # per request
+    acceptance: float  # acceptance rate
     plain_step_ms: float
     step_ms: float  # with drafts for every request
     step_cost: float  # step_ms / plain_step_ms
-    tokens_per_step: float  # of a request
+    tokens_per_step: float  # per request
     speedup: float
     same_tokens: bool
 
 
-class Reciter(Proposer):
-    """Knows the answers, and says some of their tokens wrong; to what it does not know, token 0."""
+class ReplayProposer(Proposer):
+    """Proposes the recorded answers with errors; token 0 for requests without a record."""
 
     def __init__(self, rate: float, count: int, vocab_size: int) -> None:
         self.answers: dict[str, list[int]] = {}  # request id -> prompt and answer
@@ -49,10 +49,10 @@ class Reciter(Proposer):
 
     def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
         return [
-            self._recited(r, min(self._count, n)) for r, n in zip(requests, counts, strict=True)
+            self._replayed(r, min(self._count, n)) for r, n in zip(requests, counts, strict=True)
         ]
 
-    def _recited(self, request: Request, count: int) -> list[int]:
+    def _replayed(self, request: Request, count: int) -> list[int]:
         known, answer = request.num_tokens, self.answers.get(request.request_id)
         if answer is None:
             return [0] * count
@@ -65,8 +65,8 @@ class Reciter(Proposer):
         pass
 
 
-class EveryStep(Speculator):
-    """Drafts of one length for every request in every step: nothing is learned."""
+class AlwaysDraft(Speculator):
+    """Drafts of constant length for every request in every step, without adaptation."""
 
     def propose(self, running: Sequence[Request]) -> None:
         asked = [r for r in running if r.num_tokens - r.num_computed_tokens == 1]
@@ -84,35 +84,35 @@ class EveryStep(Speculator):
 
 
 @dataclass(slots=True)
-class _Timed:
+class _Timing:
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    steps: list[float] = field(default_factory=list)  # seconds of those in which all decode
-    drawn: int = 0  # tokens of those steps
-    seconds: float = 0.0  # of the same
+    steps: list[float] = field(default_factory=list)  # seconds of steps in which all decode
+    tokens_decoded: int = 0  # in those steps
+    seconds: float = 0.0  # sum of those steps
 
 
 def run_simulated(
     model: str,
-    options: dict[str, Any],  # of the engine, by name; speculative_config apart
+    options: dict[str, Any],  # engine options by name
     rate: float,
     concurrencies: list[int],
     prompt_tokens: int,
     new_tokens: int,
 ) -> list[dict[str, Any]]:
-    """An engine without drafts first, then one with them: two models are never loaded at once."""
+    """Run an engine without drafts, then one with them; only one model is loaded at a time."""
     if not 0 <= rate <= 1:
-        raise invalid_value("simulate", rate, "a chance from 0 to 1")
+        raise invalid_value("simulate", rate, "a probability from 0 to 1")
     given = {"num_speculative_tokens": 4, **(options.pop("speculative_config", None) or {})}
     given |= {"method": "ngram", "disable_by_batch_size": 1 << 16}
     config = EngineConfig.of(model=model, **options)
-    plain: dict[int, _Timed] = {}
+    plain: dict[int, _Timing] = {}
     prompts: dict[int, list[list[int]]] = {}
     engine = LLMEngine(config)
     try:
         vocab_size, rng = engine.model_info.vocab_size, np.random.default_rng(0)
         for count in concurrencies:
             prompts[count] = rng.integers(0, vocab_size, (count, prompt_tokens)).tolist()
-            _timed(engine, prompts[count], 8)  # the first steps of a size prepare it
+            _timed(engine, prompts[count], 8)  # warm-up for this batch size
             plain[count] = _timed(engine, prompts[count], new_tokens)
     finally:
         engine.close()
@@ -121,21 +121,21 @@ def run_simulated(
         speculative = engine.core.speculator
         assert speculative is not None
         drafts = speculative.config.num_speculative_tokens
-        reciter = Reciter(rate, drafts, vocab_size)
+        proposer = ReplayProposer(rate, drafts, vocab_size)
         results = []
         for count in concurrencies:
-            reciter.answers = {}
-            engine.core.speculator = EveryStep(speculative.config, reciter, vocab_size)
-            _timed(engine, prompts[count], 8)  # from here on the prompts' blocks are known
-            said = _timed(engine, prompts[count], new_tokens).tokens
-            reciter.answers = {
-                name: [*prompt, *said[name]]
+            proposer.answers = {}
+            engine.core.speculator = AlwaysDraft(speculative.config, proposer, vocab_size)
+            _timed(engine, prompts[count], 8)  # fills the prefix cache
+            answers = _timed(engine, prompts[count], new_tokens).tokens
+            proposer.answers = {
+                name: [*prompt, *answers[name]]
                 for name, prompt in zip(_names(count), prompts[count], strict=True)
             }
-            every = engine.core.speculator = EveryStep(speculative.config, reciter, vocab_size)
+            every = engine.core.speculator = AlwaysDraft(speculative.config, proposer, vocab_size)
             drafted = _timed(engine, prompts[count], new_tokens)
-            shares = every.stats.num_accepted_tokens, every.stats.num_draft_tokens
-            results.append(asdict(_summary(count, drafts, plain[count], drafted, shares)))
+            counts = every.stats.num_accepted_tokens, every.stats.num_draft_tokens
+            results.append(asdict(_summary(count, drafts, plain[count], drafted, counts)))
         return results
     finally:
         engine.close()
@@ -145,13 +145,13 @@ def _names(count: int) -> list[str]:
     return [f"r{index}" for index in range(count)]
 
 
-def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> _Timed:
+def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> _Timing:
     params = SamplingParams(
         max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
     )
     for name, prompt in zip(_names(len(prompts)), prompts, strict=True):
         engine.submit(prompt, params, name, stream=True)
-    timed = _Timed({name: [] for name in _names(len(prompts))})
+    timed = _Timing({name: [] for name in _names(len(prompts))})
     while engine.has_unfinished():
         is_decoding = all(timed.tokens.values())
         begin = time.perf_counter()
@@ -161,24 +161,24 @@ def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> _Tim
             timed.tokens[output.request_id] += output.token_ids
         if is_decoding and {o.request_id for o in outputs if o.token_ids} == set(timed.tokens):
             timed.steps.append(seconds)
-            timed.drawn += sum(len(output.token_ids) for output in outputs)
+            timed.tokens_decoded += sum(len(output.token_ids) for output in outputs)
             timed.seconds += seconds
     return timed
 
 
 def _summary(
-    count: int, drafts: int, plain: _Timed, drafted: _Timed, shares: tuple[int, int]
+    count: int, drafts: int, plain: _Timing, drafted: _Timing, counts: tuple[int, int]
 ) -> SimulatedRun:
     before, after = statistics.median(plain.steps), statistics.median(drafted.steps)
-    speeds = [run.drawn / run.seconds for run in (plain, drafted)]
+    speeds = [run.tokens_decoded / run.seconds for run in (plain, drafted)]
     return SimulatedRun(
         concurrency=count,
         drafts_per_step=drafts,
-        acceptance=round(shares[0] / max(1, shares[1]), 3),
+        acceptance=round(counts[0] / max(1, counts[1]), 3),
         plain_step_ms=round(1e3 * before, 4),
         step_ms=round(1e3 * after, 4),
         step_cost=round(after / before, 4),
-        tokens_per_step=round(drafted.drawn / (count * len(drafted.steps)), 3),
+        tokens_per_step=round(drafted.tokens_decoded / (count * len(drafted.steps)), 3),
         speedup=round(speeds[1] / speeds[0], 3),
         same_tokens=plain.tokens == drafted.tokens,
     )

@@ -1,5 +1,5 @@
-"""`llaisys bench speculative`: the same requests with drafts and without, in one process and in
-turn, and what was accepted."""
+"""`llaisys bench speculative`: the same requests with and without speculative decoding, interleaved
+in one process, and the acceptance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def area(shape):
         return shape.side * shape.side
     raise ValueError("unknown shape: " + shape.kind)
 ```"""
-# What the model is asked to do, by the name of the work; one batch after the other.
+# Name of the workload -> prompts; one batch per prompt.
 WORK = {
     "copy": (
         "Repeat this text word for word:\n" + TEXT,
@@ -43,17 +43,16 @@ WORK = {
         "Plan a day in Rome for a family with children.",
     ),
 }
-# The same for random weights, which say nothing: how tokens are drawn, and which. `free` cannot be
-# guessed; in `chance` the last tokens have often occurred before, which says nothing; in
-# `repeat` every guess is right.
-DRAWS: dict[str, dict[str, Any]] = {
+# Workloads for random weights, by sampling parameters. `free`: drafts are never accepted; `chance`:
+# n-gram matches are frequent but not predictive; `repeat`: every draft token is accepted.
+RANDOM_WORK: dict[str, dict[str, Any]] = {
     "free": {"temperature": 1.0},
     "chance": {"temperature": 1.0, "allowed_token_ids": list(range(100, 132))},
     "repeat": {"temperature": 0.0, "allowed_token_ids": [100]},
 }
-DRAWN_PROMPT = 128  # tokens
+RANDOM_PROMPT = 128  # tokens
 
-_Asked = tuple[list[int], SamplingParams]
+_Prompt = tuple[list[int], SamplingParams]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class SpeculativeRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _Timing:
     tok_s: float
     tokens: list[list[int]]
     drafts: int
@@ -88,14 +87,14 @@ def run_speculative(
     *,
     is_random: bool = False,
 ) -> list[dict[str, Any]]:
-    """Medians of runs in turn; `plain` has the same model and no drafts. `is_random`: its weights
-    are, and it has no text."""
+    """Medians of interleaved runs; `plain` has the same model without drafts. `is_random`: the
+    model has random weights and no tokenizer."""
     results = []
-    for work in DRAWS if is_random else WORK:
+    for work in RANDOM_WORK if is_random else WORK:
         for concurrency in concurrencies:
             if is_random:
-                batches = [_draws(plain, work, concurrency, new_tokens)]
-                _timed(plain, batches)  # the first steps of a size prepare it
+                batches = [_random_prompts(plain, work, concurrency, new_tokens)]
+                _timed(plain, batches)  # warm-up for this batch size
                 _timed(drafted, batches)
             else:
                 batches = [_prompts(plain, text, concurrency, new_tokens) for text in WORK[work]]
@@ -104,9 +103,9 @@ def run_speculative(
     return results
 
 
-def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[_Asked]:
-    """No two begin alike, so that none waits for another's prefix. Answers end where they end: what
-    a model says behind a copied text is no copy."""
+def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[_Prompt]:
+    """Prompts with distinct beginnings, so that none waits for the prefix of another. EOS ends an
+    answer: text after a copied passage is not a copy."""
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, detokenize=False)
     return [
         (llm.encode_chat([{"role": "user", "content": f"Task {index + 1}. {text}"}]), params)
@@ -114,36 +113,41 @@ def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[_Asked]:
     ]
 
 
-def _draws(llm: LLM, work: str, count: int, new_tokens: int) -> list[_Asked]:
+def _random_prompts(llm: LLM, work: str, count: int, new_tokens: int) -> list[_Prompt]:
     vocab_size = llm.model_info.vocab_size
-    prompts = np.random.default_rng(count).integers(0, vocab_size, (count, DRAWN_PROMPT))
-    common = {"max_tokens": new_tokens, "ignore_eos": True, "detokenize": False, **DRAWS[work]}
+    prompts = np.random.default_rng(count).integers(0, vocab_size, (count, RANDOM_PROMPT))
+    common = {
+        "max_tokens": new_tokens,
+        "ignore_eos": True,
+        "detokenize": False,
+        **RANDOM_WORK[work],
+    }
     return [(p, SamplingParams(seed=seed, **common)) for seed, p in enumerate(prompts.tolist())]
 
 
-def _timed(llm: LLM, batches: list[list[_Asked]]) -> _Timed:
+def _timed(llm: LLM, batches: list[list[_Prompt]]) -> _Timing:
     before = llm.stats()
     tokens: list[list[int]] = []
     decoded, seconds = 0, 0.0
-    for asked in batches:
-        count, took = _decoded(llm, asked, tokens)
+    for prompts in batches:
+        count, took = _decoded(llm, prompts, tokens)
         decoded, seconds = decoded + count, seconds + took
     after = llm.stats()
     counts = [
         after[f"spec_decode_num_{name}"] - before[f"spec_decode_num_{name}"]
         for name in ("drafts", "draft_tokens", "accepted_tokens")
     ]
-    return _Timed(decoded / seconds if decoded else 0.0, tokens, *counts)
+    return _Timing(decoded / seconds if decoded else 0.0, tokens, *counts)
 
 
-def _decoded(llm: LLM, asked: list[_Asked], tokens: list[list[int]]) -> tuple[int, float]:
-    """(tokens, seconds) of decoding, from the step on that finds every prompt done; the answers go
-    to `tokens`."""
-    names = [llm.submit(prompt, params, stream=True) for prompt, params in asked]
+def _decoded(llm: LLM, prompts: list[_Prompt], tokens: list[list[int]]) -> tuple[int, float]:
+    """(tokens, seconds) of decoding after all prompts are computed; appends the answers to
+    `tokens`."""
+    names = [llm.submit(prompt, params, stream=True) for prompt, params in prompts]
     started: set[str] = set()
     begin, decoded = time.perf_counter(), 0
     while llm.has_unfinished():
-        is_decoding = len(started) == len(asked)
+        is_decoding = len(started) == len(prompts)
         outputs = llm.step()
         if is_decoding:
             decoded += sum(len(output.token_ids) for output in outputs)
@@ -156,7 +160,7 @@ def _decoded(llm: LLM, asked: list[_Asked], tokens: list[list[int]]) -> tuple[in
     return decoded, seconds
 
 
-def _summary(work: str, concurrency: int, pairs: list[tuple[_Timed, _Timed]]) -> SpeculativeRun:
+def _summary(work: str, concurrency: int, pairs: list[tuple[_Timing, _Timing]]) -> SpeculativeRun:
     last = pairs[-1][1]
     return SpeculativeRun(
         work=work,

@@ -1,5 +1,5 @@
-"""`llaisys bench structured`: the same work with a form that answers must have and without, in
-turn: what a mask costs a step, and what it takes until a grammar can be used."""
+"""`llaisys bench structured`: the same requests with and without a JSON schema, interleaved: cost
+of a mask per step, and time until a grammar is compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.structured import StructuredOutputs
 from llaisys.entrypoints.llm import LLM
 
-# A list that no run comes to the end of, of what schemas mostly have.
+# A list too long for any run to complete, with common schema elements.
 SCHEMA = {
     "type": "array",
     "minItems": 10_000,
@@ -36,17 +36,17 @@ class StructuredRun:
     concurrency: int
     tok_s: float
     plain_tok_s: float
-    overhead_percent: float  # of throughput; the median of pairs
+    overhead_percent: float  # of throughput; median of pairs
     step_ms: float
     plain_step_ms: float
-    overhead_ms: float  # of a step; the median of pairs
-    best_step_ms: float  # the tenth that was not disturbed, of all runs
+    overhead_ms: float  # per step; median of pairs
+    best_step_ms: float  # 10th percentile of all runs
     plain_best_step_ms: float
-    first_ms: float  # until the first request with a form was queued: tokenizer and compilation
+    first_ms: float  # of the first request with a schema: tables and compilation
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _Timing:
     tok_s: float
     times: list[float]  # seconds of each step
 
@@ -74,15 +74,15 @@ def run_structured(
     return results
 
 
-def _timed(llm: LLM, count: int, new_tokens: int, form: StructuredOutputs | None) -> _Timed:
-    """The steps of decoding, from the one on that finds every prompt done."""
+def _timed(llm: LLM, count: int, new_tokens: int, constraint: StructuredOutputs | None) -> _Timing:
+    """Times of the decode steps after all prompts are computed."""
     prompts = [llm.tokenize(f"Task {index + 1}. {TEXT}") for index in range(count)]
     params = SamplingParams(
         max_tokens=new_tokens,
         ignore_eos=True,
         temperature=0.0,
         detokenize=False,
-        structured_outputs=form,
+        structured_outputs=constraint,
     )
     names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
     started: set[str] = set()
@@ -97,28 +97,28 @@ def _timed(llm: LLM, count: int, new_tokens: int, form: StructuredOutputs | None
         started.update(output.request_id for output in outputs if output.token_ids)
     for name in names:
         llm.collect(name)
-    return _Timed(decoded / max(sum(times), 1e-9), times)
+    return _Timing(decoded / max(sum(times), 1e-9), times)
 
 
-def _best_ms(runs: list[_Timed]) -> float:
+def _best_ms(runs: list[_Timing]) -> float:
     times = sorted(seconds for run in runs for seconds in run.times)
     return round(1e3 * times[len(times) // 10], 3)
 
 
 def _summary(
-    concurrency: int, pairs: list[tuple[_Timed, _Timed]], first_ms: float
+    concurrency: int, pairs: list[tuple[_Timing, _Timing]], first_ms: float
 ) -> StructuredRun:
-    lost = statistics.median(1 - formed.tok_s / plain.tok_s for plain, formed in pairs)
-    longer = statistics.median(formed.step_ms - plain.step_ms for plain, formed in pairs)
+    lost = statistics.median(1 - constrained.tok_s / plain.tok_s for plain, constrained in pairs)
+    longer = statistics.median(constrained.step_ms - plain.step_ms for plain, constrained in pairs)
     return StructuredRun(
         concurrency=concurrency,
-        tok_s=round(statistics.median(formed.tok_s for _, formed in pairs), 2),
+        tok_s=round(statistics.median(constrained.tok_s for _, constrained in pairs), 2),
         plain_tok_s=round(statistics.median(plain.tok_s for plain, _ in pairs), 2),
         overhead_percent=round(100 * lost, 2),
-        step_ms=round(statistics.median(formed.step_ms for _, formed in pairs), 3),
+        step_ms=round(statistics.median(constrained.step_ms for _, constrained in pairs), 3),
         plain_step_ms=round(statistics.median(plain.step_ms for plain, _ in pairs), 3),
         overhead_ms=round(longer, 3),
-        best_step_ms=_best_ms([formed for _, formed in pairs]),
+        best_step_ms=_best_ms([constrained for _, constrained in pairs]),
         plain_best_step_ms=_best_ms([plain for plain, _ in pairs]),
         first_ms=round(first_ms, 1),
     )

@@ -1,8 +1,7 @@
-"""Where operators are timed: tensors of a device, and what a call takes there.
+"""Devices on which operators are timed: tensors on them, and the time of a call.
 
-On a CPU a call has finished when it returns: its time is the clock's, less what a call from Python
-costs by itself. On a GPU the calls of a pass are recorded and replayed without the host, and timed
-by the device's own events.
+On a CPU a call is complete when it returns: its time is the wall time minus the overhead of a call
+from Python. On a GPU the calls of a pass are captured as a graph, replayed, and timed by events.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from llaisys.libllaisys.types import QUANTISED_DTYPES
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 PASSES = 5
-MIN_SECONDS = 0.05  # of a pass
-GPU_SECONDS = 0.01  # of the replays of a pass
+MIN_SECONDS = 0.05  # per pass
+GPU_SECONDS = 0.01  # for the replays of a pass
 
 
 class BenchTarget(Closing, ABC):
-    """A stream of a device. `seconds` is the time of one call of a pass."""
+    """A stream of a device; `seconds` times calls on it."""
 
     device: str
     stream: Stream
@@ -35,18 +34,18 @@ class BenchTarget(Closing, ABC):
         self.stream.close()
 
     def activations(self, weights: str) -> str:
-        """The dtype of activations beside weights of this one."""
+        """Dtype of activations for weights of this dtype."""
         return "f32"
 
     @abstractmethod
     def seconds(self, one_pass: Callable[[], Any], calls: int) -> float:
-        """Seconds of one of the `calls` of a pass: the best of PASSES."""
+        """Seconds per call of a pass with `calls` calls: the best of PASSES."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return Tensor.create(shape, dtype, self.device)
 
     def tensor(self, values: np.ndarray[Any, Any], dtype: str) -> Tensor:
-        """Of values that are of this dtype already."""
+        """A tensor of values that have this dtype."""
         if self.device == "cpu":
             return tensor_from(values, dtype)
         dense = np.ascontiguousarray(values)
@@ -55,9 +54,9 @@ class BenchTarget(Closing, ABC):
         return made
 
     def random(self, shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Tensor:
-        """Random values, the same ones again and again when there are very many."""
+        """Random values; large tensors repeat them."""
         size = int(np.prod(shape))
-        if dtype in QUANTISED_DTYPES:  # small bytes: scales are finite wherever they stand
+        if dtype in QUANTISED_DTYPES:  # small byte values: every scale is finite
             elements, nbytes = block_of(dtype)
             bytes_of_row = shape[1] // elements * nbytes
             rows = np.random.default_rng(seed).integers(1, 48, 1 << 20, np.uint8)
@@ -103,7 +102,7 @@ class GpuTarget(BenchTarget):
         return weights
 
     def seconds(self, one_pass: Callable[[], Any], calls: int) -> float:
-        one_pass()  # allocations and choices are made now
+        one_pass()  # warm-up: allocations and algorithm selection
         once = self.stream.replay_seconds(one_pass, 1)
         repeats = max(1, min(1000, int(GPU_SECONDS / max(once, 1e-7))))
         return min(self.stream.replay_seconds(one_pass, repeats) for _ in range(PASSES)) / calls

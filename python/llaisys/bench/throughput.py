@@ -1,5 +1,5 @@
-"""`llaisys bench throughput`: the engine with many requests at once, and what the prefix cache
-saves."""
+"""`llaisys bench throughput`: the engine with many concurrent requests, and the effect of prefix
+caching."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.llm import LLM
 
-SHARED_PREFIX = 512  # tokens that the requests of the prefix cache measurement have in common
+SHARED_PREFIX = 512  # common prompt tokens in the prefix caching measurement
 OWN_TOKENS = 16
 PREFIX_REQUESTS = 32
 
@@ -24,10 +24,10 @@ class ThroughputRun:
     concurrency: int
     prompt_tokens: int
     new_tokens: int
-    decode_tok_s: float  # steps in which every request decodes
-    total_tok_s: float  # generated tokens over the whole time, prompts included
+    decode_tok_s: float  # in steps in which every request decodes
+    total_tok_s: float  # generated tokens over the whole time, including prompts
     outside_native_ms_per_step: float
-    stage_ms_per_step: dict[str, float]  # of each stage of the worker
+    stage_ms_per_step: dict[str, float]  # per worker stage
 
 
 def run_throughput(
@@ -38,7 +38,7 @@ def run_throughput(
     repeats: int = 5,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """As run_concurrencies, and what the prefix cache saves; `profile`: with each stage's time."""
+    """`run_concurrencies` plus the prefix caching measurement; `profile`: include stage times."""
     results = run_concurrencies(llm, concurrencies, prompt_tokens, new_tokens, repeats)
     if not profile:
         for result in results:
@@ -52,7 +52,7 @@ def run_throughput(
 def run_concurrencies(
     llm: LLM, concurrencies: list[int], prompt_tokens: int, new_tokens: int, repeats: int
 ) -> list[dict[str, Any]]:
-    """Medians of interleaved runs, a dictionary of a ThroughputRun for each concurrency."""
+    """Medians of interleaved runs: a ThroughputRun as a dictionary per concurrency."""
     for concurrency in concurrencies:
         _check_room(llm, concurrency, prompt_tokens + new_tokens)
     rng = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def run_concurrencies(
 
 
 def _check_room(llm: LLM, concurrency: int, tokens: int) -> None:
-    """All requests must be able to decode at once, or there is nothing to measure."""
+    """Raise unless all requests fit into the KV cache at once."""
     info = llm.model_info
     blocks = concurrency * -(-tokens // info.block_size)
     if blocks > info.num_blocks:
@@ -97,10 +97,10 @@ def _one(
         is_decoding = len(started) == concurrency
         before = time.perf_counter()
         outputs = llm.step()
-        drawn = sum(len(output.token_ids) for output in outputs)
-        if is_decoding and drawn == concurrency:
+        sampled = sum(len(output.token_ids) for output in outputs)
+        if is_decoding and sampled == concurrency:
             decode_seconds += time.perf_counter() - before
-            decode_tokens += drawn
+            decode_tokens += sampled
         started.update(output.request_id for output in outputs if output.token_ids)
     seconds = time.perf_counter() - start
     profile = llm.profile()
@@ -131,7 +131,7 @@ def _median(runs: list[ThroughputRun]) -> dict[str, Any]:
 
 
 def _prefix_cache(llm: LLM, rng: np.random.Generator) -> dict[str, float]:
-    """Requests that share a prefix and arrive together, against requests that share nothing."""
+    """Simultaneous requests with a shared prefix, compared with requests without one."""
     if llm.model_info.max_model_len < SHARED_PREFIX + OWN_TOKENS + 2:
         return {}
     alone = _prefill_seconds(llm, _prompts(llm, rng, PREFIX_REQUESTS, SHARED_PREFIX + OWN_TOKENS))

@@ -47,9 +47,9 @@ class ChatStyle:
         InvalidInputError for an unknown name."""
         check_choice("tool_call_parser", tool_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", reasoning_parser, REASONING_PARSERS)
-        facts = getattr(tokenizer, "template_facts", lambda: None)()
-        text = "" if facts is None else facts.text
-        variables = frozenset() if facts is None else facts.variables
+        info = getattr(tokenizer, "template_info", lambda: None)()
+        text = "" if info is None else info.text
+        variables = frozenset() if info is None else info.variables
         lists_tools = "tools" in variables
         name = tool_formats.ALIASES.get(tool_parser, tool_parser)
         if name == AUTO:

@@ -163,8 +163,8 @@ def _add_serve(kinds: Any) -> None:
 
 
 def _ops(options: argparse.Namespace) -> int:
-    from llaisys.bench.cases import run
     from llaisys.bench.machine import print_machine
+    from llaisys.bench.run_ops import run
 
     given = given_engine_options(options, only=OPS_OPTIONS, because=NO_ENGINE.format("operators"))
     engine = EngineConfig.of(**given)

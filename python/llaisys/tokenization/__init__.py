@@ -1,7 +1,7 @@
 """Text to token ids and back: tokenizer, chat template, incremental detokenizer.
 
-Names are imported when they are first used: who only passes a `TokenizerSource` on (the engine
-process) does not pay for the tokenizer's libraries.
+Names are imported on first use: a process that only passes a `TokenizerSource` on (the engine) does
+not load the tokenizer libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llaisys.tokenization.source import BpeVocabulary, TokenizerSource
     from llaisys.tokenization.tokenizer import Tokenizer
 
-_HOMES = {
+_MODULES = {
     "BpeVocabulary": "source",
     "ChatTemplate": "chat_template",
     "Detokenizer": "detokenizer",
@@ -27,7 +27,7 @@ __all__ = ["BpeVocabulary", "ChatTemplate", "Detokenizer", "Tokenizer", "Tokeniz
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

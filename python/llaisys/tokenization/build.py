@@ -1,4 +1,4 @@
-"""Building `tokenizers` objects: from tokenizer.json, GGUF metadata, or vocab.json + merges.txt."""
+"""Builds `tokenizers` objects from tokenizer.json, GGUF metadata, or vocab.json + merges.txt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
 LLAMA3_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
 
-# llama.cpp's pre-tokenizer names, by the kind of splitting they stand for.
+# llama.cpp's pre-tokenizer names -> kind of splitting.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "roberta-bpe"), "gpt2"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
@@ -41,8 +41,8 @@ _TOKENIZER_CLASSES = {
 }
 
 
-def guarded(where: str, build: Callable[[], T]) -> T:
-    """Run `build`; whatever the Rust library throws, panics included, is a `ModelLoadError`."""
+def as_load_error(where: str, build: Callable[[], T]) -> T:
+    """Run `build`; convert any error of the Rust library, panics included, to `ModelLoadError`."""
     try:
         return build()
     except (KeyboardInterrupt, SystemExit, GeneratorExit, ModelLoadError):
@@ -104,8 +104,8 @@ def from_vocabulary(vocabulary: BpeVocabulary, special_ids: dict[str, int]) -> t
     tokens, types = vocabulary.tokens, vocabulary.token_types
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
-        twice = next(t for i, t in enumerate(tokens) if vocab[t] != i)
-        raise ModelLoadError(f"tokenizer: the vocabulary holds {twice!r} twice")
+        duplicate = next(t for i, t in enumerate(tokens) if vocab[t] != i)
+        raise ModelLoadError(f"tokenizer: the vocabulary contains {duplicate!r} twice")
     for name, token_id in special_ids.items():
         if not 0 <= token_id < len(tokens):
             raise ModelLoadError(f"tokenizer: {name} id {token_id}, outside [0, {len(tokens)})")
@@ -117,13 +117,13 @@ def from_vocabulary(vocabulary: BpeVocabulary, special_ids: dict[str, int]) -> t
         kinds = types or tuple(CONTROL if i in ends else 1 for i in range(len(tokens)))
         merges = _split_merges(vocabulary.merges, "tokenizer.ggml.merges")
         build = lambda: byte_level_bpe(vocab, merges, vocabulary.pre_tokenizer)  # noqa: E731
-    result = guarded("tokenizer", build)
+    result = as_load_error("tokenizer", build)
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
         if kind in (CONTROL, USER_DEFINED) and token
     ]
-    guarded("tokenizer", lambda: result.add_tokens(added))
+    as_load_error("tokenizer", lambda: result.add_tokens(added))
     result.post_processor = _post_processor(vocabulary, special_ids)
     return result
 
@@ -132,25 +132,25 @@ def _post_processor(
     vocabulary: BpeVocabulary, special_ids: dict[str, int]
 ) -> processors.PostProcessor:
     template, specials = ["$A"], []
-    wanted = ((vocabulary.add_bos, "bos_token", 0), (vocabulary.add_eos, "eos_token", 1))
-    for add, name, end in wanted:
+    affixes = ((vocabulary.add_bos, "bos_token", 0), (vocabulary.add_eos, "eos_token", 1))
+    for add, name, end in affixes:
         if add and name in special_ids:
             token_id = special_ids[name]
             template.insert(len(template) * end, name)
             specials.append({"id": name, "ids": [token_id], "tokens": [name]})
-    single = guarded(
+    single = as_load_error(
         "tokenizer", lambda: processors.TemplateProcessing(" ".join(template), None, specials)
     )
     return single
 
 
 def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """From tokenizer.json, or vocab.json + merges.txt with what tokenizer_config.json says."""
+    """From tokenizer.json, or vocab.json + merges.txt with tokenizer_config.json."""
     path = directory / "tokenizer.json"
     if path.is_file():
         text = read_bytes(path, MAX_TOKENIZER_BYTES)
         try:
-            result = guarded(str(path), lambda: tokenizers.Tokenizer.from_str(text.decode()))
+            result = as_load_error(str(path), lambda: tokenizers.Tokenizer.from_str(text.decode()))
         except UnicodeDecodeError as error:
             raise ModelLoadError(f"{path}: not UTF-8: {error.reason}") from error
         result.no_truncation()
@@ -178,14 +178,14 @@ def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.T
         (line for line in lines if line and not line.startswith("#version")), str(merges_path)
     )
     build = lambda: byte_level_bpe(vocab, merges, _TOKENIZER_CLASSES[kind])  # noqa: E731
-    result = guarded(str(vocab_path), build)
+    result = as_load_error(str(vocab_path), build)
     entries = _added_entries(settings.get("added_tokens_decoder"))
-    guarded(str(directory), lambda: _add_tokens(result, entries))
+    as_load_error(str(directory), lambda: _add_tokens(result, entries))
     return result
 
 
 def _add_tokens(target: tokenizers.Tokenizer, entries: list[tuple[int, dict[str, Any]]]) -> None:
-    """All at once: the library builds its automaton anew for every call."""
+    """Add all tokens in one call: the library rebuilds its automaton per call."""
     ordered = sorted(entries, key=lambda pair: pair[0])
     target.add_tokens([AddedToken(**entry) for _, entry in ordered])
     for token_id, entry in ordered:
@@ -196,7 +196,7 @@ def _add_tokens(target: tokenizers.Tokenizer, entries: list[tuple[int, dict[str,
 
 
 def _added_entries(added: object) -> list[tuple[int, dict[str, Any]]]:
-    """(id, AddedToken arguments) of tokenizer_config.json's added_tokens_decoder."""
+    """(id, AddedToken arguments) from added_tokens_decoder of tokenizer_config.json."""
     keys = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     result = []
     for token_id, entry in added.items() if isinstance(added, dict) else ():
@@ -206,8 +206,10 @@ def _added_entries(added: object) -> list[tuple[int, dict[str, Any]]]:
     return result
 
 
-def as_plain(tokenizer: tokenizers.Tokenizer, control: frozenset[str]) -> tokenizers.Tokenizer:
-    """A twin that treats the text of every token in `control` as ordinary text.
+def without_special_tokens(
+    tokenizer: tokenizers.Tokenizer, control: frozenset[str]
+) -> tokenizers.Tokenizer:
+    """A tokenizer that encodes the names of the tokens in `control` as ordinary text.
 
     It shares the model (vocabulary and merges) with `tokenizer`.
     """
@@ -217,7 +219,7 @@ def as_plain(tokenizer: tokenizers.Tokenizer, control: frozenset[str]) -> tokeni
         if value is not None:
             setattr(result, part, value)
     added = sorted(tokenizer.get_added_tokens_decoder().items())
-    twins = [
+    tokens = [
         AddedToken(
             token.content,
             single_word=token.single_word,
@@ -228,9 +230,9 @@ def as_plain(tokenizer: tokenizers.Tokenizer, control: frozenset[str]) -> tokeni
         )
         for _, token in added
     ]
-    result.add_tokens(twins)
+    result.add_tokens(tokens)
     for token_id, token in added:
         if result.token_to_id(token.content) != token_id:
-            raise ModelLoadError(f"tokenizer: added token {token.content!r} has a stray id")
+            raise ModelLoadError(f"tokenizer: added token {token.content!r} has the wrong id")
     result.encode_special_tokens = True
     return result

@@ -1,7 +1,7 @@
 """Chat templates: Jinja source from a model, rendered in a metered sandbox.
 
-The output equals that of transformers' `apply_chat_template` for every template that stays inside
-the sandbox's filters and limits (see `sandbox`).
+The output equals that of transformers' `apply_chat_template` for every template within the filters
+and limits of `sandbox`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _Raised(TemplateError):
 
 
 class TemplateNamespace(jinja2.utils.Namespace):
-    """`namespace()` without underscore names; its text form never shows what it holds."""
+    """`namespace()` without underscore names and without its values in repr."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
-            raise SecurityError(f"a namespace cannot hold {name!r}")
+            raise SecurityError(f"a namespace cannot have {name!r}")
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ def _namespace(*args: Any, **kwargs: Any) -> TemplateNamespace:
     values = dict(*args, **kwargs)
     for name in values:
         if not isinstance(name, str) or name.startswith("_"):
-            raise SecurityError(f"a namespace cannot hold {name!r}")
+            raise SecurityError(f"a namespace cannot have {name!r}")
     return TemplateNamespace(values)
 
 
@@ -70,7 +70,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own, does not escape HTML characters."""
+    """Unlike jinja2's filter, does not escape HTML characters."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -90,17 +90,17 @@ def _environment() -> MeteredEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateFacts:
-    """What a template is made of, for who wants to know how its model speaks."""
+class TemplateInfo:
+    """Contents of a template, from which `ChatStyle` detects formats."""
 
-    text: str  # its literal texts, pieces apart
-    variables: frozenset[str]  # that it reads
+    text: str  # literal texts, separated by NUL
+    variables: frozenset[str]  # read by the template
 
 
 class ChatTemplate:
-    """A compiled template. Immutable and safe to render from several threads.
+    """A compiled template. Immutable and thread-safe.
 
-    Raises `ModelLoadError` when the source is too long or is not a template.
+    Raises `ModelLoadError` when the source is too long or not a template.
     """
 
     def __init__(self, source: str, limits: RenderLimits | None = None) -> None:
@@ -128,9 +128,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
     ) -> str:
-        """The prompt text. `variables` are further template variables (bos_token, ...); `now` is
-        what strftime_now shows. Raises `InvalidInputError` for what the template refuses, cannot
-        handle, or does not finish within the limits."""
+        """The prompt text. `variables`: further template variables (bos_token, ...); `now`: time of
+        strftime_now. Raises `InvalidInputError` when the template rejects the messages, fails, or
+        exceeds its limits."""
         moment = now or datetime.now()
         values = {
             **{str(key): plain_data(value) for key, value in (variables or {}).items()},
@@ -146,11 +146,11 @@ class ChatTemplate:
         except OutOfBudget:
             raise
         except LimitExceeded as error:
-            raise _refused(f"stopped: {error}") from error
+            raise _invalid(f"stopped: {error}") from error
         except _Raised as error:
-            raise _refused(error.message) from error
+            raise _invalid(error.message) from error
         except Exception as error:
-            raise _refused(_describe(error)) from error
+            raise _invalid(_describe(error)) from error
         finally:
             current_meter.reset(token)
 
@@ -162,25 +162,25 @@ def _short(text: object) -> str:
 
 
 def _literal_text(tree: nodes.Template) -> str:
-    """All literal text of a template, pieces apart, to look for token names in."""
+    """All literal texts of a template, separated by NUL."""
     pieces = [node.data for node in tree.find_all(nodes.TemplateData)]
     pieces += [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
     return "\0".join(pieces)
 
 
-def _refused(why: object) -> InvalidInputError:
+def _invalid(why: object) -> InvalidInputError:
     return InvalidInputError(f"chat template: {why}", field="messages")
 
 
 def _describe(error: BaseException) -> str:
     text = str(error).splitlines()[0][:300] if str(error) else ""
     line = getattr(error, "lineno", None)
-    place = f" (line {line})" if isinstance(line, int) else ""
-    return f"{type(error).__name__}: {text}{place}"
+    location = f" (line {line})" if isinstance(line, int) else ""
+    return f"{type(error).__name__}: {text}{location}"
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:
-    """`value` rebuilt from exact JSON types, so that a template sees no methods of ours."""
+    """`value` rebuilt from exact JSON types, so that templates cannot call other methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > _MAX_INPUT_DEPTH:
@@ -203,7 +203,7 @@ def plain_data(value: Any, depth: int = 0) -> Any:
 
 
 def count_chars(value: Any) -> int:
-    """Characters in all strings inside `value`, plus a little per element."""
+    """Characters of all strings in `value`, plus a constant per element."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,7 @@
-"""Incremental detokenisation: ids in, text out, never half a character.
+"""Incremental detokenization that never splits a character.
 
-For every sequence of ids, the pieces returned by `add` followed by `finish` join to what
-`Tokenizer.decode_tokens` gives for the whole sequence; of a SentencePiece vocabulary, with the
-space that `decode_tokens` takes off the beginning.
+The texts of `add` and `finish` join to `Tokenizer.decode_tokens` of the whole sequence; for a
+SentencePiece vocabulary, with the leading space that `decode_tokens` removes.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """The text of one growing sequence. Not shared between threads."""
+    """The text of one growing sequence. Not thread-safe."""
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
         raise NotImplementedError
 
     def finish(self) -> str:
-        """What is still held back (an incomplete character becomes U+FFFD); resets the state."""
+        """The text held back (an incomplete character becomes U+FFFD); resets the state."""
         raise NotImplementedError
 
     def add_all(self, token_ids: Iterable[int]) -> str:
@@ -29,7 +28,7 @@ class Detokenizer:
 
 
 class ByteDetokenizer(Detokenizer):
-    """For vocabularies in which each token is a run of bytes. O(1) per token."""
+    """For vocabularies whose tokens are byte strings. O(1) per token."""
 
     def __init__(self, token_bytes: Mapping[int, bytes], skipped: frozenset[int]) -> None:
         self._bytes = token_bytes
@@ -54,9 +53,9 @@ class ByteDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """For any other decoder: decodes a short window of ids again with each token.
+    """For any other decoder: decodes a window of the last ids with each token.
 
-    The cost per token is bounded by the window. Equality with the whole decode holds unless the
+    The cost per token is bounded by the window. The result equals the whole decode unless the
     vocabulary has byte tokens and an invalid byte directly follows a character made of them.
     """
 
@@ -64,27 +63,27 @@ class WindowDetokenizer(Detokenizer):
         self._decode = decode
         self._window = window
         self._ids: list[int] = []
-        self._shown = 0  # characters of the window's text that are out
+        self._emitted = 0  # characters of the window's text already returned
 
     def add(self, token_id: int) -> str:
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if text.endswith(REPLACEMENT):
             return ""
-        piece = text[self._shown :]
-        self._shown = len(text)
+        piece = text[self._emitted :]
+        self._emitted = len(text)
         if len(self._ids) >= 2 * self._window:
             self._shrink()
         return piece
 
     def _shrink(self) -> None:
-        """Drop the older ids, unless that would cut a character that is made of several."""
-        kept = self._ids[-self._window :]
-        text = self._decode(kept)
+        """Drop older ids, unless that splits a character of several tokens."""
+        recent = self._ids[-self._window :]
+        text = self._decode(recent)
         if REPLACEMENT not in text or len(self._ids) >= 16 * self._window:
-            self._ids, self._shown = kept, len(text)
+            self._ids, self._emitted = recent, len(text)
 
     def finish(self) -> str:
-        piece = self._decode(self._ids)[self._shown :] if self._ids else ""
-        self._ids, self._shown = [], 0
+        piece = self._decode(self._ids)[self._emitted :] if self._ids else ""
+        self._ids, self._emitted = [], 0
         return piece

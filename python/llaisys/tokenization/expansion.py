@@ -1,8 +1,8 @@
-"""How much longer the rules of a tokenizer can make a text, found before any text is run.
+"""Static bound of the text expansion by the rules of a tokenizer.
 
-A few Replace rules behind each other multiply: two kilobytes of them turn one letter into
-gigabytes. The factor of every rule is bounded from its description; a tokenizer whose factors
-multiply to more than `MAX_EXPANSION` is refused.
+Consecutive Replace rules multiply: two kilobytes of rules can turn one letter into gigabytes. The
+expansion of every rule is bounded from its definition; a tokenizer whose product exceeds
+`MAX_EXPANSION` is rejected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tokenizers
 
 from llaisys.common.errors import ModelLoadError
 
-MAX_EXPANSION = 64  # characters out for one character in; the usual normalizers stay below 20
+MAX_EXPANSION = 64  # output characters per input character; usual normalizers stay below 20
 _PARTS = ("normalizer", "pre_tokenizer", "decoder")
 # Unicode's own bounds; a byte-level rule turns one character into up to four.
 _FACTORS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12}
@@ -23,7 +23,7 @@ _FACTORS |= {"ByteLevel": 4, "Metaspace": 2}
 
 
 def check_expansion(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise `ModelLoadError` naming the part whose rules may make a text too much longer."""
+    """Raise `ModelLoadError` naming the component that exceeds the limit."""
     for part in _PARTS:
         rule = getattr(tokenizer, part)
         if rule is None:
@@ -37,7 +37,7 @@ def check_expansion(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _factor(rule: dict[str, Any]) -> float:
-    """An upper bound of characters out for one character in."""
+    """Upper bound of output characters per input character."""
     kind = rule.get("type")
     if kind == "Sequence":
         result = 1.0
@@ -61,7 +61,7 @@ def _replace(pattern: dict[str, str], content: str) -> float:
 
 
 def _longest_replacement(charsmap: str) -> float:
-    """A SentencePiece map: the size of a trie, the trie, replacements that end with a NUL."""
+    """A SentencePiece character map: size of a trie, the trie, NUL-terminated replacements."""
     data = base64.b64decode(charsmap)
     strings = data[4 + int.from_bytes(data[:4], "little") :]
     texts = strings.decode("utf-8", "replace").split("\0")

@@ -1,4 +1,4 @@
-"""Reading small JSON files of a model directory: size capped, every fault a `ModelLoadError`."""
+"""Reads small JSON files of a model directory with a size limit; errors are `ModelLoadError`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _refuse_link_out(path: Path) -> None:
-    """A model must not make files of its user its own (a template is shown to whoever asks).
+def _reject_outside_link(path: Path) -> None:
+    """Reject links to files outside the model directory, whose contents clients could read.
 
-    Links inside the directory are fine, and so are those of the hub's cache, where the files of
-    <repository>/snapshots/<revision> are links into <repository>/blobs.
+    Links inside the directory are allowed, and those of the hub cache, where the files of
+    <repository>/snapshots/<revision> link to <repository>/blobs.
     """
     if not path.is_symlink():
         return
@@ -35,7 +35,7 @@ def _refuse_link_out(path: Path) -> None:
     allowed = [directory]
     if directory.parent.name == "snapshots":
         allowed.append(directory.parent.parent / "blobs")
-    if not any(target.is_relative_to(place) for place in allowed):
+    if not any(target.is_relative_to(root) for root in allowed):
         raise ModelLoadError(
             f"{path}: is a link to {target}, outside the model's directory; put the file itself "
             "there"
@@ -43,8 +43,8 @@ def _refuse_link_out(path: Path) -> None:
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The whole content of a file of at most `limit` bytes that lies in its own directory."""
-    _refuse_link_out(path)
+    """The content of a file of at most `limit` bytes."""
+    _reject_outside_link(path)
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size

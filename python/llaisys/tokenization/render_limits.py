@@ -1,4 +1,4 @@
-"""The budget of a chat template render: steps, CPU time, sizes of values, output."""
+"""Limits of a chat template render: steps, CPU time, value sizes, output size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one render. Characters allowed = base + per_input * characters given; CPU time
-    allowed = base + per million characters given."""
+    """Limits of one render. Characters = base_chars + chars_per_input * input characters; CPU time
+    = cpu_seconds + cpu_seconds_per_million * millions of input characters."""
 
     cpu_seconds: float = 0.5
     cpu_seconds_per_million: float = 0.5
@@ -23,14 +23,14 @@ class RenderLimits:
 
 
 class LimitExceeded(Exception):
-    """A render hit one of its limits; not catchable from inside a template."""
+    """A render exceeded a limit; templates cannot catch it."""
 
 
 class OutOfBudget(LimitExceeded):
-    """A render used up `cpu_budget`: nothing is wrong with it but the place it was begun in."""
+    """Renders exceeded `cpu_budget`; the render may succeed in another context."""
 
 
-NODE_COST = 16  # what an element of a container counts, in characters
+NODE_COST = 16  # characters counted per element of a container
 _MAX_DEPTH = 100
 
 
@@ -39,7 +39,7 @@ _budget_end: ContextVar[float] = ContextVar("cpu_budget_end", default=inf)
 
 @contextmanager
 def cpu_budget(seconds: float) -> Iterator[None]:
-    """Renders inside, all together, raise OutOfBudget once they have used so much CPU time."""
+    """Renders in this context raise OutOfBudget after this much CPU time in total."""
     token = _budget_end.set(time.thread_time() + seconds)
     try:
         yield
@@ -60,7 +60,7 @@ class Meter:
         self.budget_end = _budget_end.get()
 
     def touch(self) -> None:
-        """One step; raises when the steps or the CPU time are used up."""
+        """Count one step; raises when the limit of steps or CPU time is exceeded."""
         self.steps_left -= 1
         if self.steps_left < 0:
             raise LimitExceeded(f"more than {self.limits.steps} steps")
@@ -71,18 +71,18 @@ class Meter:
             raise LimitExceeded(f"more than {self.cpu_seconds:.1f} s of CPU time")
 
     def size(self, chars: int) -> None:
-        """A value of `chars` characters is about to exist."""
+        """Check the size of a value of `chars` characters before it is created."""
         if chars > self.max_chars:
             raise LimitExceeded(f"a value of {chars} characters (limit {self.max_chars})")
 
     def output(self, chars: int) -> None:
-        """`chars` characters are written, to the result or to a captured block."""
+        """Count `chars` characters of output, to the result or to a captured block."""
         self.output_left -= chars
         if self.output_left < 0:
             raise LimitExceeded(f"more than {4 * self.max_chars} characters of output")
 
     def measure(self, *values: object) -> int:
-        """The size of values when written out (shared parts counted each time), checked."""
+        """Check and return the size of values as text; shared parts count each time."""
         total = 0
         stack: list[tuple[object, int]] = [(value, 0) for value in values]
         while stack:
@@ -105,5 +105,5 @@ current_meter: ContextVar[Meter | None] = ContextVar("chat_template_meter", defa
 
 
 def active_meter() -> Meter:
-    """The running render's meter; work outside a render gets one of its own."""
+    """The meter of the current render, or a new one outside a render."""
     return current_meter.get() or Meter(RenderLimits())

@@ -1,14 +1,14 @@
-"""What keeps a hostile chat template from eating the machine: a metered jinja2 sandbox.
+"""A metered jinja2 sandbox that bounds the time and memory of hostile chat templates.
 
-A thread cannot be killed, so the bound is built into the template instead:
+A thread cannot be killed, so the limits are built into the template:
 
-- the syntax tree is rewritten so that every loop turn, macro call, comparison, concatenation and
-  output passes through a `Meter`, which counts steps, CPU time and characters;
-- every operation that could make a large value in one go (`*`, `+`, `**`, `%`, joins, replaces,
-  filters, methods) is checked before it runs against the size limit;
-- only filters and methods whose cost is bounded by their operands exist.
+- the syntax tree is rewritten so that every loop iteration, macro call, comparison, concatenation
+  and output passes through a `Meter`, which counts steps, CPU time and characters;
+- every operation that can create a large value (`*`, `+`, `**`, `%`, joins, replaces, filters,
+  methods) is checked against the size limit before it runs;
+- only filters and methods whose cost is bounded by their operands are available.
 
-So between two looks at the clock there is only work bounded by the size limit.
+The work between two checks of the clock is bounded by the size limit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from jinja2.visitor import NodeTransformer
 from llaisys.tokenization.render_limits import NODE_COST, LimitExceeded, Meter, active_meter
 
 MAX_NODES = 4_000
-MAX_TAGS = 2_000  # {{ and {%: two nodes or more each
-MAX_DEPTH = 80  # of nested nodes; templates in use have less than half
+MAX_TAGS = 2_000  # {{ and {%: at least two nodes each
+MAX_DEPTH = 80  # of nested nodes; real templates have less than half
 _MAX_INT_BITS = 4096
 
-# Filters whose cost does not depend on what is inside their operand.
+# Filters whose cost does not depend on the contents of their operand.
 _SHALLOW_FILTERS = ("count", "d", "default", "first", "last", "length", "list", "reverse", "safe")
 _DEEP_FILTERS = (
     *("abs", "attr", "capitalize", "dictsort", "e", "escape", "float", "groupby", "int", "items"),
@@ -56,7 +56,7 @@ def _check_replace(meter: Meter, text: str, old: object, new: object) -> None:
 
 
 def _check_join(meter: Meter, separator: object, items: object) -> object:
-    """Checks the joined size; returns the items (an iterator is read into a list)."""
+    """Check the joined size; return the items (an iterator becomes a list)."""
     if not isinstance(items, (str, list, tuple, Mapping)):
         items = _bounded_list(meter, items)
     count = len(items)
@@ -74,7 +74,7 @@ def _bounded_list(meter: Meter, items: Any) -> list[Any]:
 
 
 def guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its operands measured first and its result after."""
+    """Wrap a filter with size checks of its operands and its result."""
     first = 1 if getattr(function, "jinja_pass_arg", None) else 0
 
     @wraps(function)
@@ -101,7 +101,7 @@ def guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-# Largest integer, and longest string, these filters take: widths and precisions.
+# Limit of integer values and string lengths in arguments (widths, precisions).
 _MAX_ARGUMENT = {"indent": 64, "round": 64, "tojson": 8}
 
 
@@ -130,7 +130,7 @@ def guard_test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Instrument(NodeTransformer):
-    """Puts calls to `MeterExtension` into a parsed template."""
+    """Inserts calls of `MeterExtension` into a parsed template."""
 
     def __init__(self, extension: MeterExtension) -> None:
         self.extension = extension
@@ -197,7 +197,7 @@ class MeterExtension(Extension):
     tags = {"generation"}  # noqa: RUF012 (declared by the base class)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """`{% generation %}` marks assistant text for training; here it is its body."""
+        """`{% generation %}` marks assistant text for training; replace it by its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -255,7 +255,7 @@ def _check_size(tree: nodes.Template) -> None:
 
 
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's immutable sandbox, as Hugging Face sets it up, with the meter in every path."""
+    """jinja2's immutable sandbox with Hugging Face's settings and the meter in every operation."""
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
 
@@ -277,7 +277,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tags = source.count("{{") + source.count("{%")
-        if tags > MAX_TAGS:  # parsing and compiling take time in proportion
+        if tags > MAX_TAGS:  # bounds the time to parse and compile
             raise SecurityError(f"a template of {tags} tags (limit {MAX_TAGS})")
         tree = super()._parse(source, name, filename)
         _check_size(tree)
@@ -351,7 +351,7 @@ def _check_product(meter: Meter, left: Any, right: Any) -> None:
 
 
 def _check_format(text: str) -> None:
-    """Refuse widths and precisions of four or more digits, and widths taken from arguments."""
+    """Reject widths and precisions of four or more digits, and widths from arguments."""
     if re.search(r"[0-9]{4}", text) or re.search(r"%[^a-zA-Z%]*\*", text):
         raise LimitExceeded("a format width of more than 3 digits")
 

@@ -1,11 +1,11 @@
 """SentencePiece BPE vocabularies (Llama 2, TinyLlama, Mistral) as `tokenizers` objects.
 
-SentencePiece joins, again and again, the two neighbours whose join has the highest score, the
-leftmost of equals; characters outside the vocabulary become byte tokens. In terms of merges: every
-split of a piece into two pieces is a merge, in the order of the piece's score. Where two splits of
-one piece compete for the same characters (runs like "aaa"), the longer left part goes first, which
-is what joining from the left leads to. The space before a text is put behind every control or
-user-defined token again, as llama.cpp does.
+SentencePiece repeatedly joins the two adjacent pieces whose join has the highest score, the
+leftmost on ties; characters outside the vocabulary become byte tokens. As merges: every split of a
+piece into two pieces is a merge, ordered by the score of the piece. Where two splits of one piece
+compete for the same characters ("aaa"), the one with the longer left part comes first, which equals
+joining from the left. The space before a text is added again after every control or user-defined
+token, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization.source import BpeVocabulary
 from llaisys.tokenization.token_text import BYTE_NAME, SPACE
 
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece's types of tokens
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece token types
 MAX_PIECE_CHARS = 256
 
 
 def sentencepiece_bpe(
     vocabulary: BpeVocabulary, vocab: dict[str, int], kinds: Sequence[int]
 ) -> tokenizers.Tokenizer:
-    """A tokenizer without added tokens; `kinds` are the types of the tokens by id."""
+    """A tokenizer without added tokens; `kinds`: token types by id."""
     model = models.BPE(
         vocab=vocab,
         merges=merges_of(vocabulary.tokens, vocabulary.scores, kinds),
@@ -47,7 +47,7 @@ def sentencepiece_bpe(
 
 
 def default_kinds(tokens: Sequence[str], special_ids: dict[str, int]) -> tuple[int, ...]:
-    """The types of tokens where a file does not say them."""
+    """Token types for a file without them."""
     kinds = [BYTE if BYTE_NAME.fullmatch(token) else NORMAL for token in tokens]
     for name, token_id in special_ids.items():
         kinds[token_id] = UNKNOWN if name == "unk_token" else CONTROL
@@ -57,7 +57,7 @@ def default_kinds(tokens: Sequence[str], special_ids: dict[str, int]) -> tuple[i
 def merges_of(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, best first."""
+    """All pairs of pieces that join to a piece, best first."""
     pieces = {t: i for i, t in enumerate(tokens) if kinds[i] == NORMAL and t}
     ranked = []
     for piece, token_id in pieces.items():

@@ -16,15 +16,15 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """What stands beside the vocabulary."""
+    """Tokenizer settings besides the vocabulary."""
 
-    chat_templates: dict[str, str]  # by name; 'default' is the usual one
-    special_tokens: dict[str, str]  # 'bos_token' -> '<s>', ...: variables of the template
-    raw: dict[str, Any]  # tokenizer_config.json as it is
+    chat_templates: dict[str, str]  # by name; 'default' is used without tools
+    special_tokens: dict[str, str]  # 'bos_token' -> '<s>', ...: template variables
+    raw: dict[str, Any]  # tokenizer_config.json
 
 
 def read_settings(directory: Path) -> TokenizerSettings:
-    """Absent files are empty; nothing named in `auto_map` is ever imported."""
+    """Read the settings; absent files count as empty. Code in `auto_map` is never imported."""
     raw = read_optional_json_object(directory / "tokenizer_config.json")
     special = read_optional_json_object(directory / "special_tokens_map.json")
     tokens = {}

@@ -1,4 +1,4 @@
-"""Where a tokenizer comes from: plain data that a model loader hands to `Tokenizer`."""
+"""`TokenizerSource`: plain data from which `Tokenizer` is built, created by model loaders."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llaisys.common.packed_strings import PackedStrings
 
 @dataclass(frozen=True, slots=True)
 class BpeVocabulary:
-    """A BPE vocabulary as GGUF metadata carries it: byte-level, with merges and a pre-tokenizer,
-    or SentencePiece's, with scores."""
+    """A BPE vocabulary of GGUF metadata: byte-level with merges and a pre-tokenizer, or
+    SentencePiece with scores."""
 
     tokens: PackedStrings  # by id, in the byte-level alphabet or with U+2581 for spaces
     token_types: tuple[int, ...]  # by id: 1 normal, 3 control, 4 user defined, 6 byte; or empty
@@ -19,16 +19,16 @@ class BpeVocabulary:
     pre_tokenizer: str = ""  # llama.cpp's name: 'smollm', 'qwen2', 'llama-bpe', 'gpt-2', ...
     add_bos: bool = False
     add_eos: bool = False
-    scores: tuple[float, ...] = ()  # by id; not empty: SentencePiece, the highest joins first
-    add_space_prefix: bool = True  # SentencePiece: a text begins with a space
+    scores: tuple[float, ...] = ()  # by id; not empty: SentencePiece, highest joins first
+    add_space_prefix: bool = True  # SentencePiece: put a space before the text
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Exactly one of `directory` and `vocabulary` is set, or neither: no tokenizer.
+    """At most one of `directory` and `vocabulary` is set; neither means no tokenizer.
 
-    With `directory`, the files in it say everything but `eos_token_ids`; with `vocabulary`, the
-    ids and the chat template stand here.
+    With `directory`, its files provide everything but `eos_token_ids`; with `vocabulary`, the ids
+    and the chat template are here.
     """
 
     directory: Path | None = None

@@ -1,4 +1,4 @@
-"""The bytes that the tokens of a vocabulary stand for, where each token has bytes of its own."""
+"""The bytes of the tokens of a vocabulary, if they do not depend on other tokens."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tokenizers import decoders
 from llaisys.tokenization.byte_alphabet import token_to_bytes
 
 BYTE_NAME = re.compile("<0x([0-9A-Fa-f]{2})>")
-SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
+SPACE = "\u2581"  # a space in SentencePiece tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """How tokens become text: join their bytes, and drop the space that begins a text."""
+    """Conversion of tokens to text: join their bytes, optionally drop the first space."""
 
     to_bytes: Callable[[str], bytes]
-    drop_first_space: bool = False  # SentencePiece writes one before every text
+    drop_first_space: bool = False  # SentencePiece adds one before every text
 
 
 def token_text(decoder: Any) -> TokenText | None:
-    """What a decoder of the `tokenizers` library does, if it is that simple; else None."""
+    """The `TokenText` equivalent of a decoder of the `tokenizers` library, or None."""
     if isinstance(decoder, decoders.ByteLevel):
         return TokenText(token_to_bytes)
     if not isinstance(decoder, decoders.Sequence):
@@ -41,7 +41,7 @@ def token_text(decoder: Any) -> TokenText | None:
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    """The bytes of a SentencePiece token: one byte by its name, or text with marked spaces."""
+    """The bytes of a SentencePiece token: a byte token <0xXX>, or text with U+2581 for spaces."""
     name = BYTE_NAME.fullmatch(piece)
     if name is not None:
         return bytes([int(name[1], 16)])
@@ -49,7 +49,7 @@ def piece_to_bytes(piece: str) -> bytes:
 
 
 class LazyTokenBytes(dict[int, bytes]):
-    """token id -> bytes, filled on first use; harmless to share between threads."""
+    """Token id -> bytes, filled on first use. Thread-safe."""
 
     def __init__(
         self, id_to_token: Callable[[int], str | None], to_bytes: Callable[[str], bytes]

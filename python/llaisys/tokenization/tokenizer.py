@@ -1,8 +1,8 @@
-"""`Tokenizer`: text and chats to ids and back, on the `tokenizers` library.
+"""`Tokenizer`: converts text and chats to token ids and back, with the `tokenizers` library.
 
-The rule about control tokens: ids such as <|im_start|> or end-of-text come from the model's chat
-template and from `add_special_tokens`, never from text that a user wrote. Their names inside user
-text are encoded as the ordinary characters they consist of.
+Control tokens such as <|im_start|> or end-of-text come only from the chat template and from
+`add_special_tokens`, never from user text. Their names in user text are encoded as ordinary
+characters.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ import tokenizers
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.validation import invalid_count, invalid_value
-from llaisys.tokenization.build import as_plain, from_directory, from_vocabulary, guarded
-from llaisys.tokenization.chat_template import ChatTemplate, TemplateFacts, plain_data
+from llaisys.tokenization.build import (
+    as_load_error,
+    from_directory,
+    from_vocabulary,
+    without_special_tokens,
+)
+from llaisys.tokenization.chat_template import ChatTemplate, TemplateInfo, plain_data
+from llaisys.tokenization.control_tokens import ControlTokens, Span, mark_strings
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.expansion import check_expansion
-from llaisys.tokenization.provenance import ControlTokens, Span, mark_strings
 from llaisys.tokenization.settings import TokenizerSettings, read_settings
 from llaisys.tokenization.source import TokenizerSource
 from llaisys.tokenization.token_text import LazyTokenBytes, token_text
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_TEXT_CHARS = 64 * 1024 * 1024
-SHORT_TEXT = 2048  # characters: waking other threads takes longer than encoding them
+SHORT_TEXT = 2048  # characters; encoding them is faster than waking other threads
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -43,7 +48,7 @@ def _clean(data: Any) -> Any:
 
 
 class Tokenizer:
-    """Immutable after construction and safe to use from several threads."""
+    """Immutable and thread-safe."""
 
     def __init__(
         self,
@@ -52,8 +57,8 @@ class Tokenizer:
         eos_token_ids: Iterable[int] = (),
         max_text_chars: int = MAX_TEXT_CHARS,
     ) -> None:
-        """`tokenizer` is owned by this object from now on; ids in `eos_token_ids` are added to
-        the tokenizer's own end-of-sequence id."""
+        """Takes ownership of `tokenizer`. `eos_token_ids`: in addition to the tokenizer's
+        eos_token."""
         check_expansion(tokenizer)
         self._full = tokenizer
         self._settings = settings
@@ -72,7 +77,7 @@ class Tokenizer:
         self._control_ids = frozenset(i for i, _ in self._added.values())
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added_ids = frozenset(added)
-        self._plain = as_plain(tokenizer, frozenset(names))
+        self._plain = without_special_tokens(tokenizer, frozenset(names))
         self._prefix, self._suffix = self._find_affixes()
         self._size = max(tokenizer.get_vocab_size(), max(added, default=-1) + 1)
         own_eos = tokenizer.token_to_id(settings.special_tokens.get("eos_token", ""))
@@ -85,7 +90,7 @@ class Tokenizer:
     @classmethod
     def from_source(cls, source: TokenizerSource, chat_template: str | None = None) -> Self:
         """Raises `ModelLoadError` when the source has no tokenizer or a damaged one.
-        `chat_template`: instead of the source's own, all of them."""
+        `chat_template`: replaces all templates of the source."""
         if source.directory is not None:
             settings = read_settings(source.directory)
             built = from_directory(source.directory, settings.raw)
@@ -102,9 +107,9 @@ class Tokenizer:
         else:
             raise ModelLoadError(f"no tokenizer: {source.missing}")
         if chat_template is not None:
-            ChatTemplate(chat_template)  # now, not with the first chat
+            ChatTemplate(chat_template)  # raises now, not at the first chat
             settings = replace(settings, chat_templates={"default": chat_template})
-        return guarded("tokenizer", lambda: cls(built, settings, source.eos_token_ids))
+        return as_load_error("tokenizer", lambda: cls(built, settings, source.eos_token_ids))
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Self:
@@ -112,12 +117,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id (a model's embedding may have more rows)."""
+        """Largest token id plus one (a model's embedding may have more rows)."""
         return self._size
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that `skip_special_tokens` leaves out."""
+        """Ids that `skip_special_tokens` omits."""
         return self._special_ids
 
     @property
@@ -126,7 +131,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the usual template."""
+        """The source of the default template."""
         return self._settings.chat_templates.get("default")
 
     @property
@@ -134,16 +139,16 @@ class Tokenizer:
         """'bos_token' -> '<s>', ..."""
         return dict(self._settings.special_tokens)
 
-    def template_facts(self) -> TemplateFacts | None:
-        """Of the chat template, the one for tools where there is one; None without a usable one."""
+    def template_info(self) -> TemplateInfo | None:
+        """Info of the chat template, preferably the one for tools; None without a valid one."""
         for name in ("tool_use", "default"):
             template = self._templates.get(name)
             if isinstance(template, ChatTemplate):
-                return TemplateFacts(template.literal_text, template.variables)
+                return TemplateInfo(template.literal_text, template.variables)
         return None
 
     def _find_affixes(self) -> tuple[list[int], list[int]]:
-        """Ids that the post-processor puts before and after a text."""
+        """Ids that the post-processor adds before and after a text."""
         bare = self._full.encode("a", add_special_tokens=False).ids
         whole = self._full.encode("a", add_special_tokens=True).ids
         for start in range(len(whole) - len(bare) + 1):
@@ -154,7 +159,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; control token names in it are ordinary text.
 
-        `add_special_tokens` adds what the model wants around a text (for example BOS).
+        `add_special_tokens` adds the model's prefix and suffix (such as BOS).
         """
         if not isinstance(text, str):
             raise invalid_value("text", text, "a string")
@@ -184,7 +189,7 @@ class Tokenizer:
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Public, for users: the prompt text of a chat. The engine takes `encode_chat`'s tokens."""
+        """The prompt text of a chat, for users. The engine uses `encode_chat`."""
         data = self._chat_data(messages, tools, variables)
         return self._render(data, add_generation_prompt, datetime.now())
 
@@ -195,10 +200,10 @@ class Tokenizer:
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a chat: `messages` are {'role', 'content', ...}; `variables` go to the template.
+        """Ids of a chat: `messages` are {'role', 'content', ...}; `variables`: template variables.
 
         Control tokens come from the template only. Raises `InvalidInputError` when the template
-        refuses the messages, or alters text in such a way that this cannot be made sure.
+        rejects the messages, or alters text so that this cannot be guaranteed.
         """
         data = self._chat_data(messages, tools, variables)
         now = datetime.now()
@@ -248,15 +253,15 @@ class Tokenizer:
         return self._bounded(clean_text(text), "messages")
 
     def _encode_rendered(self, text: str, spans: list[Span]) -> list[int]:
-        """Ids of `text` where exactly `spans` are control tokens."""
-        wanted = [self._added[text[start:end]][0] for start, end in spans]
+        """Ids of `text` in which exactly `spans` are control tokens."""
+        expected = [self._added[text[start:end]][0] for start, end in spans]
         if self._control.find(text) == spans:
             whole = _run(self._full, text)
-            if [i for i in whole if i in self._control_ids] == wanted:
+            if [i for i in whole if i in self._control_ids] == expected:
                 return whole
         ids: list[int] = []
         position, strip_left = 0, False
-        for (start, end), token_id in zip(spans, wanted, strict=True):
+        for (start, end), token_id in zip(spans, expected, strict=True):
             token = self._added[text[start:end]][1]
             segment = text[position:start]
             segment = segment.lstrip() if strip_left else segment
@@ -275,7 +280,7 @@ class Tokenizer:
         return ids
 
     def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids; an id without a token (padding of the embedding) has no text."""
+        """The text of ids; an id without a token (embedding padding) has no text."""
         ids = self._checked(token_ids)
         if self._text is None:
             return str(self._full.decode(ids, skip_special_tokens=skip_special_tokens))
@@ -284,15 +289,15 @@ class Tokenizer:
         return text.removeprefix(" ") if self._text.drop_first_space else text
 
     def token_text(self, token_id: int) -> str | None:
-        """The vocabulary's own name of a token; None when there is none."""
+        """The vocabulary entry of a token id, or None."""
         if not 0 <= token_id < self._size:
             return None
         name: str | None = self._full.id_to_token(token_id)
         return name
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text, which need not be whole characters; a special
-        token has its name's, an id without a token none."""
+        """The bytes of a token, which need not be whole characters; for a special token those of
+        its name, for an id without a token none."""
         if not 0 <= token_id < self._size:
             return b""
         if token_id not in self._added_ids and self._text is not None:
@@ -300,17 +305,17 @@ class Tokenizer:
         return self.decode_tokens([token_id], skip_special_tokens=False).encode()
 
     def vocabulary_bytes(self, size: int) -> list[bytes]:
-        """`token_bytes` of the ids below `size`; raises ModelLoadError when tokens have no bytes of
-        their own, so that what they say depends on their neighbours."""
+        """`token_bytes` of the ids below `size`; raises ModelLoadError when the text of a token
+        depends on adjacent tokens."""
         if self._text is None:
             raise ModelLoadError(
-                "the tokens of this model's tokenizer have no bytes of their own (its decoder is "
+                "the text of this tokenizer's tokens depends on adjacent tokens (its decoder is "
                 f"{type(self._full.decoder).__name__})"
             )
         return [self.token_bytes(token_id) for token_id in range(size)]
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token by its vocabulary name."""
+        """The id of a vocabulary entry, or None."""
         found: int | None = self._full.token_to_id(clean_text(text))
         return found
 
@@ -330,11 +335,11 @@ class Tokenizer:
 
 
 def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Bare ids of `text`; a vocabulary that cannot express it is the caller's error."""
+    """Ids of `text` without special tokens; InvalidInputError when the tokenizer fails."""
     try:
         if len(text) <= SHORT_TEXT:
             return list(tokenizer.encode(text, add_special_tokens=False).ids)
-        # encode() keeps the GIL for as long as it takes, encode_batch() lets other threads run.
+        # encode() holds the GIL; encode_batch() releases it.
         return list(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
     except Exception as error:
         raise InvalidInputError(
@@ -344,7 +349,7 @@ def _run(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 
 
 def _compile(source: str) -> ChatTemplate | ModelLoadError:
-    """A template that does not compile only matters to who asks for a chat."""
+    """Compile a template; an error is returned and raised by the first chat."""
     try:
         return ChatTemplate(source)
     except ModelLoadError as error:

@@ -1,4 +1,4 @@
-"""One regular expression for many words, built in linear time and matched without trying each."""
+"""A trie-shaped regular expression that matches any of many words."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable
 from itertools import groupby, takewhile
 
-_MAX_DEPTH = 40  # of groups; words that share more prefixes than that are listed one by one
+_MAX_DEPTH = 40  # of groups; deeper words are listed as plain alternatives
 
 
 def words_pattern(words: Iterable[str]) -> str:
-    """Source of a pattern that matches the longest of `words` at a place; no words: nothing."""
+    """A pattern that matches the longest of `words`; without words it matches nothing."""
     ordered = sorted({word for word in words if word})
     return _alternatives(ordered, 0) if ordered else r"(?!)"
 
 
 def _alternatives(words: list[str], depth: int) -> str:
-    """`words` are sorted and differ; the empty word may be the first: the match may end here."""
+    """`words`: sorted and distinct; a leading empty word means that the match may end here."""
     if depth > _MAX_DEPTH:
         flat = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
         return f"(?:{flat})"

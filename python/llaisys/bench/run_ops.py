@@ -1,5 +1,5 @@
-"""`llaisys bench ops`: times the operators, looks at the machine's limits all along, and sets the
-one against the other at the end."""
+"""`llaisys bench ops`: times the operators, probes the machine's limits in between, and reports
+each time as a fraction of the limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(
     quick: bool,
     progress: Callable[[str], None],
 ) -> tuple[Machine | Gpu, list[Result]]:
-    """Everything that was chosen; `progress` hears what is being timed."""
+    """Run the selected cases; `progress` is called with a description of each."""
     workload = WORKLOADS[check_choice("device", device, list(WORKLOADS))]
     chosen_models = models or list(workload.models)
     chosen_dtypes = dtypes or list(workload.dtypes)

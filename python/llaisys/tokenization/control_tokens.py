@@ -1,13 +1,13 @@
-"""Telling the control tokens that a chat template wrote from those that a user smuggled in.
+"""Distinguishes control tokens written by a chat template from those in user text (injection).
 
-The template is rendered a second time with marker characters around the characters of every
-user string. In that text a control token can only be found whole where the template wrote it:
-one made of user text, or of user text and template text together, is cut by markers. Taking the
-markers out gives the ordinary rendering back, and with it the places of the genuine tokens.
+The template is rendered a second time with marker characters around the characters of every user
+string. In that text a control token is contiguous only where the template wrote it: a token made of
+user text, or of user and template text together, contains markers. Removing the markers gives the
+ordinary rendering and the spans of the genuine tokens.
 
-Templates may look into the text (split at '</think>', capitalise): then the fully marked
-rendering differs from the ordinary one, and a lighter marking is tried that only touches the
-characters control tokens begin and end with. When that differs too, the caller must refuse.
+Templates may inspect the text (split at '</think>', capitalise). Then the fully marked rendering
+differs from the ordinary one, and a lighter marking is tried that marks only the first and last
+characters of control tokens. If that differs too, the caller must reject the messages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.tokenization.word_pattern import words_pattern
 
-# Unicode noncharacters: never in text meant for interchange; two that are unused are taken.
+# Unicode noncharacters, which do not occur in text for interchange; two unused ones are taken.
 _MARKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-# Roles that templates know; any other role is treated like message text.
+# Common roles; any other role is treated like message text.
 KNOWN_ROLES = frozenset(
     ("system", "user", "assistant", "tool", "developer", "function", "ipython", "model")
 )
@@ -32,18 +32,18 @@ Span = tuple[int, int]  # [start, end) of a control token in the rendered text
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """One way to mark user strings: `apply` to each, `read` on the rendered result."""
+    """A way to mark user strings: `apply` marks a string, `read` parses the rendered result."""
 
     apply: Callable[[str], str]
     read: Callable[[str], tuple[str, list[Span]]]
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, and how to find them. Immutable."""
+    """The control tokens of a tokenizer. Immutable."""
 
     def __init__(self, tokens: Iterable[str], in_template: Iterable[str]) -> None:
-        """`tokens`: all texts that must not come from users; `in_template`: those among them
-        that occur in the template's own text, which templates may search for."""
+        """`tokens`: texts that must not come from users; `in_template`: those that occur in the
+        template, which it may search for."""
         self.tokens = frozenset(token for token in tokens if token)
         self._pattern = words_pattern(self.tokens)
         self._finder = re.compile(self._pattern)
@@ -54,11 +54,11 @@ class ControlTokens:
         self._alphabet = frozenset("".join(self.tokens))
 
     def find(self, text: str) -> list[Span]:
-        """Every control token text in `text`, leftmost and longest first."""
+        """Spans of all control token texts in `text`, leftmost and longest first."""
         return [match.span() for match in self._finder.finditer(text)]
 
     def markings(self, data: Any) -> Iterator[Marking]:
-        """The full and the light marking, with markers that occur nowhere in `data`."""
+        """The full and the light marking, with markers that do not occur in `data`."""
         used: set[str] = set()
         for text in _strings(data):
             if not text.isascii():
@@ -87,7 +87,7 @@ class ControlTokens:
 def _read_marked(
     marked: str, reader: re.Pattern[str], drop: dict[int, None]
 ) -> tuple[str, list[Span]]:
-    """The text without markers, and where the control tokens outside marked runs are in it."""
+    """The text without markers, and the spans of control tokens outside marked text."""
     parts: list[str] = []
     spans: list[Span] = []
     length, last = 0, 0
@@ -124,14 +124,14 @@ def _strings(data: Any) -> Iterator[str]:
 def mark_strings(data: Any, apply: Callable[[str], str], key: str = "") -> Any:
     """A copy of JSON-like `data` with `apply` on every user string.
 
-    Known roles and the identifiers under 'type' steer templates and stay as they are, and so do
-    keys that are identifiers.
+    Known roles, identifiers under 'type' and keys that are identifiers control templates and stay
+    unmarked.
     """
     if isinstance(data, str):
-        steering = (key == "role" and data in KNOWN_ROLES) or (
+        is_control = (key == "role" and data in KNOWN_ROLES) or (
             key == "type" and data.isidentifier()
         )
-        return data if steering else apply(data)
+        return data if is_control else apply(data)
     if isinstance(data, Mapping):
         return {
             k if k.isidentifier() else apply(k): mark_strings(v, apply, k) for k, v in data.items()
